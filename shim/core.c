@@ -12,6 +12,10 @@
 
 #define HIGH 512    /* our files live above this: programs use small numbers, select() only those to 1024 */
 
+/* For `aliquot doctor`: which layout of the page and which messages this library knows. */
+extern const uint32_t aliquot_abi_version;
+__attribute__((visibility("default"))) const uint32_t aliquot_abi_version = ALQ_VERSION;
+
 int alq_mode;
 static char directory[512];
 

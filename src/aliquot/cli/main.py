@@ -67,7 +67,7 @@ COMMANDS = (
         "cluster.explain:explain",
         "Show where Pods would go on a cluster, or every reason why they do not fit.",
     ),
-    ("doctor", "cluster.doctor:doctor", "Find problems of an installation on a cluster and say what to do."),
+    ("doctor", "cluster.doctor:doctor", "Find problems of a cluster or of this machine and say what to do."),
     ("manifests", "cluster.schedulerconfig:manifests", "Print configuration files for the cluster."),
     ("simulate", "simulate:simulate", "Measure how well the placement policies pack a trace of Pods."),
 )

@@ -137,8 +137,8 @@ def test_trial_pods_are_dry_runs_in_the_given_namespace(well: FakeCluster) -> No
 
 def test_a_cluster_that_does_not_answer_is_exit_code_2(cluster: FakeCluster) -> None:
     cluster.answer(
-        "/version", "The connection to the server localhost:8080 was refused - did you specify the right host?"
+        "/version", "The connection to the server 10.0.0.7:6443 was refused - did you specify the right host?"
     )
-    result = invoked(doctor)
+    result = invoked(doctor, "--context", "lab")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1

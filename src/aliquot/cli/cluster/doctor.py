@@ -47,6 +47,11 @@ _AS_AGENT = "The same as for `aliquot agent`"
     type=click.Choice(["seed", "2026"]),
     help="Version of qGPU's rules  [default: the scheduler's, or seed]",
 )
+@click.option(
+    "--machine",
+    is_flag=True,
+    help="Check the daemon of this machine, without Kubernetes  [default: if neither a cluster nor a kubelet is here]",
+)
 @click.option("--node/--no-node", default=None, help="Check this machine too  [default: if a kubelet is here]")
 @click.option(
     "--nodename", metavar="NAME", help="Name of its Node  [default: the agent's, $NODE_NAME, or the host's name]"
@@ -66,6 +71,7 @@ def doctor(
     lease_namespace: str | None,
     lease_name: str,
     rules: str | None,
+    machine: bool,
     node: bool | None,
     nodename: str | None,
     run_dir: Path,
@@ -75,18 +81,23 @@ def doctor(
     output: str,
     kubectl: Kubectl,
 ) -> None:
-    """Find problems of an installation on a cluster and say what to do.
+    """Find problems of a cluster or of this machine and say what to do.
 
+    On one machine: driver, NVML, shim, daemon, folders, the dashboard's port, and how each card's shares are enforced.
     On a node, as root or in the agent's container, also check the agent and what it needs of the host. Nothing is
     changed: trial Pods use --dry-run=server. Exit code 0 if nothing is wrong, 1 with findings, 2 if neither the cluster
     nor the node can be read.
+
+    \b
+    aliquot doctor                 # of the cluster that kubectl reaches; without one, of this machine
+    aliquot doctor --machine
     """
     here = os.path.isdir(kubelet_dir / "device-plugins") if node is None else node
     places = Places(run_dir, dbfile, kubelet_dir, cdi_dir) if here else None
     cluster = _Cluster(
         kubectl, namespace, lease_namespace or default_location().namespace, lease_name, lease_namespace is None
     )
-    findings = grouped(_diagnosed(cluster, rules, places, nodename))
+    findings = grouped(_of_machine() if machine else _diagnosed(cluster, rules, places, nodename))
     wrong = sum(finding.level in (Level.FINDING, Level.UNKNOWN) for finding in findings)
     if output == "json":
         import msgspec
@@ -113,13 +124,31 @@ def _diagnosed(cluster: _Cluster, rules: str | None, places: Places | None, node
             cluster.lease_namespace = cluster.location.namespace
         yield from _examine(cluster, rules)
     except KubectlError as error:
+        if places is None and _names_no_cluster(cluster.kubectl):
+            yield from _of_machine()
+            return
         if places is None:
-            raise InputError(str(error)) from error
+            raise InputError(f"{error}; to check only this machine: aliquot doctor --machine") from error
         unseen = error
     if places is not None:
         from aliquot.services.doctor.site import look
 
         yield from _of_node(look(places, node_name), cluster.kubectl, unseen, rules)
+
+
+def _names_no_cluster(kubectl: Kubectl) -> bool:
+    """Whether nothing says that a cluster is meant."""
+    files = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    return not in_pod and not kubectl.flags and not any(map(os.path.exists, files.split(":")))
+
+
+def _of_machine() -> Iterator[Finding]:
+    from aliquot.adapters.host.home import homes
+    from aliquot.services.doctor.machine import machine_findings
+    from aliquot.services.doctor.machinesite import look
+
+    yield from machine_findings(look(homes()))
 
 
 # --- asking --------------------------------------------------------------------------------------------------------
