@@ -310,6 +310,22 @@ def test_after_410_reflector_lists_and_reports_only_differences(in_stream: bool)
     play(scene, before=three)
 
 
+@pytest.mark.parametrize(
+    ("raw", "token"),
+    [
+        (b'{"kind":"PodList","metadata":{"resourceVersion":"7","continue":"abc"},"items":[{"spec":{}}]}', "abc"),
+        (b'{"metadata":{"resourceVersion":"7"},"items":[{"metadata":{"continue":"abc"}}]}', ""),
+        (b'{"items":[],"metadata":{"continue":"abc"}}', ""),
+        (b'{"metadata":{"continue":7},"items":[]}', ""),
+        (b'{"metadata":', ""),
+        (b"", ""),
+    ],
+    ids=["another page", "the last", "another order", "another type", "half", "empty"],
+)
+def test_the_next_page_is_known_from_the_beginning_of_this_one(raw: bytes, token: str) -> None:
+    assert module.next_page(raw) == token
+
+
 def test_a_relist_is_read_in_smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_NEXT_PAGE", 1)
 

@@ -1,6 +1,6 @@
 """Follows a collection of the API server: list, watch, resume, relist and compare.
 
-    list    in pages; the next one is requested while this one is decoded
+    list    in pages; the next one is requested before this one is decoded
     watch   from the list's version on, with bookmarks, so that a broken watch resumes where it stood
     410     the version is too old to resume: list again, and report only what differs from what was reported before
     else    wait, longer each time and never all clients at once, and resume
@@ -61,6 +61,14 @@ class _ListMeta(msgspec.Struct, rename="camel"):
     continue_: str = msgspec.field(name="continue", default="")
 
 
+class _ListHead(msgspec.Struct):
+    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
+
+
+_ITEMS, _LONGEST_HEAD = b'"items":[', 8192
+_read_head = msgspec.json.Decoder(_ListHead).decode
+
+
 class _Version(msgspec.Struct, rename="camel"):
     resource_version: str = ""
 
@@ -88,6 +96,18 @@ def key_of(item: Item) -> str:
 def _newer(version: str, than: str) -> bool:
     """Whether the one resourceVersion is of later than the other; both count the writes of the whole cluster."""
     return version.isdigit() and (not than.isdigit() or int(version) > int(than))
+
+
+def next_page(raw: bytes) -> str:
+    """The token of the page after this one, from its beginning; empty if there is none, or its form is another.
+
+    An API server writes `metadata` before `items`.
+    """
+    end = raw.find(_ITEMS, 0, _LONGEST_HEAD)
+    try:
+        return _read_head(raw[:end] + b'"items":[]}').metadata.continue_ if end > 0 else ""
+    except msgspec.MsgspecError:
+        return ""
 
 
 class Reflector(Generic[T]):
@@ -243,9 +263,12 @@ class Reflector(Generic[T]):
         try:
             while coming is not None:
                 raw = await coming
+                more = next_page(raw)
+                coming = self._ask_page(more) if more else None
+                await asyncio.sleep(0)  # it is sent now: the API server works on it while we decode
                 page = self._page.decode(raw)
                 version, more = page.metadata.resource_version or version, page.metadata.continue_
-                coming = self._ask_page(more) if more else None
+                coming = self._ask_page(more) if more and coming is None else coming
                 yield version, page.items
         finally:
             if coming is not None:
