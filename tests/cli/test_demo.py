@@ -224,6 +224,20 @@ def test_plain_demo_prints_shares_while_it_measures(capsys: pytest.CaptureFixtur
     assert printed[0].endswith(": alpha 50%, beta 0%")
 
 
+def test_plain_demo_prints_the_time_while_something_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    out = PlainOutput(clock=lambda: now)
+    for tenth in range(80):
+        now = tenth / 10
+        out.print_time()
+    assert capsys.readouterr().out.split() == ["3", "s", "...", "5", "s", "..."]
+    out.finish()  # a demo that stays prints no more of it
+    now = 100.0
+    out.print_time()
+    out.show([Row("alpha", "quota 50%", 0.5)])
+    assert capsys.readouterr().out == ""
+
+
 def test_demo_pods_get_reduced_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     sandbox, asked = Sandbox(folder), dict[str, Any]()

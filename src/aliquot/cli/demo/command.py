@@ -67,11 +67,11 @@ def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, 
     with _terminated(), contextlib.ExitStack() as held:
         spec, line = choose(simulate, _find, held)
         with sandboxed() as sandbox, contextlib.ExitStack() as shown:
-            out = (
-                shown.enter_context(console.live_output(seconds))
-                if lively
-                else console.PlainOutput(err=output == "json")
-            )
+            out: console.Output
+            if lively:
+                out = shown.enter_context(console.live_output(seconds))
+            else:
+                out = shown.enter_context(console.plain_output(err=output == "json"))
             console.paragraph(out, line)
             console.paragraph(out, "Starting a daemon of its own; the demo leaves nothing behind.")
             sandbox.up(spec)

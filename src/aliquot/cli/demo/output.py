@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from aliquot.cli.tables import bar, printable, table
 WIDTH = 80
 _BAR = 30
 _INDENT = "     "
-_QUIET = 2.5  # seconds
+_QUIET, _SILENT, _TICK = 2.4, 2.7, 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class PlainOutput:
     def __init__(self, *, err: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._err, self._clock = err, clock
         self._began = self._printed = clock()
+        self._finished = False
 
     def line(self, *parts: Part) -> None:
         click.echo("".join(_text(part) for part in parts), err=self._err)
@@ -109,12 +111,36 @@ class PlainOutput:
 
     def show(self, rows: Sequence[Row]) -> None:
         """A line of shares where nothing else was printed for a while: a measurement takes many seconds."""
-        if rows and self._clock() - self._printed >= _QUIET:
+        if rows and not self._finished and self._clock() - self._printed >= _QUIET:
             shares = ", ".join(f"{printable(row.name)} {row.share or 0.0:.0%}" for row in rows)
             note(self, f"{self._clock() - self._began:.0f} s: {shares}", 1)
 
     def finish(self) -> None:
-        """There is none to remove."""
+        """From now on only lines."""
+        self._finished = True
+
+    def print_time(self) -> None:
+        """Where nothing was printed for longer than `show` would let pass: something starts or ends."""
+        if not self._finished and self._clock() - self._printed >= _SILENT:
+            self.line(f"{_INDENT}  {self._clock() - self._began:.0f} s ...")
+
+
+@contextlib.contextmanager
+def plain_output(*, err: bool) -> Iterator[PlainOutput]:
+    """Never silent for more than three seconds."""
+    out, over = PlainOutput(err=err), threading.Event()
+
+    def tick() -> None:
+        while not over.wait(_TICK):
+            out.print_time()
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        yield out
+    finally:
+        over.set()
+        ticker.join()
 
 
 class LiveOutput:
