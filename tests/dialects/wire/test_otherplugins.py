@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import (
+    DEPLOY,
     SHARE,
     CardIds,
     Drivers,
     SliceObject,
+    hand_out,
     is_other_resource,
     may_label,
     other_resources,
@@ -60,11 +62,29 @@ def test_own_and_unrelated_resources_are_no_other_plugin(resource: str) -> None:
     assert may_label(node(**of(resource, "2")))
 
 
-def test_zero_left_behind_is_no_offer_but_no_reason_to_label_either() -> None:
-    """The kubelet writes 0 after a plugin was removed, and also while it restarts."""
-    assert serving_others(node(**of(GPU, "0"))) == ()
-    assert not may_label(node(**of(GPU, "0")))
+@pytest.mark.parametrize("resource", [GPU, "nvidia.com/mig-1g.10gb", "volcano.sh/vgpu-number"])
+def test_amount_of_zero_keeps_the_node_closed(resource: str) -> None:
+    """The kubelet writes it after a plugin was removed, and also while it restarts."""
+    others = serving_others(node(**of(resource, "0")))
+    assert others == (f"{resource} (0 now)",)
+    assert hand_out(others) == f"another device plugin registered {resource} (0 now) and may hand out its cards again"
+    assert serving_others(node({SHARE: "true"}, **of(resource, "0"))) == ()
+    assert not may_label(node(**of(resource, "0")))
     assert may_label(node())
+
+
+def test_zero_is_no_offer_once_the_gpu_operator_runs_no_plugin_there() -> None:
+    switched_off = {DEPLOY: "false"}
+    assert serving_others(node(switched_off, **of(GPU, "0"))) == ()
+    assert serving_others(node(switched_off, **of(GPU, "2"))) == (GPU,), "it has not ended yet"
+    assert serving_others(node(switched_off, **of("volcano.sh/vgpu-number", "0"))) != ()
+    assert serving_others(node({DEPLOY: "true"}, **of(GPU, "0"))) != ()
+    assert not may_label(node(switched_off, **of(GPU, "0"))), "whether to share the cards is the owner's decision"
+
+
+@given(amounts=st.lists(st.sampled_from(["0", "1", "8", "many"]), min_size=1))
+def test_node_of_another_plugin_stays_closed_whatever_amounts_follow(amounts: list[str]) -> None:
+    assert all(serving_others(node(**of(GPU, amount))) for amount in amounts)
 
 
 def test_amount_that_cannot_be_read_counts_as_an_offer() -> None:

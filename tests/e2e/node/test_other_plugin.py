@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects.wire.otherplugins import SHARE
+from aliquot.dialects.wire.otherplugins import DEPLOY, SHARE
 from simgpu import faults
 from testbed import holdings, objects
 from testbed.cards import QCORE, QMEM
@@ -60,6 +60,7 @@ def _said(doctor: Doctor) -> list[dict[str, Any]]:
 def node(fleet: Fleet) -> Iterator[RealNode]:
     """A node on which another plugin advertises the first two of four cards, and a Pod holds both."""
     node = fleet.nodes[0]
+    fleet.wired.label_node(node.name, {DEPLOY: None})
     program = start_other_plugin(node, [card["uuid"] for card in _cards(node)[:2]])
     try:
         wait_until(lambda: _capacity(node) == "2", PATIENCE, "the other plugin advertises", saw=program.tail)
@@ -67,7 +68,7 @@ def node(fleet: Fleet) -> Iterator[RealNode]:
         wait_running(fleet, ["theirs"], PATIENCE)
         yield node
     finally:
-        fleet.wired.label_node(node.name, {SHARE: None})
+        fleet.wired.label_node(node.name, {SHARE: None, DEPLOY: "false"})  # its 0 stays, and means no more from here on
         program.stop()
         wait_until(lambda: _capacity(node) == "0", PATIENCE, "the other plugin is gone")
 
@@ -78,6 +79,19 @@ def test_node_of_another_plugin_is_not_labelled(fleet: Fleet, node: RealNode) ->
         fleet.label(labelled.name, {})
     wait_until(lambda: ENABLE in _labels(other), PATIENCE, "the node without another plugin is labelled")
     assert ENABLE not in _labels(node)
+
+
+def test_node_of_another_plugin_stays_closed_after_a_restart_of_the_kubelet(fleet: Fleet, node: RealNode) -> None:
+    node.restart_kubelet()
+    wait_until(lambda: _capacity(node) == "0", PATIENCE, "the kubelet does not know the plugin any more")
+    fleet.create(_ours(node, "ours"))
+    wait_until(
+        lambda: "(aliquot:other-plugin)" in _why_waits(fleet, "ours"),
+        PATIENCE,
+        "it says why it waits",
+        saw=lambda: _why_waits(fleet, "ours"),
+    )
+    assert fleet.node_of("ours") is None
 
 
 def test_cards_of_another_plugin_are_used_only_after_the_owner_opted_in_and_never_twice(

@@ -29,8 +29,11 @@ SLICE = {
 }
 
 
-def a_gpu_node(labels: dict[str, str] | None = None, gpus: str = "2", withheld: tuple[str, ...] = ("", "")) -> Json:
-    node = a_node("n1", 16, 16, labels={**QGPU, **(labels or {})}, capacity={GPU: gpus, QGPU_MEMORY: "32"})
+def a_gpu_node(
+    labels: dict[str, str] | None = None, gpus: str | None = "2", withheld: tuple[str, ...] = ("", "")
+) -> Json:
+    capacity = {QGPU_MEMORY: "32"} if gpus is None else {GPU: gpus, QGPU_MEMORY: "32"}
+    node = a_node("n1", 16, 16, labels={**QGPU, **(labels or {})}, capacity=capacity)
     cards = json.loads(node["metadata"]["annotations"]["aliquot.dev/inventory"])
     for card, why in zip(cards["cards"], withheld, strict=True):
         card["withheld"] = why
@@ -64,7 +67,7 @@ def test_node_of_another_plugin_is_a_finding_with_the_commands() -> None:
 
 
 def test_node_of_a_dra_driver_is_a_finding() -> None:
-    (finding,) = findings(a_gpu_node(gpus="0"), SLICE)
+    (finding,) = findings(a_gpu_node(gpus=None), SLICE)
     assert "DRA driver gpu.nvidia.com" in finding.what
 
 
@@ -118,7 +121,7 @@ def test_views_read_resource_slices_by_kubectl(cluster: FakeCluster) -> None:
     slices = {key: value for key, value in SLICE.items() if key != "kind"}
     versions = {"versions": [{"version": "v1"}, {"version": "v1beta1"}]}
     paths = {"/apis/resource.k8s.io": versions, "/apis/resource.k8s.io/v1/resourceslices": [slices]}
-    cluster.show(a_gpu_node(gpus="0"), **paths)
+    cluster.show(a_gpu_node(gpus=None), **paths)
     assert "offers nothing: DRA driver gpu.nvidia.com" in invoked(aliquot).output
     cluster.answer("/apis/resource.k8s.io/v1/resourceslices", "Error from server (Forbidden): no")
     assert "offers nothing" not in invoked(aliquot).output

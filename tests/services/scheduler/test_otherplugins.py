@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from aliquot.adapters.kubernetes.kube import Kube, Server
-from aliquot.dialects.wire.otherplugins import SHARE, SliceObject
+from aliquot.dialects.wire.otherplugins import DEPLOY, SHARE, SliceObject
 from aliquot.model.reason import Reason
 from aliquot.model.refusal import Refusal
 from aliquot.services.scheduler.cluster import Cluster, Placed
@@ -46,6 +46,8 @@ def test_node_of_another_plugin_offers_nothing_until_its_owner_opts_in() -> None
     cluster.set_node(live_node(labels=OPTED_IN, **gpus(2)))
     assert reasons(cluster) == []
     cluster.set_node(live_node(**gpus(0)))
+    assert reasons(cluster) == [Reason.OTHER_PLUGIN], "the kubelet restarts, or the plugin was removed"
+    cluster.set_node(live_node(labels={**ALL, DEPLOY: "false"}, **gpus(0)))
     assert reasons(cluster) == []
 
 

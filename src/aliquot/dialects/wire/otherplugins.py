@@ -4,8 +4,9 @@
     DRA driver      a ResourceSlice with NVIDIA cards: gpu.nvidia.com
 
 Such a node offers nothing until its owner opts in by the label `SHARE`: two programs that do not know each other would
-give one card away twice. An amount of 0 is no offer: the kubelet writes it after a plugin was removed. But it writes it
-also while it restarts, so such a node gets no label automatically either.
+give one card away twice. An amount of 0 counts too: the kubelet writes it after a plugin was removed, and keeps it, but
+also while it restarts, before the plugin registers again. It does not count where the GPU Operator's label says that
+NVIDIA's plugin is switched off.
 
 Our own agent registers none of these names (wire/advertising.py).
 """
@@ -23,6 +24,7 @@ from aliquot.dialects.wire.objects import Amounts, Metadata, NodeObject
 from aliquot.model.quantity import QuantityError, parse_quantity
 
 SHARE = "aliquot.dev/share-cards-with-other-plugins"  # label of a Node; "true": its owner lets us share the cards
+DEPLOY = "nvidia.com/gpu.deploy.device-plugin"  # label of a Node; "false": the GPU Operator runs no plugin there
 
 # NVIDIA's plugin, also renamed and shared (gpu.shared); HAMi (gpumem, gpucores); Volcano; Koordinator; Tencent's
 # gpu-manager; 4paradigm; AWS.
@@ -37,6 +39,8 @@ _PREFIXES = (
     "4pd.io/vgpu",
     "k8s.amazonaws.com/vgpu",
 )
+_OF_NVIDIA = "nvidia.com/"
+_NONE_NOW = " (0 now)"
 _DRIVERS = frozenset({"gpu.nvidia.com", "hami-core-gpu.project-hami.io"})
 _UUIDS = ("GPU-", "MIG-")  # how NVIDIA names cards and their parts
 
@@ -55,9 +59,19 @@ def opted_in(labels: Mapping[str, str] | None) -> bool:
 
 
 def other_resources(node: NodeObject) -> tuple[str, ...]:
-    """The resources of other plugins that the node advertises now, sorted."""
-    found = {name for amounts in _sides(node) for name in _others_among(tuple(amounts)) if _some(amounts[name])}
-    return tuple(sorted(found)) if found else ()
+    """The resources of other plugins on the node, sorted, with a remark on those of which it has 0 now."""
+    found: dict[str, bool] = {}
+    for amounts in _sides(node):
+        for name in _others_among(tuple(amounts)):
+            found[name] = found.get(name, False) or _some(amounts[name])
+    if not found:
+        return ()
+    switched_off = (node.metadata.labels or {}).get(DEPLOY) == "false"
+    return tuple(
+        name if some else f"{name}{_NONE_NOW}"
+        for name, some in sorted(found.items())
+        if some or not (switched_off and name.startswith(_OF_NVIDIA))
+    )
 
 
 def mentions_others(node: NodeObject) -> bool:
@@ -100,7 +114,10 @@ def _some(amount: object) -> bool:
 
 def hand_out(others: Iterable[str]) -> str:
     """Who hands out a node's cards beside us, in words."""
-    return f"{', '.join(others)} of another device plugin or driver hands out its cards"
+    names = tuple(others)
+    if all(name.endswith(_NONE_NOW) for name in names):
+        return f"another device plugin registered {', '.join(names)} and may hand out its cards again"
+    return f"{', '.join(names)} of another device plugin or driver hands out its cards"
 
 
 def share_command(node: str) -> str:
@@ -110,7 +127,7 @@ def share_command(node: str) -> str:
 
 def switch_off_command(node: str) -> str:
     """The command that ends NVIDIA's device plugin of the GPU Operator on the node."""
-    return f"kubectl label node {node} --overwrite nvidia.com/gpu.deploy.device-plugin=false"
+    return f"kubectl label node {node} --overwrite {DEPLOY}=false"
 
 
 # --- DRA drivers -----------------------------------------------------------------------------------------------------
