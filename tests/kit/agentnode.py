@@ -33,6 +33,7 @@ from aliquot.dialects import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.admission import env_annotation
 from aliquot.dialects.wire.cdi import parse_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
+from aliquot.dialects.wire.otherplugins import GROUP
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.edits import Edits, Mount, Spec
@@ -171,6 +172,7 @@ class Api:
         self.away = False
         self.late: Callable[[], None] = lambda: None  # runs after a GET was answered, before the agent has the answer
         self.gets = 0
+        self.slices: list[Json] | None = None  # ResourceSlices of the node; None: the cluster serves none
         self._version = itertools.count(100)
 
     def put(self, pod: Json) -> None:
@@ -184,10 +186,15 @@ class Api:
         pod["metadata"]["resourceVersion"] = str(next(self._version))
         self.unsent.append({"type": kind, "object": json.loads(json.dumps(pod))})
 
-    async def get(self, path: str, **given: Any) -> PodObject:
+    async def get(self, path: str, **given: Any) -> Any:
         self.gets += 1
         if self.away:
             raise Unreachable("connection refused")
+        if path.startswith(GROUP) and self.slices is not None:
+            if path == GROUP:
+                return {"versions": [{"version": "v1alpha3"}, {"version": "v1"}]}
+            assert (path, given["params"]) == (f"{GROUP}/v1/resourceslices", {"fieldSelector": f"spec.nodeName={NODE}"})
+            return {"items": self.slices}
         namespace, _, name = path.split("/")[-3:]
         pod = self.pods.get(f"{namespace}/{name}")
         if pod is None:

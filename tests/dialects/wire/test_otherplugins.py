@@ -16,6 +16,7 @@ from aliquot.dialects.wire.otherplugins import (
     CardIds,
     Drivers,
     SliceObject,
+    device_uuids,
     hand_out,
     is_other_resource,
     may_label,
@@ -177,9 +178,22 @@ def test_drivers_by_node_are_those_of_the_slices_there_are(steps: list[tuple[str
         assert list(drivers.on(node_name, {})) == wanted
 
 
+def test_devices_of_slices_have_their_uuids() -> None:
+    beta = {"name": "part", "basic": {"attributes": {"uuid": {"string": "MIG-1"}, "parentUUID": {"string": UUIDS[1]}}}}
+    found = device_uuids([a_slice(), a_slice(devices=[beta, {"name": "none"}])])
+    driver = "gpu.nvidia.com"
+    assert found == {(driver, "gpu-0"): UUIDS[0], (driver, "part"): f"{UUIDS[1]} MIG-1", (driver, "none"): ""}
+    ids = CardIds({UUIDS[0]: 0, UUIDS[1]: 1}, {}, frozenset(), found)
+    for name, cards in (("gpu-0", {UUIDS[0]}), ("part", {UUIDS[1]}), ("none", {*UUIDS}), ("0", {*UUIDS})):
+        assert ids.cards(f"DRA driver {driver}", name) == cards
+    assert ids.cards("DRA driver dra.net", "gpu-0") == frozenset()
+
+
 @given(anything)
 def test_anything_instead_of_slices_is_left_out(value: object) -> None:
-    read_slices([value, {"metadata": {"name": "s"}, "spec": value}]).on("n1", {})
+    objects = [value, {"metadata": {"name": "s"}, "spec": value}]
+    read_slices(objects).on("n1", {})
+    device_uuids(objects)
 
 
 # Device IDs.

@@ -282,6 +282,7 @@ APPLY = "application/apply-patch+yaml"
         ("agent", "delete pods", False),
         ("agent", "patch nodes", False),
         ("agent", "patch nodes/status", True),
+        ("agent", "list resourceslices", True),
         ("agent", "get configmaps", False),
         ("agent", "get leases", False),
     ],

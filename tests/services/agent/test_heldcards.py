@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from aliquot.services.agent.deviceplugins import Refused
-from aliquot.services.agent.heldcards import HeldCards
+from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
 from kit.agentnode import CARDS, AgentNode, Json, a_qgpu_pod, play
 from kit.manifests import QGPU_CORE, a_container, a_pod
 
 GPU = "nvidia.com/gpu"
+DRA = "DRA driver gpu.nvidia.com"
 HELD = "Pod default/theirs holds it by nvidia.com/gpu"
 
 
@@ -41,6 +42,7 @@ def theirs(agent_node: AgentNode, *devices: str, resource: str = GPU, role: str 
 def held(agent_node: AgentNode, **more: Any) -> HeldCards:
     agent = agent_node.agent
     settings: dict[str, Any] = {"minors": {}, "beside_others": lambda: True, "clock": Clock(), **more}
+    settings.setdefault("claimed", ClaimedDevices(agent_node.agent.kube, "n1", clock=settings["clock"]))
     return HeldCards(agent_node.kubelet, agent.pod_cache, lambda: agent_node.health.cards, **settings)
 
 
@@ -61,9 +63,65 @@ def test_device_that_cannot_be_matched_withholds_all_cards(agent_node: AgentNode
     assert why(agent_node) == {"GPU-0": HELD, "GPU-1": HELD}
 
 
-def test_claim_of_a_dra_driver_without_uuid_withholds_all_cards(agent_node: AgentNode) -> None:
-    theirs(agent_node, "gpu-1", resource="DRA driver gpu.nvidia.com")
+def a_device(name: str, **strings: str) -> Json:
+    return {"name": name, "attributes": {key: {"string": value} for key, value in strings.items()}}
+
+
+def publish(agent_node: AgentNode, *devices: Json) -> None:
+    """A DRA driver publishes these devices."""
+    agent_node.api.slices = [{"metadata": {"name": "s"}, "spec": {"driver": "gpu.nvidia.com", "devices": devices}}]
+
+
+def test_claim_of_a_dra_driver_holds_the_cards_it_names(agent_node: AgentNode) -> None:
+    publish(agent_node, a_device("gpu-0", uuid="GPU-0"), a_device("gpu-1", type="gpu", uuid="GPU-1"))
+    theirs(agent_node, "gpu-1", resource=DRA)
+    assert why(agent_node) == {"GPU-1": f"Pod default/theirs holds it by {DRA}"}
+
+
+def test_claim_of_a_part_of_a_card_holds_its_card(agent_node: AgentNode) -> None:
+    publish(agent_node, a_device("gpu-0-mig-9-4-4", uuid="MIG-2222", parentUUID="GPU-0"))
+    theirs(agent_node, "gpu-0-mig-9-4-4", resource=DRA)
+    assert set(why(agent_node)) == {"GPU-0"}
+
+
+@pytest.mark.parametrize("attributes", [None, {}, {"uuid": "GPU-9"}, {"uuid": "other"}])
+def test_claim_of_a_dra_driver_without_known_uuid_withholds_all_cards(
+    agent_node: AgentNode, attributes: dict[str, str] | None
+) -> None:
+    if attributes is not None:
+        publish(agent_node, a_device("gpu-0", uuid="GPU-0"), a_device("gpu-1", **attributes))
+    theirs(agent_node, "gpu-1", resource=DRA)
     assert set(why(agent_node)) == {"GPU-0", "GPU-1"}
+
+
+def test_resource_slices_are_read_only_for_unknown_names_and_seldom(agent_node: AgentNode) -> None:
+    clock = Clock()
+    found = held(agent_node, clock=clock)
+
+    def later(seconds: float) -> int:
+        """How often the API server is asked then."""
+        clock.now += seconds
+        before = agent_node.api.gets
+        play(found.refresh())
+        return agent_node.api.gets - before
+
+    assert later(20) == 0, "no claim is held"
+    theirs(agent_node, "gpu-1", resource=DRA)
+    agent_node.api.away = True
+    assert later(20) == 1
+    assert set(found.why) == {"GPU-0", "GPU-1"}
+    assert later(3) == 0
+    agent_node.api.away = False
+    publish(agent_node, a_device("gpu-1", uuid="GPU-1"))
+    assert later(10) == 2
+    assert set(found.why) == {"GPU-1"}
+    assert later(20) == 0
+    assert set(found.why) == {"GPU-1"}
+    theirs(agent_node, "gpu-1", "gpu-7", resource=DRA)
+    assert later(20) == 2
+    assert set(found.why) == {"GPU-0", "GPU-1"}
+    assert later(20) == 0, "no slice has gpu-7"
+    assert later(600) == 2
 
 
 def test_init_container_of_another_plugins_pod_holds_its_card(agent_node: AgentNode) -> None:

@@ -13,8 +13,9 @@ Our own agent registers none of these names (wire/advertising.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -44,13 +45,14 @@ _NONE_NOW = " (0 now)"
 _DRIVERS = frozenset({"gpu.nvidia.com", "hami-core-gpu.project-hami.io"})
 _UUIDS = ("GPU-", "MIG-")  # how NVIDIA names cards and their parts
 
+DRIVER = "DRA driver "  # before its name, in place of a resource; as in adapters/kubelet/podresources.py
 GROUP = "/apis/resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")  # of ResourceSlices, the newest first
 
 
 def is_other_resource(name: str) -> bool:
     """Whether another product's plugin hands out NVIDIA cards by this resource."""
-    return name.startswith(_PREFIXES) or name.removeprefix("DRA driver ") in _DRIVERS
+    return name.startswith(_PREFIXES) or name.removeprefix(DRIVER) in _DRIVERS
 
 
 def opted_in(labels: Mapping[str, str] | None) -> bool:
@@ -86,7 +88,7 @@ def serving_others(node: NodeObject, drivers: Iterable[str] = ()) -> tuple[str, 
 
 def others_of(resources: tuple[str, ...] | None, drivers: Iterable[str]) -> tuple[str, ...]:
     """The same, by the node's resources of others; None: its owner has opted in."""
-    return () if resources is None else (*resources, *(f"DRA driver {driver}" for driver in drivers))
+    return () if resources is None else (*resources, *(f"{DRIVER}{driver}" for driver in drivers))
 
 
 def may_label(node: NodeObject, drivers: Iterable[str] = ()) -> bool:
@@ -142,6 +144,7 @@ class _Basic(msgspec.Struct, gc=False):
 
 
 class _Device(msgspec.Struct, rename="camel", gc=False):
+    name: str = ""
     attributes: dict[str, _Attribute] | None = None
     basic: _Basic | None = None  # v1beta1 has the attributes in here
     node_name: str | None = None
@@ -193,8 +196,14 @@ class SliceObject(msgspec.Struct, gc=False):
 
 
 def _is_card(device: _Device) -> bool:
+    return any(True for _ in _uuids_of(device))
+
+
+def _uuids_of(device: _Device) -> Iterator[str]:
+    """Those of a card; of a part of a card, perhaps the card's too."""
     attributes = device.attributes or (device.basic.attributes if device.basic else None) or {}
-    return any((attribute.string or "").startswith(_UUIDS) for attribute in attributes.values())
+    strings = (attribute.string or "" for attribute in attributes.values())
+    return (string for string in strings if string.startswith(_UUIDS))
 
 
 class Drivers:
@@ -239,14 +248,36 @@ class Drivers:
 
 
 def read_slices(objects: Iterable[object]) -> Drivers:
-    """The drivers of these ResourceSlices, as JSON. What cannot be read is left out: it is no slice."""
+    """The drivers of these ResourceSlices, as JSON."""
     drivers = Drivers()
+    for item in _slices(objects):
+        drivers.put(item)
+    return drivers
+
+
+def device_uuids(objects: Iterable[object]) -> dict[tuple[str, str], str]:
+    """By driver and name, the UUIDs of the devices in these ResourceSlices, as JSON: for CardIds. Two devices of one
+    name, in different pools, count as one."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for item in _slices(objects):
+        for device in item.spec.devices or ():
+            found.setdefault((item.spec.driver, device.name), set()).update(_uuids_of(device))
+    return {device: " ".join(sorted(uuids)) for device, uuids in found.items()}
+
+
+def served_version(group: Any) -> str | None:
+    """The newest version of ResourceSlices that the API server serves, by its answer about `GROUP`."""
+    served = {version.get("version") for version in group.get("versions") or ()}
+    return next((version for version in VERSIONS if version in served), None)
+
+
+def _slices(objects: Iterable[object]) -> Iterator[SliceObject]:
+    """What cannot be read is left out: it is no slice."""
     for obj in objects:
         try:
-            drivers.put(msgspec.convert(obj, SliceObject))
+            yield msgspec.convert(obj, SliceObject)
         except (msgspec.ValidationError, RecursionError, UnicodeError):
             continue
-    return drivers
 
 
 # --- the IDs of devices ----------------------------------------------------------------------------------------------
@@ -258,17 +289,27 @@ class CardIds:
     GPU-<uuid> (NVIDIA), GPU-<uuid>::0 (its time-slicing and MPS), GPU-<uuid>-0 (HAMi, Volcano), MIG-GPU-<uuid>/1/0 (MIG
     before driver 470) contain a card's UUID. MIG-<uuid> is a part of a card in MIG mode, which is not offered anyway.
     "0" (NVIDIA's on Tegra, and others) is the card's number. nvidia0 (GKE) is the number of its device file.
+    A device of a DRA driver has a name that says nothing: `uuids` has its UUIDs.
     """
 
-    def __init__(self, numbers: Mapping[str, int], minors: Mapping[str, int], mig: frozenset[str]) -> None:
+    def __init__(
+        self,
+        numbers: Mapping[str, int],
+        minors: Mapping[str, int],
+        mig: frozenset[str],
+        uuids: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    ) -> None:
         """By UUID: the cards' numbers and those of their device files, where known; and the cards in MIG mode."""
         self._uuids = tuple(numbers)
         self._by_number = {str(number): uuid for uuid, number in numbers.items()}
         self._by_file = {f"nvidia{minor}": uuid for uuid, minor in minors.items()}
         self._mig = mig
+        self._of_drivers = uuids
 
     def cards(self, resource: str, device: str) -> frozenset[str]:
         """The UUIDs of the cards that this device may be on: all where that cannot be known."""
+        if resource.startswith(DRIVER):
+            device = self._of_drivers.get((resource.removeprefix(DRIVER), device), "")
         named = frozenset(uuid for uuid in self._uuids if uuid in device)
         if named or not is_other_resource(resource):
             return named

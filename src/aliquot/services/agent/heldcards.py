@@ -2,20 +2,22 @@
 
 The kubelet is asked every two seconds where another plugin serves the node, seldom elsewhere, and before each container
 starts. PodResources does not list ordinary init containers, and lists Pods that have ended: therefore we also read the
-checkpoint and the API server's Pods. A device that cannot be matched to a card withholds all cards.
+checkpoint and the API server's Pods. Claims of DRA drivers hold devices by names (ClaimedDevices). A device that
+cannot be matched to a card withholds all cards.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.checkpoint import Entry
 from aliquot.adapters.kubelet.podresources import Holder
+from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.wire.objects import PodObject
-from aliquot.dialects.wire.otherplugins import CardIds
+from aliquot.dialects.wire.otherplugins import DRIVER, GROUP, CardIds, device_uuids, served_version
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from aliquot.model.device import Card
 
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _INTERVAL = 2.0  # seconds between two calls where another plugin serves the node ...
 _SELDOM = 10.0  # ... and where none is known
+_READ = 10.0  # seconds between two readings of ResourceSlices for a new name ...
+_SELDOM_READ = 600.0  # ... and for names that they did not explain
 _UNKNOWN = "the kubelet does not say which cards Pods of other device plugins hold"
 
 
@@ -40,6 +44,40 @@ class Pods(Protocol):
     def by_uid(self, uid: str) -> PodObject | None: ...
 
 
+class ClaimedDevices:
+    """The cards behind the names by which DRA claims hold devices: the node's ResourceSlices have their UUIDs.
+
+    They are read when a name is held that is not known: seldom, and never on a node without DRA claims. `uuids` is by
+    driver and name; "" for a device without UUID, and for one that no slice of the node has.
+    """
+
+    def __init__(self, kube: Kube, node: str, *, clock: Callable[[], float]) -> None:
+        self.uuids: Mapping[tuple[str, str], str] = {}
+        self._kube, self._node, self._clock = kube, node, clock
+        self._asked, self._problem = float("-inf"), ""
+
+    async def learn(self, devices: Collection[tuple[str, str]]) -> None:
+        """Read the ResourceSlices if one of these is not known. If that fails, it stays unknown."""
+        now, unknown = self._clock(), [device for device in devices if not self.uuids.get(device)]
+        interval = _SELDOM_READ if self.uuids.keys() >= set(unknown) else _READ
+        if not unknown or now - self._asked < interval:
+            return
+        self._asked = now
+        try:
+            version = served_version(await self._kube.get(GROUP))
+            if version is None:
+                return
+            params = {"fieldSelector": f"spec.nodeName={self._node}"}
+            found = await self._kube.get(f"{GROUP}/{version}/resourceslices", params=params)
+        except (ApiError, Unreachable) as error:
+            fix = "the account needs list on resourceslices (resource.k8s.io); until then all cards count as held"
+            if str(error) != self._problem:
+                log.warning("claimed_devices_unknown", extra={"data": {"why": str(error), "fix": fix}})
+            self._problem = str(error)
+            return
+        self.uuids = {**dict.fromkeys(devices, ""), **device_uuids(found.get("items") or ())}
+
+
 class HeldCards:
     """See the head of the file. `why` has the reason of each card that is held, by UUID."""
 
@@ -51,11 +89,12 @@ class HeldCards:
         *,
         minors: Mapping[str, int],  # numbers of the cards' device files, by UUID
         beside_others: Callable[[], bool],  # whether another plugin serves, or served, the node
+        claimed: ClaimedDevices,
         clock: Callable[[], float],
     ) -> None:
         self.why: Mapping[str, str] = {}
         self._kubelet, self._pods, self._cards, self._minors = kubelet, pods, cards, minors
-        self._beside_others, self._clock = beside_others, clock
+        self._beside_others, self._claimed, self._clock = beside_others, claimed, clock
         self._asked = float("-inf")
         self._answered = False
 
@@ -73,6 +112,7 @@ class HeldCards:
             if not self._answered and often:
                 self._set({card.uuid: _UNKNOWN for card in self._cards()})
             return
+        await self._claimed.learn(_of_drivers(holders))
         self.update(holders)
 
     def update(self, holders: Iterable[Holder]) -> None:
@@ -80,7 +120,7 @@ class HeldCards:
         self._answered = True
         cards = tuple(self._cards())
         mig = frozenset(card.uuid for card in cards if card.withheld)
-        ids = CardIds({card.uuid: card.index for card in cards}, self._minors, mig)
+        ids = CardIds({card.uuid: card.index for card in cards}, self._minors, mig, self._claimed.uuids)
         found: dict[str, set[str]] = {}
         for pod, resource, devices in self._devices(holders):
             for uuid in {uuid for device in devices for uuid in ids.cards(resource, device)}:
@@ -106,6 +146,17 @@ class HeldCards:
             pod = self._pods.by_uid(entry.pod_uid) if entry.resource not in RESOURCES else None
             if pod is not None and not pod.finished:
                 yield f"{pod.metadata.namespace}/{pod.metadata.name}", entry.resource, entry.ids
+
+
+def _of_drivers(holders: Iterable[Holder]) -> set[tuple[str, str]]:
+    """Driver and name of the devices that claims hold."""
+    held = (item for holder in holders for item in holder.devices.items())
+    return {
+        (resource.removeprefix(DRIVER), device)
+        for resource, devices in held
+        if resource.startswith(DRIVER)
+        for device in devices
+    }
 
 
 def _first(sentences: set[str]) -> str:

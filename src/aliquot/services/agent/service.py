@@ -51,7 +51,7 @@ from aliquot.services.agent.deviceholders import DeviceHolders
 from aliquot.services.agent.deviceplugins import ALLOCATE, PRESTART, Plugins, Refused, timed
 from aliquot.services.agent.foreignpods import ForeignPods
 from aliquot.services.agent.handover import hand_over
-from aliquot.services.agent.heldcards import HeldCards
+from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
 from aliquot.services.agent.http import AgentPort
 from aliquot.services.agent.injection import CdiInjector, Libraries, MountInjector, RuntimeInjector
 from aliquot.services.agent.live import AgentLive, Traced
@@ -156,6 +156,7 @@ class Agent:
             lambda: parts.health.cards,
             minors=parts.minors,
             beside_others=lambda: self.reporter.beside_others,
+            claimed=ClaimedDevices(kube, settings.node_name, clock=time.monotonic),
             clock=time.monotonic,
         )
         self.allocator = self._make_allocator()

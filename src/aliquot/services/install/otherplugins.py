@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.dialects.wire.objects import NodeObject, read_object
 from aliquot.dialects.wire.otherplugins import (
     GROUP,
     SHARE,
-    VERSIONS,
     Drivers,
     read_slices,
+    served_version,
     serving_others,
     share_command,
     switch_off_command,
@@ -46,9 +45,7 @@ async def nodes_of_others(objects: ClusterObjects) -> tuple[OtherNode, ...]:
 async def _drivers(objects: ClusterObjects) -> Drivers:
     """None are known where the cluster has no ResourceSlices, or where we may not read them."""
     try:
-        group: Any = await objects.kube.get(GROUP)
-        served = {version.get("version") for version in group.get("versions") or ()}
-        version = next((version for version in VERSIONS if version in served), None)
+        version = served_version(await objects.kube.get(GROUP))
         return read_slices([] if version is None else await objects.items(f"{GROUP}/{version}/resourceslices"))
     except ApiError as error:
         if error.status not in (403, 404):

@@ -13,7 +13,7 @@ from typing import Any
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.adapters.kubernetes.reflector import Reflector
-from aliquot.dialects.wire.otherplugins import GROUP, VERSIONS, SliceObject
+from aliquot.dialects.wire.otherplugins import GROUP, SliceObject, served_version
 from aliquot.services.scheduler.cluster import Cluster
 
 log = logging.getLogger(__name__)
@@ -72,8 +72,7 @@ class ResourceSlices:
             except Unreachable:
                 await asyncio.sleep(_RETRY)
                 continue
-            served = {version.get("version") for version in group.get("versions") or ()}
-            version = next((version for version in VERSIONS if version in served), None)
+            version = served_version(group)
             if version is None:
                 await self._without()
                 continue
