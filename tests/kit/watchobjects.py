@@ -13,7 +13,8 @@ from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.cluster import Cluster, Placed
+from kit.builders import GIB
 from kit.manifests import MEM, MIXED, SGN, WHOLE_BESIDE_QGPU, XGN, Json, a_container, a_pod
 
 ALL = {"gpushare": "true", **MIXED, **XGN, **WHOLE_BESIDE_QGPU}
@@ -107,3 +108,21 @@ def a_cluster(*nodes: NodeObject, policy: str = "binpack") -> Cluster:
     for node in nodes:
         cluster.set_node(node)
     return cluster
+
+
+def free(cluster: Cluster, node: str = "n1", card: int = 0) -> int:
+    """GiB left on the card."""
+    return int(cluster.board.room_memory[cluster.board.row_of[node], card]) // GIB
+
+
+def assumed(cluster: Cluster, pod: PodObject, node: str = "n1") -> Placed:
+    placed = cluster.assume(claim_of(cluster, pod), node)
+    assert isinstance(placed, Placed)
+    return placed
+
+
+def bound(cluster: Cluster, pod: Json, placed: Placed) -> PodObject:
+    """The Pod after the API server took the binding."""
+    node = cluster.board.node(placed.grant.node)
+    assert node is not None
+    return as_pod(bound_json(pod, placed.claim, placed.grant, node, cluster.rules))
