@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
-from kit.machine import FOREVER, Machine, eventually, paper
+from kit.machine import FOREVER, Machine, eventually
 from kit.manifests import MEM
 
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def box() -> Iterator[Machine]:
-    """One card of 24 GiB."""
-    machine = paper("1x24")
-    machine.up()
-    yield machine
-    machine.aliquot("delete", "all", "--all", "--grace", "0")
-    machine.close()
-
-
-@pytest.fixture
-def machine(box: Machine) -> Iterator[Machine]:
-    """Without a Pod, before and after."""
-    yield box
-    box.aliquot("delete", "all", "--all", "--grace", "0")
+CARDS = "1x24"  # of 24 GiB: conftest.py
 
 
 def a_pod(name: str, *command: str, gib: int = 3, **spec: Any) -> Json:

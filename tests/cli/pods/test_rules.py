@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import yaml
 
-from kit.machine import ALIQUOT, FOREVER, Machine, paper
+from kit.machine import ALIQUOT, FOREVER, Machine
 from kit.manifests import QGPU_CORE, QGPU_MEMORY
 
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def box() -> Iterator[Machine]:
-    """Three cards of 24 GiB."""
-    machine = paper("3x24")
-    machine.up()
-    yield machine
-    machine.aliquot("delete", "all", "--all", "--grace", "0")
-    machine.close()
-
-
-@pytest.fixture
-def machine(box: Machine) -> Iterator[Machine]:
-    yield box
-    box.aliquot("delete", "all", "--all", "--grace", "0")
+CARDS = "3x24"  # of 24 GiB: conftest.py
 
 
 def a_pod(name: str, limits: Json) -> Json:

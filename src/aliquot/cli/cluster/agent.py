@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from aliquot.adapters.host.home import SYSTEM_RUN, SYSTEM_STATE, Home
+from aliquot.adapters.host.home import SYSTEM_STATE, Home
 from aliquot.cli.client import Delay
 from aliquot.cli.cluster.dialectoption import HELP as DIALECTS_HELP
 from aliquot.cli.cluster.dialectoption import parse_dialects
+from aliquot.cli.cluster.nodeoptions import node_name, nodename_option, run_dir_option
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
 
@@ -51,7 +51,7 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
 
 
 @click.command()
-@click.option("--nodename", metavar="NAME", help="Name of the Node  [default: $NODE_NAME, else the host name]")
+@nodename_option
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path),
@@ -64,13 +64,7 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
     show_default=True,
     help="Database that survives restarts; the shim is stored beside it",
 )
-@click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path(SYSTEM_RUN),
-    show_default=True,
-    help="Folder of the Pods' sockets; the same path on the host and in this container",
-)
+@run_dir_option("Folder of the Pods' sockets; the same path on the host and in this container")
 @click.option(
     "--kubelet-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -184,7 +178,7 @@ def _serve(given: dict[str, Any]) -> None:
             daemon_home.make_folder(home.state, 0o755, advice=advice, for_root=True)
         lock = daemon_home.take_lock(home)
         try:
-            playing = None if spec is None else with_stand_ins(home, spec, node=_node_name(given))
+            playing = None if spec is None else with_stand_ins(home, spec, node=node_name(given["nodename"]))
             start_logging(given["log_level"])
             _log_start(given)
             _run(given, home, server, playing)
@@ -234,10 +228,6 @@ def _log_start(given: dict[str, Any]) -> None:
         )
 
 
-def _node_name(given: dict[str, Any]) -> str:
-    return given["nodename"] or os.environ.get("NODE_NAME") or socket.gethostname().lower()
-
-
 def _find_server(kubeconfig: Path | None) -> Server:
     from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, find_server
 
@@ -256,7 +246,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
     from aliquot.services.agent.service import Settings
 
     settings = Settings(
-        node_name=_node_name(given),
+        node_name=node_name(given["nodename"]),
         tenants=Path(home.tenants),
         links=Path(home.run, "a"),
         cdi={"auto": None, "on": True, "off": False}[given["cdi"]],

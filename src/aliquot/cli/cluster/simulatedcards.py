@@ -7,24 +7,17 @@ from pathlib import Path
 
 import click
 
-from aliquot.adapters.host.home import SYSTEM_RUN, Home
+from aliquot.adapters.host.home import Home
+from aliquot.cli.cluster.nodeoptions import node_name, nodename_option, run_dir_option
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation
 
 
 @click.command("simulated-cards")
 @click.argument("spec")
-@click.option(
-    "--nodename", metavar="NAME", envvar="NODE_NAME", required=True, show_envvar=True, help="Name of the Node"
-)
-@click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path(SYSTEM_RUN),
-    show_default=True,
-    help="As the agent's",
-)
-def simulated_cards(spec: str, nodename: str, run_dir: Path) -> None:
+@nodename_option
+@run_dir_option("As the agent's")
+def simulated_cards(spec: str, nodename: str | None, run_dir: Path) -> None:
     """Run the simulated cards of a node, for an agent with the same --simulate.
 
     The agent runs them itself if nothing else does, but ends with its container: programs on the cards then wait until
@@ -42,7 +35,7 @@ def simulated_cards(spec: str, nodename: str, run_dir: Path) -> None:
         raise InputError(f"SPEC: {spec} is not allowed: an agent has one node, for example 4x16GiB")
     home = Home(str(run_dir.absolute()), "")
     try:
-        command = player.command(home, cards.cards, cards.memory_mib, nodename)
+        command = player.command(home, cards.cards, cards.memory_mib, node_name(nodename))
     except player.PlayerError as error:
         raise InputError(str(error)) from error
     os.execv(command[0], command)  # noqa: S606 - our own program

@@ -14,28 +14,11 @@ from collections.abc import Iterator
 import pytest
 
 from aliquot.adapters.host.control import AnswerError
-from kit.machine import FOREVER, PATIENCE, Machine, eventually, paper
+from kit.machine import FOREVER, PATIENCE, eventually, paper
 from kit.machinepods import Pods, container, pod, processes_of_pods, workload
 from kit.manifests import APP_CLASS, MEM, QGPU_GREEDY, QGPU_MEMORY, T9K_NODE
 
 NOBODY = 65534
-
-
-@pytest.fixture(scope="module")
-def box() -> Iterator[Machine]:
-    """Two cards of 24 GiB."""
-    machine = paper("2x24")
-    machine.up()
-    yield machine
-    machine.close()
-
-
-@pytest.fixture
-def pods(box: Machine) -> Iterator[Pods]:
-    """Without a Pod, before and after."""
-    found = Pods(box)
-    yield found
-    found.clear()
 
 
 def test_pod_environment_has_dialect_and_tenant_variables(pods: Pods) -> None:

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from aliquot.adapters.host.control import AnswerError
-from kit.machine import Machine, eventually, paper
+from kit.machine import eventually
 from kit.machinepods import Json, Pods, container, pod, workload
 from kit.manifests import MEM, QGPU_MEMORY, T9K_CARDS
-
-
-@pytest.fixture(scope="module")
-def box() -> Iterator[Machine]:
-    """Two cards of 24 GiB."""
-    machine = paper("2x24")
-    machine.up()
-    yield machine
-    machine.close()
-
-
-@pytest.fixture
-def pods(box: Machine) -> Iterator[Pods]:
-    """Without a Pod, before and after."""
-    found = Pods(box)
-    yield found
-    found.clear()
 
 
 def refused(pods: Pods, *objects: Json) -> Json:
