@@ -140,7 +140,7 @@ web-built: $(NPM_STAMP)
 chart: $(TOOLS) ## render deploy/install.yaml from deploy/chart; needs helm 4, or builds it with Go
 	@$(BIN)/python deploy/chart/render.py
 
-docs: $(STAMP) ## generate docs/cli.md and the plots of docs/policies.md
+docs: $(STAMP) ## generate docs/cli.md, the plots of docs/policies.md and the timeline
 	@$(BIN)/python -m aliquot.cli.reference > docs/cli.new && mv docs/cli.new docs/cli.md
 	@$(BIN)/python bench/plots.py docs/img
 
