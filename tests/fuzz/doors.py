@@ -96,6 +96,7 @@ _REQUESTS: list[Any] = [
     {"op": "policy", "policy": "best-effort", "release_delay": 0.1},
     {"op": "stop", "name": "x", "timeout": 1},
     {"op": "logs", "name": "x"},
+    {"op": "ended"},
     *({"op": "apply", "objects": objects, "cwd": "/", "env": {}, "dry_run": True} for objects in _OBJECTS),
     {"op": "delete", "kind": "Pod", "name": "p", "namespace": "default", "grace": 0},
     {"op": "object", "kind": "Pod", "name": "p"},

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from aliquot.adapters.host.control import AnswerError, ask
+from aliquot.adapters.host.home import Home
 from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
 
 
@@ -120,6 +122,15 @@ def test_process_that_waits_for_a_run_holds_nothing_of_the_caller(machine: Machi
     assert done.stdout == b"z\n"
     assert os.read(reader, 1) == b"", "closed by the command, and by the one that waits for it"
     os.close(reader)
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", "a\0b", "../state.db", "/etc/passwd"])
+def test_logs_of_a_name_that_no_run_can_have(machine: Machine, name: str) -> None:
+    run_in_background(machine, "real", "true")
+    gone(machine, "real")
+    with pytest.raises(AnswerError) as refused:
+        ask([Home(str(machine.home), str(machine.home))], {"op": "logs", "name": name}, PATIENCE)
+    assert refused.value.kind == "unknown-name"
 
 
 def test_runs_are_completed(machine: Machine) -> None:

@@ -50,10 +50,9 @@ class History:
                 "DELETE FROM ended WHERE rowid NOT IN (SELECT rowid FROM ended ORDER BY rowid DESC LIMIT ?)", (IN_ALL,)
             )
 
-    def runs(self, name: str | None = None) -> list[EndedRun]:
-        """In the order in which they ended; only those of that name. Without those of a later release's classes."""
-        query = f"SELECT {_COLUMNS} FROM ended WHERE ? IN (name, '') ORDER BY rowid"  # noqa: S608 - no input
-        rows = self._database.all(query, name or "")
+    def runs(self) -> list[EndedRun]:
+        """In the order in which they ended. Without those of a later release's classes."""
+        rows = self._database.all(f"SELECT {_COLUMNS} FROM ended ORDER BY rowid")  # noqa: S608 - no input
         return [
             EndedRun(key, name, AppClass(kind), uid, tuple(json.loads(command)), started, ended, code, log)
             for key, name, kind, uid, command, started, ended, code, log in rows

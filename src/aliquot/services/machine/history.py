@@ -52,7 +52,7 @@ class RunHistory:
 
     def last(self, name: str, log: str | None) -> EndedRun | None:
         """The last run of that name that ended; with a log, the one that wrote it."""
-        runs = [run for run in self._store.runs(name) if log in (None, run.log)]
+        runs = [run for run in self._store.runs() if run.name == name and log in (None, run.log)]
         return runs[-1] if runs else None
 
     def status(self) -> list[EndedStatus]:
