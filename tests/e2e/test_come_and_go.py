@@ -17,6 +17,7 @@ from testbed import objects
 from testbed.cards import assert_board_is_true
 from testbed.gpus import gpushare_node
 from testbed.objects import Object, pod
+from testbed.processes import wait_until
 from testbed.wired import Wired
 
 SCHEDULER_ARGS = ("--priority=dense",)
@@ -62,6 +63,8 @@ def _let_it_see(cluster: Wired) -> None:
 def test_a_real_kube_scheduler_places_and_delays_pods_as_simulated(cluster: Wired) -> None:
     steps = _simulated()
     cluster.create(*(gpushare_node(f"n{at}", *[CARD_GIB] * CARDS, cpu=CORES) for at in range(NODES)))
+    # What a share of memory is of a card is only known with the nodes.
+    wait_until(lambda: len(cluster.status()["nodes"]) == NODES, 60, "ours has heard of the nodes")
     _let_it_see(cluster)
     waiting: set[int] = set()
     waited: list[PodSpec] = []
