@@ -139,7 +139,7 @@ class Wired:
         self.create(objects.pod(name, {"aliyun.com/gpu-mem": 1}, scheduler="nobody"))
         heard = f"default/{name}"
         wait_until(
-            lambda: heard in [entry["pod"] for entry in self.status()["pending"]], 5, "ours is there", every=0.02
+            lambda: heard in [entry["pod"] for entry in self.status()["pending"]], 60, "ours is there", every=0.02
         )
         objects.delete_pod(self.plane, name)
 
