@@ -254,7 +254,7 @@ def steps() -> list[tuple[str, Callable[[Rig, Callable[..., None]], None]]]:
             ("node", "_environment"),
             ("arbiter", "remove"),
             ("store", "remove"),
-            ("", "_remove_folder"),
+            ("", "remove_folder"),
         )
     ]
 
@@ -263,7 +263,7 @@ def steps() -> list[tuple[str, Callable[[Rig, Callable[..., None]], None]]]:
 def test_restore_after_kill_at_any_step_adopts_living_tenants(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, step: str, put: Callable[[Rig, Callable[..., None]], None]
 ) -> None:
-    for name in ("_make_folder", "_remove_folder"):
+    for name in ("_make_folder", "remove_folder"):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back afterwards
     rig.submit(memory_mib=1024)  # one that runs through it all
     ending = rig.process()

@@ -8,7 +8,6 @@ folder. Release: spec, folder, database. If the agent is killed in between, the 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Protocol
 
 from aliquot.adapters.gpu.page import PageError
 from aliquot.adapters.storage.cdifolder import CdiError
+from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Tenant
@@ -132,7 +132,7 @@ class PodTenants:
         if uid in ("", ".", "..") or "/" in uid:  # not a UID: this would remove the folders of all tenants
             return
         self._remove_injections(uid)
-        shutil.rmtree(self.folder_of(uid), ignore_errors=True)
+        remove_folder(self.folder_of(uid))
 
     def _try_release(self, uid: str, ended: _Ended) -> None:
         """On an error, such as a full disk, the next sweep tries again. Other Pods do not wait for this one."""

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from aliquot.adapters.host.home import SYSTEM_RUN, SYSTEM_STATE, Home
+from aliquot.adapters.storage.folders import ASIDE
 from aliquot.model.device import Card
 from aliquot.model.edits import Spec
 from aliquot.model.status.machine import DaemonStatus, Status
@@ -240,7 +241,7 @@ def _specs(folder: Path | None) -> tuple[tuple[Spec, ...], str | None]:
 
 def _folders(tenants: Path) -> frozenset[str]:
     try:
-        return frozenset(path.name for path in tenants.iterdir() if path.is_dir())
+        return frozenset(path.name for path in tenants.iterdir() if path.is_dir() and not path.name.startswith(ASIDE))
     except OSError:
         return frozenset()
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from aliquot.adapters.gpu.page import PageError
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
 from aliquot.adapters.host.users import user_name
+from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim
@@ -162,7 +162,7 @@ class LocalMachine:
         """Folders of tenants that never started because the daemon was killed before it answered."""
         for entry in os.scandir(self.home.tenants):
             if entry.is_dir(follow_symlinks=False) and entry.name not in self.tenancies:
-                _remove_folder(Path(entry.path))
+                remove_folder(Path(entry.path))
             elif entry.name.endswith(".json") and entry.name[:-5] not in self.tenancies:
                 os.unlink(entry.path)
 
@@ -363,7 +363,7 @@ class LocalMachine:
             except (OSError, StoreError) as error:
                 data = {"tenant": tenancy.tenant.name, "error": str(error)}
                 _LOG.error("tenant_cleanup_failed", extra={"data": data})
-        _remove_folder(self.directory(tenant_id))
+        remove_folder(self.directory(tenant_id))
 
     def _processes(self, tenant: Tenant) -> dict[int, int]:
         """Its live processes and their start times: those on cards and those with its environment variable."""
@@ -400,10 +400,3 @@ def _make_folder(folder: Path, uid: int, gid: int) -> None:
     folder.mkdir(mode=0o700)
     if os.geteuid() == 0:
         os.chown(folder, uid, gid)
-
-
-def _remove_folder(folder: Path) -> None:
-    """Its owner may have put anything there; logs what cannot be removed."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if os.path.lexists(folder):
-        _LOG.warning("folder_not_removed", extra={"data": {"path": str(folder)}})

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import resource
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.gpu.page import SLOTS
 from aliquot.adapters.host import processes
 from aliquot.adapters.storage import tenantfolder
+from aliquot.adapters.storage.folders import remove_folder
 from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
 from aliquot.model.device import Card
@@ -120,7 +120,7 @@ class Arbiterd:
             if tenancy is None:
                 return
             self._drop(tenancy)
-        shutil.rmtree(tenancy.directory, ignore_errors=True)
+        remove_folder(tenancy.directory)
 
     def _drop(self, tenancy: Tenancy) -> None:
         """Release all that it holds; its folder stays. The page is closed when no card's loop touches it."""

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from aliquot.adapters.host import children, processes
 from aliquot.adapters.host.supervisors import SupervisorError, Supervisors, make_log_folder
 from aliquot.adapters.storage.database import StoreError
+from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.objectstore import ObjectStore
 from aliquot.dialects.local.objects import amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
@@ -96,7 +97,7 @@ class PodManager:
         """Remove logs of Pods that were never stored, or were removed just before the daemon ended."""
         for name in os.listdir(self.machine.home.pod_logs):
             if name not in self.pods:
-                shutil.rmtree(f"{self.machine.home.pod_logs}/{name}", ignore_errors=True)
+                remove_folder(Path(self.machine.home.pod_logs, name))
 
     def _remember(self, pod: LocalPod) -> None:
         self.pods[pod.uid] = pod
@@ -367,7 +368,7 @@ class PodManager:
             return
         if pod.ending is not None:
             self._store.write(gone_pods=[pod])
-            shutil.rmtree(self.logs(pod), ignore_errors=True)
+            remove_folder(Path(self.logs(pod)))
             self._start_order.end(uid)
             for known in (self.pods, self.claims, self._kill_at, self._not_before):
                 known.pop(uid, None)

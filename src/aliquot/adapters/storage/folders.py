@@ -1,0 +1,169 @@
+"""Removes folders whose owners may have put anything into them: deep trees, many files, links, mounts.
+
+A small folder is gone when the call returns. A larger one is renamed aside at once, and a thread of its own removes it:
+no caller, and no start of a daemon, waits for it or fails by it. What a killed process left aside is found by the next
+one, which removes all folders that it does not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
+
+ASIDE = ".removed."  # how the names of folders begin that are being removed
+_AT_ONCE = 64  # files and folders that a caller removes itself
+_LONGEST = 120.0  # seconds for one folder: its owner may fill it faster than we empty it
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def remove_folder(path: Path) -> None:
+    """Remove the folder with all that is in it. Never raises; logs what cannot be removed."""
+    try:
+        if _Emptying(path, most=_AT_ONCE).run():
+            return
+        aside = path if path.name.startswith(ASIDE) else path.with_name(ASIDE + secrets.token_hex(8))
+        if aside != path:
+            os.rename(path, aside)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _LOG.warning("folder_not_removed", extra={"data": {"path": str(path), "why": str(error)}})
+        return
+    _remover().put(aside)
+
+
+class _Emptying:
+    """Removes one folder without recursion: folders inside of folders are moved up to the first one."""
+
+    def __init__(self, path: Path, *, most: int | None = None, seconds: float = _LONGEST) -> None:
+        self._path, self._left = path, most
+        self._until = time.monotonic() + seconds
+        self._moved = 0
+        self.why = ""  # what could not be removed
+
+    def run(self) -> bool:
+        """Whether it is gone; otherwise some of it is left. Raises OSError if it cannot be opened."""
+        if not self._path.is_dir() or self._path.is_symlink():
+            self._path.unlink()
+            return True
+        top = self._opened(str(self._path))
+        try:
+            removed = 1
+            while removed and self._has_room():
+                removed = self._pass(top)
+        finally:
+            os.close(top)
+        with contextlib.suppress(OSError):
+            self._path.rmdir()
+        return not os.path.lexists(self._path)
+
+    def _pass(self, top: int) -> int:
+        """Remove what is in the first folder now. Returns how much was removed or moved."""
+        done = 0
+        for entry in self._entries(top):
+            if not entry.is_dir(follow_symlinks=False):
+                done += self._unlink(entry.name, top)
+            elif self._empty_quietly(entry.name, top):
+                done += 1
+        return done
+
+    def _empty_quietly(self, name: str, top: int) -> bool:
+        """Remove a folder of the first one: its files are removed, its folders moved up. Whether anything was done."""
+        try:
+            inner = self._opened(name, top)
+        except OSError as error:
+            self.why = str(error)
+            return False
+        done = 0
+        try:
+            for entry in self._entries(inner):
+                if entry.is_dir(follow_symlinks=False):
+                    self._moved += 1
+                    try:
+                        os.rename(
+                            entry.name, f"{ASIDE}{secrets.token_hex(8)}{self._moved}", src_dir_fd=inner, dst_dir_fd=top
+                        )
+                        done += 1
+                    except OSError as error:  # a mount
+                        self.why = str(error)
+                else:
+                    done += self._unlink(entry.name, inner)
+        finally:
+            os.close(inner)
+        with contextlib.suppress(OSError):  # not empty: the next pass goes on
+            os.rmdir(name, dir_fd=top)
+            done += 1
+        return bool(done)
+
+    def _unlink(self, name: str, folder: int) -> int:
+        try:
+            os.unlink(name, dir_fd=folder)
+            return 1
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            self.why = str(error)
+            return 0
+
+    def _opened(self, name: str, folder: int | None = None) -> int:
+        try:
+            return os.open(name, _OPEN, dir_fd=folder)
+        except PermissionError:
+            if os.geteuid() == 0:  # chmod would follow a link that was put there meanwhile
+                raise
+            os.chmod(name, 0o700, dir_fd=folder)
+            return os.open(name, _OPEN, dir_fd=folder)
+
+    def _entries(self, folder: int) -> Iterator[os.DirEntry[str]]:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not self._has_room():
+                    return
+                if self._left is not None:
+                    self._left -= 1
+                yield entry
+
+    def _has_room(self) -> bool:
+        return (self._left is None or self._left > 0) and time.monotonic() < self._until
+
+
+# One thread for the whole process, started when it is needed first.
+_lock = threading.Lock()
+_waiting: queue.Queue[Path] | None = None
+
+
+def _remover() -> queue.Queue[Path]:
+    global _waiting
+    with _lock:
+        if _waiting is None:
+            _waiting = queue.Queue()
+            threading.Thread(target=_remove_all, args=(_waiting,), name="folders", daemon=True).start()
+        return _waiting
+
+
+def _remove_all(waiting: queue.Queue[Path]) -> None:
+    while True:
+        path = waiting.get()
+        emptying = _Emptying(path)
+        try:
+            gone = emptying.run()
+        except OSError as error:
+            gone, emptying.why = not os.path.lexists(path), str(error)
+        if not gone:
+            _LOG.warning("folder_not_removed", extra={"data": {"path": str(path), "why": emptying.why}})
+        waiting.task_done()
+
+
+def wait_removed() -> None:
+    """Until everything that was put aside is gone, or given up."""
+    if _waiting is not None:
+        _waiting.join()

@@ -1,0 +1,151 @@
+"""Folders of strangers are removed whatever is in them, and a caller never waits long."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.adapters.storage.folders import ASIDE, remove_folder, wait_removed
+
+
+def nested(folder: Path, depth: int) -> None:
+    """Folders in folders, deeper than a path can say."""
+    folder.mkdir()
+    at = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=at)
+        inner = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    os.close(at)
+
+
+def test_small_folder_is_gone_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "tenant"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "page").write_text("x")
+    (folder / "inner" / "socket").write_text("x")
+    remove_folder(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_deeply_nested_folders_are_removed_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "tenant"
+    nested(folder, 3000)
+    remove_folder(folder)
+    assert not folder.exists()
+    wait_removed()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_files_are_removed_aside_in_another_thread(tmp_path: Path) -> None:
+    folder = tmp_path / "tenant"
+    folder.mkdir()
+    for at in range(3000):
+        (folder / str(at)).touch()
+    remove_folder(folder)
+    assert not folder.exists()
+    wait_removed()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_earlier_process_put_aside_is_removed_too(tmp_path: Path) -> None:
+    folder = tmp_path / f"{ASIDE}0"
+    nested(folder, 200)
+    remove_folder(folder)
+    wait_removed()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("theirs")
+    folder = tmp_path / "tenant"
+    (folder / "inner").mkdir(parents=True)
+    for place in (folder / "link", folder / "inner" / "link"):
+        place.symlink_to(kept)
+    (folder / "file").symlink_to(kept / "file")
+    remove_folder(folder)
+    assert (kept / "file").read_text() == "theirs"
+    assert list(tmp_path.iterdir()) == [kept]
+    (tmp_path / "alias").symlink_to(kept)
+    remove_folder(tmp_path / "alias")
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_folder_without_permissions_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "tenant"
+    (folder / "closed" / "inner").mkdir(parents=True)
+    (folder / "closed").chmod(0)
+    remove_folder(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_does_not_exist_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    remove_folder(tmp_path / "tenant")
+    assert caplog.records == []
+
+
+def test_owner_who_goes_on_writing_does_not_keep_the_caller(tmp_path: Path) -> None:
+    folder = tmp_path / "tenant"
+    folder.mkdir()
+    at = os.open(folder, os.O_RDONLY)
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            try:
+                os.close(os.open(str(number), os.O_CREAT | os.O_WRONLY, dir_fd=at))
+            except OSError:
+                return  # the folder is gone
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        time.sleep(0.05)
+        remove_folder(folder)
+        assert not folder.exists()
+    finally:
+        stop.set()
+        writer.join()
+        os.close(at)
+    wait_removed()
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith(ASIDE)] == []
+
+
+trees = st.recursive(
+    st.sampled_from(["file", "link", "folder"]), lambda inner: st.lists(inner, max_size=12), max_leaves=120
+)
+
+
+def plant(tree: object, at: Path) -> None:
+    if isinstance(tree, list):
+        at.mkdir()
+        for number, branch in enumerate(tree):
+            plant(branch, at / str(number))
+    elif tree == "file":
+        at.touch()
+    elif tree == "link":
+        at.symlink_to("..")
+    else:
+        at.mkdir()
+
+
+@settings(max_examples=50)
+@given(st.lists(trees, max_size=8))
+def test_any_tree_is_removed(tmp_path_factory: pytest.TempPathFactory, tree: list[object]) -> None:
+    parent = tmp_path_factory.mktemp("any")
+    plant(tree, parent / "tenant")
+    remove_folder(parent / "tenant")
+    wait_removed()
+    assert list(parent.iterdir()) == []
