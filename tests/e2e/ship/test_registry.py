@@ -84,4 +84,4 @@ def test_installed_from_there_it_makes_what_it_makes_from_its_folder(
         made.all == Objects(helm("template", "aliquot", CHART, where, "--no-hooks", "--kube-version=1.36", *VALUES)).all
     )
     daemons = api.kubectl("get", "daemonsets", "-n", NAMESPACE, "-o", "name").split()
-    assert daemons == ["daemonset.apps/aliquot-agent"]
+    assert daemons == ["daemonset.apps/aliquot-agent", "daemonset.apps/aliquot-simulated-cards"]
