@@ -18,6 +18,11 @@ timelimit.SECONDS = timelimit.DEAF = 0.3
 def pytest_runtest_call(item):
     with timelimit.limited(item, "the test"):
         return (yield)
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    with timelimit.limited(item, "tidying up"):
+        return (yield)
 """
 
 HANGS = """
@@ -35,8 +40,9 @@ def waits_for_an_answer():
 def test_it(server):
     waits_for_an_answer()
 
-def test_next(server):
+def test_next(server, monkeypatch):
     assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
 """
 
 HEARS_NO_SIGNAL = """

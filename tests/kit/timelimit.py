@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import signal
+import signal as signals
 import tempfile
 from collections.abc import Iterator
+from signal import setitimer, signal  # now: a test may replace them in the module, until it is tidied up
 from types import FrameType
 from typing import NoReturn
 
@@ -39,16 +40,16 @@ def limited(item: pytest.Item, what: str) -> Iterator[None]:
         pytest.fail(f"{what} took longer than {seconds:g} s; what every thread was doing:\n{_stacks()}")
 
     item.stash[HUNG] = item.stash.get(HUNG, False) and what != "set-up"
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal(signals.SIGALRM, fail)
+    setitimer(signals.ITIMER_REAL, seconds)
     stderr = item.config.stash[fault_handler_stderr_fd_key]
     faulthandler.dump_traceback_later(seconds + DEAF, exit=True, file=stderr)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        setitimer(signals.ITIMER_REAL, 0)
+        signal(signals.SIGALRM, before)
 
 
 def _stacks() -> str:
