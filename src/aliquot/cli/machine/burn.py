@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -118,6 +121,8 @@ def burn(ctx: click.Context) -> None:
     aliquot run --core 30 -- aliquot burn load --kernel 20ms
     aliquot run --class online -- aliquot burn serve --kernel 100us --period 10ms
     """
+    if os.getpid() == 1:  # of a container: the kernel ignores SIGTERM for it unless there is a handler
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if ctx.invoked_subcommand is None:
         load.main([], standalone_mode=False, parent=ctx)
 
