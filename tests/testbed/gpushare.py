@@ -365,6 +365,8 @@ class Peer:
         for node in self.nodes:
             if node.name in self.plugins:
                 self.stop_plugin(node)
+        self.plane.kubectl("delete", "clusterrolebinding/gpushare")
+        self.plane.kubectl("delete", "-n", "kube-system", *(f"serviceaccount/{name}" for name in self.accounts))
 
     def _start_extender(self, form: str) -> Program:
         words = ["extender", f"--kubeconfig={self.accounts[_EXTENDER]}", f"--port={self.port}", f"--form={form}"]
