@@ -365,6 +365,9 @@ class Peer:
         for node in self.nodes:
             if node.name in self.plugins:
                 self.stop_plugin(node)
+
+    def remove_accounts(self) -> None:
+        """After the last `stop`."""
         self.plane.kubectl("delete", "clusterrolebinding/gpushare")
         self.plane.kubectl("delete", "-n", "kube-system", *(f"serviceaccount/{name}" for name in self.accounts))
 

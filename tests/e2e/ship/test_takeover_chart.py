@@ -39,6 +39,7 @@ def _gpushare(cluster: Cluster, folder: Path) -> Iterator[Peer]:
         yield peer
     finally:
         peer.stop()
+        peer.remove_accounts()
         label(cluster, "gpushare-")
         for node in cluster.nodes:
             node.call([sys.executable, "-m", "aliquot", "down"])  # the cards that its plugin started

@@ -59,7 +59,7 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
 )
 @click.option(
     "--dbfile",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False, readable=False),
     default=Path(SYSTEM_STATE, "state.db"),
     show_default=True,
     help="Database that survives restarts; the shim is stored beside it",
@@ -67,7 +67,7 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
 @run_dir_option("Folder of the Pods' sockets; the same path on the host and in this container")
 @click.option(
     "--kubelet-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, readable=False),
     default=Path("/var/lib/kubelet"),
     show_default=True,
     help="Folder of the kubelet, with device-plugins and pod-resources",
@@ -82,7 +82,7 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
 )
 @click.option(
     "--cdi-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, readable=False),
     default=Path("/var/run/cdi"),
     show_default=True,
     help="One of the runtime's cdi_spec_dirs",

@@ -56,12 +56,34 @@ _AS_AGENT = "The same as for `aliquot agent`"
 @click.option(
     "--nodename", metavar="NAME", help="Name of its Node  [default: the agent's, $NODE_NAME, or the host's name]"
 )
-@click.option("--run-dir", type=click.Path(path_type=Path), default=Places().run, show_default=True, help=_AS_AGENT)
-@click.option("--dbfile", type=click.Path(path_type=Path), default=Places().database, show_default=True, help=_AS_AGENT)
 @click.option(
-    "--kubelet-dir", type=click.Path(path_type=Path), default=Places().kubelet, show_default=True, help=_AS_AGENT
+    "--run-dir",
+    type=click.Path(path_type=Path, readable=False),
+    default=Places().run,
+    show_default=True,
+    help=_AS_AGENT,
 )
-@click.option("--cdi-dir", type=click.Path(path_type=Path), default=Places().cdi, show_default=True, help=_AS_AGENT)
+@click.option(
+    "--dbfile",
+    type=click.Path(path_type=Path, readable=False),
+    default=Places().database,
+    show_default=True,
+    help=_AS_AGENT,
+)
+@click.option(
+    "--kubelet-dir",
+    type=click.Path(path_type=Path, readable=False),
+    default=Places().kubelet,
+    show_default=True,
+    help=_AS_AGENT,
+)
+@click.option(
+    "--cdi-dir",
+    type=click.Path(path_type=Path, readable=False),
+    default=Places().cdi,
+    show_default=True,
+    help=_AS_AGENT,
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @kubectl_options
 @click.pass_context

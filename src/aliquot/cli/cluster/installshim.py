@@ -14,7 +14,7 @@ from aliquot.cli.errors import InputError
 @click.command()
 @click.option(
     "--host-root",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, path_type=Path, readable=False),
     default=Path("/"),
     show_default=True,
     help="Root folder of the host, e.g. /host in an init container",
@@ -22,7 +22,7 @@ from aliquot.cli.errors import InputError
 @click.option(
     "--to",
     "state",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, path_type=Path, readable=False),
     default=Path(SYSTEM_STATE),
     show_default=True,
     help="State folder of aliquot on the host; the shim goes to its subfolder shim",

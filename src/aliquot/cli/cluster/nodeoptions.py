@@ -19,7 +19,7 @@ nodename_option = click.option(
 
 def run_dir_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """--run-dir, with this help."""
-    folder = click.Path(path_type=Path, file_okay=False)
+    folder = click.Path(path_type=Path, file_okay=False, readable=False)
     return click.option("--run-dir", type=folder, default=Path(SYSTEM_RUN), show_default=True, help=text)
 
 
