@@ -32,18 +32,19 @@ def test_timeline_marks_preemptions(browser: Browser, machine: Shown) -> None:
         serve = visit.page.get_by_role("button", name="serve")
         lanes = visit.page.get_by_role("region", name="who held card").filter(has=serve)
         expect(lanes.get_by_role("button", name="train")).to_be_visible()
-        box = lanes.get_by_role("img").bounding_box()
-        assert box is not None
 
         def told() -> list[str]:
             """What the pointer hears of marks, from now to ten seconds ago."""
+            lanes.get_by_role("img").scroll_into_view_if_needed()
+            box = lanes.get_by_role("img").bounding_box()  # each time: text that appears above moves it
+            assert box is not None
             heard = []
             for back in range(0, round(box["width"] / 6), 4):
                 visit.page.mouse.move(box["x"] + box["width"] - 1 - back, box["y"] + 10)
                 heard += lanes.get_by_text("took the card from").all_text_contents()
             return heard
 
-        for _ in range(10):
+        for _ in range(60):
             marks = told()
             if marks:
                 break
