@@ -99,7 +99,7 @@ screenshots: native $(TOOLS) ## make docs/img/dashboard.png, the dashboard of a 
 
 e2e: native $(TOOLS) ## test everything on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, about twelve minutes
 	@$(BIN)/python tests/testbed/build.py
-	$(BIN)/python -m pytest -n 3 --dist loadgroup tests/e2e
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/e2e
 
 check: $(TOOLS) ## lint, types, import rules, generated files
 	@rm -rf out/protos && mkdir -p out/protos
