@@ -32,6 +32,9 @@ def pytest_runtest_protocol(item, nextitem):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     starvation.skip_if_no_time_left()
+
+def pytest_terminal_summary(terminalreporter):
+    starvation.name_those_that_failed_first(terminalreporter)
 """
 
 FAILS_TWICE = """
@@ -63,6 +66,7 @@ def test_next(server):
 def starved(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A folder whose tests run in a process that loses a third of its processor time."""
     monkeypatch.delenv(starvation.UNTIL, raising=False)
+    monkeypatch.delenv(starvation.REPEAT, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     pytester.makeconftest(STARVED_CONFTEST.format(stolen=0.5))
     return pytester
@@ -120,6 +124,15 @@ def test_failure_on_a_calm_machine_is_a_failure(starved: pytest.Pytester) -> Non
     starved.makeconftest(STARVED_CONFTEST.format(stolen=0.01))
     starved.makepyfile("def test_it():\n    assert False")
     assert outcomes(starved) == {"failed": 1}
+
+
+def test_failure_in_ci_runs_again_and_is_named(starved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(starvation.REPEAT, "1")
+    starved.makeconftest(STARVED_CONFTEST.format(stolen=0.0))
+    starved.makepyfile(test_twice=FAILS_TWICE, test_always="def test_it():\n    assert False")
+    result = starved.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2")
+    assert result.parseoutcomes() == {"passed": 2, "failed": 1}
+    result.stdout.fnmatch_lines(["*passed, but failed first*", "test_twice.py::test_it (2)"])
 
 
 def test_failure_without_io_is_a_failure(starved: pytest.Pytester) -> None:

@@ -4,7 +4,9 @@ CI may run on a virtual machine whose host gives its processors to others for mi
 A test that waits for other processes, or measures shares of a card, then fails although the code is right. So a test
 that failed while the machine was starved runs again when the machine is calm, up to twice. If it was starved every
 time, it counts as skipped: it says nothing about the code. Tests of the packages without IO get no second chance;
-tests on a real cluster always do, since a dozen programs of others take part; but not one that hung.
+tests on a real cluster always do, since a dozen programs of others take part; but not one that hung. With
+ALIQUOT_TESTS_REPEAT set, as .ci/run does, every test with other processes gets one: a submission of ten thousand tests
+must not be lost to one that depends on chance. pytest names the tests that passed only then, so that they get mended.
 
 ALIQUOT_TESTS_UNTIL, in seconds since 1970, is when no further test begins: the rest are skipped, and counted.
 """
@@ -24,6 +26,8 @@ from _pytest.runner import runtestprotocol
 from kit import timelimit
 
 UNTIL = "ALIQUOT_TESTS_UNTIL"
+REPEAT = "ALIQUOT_TESTS_REPEAT"
+FAILED_FIRST = "failed first"  # a property of a test's report: how often it failed before it passed
 ATTEMPTS = 3
 STARVED = 0.10  # of the processor time that was wanted; a busy machine of one's own loses less than 1%
 CALM_WAIT = 30.0  # seconds before an attempt, for the machine to become calm
@@ -140,16 +144,32 @@ def run_judged(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         return not any(report.failed for report in reports)
 
     def tolerated() -> float:
-        return 0.0 if "e2e" in item.path.parts and not item.stash.get(timelimit.HUNG, False) else STARVED
+        repeated = "e2e" in item.path.parts or os.environ.get(REPEAT)
+        return 0.0 if repeated and not item.stash.get(timelimit.HUNG, False) else STARVED
 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     lost = judge(attempt, _Meter(), _wait_for_calm, tolerated)
     if len(lost) == ATTEMPTS and min(lost) >= STARVED:
         _excused(reports, lost)
     for report in reports:
+        if lost and report.when == "call" and report.passed:
+            report.user_properties.append((FAILED_FIRST, len(lost)))
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def name_those_that_failed_first(terminal: pytest.TerminalReporter) -> None:
+    """The body of pytest_terminal_summary."""
+    names = [
+        f"{report.nodeid} ({times})"
+        for report in terminal.stats.get("passed", ())
+        for name, times in report.user_properties
+        if name == FAILED_FIRST
+    ]
+    if names:
+        terminal.section("passed, but failed first (so many times): please mend")
+        terminal.write_line("\n".join(names))
 
 
 def skip_if_no_time_left() -> None:
