@@ -21,6 +21,7 @@ from bench.gpu.stage import Load, Stage, window
 from bench.gpu.words import Ask
 
 ROOT = Path(__file__).resolve().parents[2]
+REFUSING = Path(__file__).parent / "refusing"
 Answer = TypeVar("Answer")
 KERNELS = ("50us", "1ms", "20ms")
 
@@ -60,10 +61,13 @@ class Lab:
     # ---- grounds
 
     @contextlib.contextmanager
-    def node(self, policy: str = "best-effort", release_delay: str = "100ms") -> Iterator[Node]:
-        """A fresh daemon, gone at the end."""
+    def node(self, policy: str = "best-effort", release_delay: str = "100ms", *, gate: bool = False) -> Iterator[Node]:
+        """A fresh daemon, gone at the end. `gate`: it finds a driver that refuses to control channel groups."""
         folder = self.new_folder()
-        node = Node({**self.env, "ALIQUOT_HOME": str(folder)}, folder, policy, release_delay, self.simulate)
+        env = {**self.env, "ALIQUOT_HOME": str(folder)}
+        if gate:
+            env["PYTHONPATH"] = os.pathsep.join([str(REFUSING), env["PYTHONPATH"]])
+        node = Node(env, folder, policy, release_delay, self.simulate)
         try:
             node.up()
             yield node

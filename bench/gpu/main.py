@@ -19,6 +19,7 @@ from bench.gpu.rows import (
     busy_online,
     cap,
     chaos,
+    classes,
     eight,
     idle_online,
     memory,
@@ -45,6 +46,7 @@ ROWS: dict[str, Callable[[Lab], list[Row]]] = {
     "memory": memory.measure,
     "two-online": two_online.measure,
     "several-offline": several_offline.measure,
+    "classes": classes.measure,
     "chaos": chaos.measure,
 }
 RISKY = frozenset({"memory", "chaos", "torch"})
