@@ -47,7 +47,7 @@ class Contestant:
 
 
 def ours(flags: Sequence[str] = ()) -> Contestant:
-    where = (f"--bind-address={HOST}", "--port={port}", "--kubeconfig={kubeconfig}")
+    where = (f"--bind-address={HOST}", "--port={port}", "--metrics-port=0", "--kubeconfig={kubeconfig}")
     command = (sys.executable, "-m", "aliquot", "scheduler", *where, *scheduler_flags(), *flags)
     return Contestant(name="ours", verbs=OURS, command=command, ours=True)
 

@@ -109,7 +109,15 @@ def test_services_lead_to_ports_that_are_there(objects: Objects) -> None:
     spec = objects.pods()["aliquot-scheduler"]
     named = {port["name"] for container in containers(spec) for port in container.get("ports", ())}
     pointed = {port["targetPort"] for service in objects.of("Service") for port in service["spec"]["ports"]}
-    assert pointed == {"extender", "webhook"} <= named
+    assert pointed == {"extender", "metrics", "webhook"} <= named
+
+
+def test_who_reads_metrics_reaches_no_verb(objects: Objects) -> None:
+    rules = objects.one("NetworkPolicy", "aliquot-scheduler")["spec"]["ingress"]
+    monitoring = [rule for rule in rules if "monitoring" in str(rule.get("from"))]
+    assert [rule["ports"] for rule in monitoring] == [[{"port": "metrics"}]]
+    (monitor,) = (item for item in objects.of("ServiceMonitor"))
+    assert [endpoint["port"] for endpoint in monitor["spec"]["endpoints"]] == ["metrics"]
 
 
 # --- who may do what -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from testbed.nodes import RealNode
 from testbed.objects import Object
 from testbed.shipping import NAMESPACE
 
-AGENT_PORT, EXTENDER_PORT = 9479, 12345
+AGENT_PORT, SCHEDULER_PORT = 9479, 12347
 STUCK = 120.0  # seconds a Pod may wait, whatever is killed meanwhile
 _FOLDERS = ("/run/aliquot/t", "/run/aliquot/a", "/run/cdi")
 
@@ -130,7 +130,7 @@ class Checks:
 def _left_on_the_board(scheduler: Object) -> list[str]:
     if "podIP" not in scheduler["status"]:
         return [f"Pod {scheduler['metadata']['name']} is not up yet"]
-    told = ask(scheduler["status"]["podIP"], EXTENDER_PORT, "/aliquot/status")
+    told = ask(scheduler["status"]["podIP"], SCHEDULER_PORT, "/aliquot/status")
     return [
         f"card {card['index']} of {node['name']} is booked, says {scheduler['metadata']['name']}"
         for node in told["nodes"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soak import report
-from soak.checks import EXTENDER_PORT, Checks, ask
+from soak.checks import SCHEDULER_PORT, Checks, ask
 from soak.churn import SPACE, Churn, Workload
 from soak.faults import AGENT, SCHEDULER, Faults, running
 from soak.memory import Memory
@@ -143,7 +143,7 @@ class Soak:
             for pod in self.cluster.pods(NAMESPACE):
                 if pod["metadata"]["labels"].get("app.kubernetes.io/component") != "scheduler":
                     continue
-                if ask(pod["status"]["podIP"], EXTENDER_PORT, "/aliquot/status")["leading"]:
+                if ask(pod["status"]["podIP"], SCHEDULER_PORT, "/aliquot/status")["leading"]:
                     pids = running(self.cluster.node(pod["spec"]["nodeName"]), SCHEDULER)
                     return next(pid for pid in pids if pod["metadata"]["uid"] in _cgroup(pid))
         return 0

@@ -28,7 +28,9 @@ class AliquotScheduler(Program):
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://{HOST}:{self.port}"
-        where = [f"--bind-address={HOST}", f"--port={self.port}", f"--kubeconfig={kubeconfig}"]
+        self.metrics_port = free_port()
+        where = [f"--bind-address={HOST}", f"--port={self.port}", f"--metrics-port={self.metrics_port}"]
+        where += [f"--kubeconfig={kubeconfig}"]
         command = [sys.executable, "-m", "aliquot", "scheduler", *where, *args]
         super().__init__(command, log, name=name, environment=environment)
         if wait:
@@ -36,7 +38,8 @@ class AliquotScheduler(Program):
 
     def ask(self, method: str, path: str, data: bytes | None = None, *, timeout: float = 10.0) -> tuple[int, bytes]:
         """The status and the body of its answer, whatever they are; OSError where there is none."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout)
+        port = self.metrics_port if path == "/metrics" else self.port
+        connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
         try:
             connection.request(method, path, data, {} if data is None else {"Content-Type": "application/json"})
             response = connection.getresponse()

@@ -205,6 +205,13 @@ def test_scheduler_port_in_use_is_reported(started: Started) -> None:
     assert "cannot listen on 127.0.0.1:4444: Address already in use; choose another --port" in said
 
 
+def test_metrics_port_must_be_free_only_if_it_was_named(started: Started) -> None:
+    _ran()
+    assert started.settings.metrics == Listen("0.0.0.0", 12347, usual=True)
+    _ran("--metrics-port", "9", "--bind-address", "127.0.0.1")
+    assert started.settings.metrics == Listen("127.0.0.1", 9)
+
+
 def test_dialects_option_selects_served_dialects(started: Started, tmp_path: Path) -> None:
     _ran("--dialects", "qgpu, gpushare", "--webhook-port", "8443")
     webhook: Any = started.settings.webhook

@@ -44,7 +44,6 @@ class Rig:
             synced=lambda: self.synced,
             leading=lambda: self.leading,
             leader_address=lambda: self.leader,
-            metrics=lambda: b"aliquot_x 1\n",
             clock=lambda: self.now,
         )
         self.client: TestClient[Any, Any]
@@ -250,6 +249,6 @@ def test_inspect_status_version_and_metrics_are_served() -> None:
             assert status["leading"] is True
             assert status["calls"]["filter"] == {"count": 0, "last": None}
         assert json.loads((await rig.get("/version"))[1]) == {"version": aliquot.__version__}
-        assert await rig.get("/metrics") == (200, "aliquot_x 1\n")
+        assert (await rig.get("/metrics"))[0] == 404, "it has a port of its own"
 
     serve(scene)

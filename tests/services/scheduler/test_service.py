@@ -11,7 +11,7 @@ import pytest
 
 from aliquot.adapters.kubernetes.kube import Server
 from aliquot.dialects.wire.webhooks import ServiceRef
-from aliquot.services.dashboard.access import Listen
+from aliquot.services.dashboard.access import NO_DASHBOARD, Listen
 from aliquot.services.scheduler.service import Scheduler, Settings
 from aliquot.services.scheduler.webhook import WebhookSettings
 from kit.virtualclock import play
@@ -19,7 +19,7 @@ from kit.virtualclock import play
 
 def test_scheduler_reports_taken_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = Settings(port=taken.getsockname()[1], bind_address="127.0.0.1")
+        settings = Settings(port=taken.getsockname()[1], bind_address="127.0.0.1", metrics=NO_DASHBOARD)
 
         async def scene() -> None:
             await Scheduler(Server("http://127.0.0.1:9"), settings).run()
@@ -57,7 +57,9 @@ async def _until_it_answers(url: str) -> dict[str, Any]:
 
 def test_dashboard_is_served_without_api_server() -> None:
     port = _free_port()
-    settings = Settings(port=_free_port(), bind_address="127.0.0.1", dashboard=Listen("127.0.0.1", port))
+    settings = Settings(
+        port=_free_port(), bind_address="127.0.0.1", metrics=NO_DASHBOARD, dashboard=Listen("127.0.0.1", port)
+    )
 
     state = asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/api/v1/state"))
     assert (state["kind"], state["name"], state["leading"]) == ("cluster", "127.0.0.1:9", False)
@@ -68,10 +70,24 @@ def test_scheduler_runs_without_dashboard_if_default_port_is_taken(caplog: pytes
     with socket.create_server(("127.0.0.1", 0)) as taken:
         usual = Listen("127.0.0.1", taken.getsockname()[1], usual=True)
         port = _free_port()
-        settings = Settings(port=port, bind_address="127.0.0.1", dashboard=usual)
+        settings = Settings(port=port, bind_address="127.0.0.1", metrics=NO_DASHBOARD, dashboard=usual)
 
         assert "version" in asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
     assert "dashboard_port_taken" in caplog.text
+
+
+def test_scheduler_serves_metrics_on_a_port_of_their_own() -> None:
+    port = _free_port()
+    settings = Settings(port=_free_port(), bind_address="127.0.0.1", metrics=Listen("127.0.0.1", port))
+    assert "version" in asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
+
+
+def test_scheduler_runs_without_metrics_if_default_port_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port, usual = _free_port(), Listen("127.0.0.1", taken.getsockname()[1], usual=True)
+        settings = Settings(port=port, bind_address="127.0.0.1", metrics=usual)
+        assert "version" in asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
+    assert "metrics_port_taken" in caplog.text
 
 
 def _ended_after(where: ServiceRef | str) -> dict[str, float]:

@@ -30,6 +30,11 @@ _DEFAULT_DASHBOARD = 12346
 @click.option("--port", type=click.IntRange(1, 65535), help="Port for kube-scheduler  [default: $PORT, else 12345]")
 @click.option("--bind-address", help="Address to listen on  [default: 0.0.0.0]")
 @click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Port of /metrics, /livez, /readyz and /aliquot/status; 0: none  [default: 12347]",
+)
+@click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path),
     help="[default: $KUBECONFIG, else the Pod's service account, else ~/.kube/config]",
@@ -142,6 +147,7 @@ def scheduler(**given: Any) -> None:
         asyncio.run(Scheduler(server, settings).run())
     except OSError as error:
         more = [settings.webhook.port] if settings.webhook else []
+        more += [] if settings.metrics.usual or not settings.metrics.port else [settings.metrics.port]
         more += [] if settings.dashboard.usual or not settings.dashboard.port else [settings.dashboard.port]
         ports = " and ".join(map(str, [settings.port, *more]))
         raise InputError(
@@ -241,6 +247,7 @@ def _settings(options: dict[str, Any]) -> Settings:
         options.pop("dashboard", None), None if token_file is None else Path(token_file), option="--dashboard"
     )
     return Settings(
+        **_metrics(options),
         served=served,
         rules=QgpuRules(rules),
         memory_unit=None if unit == "auto" else MemoryUnit(unit),
@@ -248,6 +255,15 @@ def _settings(options: dict[str, Any]) -> Settings:
         dashboard=listen or Listen("127.0.0.1", _DEFAULT_DASHBOARD, usual=True),
         **options,
     )
+
+
+def _metrics(options: dict[str, Any]) -> dict[str, Any]:
+    """The setting of the read-only port. A port that was named must be free."""
+    from aliquot.services.dashboard.access import Listen
+    from aliquot.services.scheduler.service import USUAL_METRICS
+
+    address, port = options.get("bind_address", USUAL_METRICS.address), options.pop("metrics_port", None)
+    return {"metrics": Listen(address, USUAL_METRICS.port if port is None else port, usual=port is None)}
 
 
 def _webhook(options: dict[str, Any], served: frozenset[str]) -> WebhookSettings | None:

@@ -1,6 +1,7 @@
 """The scheduler's HTTP endpoints: kube-scheduler's verbs under our prefix and the peers' prefixes, status, probes.
 
-Every verb answers 200, because kube-scheduler drops the body of any other answer. No input causes a traceback.
+Every verb answers 200, because kube-scheduler drops the body of any other answer. No input causes a traceback. Metrics
+are on a port of their own (readport.py).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import aliquot
 from aliquot.adapters.kubernetes.kube import Unreachable
 from aliquot.dialects.wire import extender as wire
 from aliquot.dialects.wire.extender import WireError
+from aliquot.model.status.scheduler import SchedulerStatus
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.http import BodyError, Limits
-from aliquot.services.daemon.metrics import CONTENT_TYPE
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.cluster import Cluster
@@ -47,12 +48,11 @@ class Extender:
         synced: Callable[[], bool],
         leading: Callable[[], bool],
         leader_address: Callable[[], str | None],
-        metrics: Callable[[], bytes],
         clock: Callable[[], float],
     ) -> None:
         self._cluster, self._binder, self._calls = cluster, binder, calls
         self._synced, self._leading, self._leader_address = synced, leading, leader_address
-        self._metrics, self._clock = metrics, clock
+        self._clock = clock
         self.limits = Limits(_CONNECTIONS, unfinished=_ALL_BODIES)
         self._session: aiohttp.ClientSession | None = None
         self.stopping = False
@@ -74,7 +74,6 @@ class Extender:
         app.router.add_get("/version", self._version)
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._metrics_text)
         app.cleanup_ctx.append(self._client_session)
         return app
 
@@ -185,8 +184,18 @@ class Extender:
             return _json({"error": f"no node with GPUs is named {name}"}, status=404)
         return _json(found)
 
+    def status(self) -> SchedulerStatus:
+        """Every node, card and Pod as known here."""
+        return reports.status_answer(self._cluster, leading=self._leading(), calls=self._calls)
+
+    def unready(self) -> str:
+        """Why this instance is not ready; "" once it is."""
+        if self.stopping:
+            return "stopping"
+        return self.awaited or ("" if self._synced() else "the cluster is not read yet")
+
     async def _status(self, request: web.Request) -> web.Response:
-        return _json(reports.status_answer(self._cluster, leading=self._leading(), calls=self._calls))
+        return _json(self.status())
 
     async def _version(self, request: web.Request) -> web.Response:
         return _json({"version": aliquot.__version__})
@@ -195,16 +204,8 @@ class Extender:
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        if self.stopping:
-            return web.Response(status=503, text="stopping\n")
-        if self.awaited:
-            return web.Response(status=503, text=f"{self.awaited}\n")
-        if not self._synced():
-            return web.Response(status=503, text="the cluster is not read yet\n")
-        return web.Response(text="ok\n")
-
-    async def _metrics_text(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
+        why = self.unready()
+        return web.Response(status=503 if why else 200, text=f"{why or 'ok'}\n")
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -2,6 +2,7 @@
 
     reflectors   watch Nodes, Pods and the ConfigMaps that take cards out of use -> `Cluster`
     extender     answers kube-scheduler's filter, prioritize, bind and preempt; followers forward bind to the leader
+    read port    metrics, probes and status, without those verbs
     leader       binds, reports why Pods are pending, retries them, maintains taints, labels and conditions of Nodes
     webhook      optional
 
@@ -29,7 +30,7 @@ from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.ownpods import account_of_token
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.events import Events
-from aliquot.services.daemon.http import listen, make_runner
+from aliquot.services.daemon.http import Limits, bind_port, listen, make_runner, serve_limited
 from aliquot.services.daemon.memory import freeze
 from aliquot.services.daemon.tasks import run_forever, termination_signal
 from aliquot.services.dashboard.access import NO_DASHBOARD, Access, Listen
@@ -45,6 +46,7 @@ from aliquot.services.scheduler.http import Extender
 from aliquot.services.scheduler.metrics import exposition
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from aliquot.services.scheduler.pendingpods import PendingPods
+from aliquot.services.scheduler.readport import CONNECTIONS, read_app
 from aliquot.services.scheduler.resourceslices import ResourceSlices, SliceSink
 from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
 
@@ -57,12 +59,16 @@ _BIND_GRACE = 10.0  # seconds that binds in progress have to finish at shutdown
 _REVIEW_GRACE = 3.0  # seconds in which API servers still send reviews: they learn late that our endpoint is gone
 
 
+USUAL_METRICS = Listen("0.0.0.0", 12347, usual=True)  # noqa: S104  # Prometheus and the kubelet connect from outside
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The command line's settings."""
 
     port: int = 12345
     bind_address: str = "0.0.0.0"  # noqa: S104  # kube-scheduler is on another machine, as a rule
+    metrics: Listen = USUAL_METRICS
     priority: str = "binpack"
     shortlist: int = 1
     served: frozenset[str] = frozenset(DIALECTS)
@@ -135,7 +141,6 @@ class Scheduler:
             synced=self._synced,
             leading=self._leading,
             leader_address=lambda: self.election.leader_address,
-            metrics=self._metrics,
             clock=time.monotonic,
         )
         self._rereading: asyncio.Task[None] | None = None
@@ -179,6 +184,7 @@ class Scheduler:
         if settings.webhook is not None:  # only a check; the webhook listens once it has keys
             self.extender.awaited = "the webhook does not listen yet"  # until then a Service must not send reviews here
             socket.create_server((settings.webhook.bind_address, settings.webhook.port)).close()
+        await self._serve_metrics(stack)
         self._dashboard = bind(settings.dashboard, "--dashboard")
         if self._dashboard is not None:
             stack.callback(self._dashboard[0].close)
@@ -189,6 +195,24 @@ class Scheduler:
         stack.callback((await listen(runner, listener, self.extender.limits)).close)
         address = f"{settings.bind_address}:{settings.port}"
         log.info("listening", extra={"data": {"address": address, "identity": self.election.identity}})
+
+    async def _serve_metrics(self, stack: AsyncExitStack) -> None:
+        metrics = self.settings.metrics
+        if not metrics.port:
+            return
+        try:
+            listener = bind_port(metrics.address, metrics.port)
+        except OSError as error:
+            if not metrics.usual:
+                raise
+            hint = "--metrics-port chooses another port"
+            log.warning(
+                "metrics_port_taken", extra={"data": {"port": metrics.port, "error": error.strerror, "hint": hint}}
+            )
+            return
+        limits = Limits(CONNECTIONS)
+        app = read_app(metrics=self._metrics, status=self.extender.status, unready=self.extender.unready)
+        await stack.enter_async_context(serve_limited(make_runner(app, limits), listener, limits))
 
     def _programs(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """What runs for the whole lifetime of the process."""
