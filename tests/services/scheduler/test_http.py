@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestServer
 
 import aliquot
 from aliquot.adapters.kubernetes.kube import Unreachable
 from aliquot.dialects.wire.extender import Binding
 from aliquot.services.daemon.calls import Calls
+from aliquot.services.daemon.http import listen, make_runner
 from aliquot.services.scheduler import http as module
 from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.http import Extender
+from aliquot.services.scheduler.verbserver import VerbServer
 from kit.manifests import MEM, Json
 from kit.watchobjects import a_cluster, live_node, live_pod, pod_json
 
@@ -46,7 +50,7 @@ class Rig:
             leader_address=lambda: self.leader,
             clock=lambda: self.now,
         )
-        self.client: TestClient[Any, Any]
+        self.client: aiohttp.ClientSession
 
     async def bind(self, binding: Binding) -> None:
         self.bound.append(binding)
@@ -68,8 +72,20 @@ def serve(scene: Callable[[Rig], Awaitable[None]]) -> Rig:
     rig = Rig()
 
     async def run() -> None:
-        async with TestClient(TestServer(rig.extender.app())) as rig.client:
-            await scene(rig)
+        limits = rig.extender.limits
+        runner = make_runner(rig.extender.app(), limits)
+        await runner.setup()
+        assert runner.server is not None
+        listener = socket.create_server(("127.0.0.1", 0))
+        verbs = VerbServer(rig.extender.answers(), runner.server, limits, largest=module.LARGEST_BODY)
+        accepting = await listen(runner, listener, limits, protocol=verbs)
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as rig.client:
+                await scene(rig)
+        finally:
+            accepting.close()
+            await verbs.close()
+            await runner.cleanup()
 
     asyncio.run(run())
     return rig

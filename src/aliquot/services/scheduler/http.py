@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -24,6 +25,7 @@ from aliquot.services.daemon.http import BodyError, Limits
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.verbserver import Answer
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,21 @@ _CONNECTIONS = 512
 _HOLD = 2.0  # seconds for which the chosen cards are held between prioritize and bind
 _FORWARDED = "X-Aliquot-Forwarded"
 _JSON = "application/json"
+
+
+class _Origin(NamedTuple):
+    """Where a request came in."""
+
+    path: str
+    forwarded: bool = False  # by another instance
+
+
+class _Verb(NamedTuple):
+    """One of kube-scheduler's verbs: what answers it, and the form of its errors."""
+
+    name: str
+    answer: Callable[[bytes, _Origin], bytes | Awaitable[bytes]]
+    failure: Callable[[str], bytes]
 
 
 class Extender:
@@ -61,12 +78,8 @@ class Extender:
     def app(self) -> web.Application:
         """The routes."""
         app = web.Application(client_max_size=LARGEST_BODY)
-        for prefix in ("/aliquot", "/gpushare-scheduler", "/scheduler"):
-            app.router.add_post(f"{prefix}/filter", self._verb("filter", self._filter, wire.render_error))
-            for path in ("prioritize", "priorities"):
-                app.router.add_post(f"{prefix}/{path}", self._verb("prioritize", self._prioritize, lambda error: b"[]"))
-            app.router.add_post(f"{prefix}/bind", self._verb("bind", self._bind, wire.render_bound))
-            app.router.add_post(f"{prefix}/preempt", self._verb("preempt", self._preempt, lambda error: b"{}"))
+        for path, verb in self._verbs().items():
+            app.router.add_post(path, self._handler(verb))
         app.router.add_get("/gpushare-scheduler/inspect", self._inspect)
         app.router.add_get("/gpushare-scheduler/inspect/{node}", self._inspect)
         for path in ("/scheduler/status", "/aliquot/status"):
@@ -79,38 +92,74 @@ class Extender:
 
     # --- kube-scheduler's verbs -----------------------------------------------------------------------------------
 
-    def _verb(
-        self, name: str, answer: Callable[[bytes, web.Request], Awaitable[bytes]], failure: Callable[[str], bytes]
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _verbs(self) -> dict[str, _Verb]:
+        """By path."""
+        scores = _Verb("prioritize", self._prioritize, lambda error: b"[]")
+        verbs = {
+            "filter": _Verb("filter", self._filter, wire.render_error),
+            "prioritize": scores,
+            "priorities": scores,
+            "bind": _Verb("bind", self._bind, wire.render_bound),
+            "preempt": _Verb("preempt", self._preempt, lambda error: b"{}"),
+        }
+        prefixes = ("/aliquot", "/gpushare-scheduler", "/scheduler")
+        return {f"{prefix}/{path}": verb for prefix in prefixes for path, verb in verbs.items()}
+
+    def answers(self) -> dict[bytes, Answer]:
+        """By path, what answers the body of a request (verbserver.py)."""
+        return {path.encode(): partial(self._answer, verb, _Origin(path)) for path, verb in self._verbs().items()}
+
+    def _handler(self, verb: _Verb) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
-            began = self._clock()
-            close = False
+            body: bytes | BodyError
             try:
-                if not self._synced():
-                    raise WireError("aliquot has not read the cluster yet; retry in a moment")
-                body = await answer(await self.limits.read_body(request, LARGEST_BODY), request)
-                outcome = "ok"
-            except (WireError, Refused, Unreachable, BodyError) as error:
-                close = isinstance(error, BodyError)  # the rest of the body is not read
-                outcome = "refused" if isinstance(error, Refused) else "error"
-                log.log(
-                    logging.INFO if outcome == "refused" else logging.WARNING,
-                    f"{name}_refused",
-                    extra={"data": {"why": str(error)}},
-                )
-                body = failure(f"aliquot: {error}")
-            except Exception:
-                log.exception(f"{name}_failed")
-                outcome, body = "error", failure("aliquot: internal error; see the log of aliquot scheduler")
-            self._calls.count(name, outcome, self._clock() - began)
-            response = web.Response(body=body, content_type=_JSON)
-            if close:
+                body = await self.limits.read_body(request, LARGEST_BODY)
+            except BodyError as error:
+                body = error
+            answer = self._answer(verb, _Origin(request.path, _FORWARDED in request.headers), body)
+            response = web.Response(body=answer if isinstance(answer, bytes) else await answer, content_type=_JSON)
+            if isinstance(body, BodyError):  # the rest of the body is not read
                 response.force_close()
             return response
 
         return handle
 
-    async def _filter(self, body: bytes, request: web.Request) -> bytes:
+    def _answer(self, verb: _Verb, origin: _Origin, body: bytes | BodyError) -> bytes | Awaitable[bytes]:
+        """The answer to a body: at once, if nothing has to be awaited. Never raises."""
+        began = self._clock()
+        try:
+            if not self._synced():
+                raise WireError("aliquot has not read the cluster yet; retry in a moment")
+            if isinstance(body, BodyError):
+                raise body
+            answer = verb.answer(body, origin)
+        except Exception as error:
+            return self._fail(verb, error, began)
+        if not isinstance(answer, bytes):
+            return self._answer_later(verb, answer, began)
+        self._calls.count(verb.name, "ok", self._clock() - began)
+        return answer
+
+    async def _answer_later(self, verb: _Verb, answering: Awaitable[bytes], began: float) -> bytes:
+        try:
+            answer = await answering
+        except Exception as error:
+            return self._fail(verb, error, began)
+        self._calls.count(verb.name, "ok", self._clock() - began)
+        return answer
+
+    def _fail(self, verb: _Verb, error: Exception, began: float) -> bytes:
+        """Log and count the error; returns the answer that reports it. Called while the error is handled."""
+        refused = isinstance(error, Refused)
+        self._calls.count(verb.name, "refused" if refused else "error", self._clock() - began)
+        if not isinstance(error, (WireError, Refused, Unreachable, BodyError)):
+            log.exception(f"{verb.name}_failed")
+            return verb.failure("aliquot: internal error; see the log of aliquot scheduler")
+        level = logging.INFO if refused else logging.WARNING
+        log.log(level, f"{verb.name}_refused", extra={"data": {"why": str(error)}})
+        return verb.failure(f"aliquot: {error}")
+
+    def _filter(self, body: bytes, origin: _Origin) -> bytes:
         args = wire.parse_args(body)
         answer, outcome = verbs.filter_answer(self._cluster, args)
         # kube-scheduler skips prioritize if there is only one candidate.
@@ -121,18 +170,18 @@ class Extender:
             log.info("filtered", extra={"data": {"pod": pod, "asked": outcome.asked, "fit": outcome.fit}})
         return answer
 
-    async def _prioritize(self, body: bytes, request: web.Request) -> bytes:
+    def _prioritize(self, body: bytes, origin: _Origin) -> bytes:
         answer, claim, best = verbs.scores_answer(self._cluster, wire.parse_args(body))
         if claim is not None and best is not None and self._leading():
             self._cluster.hold(claim, best, self._clock() + _HOLD)
         return answer
 
-    async def _bind(self, body: bytes, request: web.Request) -> bytes:
+    async def _bind(self, body: bytes, origin: _Origin) -> bytes:
         binding = wire.parse_binding(body)
         if self.stopping:
             raise Refused("this instance is shutting down; the next attempt reaches another one")
         if not self._leading():
-            return await self._forward(body, request)
+            return await self._forward(body, origin)
         began = self._clock()
         await self._binder.bind(binding)
         placed = self._cluster.placement(binding.PodUID)
@@ -151,14 +200,14 @@ class Extender:
         )
         return wire.render_bound()
 
-    async def _forward(self, body: bytes, request: web.Request) -> bytes:
+    async def _forward(self, body: bytes, origin: _Origin) -> bytes:
         """Only the leader binds; a follower forwards the request, once."""
         address = self._leader_address()
-        if _FORWARDED in request.headers or address is None or self._session is None:
+        if origin.forwarded or address is None or self._session is None:
             raise Refused("this instance is not the leader and does not know the leader; retry in a moment")
         try:
             async with self._session.post(
-                f"http://{address}{request.path}", data=body, headers={_FORWARDED: "1", "Content-Type": _JSON}
+                f"http://{address}{origin.path}", data=body, headers={_FORWARDED: "1", "Content-Type": _JSON}
             ) as answer:
                 if answer.status != 200:  # another program listens there: a leader always answers 200
                     raise Refused(f"the leader's address {address} answered HTTP {answer.status}")
@@ -166,7 +215,7 @@ class Extender:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Refused(f"the leader at {address} does not answer: {error}") from error
 
-    async def _preempt(self, body: bytes, request: web.Request) -> bytes:
+    def _preempt(self, body: bytes, origin: _Origin) -> bytes:
         asked = wire.parse_preemption(body)
         return wire.render_preemption(verbs.preemption_answer(self._cluster, asked))
 

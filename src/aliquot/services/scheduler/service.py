@@ -42,13 +42,14 @@ from aliquot.services.scheduler.dashboard.agentclient import AgentClient
 from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 from aliquot.services.scheduler.election import Election
-from aliquot.services.scheduler.http import Extender
+from aliquot.services.scheduler.http import LARGEST_BODY, Extender
 from aliquot.services.scheduler.metrics import exposition
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from aliquot.services.scheduler.pendingpods import PendingPods
 from aliquot.services.scheduler.readport import CONNECTIONS, read_app
 from aliquot.services.scheduler.resourceslices import ResourceSlices, SliceSink
 from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
+from aliquot.services.scheduler.verbserver import VerbServer
 
 if TYPE_CHECKING:
     from aliquot.services.scheduler.webhook import WebhookSettings
@@ -192,7 +193,10 @@ class Scheduler:
         runner = make_runner(self.extender.app(), self.extender.limits)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        stack.callback((await listen(runner, listener, self.extender.limits)).close)
+        assert runner.server is not None, "it is set up"
+        verbs = VerbServer(self.extender.answers(), runner.server, self.extender.limits, largest=LARGEST_BODY)
+        stack.push_async_callback(verbs.close)
+        stack.callback((await listen(runner, listener, self.extender.limits, protocol=verbs)).close)
         address = f"{settings.bind_address}:{settings.port}"
         log.info("listening", extra={"data": {"address": address, "identity": self.election.identity}})
 
