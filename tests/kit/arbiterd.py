@@ -102,9 +102,13 @@ class Nvml:
 
     def __init__(self) -> None:
         self.on_card: dict[str, dict[int, int]] = {}
+        self.mps: set[int] = set()
 
     def processes(self, uuid: str) -> dict[int, int]:
         return self.on_card.get(uuid, {})
+
+    def mps_clients(self, uuid: str) -> set[int]:
+        return self.mps
 
 
 class Guest:

@@ -42,3 +42,20 @@ def test_online_work_closes_the_gate_to_offline_work(refusing_node: Node) -> Non
     online.hear()
     node.goes_on(offline.pid)
     assert offline.finish()["right"] is True
+
+
+def test_half_a_registration_is_reported(node: Node) -> None:
+    """A program that speaks with the daemon itself and hides its context: no slice and no gate holds it (an audit saw
+    55.9% of a card with a hard cap of 10%), so somebody must hear of it."""
+    node.configure("fixed-share")
+    name = node.tenant(core=10)
+    hostile = node.player.start("half_registered", node.tenants[name]["folder"])
+    assert hostile.hear() == "ready"
+    wait_until(lambda: node.standing(name).get("level") == "gate", "it does not count as registered")
+
+    def found() -> bool:
+        findings = node.ask("findings")
+        return [(finding["kind"], finding["pid"]) for finding in findings] == [("unregistered", hostile.pid)]
+
+    wait_until(found, "it is reported")
+    assert node.shares(0.3, (hostile.pid,))[0] > 0.5

@@ -106,6 +106,21 @@ def busy(link: socket.socket, seconds: float) -> list[Any]:
     return [launched, session.read(out, 1)[0], errors, longest]
 
 
+def half_registered(link: socket.socket, folder: str) -> None:
+    """Computes without the shim, and tells the daemon of a group that it does not have."""
+    session = Session()
+    file, daemon = rm_file(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    daemon.connect(f"{folder}/sock")
+    group = (0xBAD, 0xBAD, 0, 0xBAD, 1, 1, 1, 0, 7)
+    for kind, words, files in ((1, (os.getpid(), 200), []), (2, group, [file]), (3, (1,), [])):
+        socket.send_fds(daemon, [struct.pack(f"<I2H{len(words)}I", 0x54514C41, 1, kind, *words)], files)
+    link.send(b'"ready"')
+    while True:
+        for _ in range(8):
+            session.launch(1000)
+        session.cuda.status("cuCtxSynchronize")
+
+
 def scribble() -> list[int]:
     """Overwrites the counter in the shared memory of its context's lane, as a program gone wild might."""
     session = Session()
@@ -153,6 +168,9 @@ def main() -> None:
         result = control_as_a_daemon(link)
     elif name == "busy":
         result = busy(link, *arguments)
+    elif name == "half_registered":
+        half_registered(link, *arguments)
+        return
     elif name == "scribble":
         result = scribble()
     else:

@@ -25,6 +25,10 @@ class PlayedNotSupportedError(PlayedError):
     pass
 
 
+class PlayedNoFunctionError(PlayedError):
+    pass
+
+
 class PlayedLostError(PlayedError):
     pass
 
@@ -43,6 +47,7 @@ class PlayedNvml:
     NVMLError = PlayedError
     NVMLError_NotFound = PlayedNotFoundError
     NVMLError_NotSupported = PlayedNotSupportedError
+    NVMLError_FunctionNotFound = PlayedNoFunctionError
     NVMLError_GpuIsLost = PlayedLostError
     NVMLError_ResetRequired = PlayedResetError
     NVMLError_Timeout = PlayedTimeoutError
@@ -286,3 +291,8 @@ def test_card_in_mig_mode_is_withheld(played: PlayedNvml, modes: list[int], why:
     played.answers["nvmlDeviceGetMigMode"] = modes
     (card,) = Nvml().cards()
     assert card.withheld == why
+
+
+def test_mps_clients_are_none_where_nvml_does_not_know_them(played: PlayedNvml) -> None:
+    played.answers["nvmlDeviceGetMPSComputeRunningProcesses"] = PlayedNoFunctionError()
+    assert Nvml().mps_clients("GPU-0") == set()

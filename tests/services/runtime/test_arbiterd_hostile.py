@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from aliquot.adapters.gpu import link, rm
 from aliquot.adapters.gpu import page as pages
 from aliquot.model.claim import AppClass
-from aliquot.model.tenant import Level, SharingRules
-from aliquot.services.runtime import arbiterd, registration
+from aliquot.model.tenant import FindingKind, Level, SharingRules
+from aliquot.services.runtime import arbiterd, audit, registration
 from aliquot.services.runtime.cardloop import CardLoop
 from kit.arbiterd import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
 
@@ -160,7 +160,7 @@ def test_another_file_with_known_handles_gets_no_controls(court: Court) -> None:
     guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 3, 0, 7, 8, 9, files=(handed,))
     os.close(handed)
     guest.done(1)
-    until(lambda: not court.rig.standing("bad").processes, "its leaving the card")
+    until(lambda: court.rig.standing("bad").level is Level.GATE, "the gate in the place of controls")
     guest.close()
     court.is_in_order()
 
@@ -189,6 +189,36 @@ def test_the_drivers_file_with_foreign_handles_is_refused(court: Court) -> None:
     court.rig.driver.gone |= {(66, 1)}
     guest = court.attack().hello().group(66, court.rig.rm_file).done(1)
     until(lambda: any(call[1] == 66 for call in court.rig.driver.calls))
+    guest.close()
+    court.is_in_order()
+
+
+@pytest.mark.parametrize("sends", ["nothing", "a copy group", "unknown handles", "another file"])
+def test_half_a_registration_is_held_at_the_gate_and_reported(court: Court, sends: str) -> None:
+    """It speaks with us and keeps its context to itself: it had the driver's own slice, no cap, and no finding."""
+    rig = court.rig
+    rig.patch.setattr(audit, "_GRACE", -1.0)
+    rig.driver.gone |= {(66, 1)}
+    guest = court.attack().hello()
+    if sends != "nothing":
+        file = court.folder / "page" if sends == "another file" else rig.rm_file
+        guest.group(66, file, compute=sends != "a copy group")
+    guest.done(sends != "nothing")
+    until(lambda: rig.standing("bad").level is Level.GATE, "the gate")
+    rig.nvml.on_card[UUIDS[0]] = {guest.pid: 1 << 30, court.good.pid: 1 << 30}
+
+    def found() -> list[tuple[int | None, FindingKind, str | None]]:
+        return [(finding.pid, finding.kind, finding.owner) for finding in rig.daemon._auditor.inspect(UUIDS[0])]
+
+    assert found() == [(guest.pid, FindingKind.UNREGISTERED, "bad")]
+    assert guest.use().overhead == 1 << 30, "its memory counts all the same"
+    rig.nvml.mps = {guest.pid}
+    assert found() == [], "under MPS no process has a context of its own"
+    rig.nvml.mps = set()
+    rig.driver.gone.clear()
+    guest.group(66, rig.rm_file).done(1)
+    until(lambda: rig.standing("bad").level is Level.HARDWARE, "the whole registration")
+    assert found() == []
     guest.close()
     court.is_in_order()
 

@@ -183,7 +183,7 @@ def test_groups_that_the_driver_refuses_are_logged_once_a_second_per_tenant(
     with caplog.at_level(logging.WARNING):
         for client in range(1000):
             seen = link.GroupSeen(os.open("/dev/null", os.O_RDONLY), client, 1, 0, 1, 1, True, (7,))
-            process.groups.by_card([seen], {"GPU-0"})
+            process.groups.place([seen], {"GPU-0"})
     ((key, fields),) = logged(caplog)
     assert (key, fields["tenant"], fields["card"]) == ("channel_group_not_controllable", "the bad", "unknown")
     assert len(process.groups._probed) <= 256, "what the driver said of them fills no memory"

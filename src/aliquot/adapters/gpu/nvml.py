@@ -149,6 +149,11 @@ class Nvml:
         found = self._ask("nvmlDeviceGetComputeRunningProcesses", uuid)
         return {int(process.pid): _bytes(process.usedGpuMemory) for process in found or ()}
 
+    def mps_clients(self, uuid: str) -> set[int]:
+        """The processes on the card whose context is that of an MPS server."""
+        found = self._ask("nvmlDeviceGetMPSComputeRunningProcesses", uuid)
+        return {int(process.pid) for process in found or ()}
+
     def utilisation(self, uuid: str) -> float | None:
         """The part of the time in which the card did anything, 0 to 1; None where the driver does not know."""
         found = self._ask("nvmlDeviceGetUtilizationRates", uuid)
@@ -174,7 +179,7 @@ class Nvml:
             handle = self._handle(uuid)
             try:
                 return getattr(nvml, function)(handle, *more)
-            except (nvml.NVMLError_NotFound, nvml.NVMLError_NotSupported):
+            except (nvml.NVMLError_NotFound, nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
                 return None
             except nvml.NVMLError as error:
                 raise self._error(f"{uuid}: {function}", error) from error

@@ -234,7 +234,8 @@ class Arbiterd:
             for process in tenancy.processes:
                 if process.slot is not None:
                     use = tenancy.page.use(process.slot, at)
-                    found[process.pid] = PageSlot(tenancy.page, process.slot, at, use.memory, use.overhead)
+                    proven = uuid in process.proven
+                    found[process.pid] = PageSlot(tenancy.page, process.slot, at, use.memory, use.overhead, proven)
         return found
 
     def _owner_of(self, pid: int) -> Owner | None:

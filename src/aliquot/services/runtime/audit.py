@@ -25,13 +25,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PageSlot:
-    """A process's slot on its tenant's page, the bytes it reports, and those that the driver takes in addition."""
+    """A process's slot on its tenant's page, the bytes it reports, and those that the driver takes in addition.
+
+    `proven`: the driver knows the context on this card that the process registered."""
 
     page: Page
     slot: int
     card: int  # index on the page
     memory: int
     overhead: int
+    proven: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +106,25 @@ class Auditor:
                 overhead = max(0, on_card[pid] - slot.memory)
                 if overhead != slot.overhead:
                     slot.page.set_overhead(slot.slot, slot.card, overhead)
-            unknown = on_card.keys() - after.keys() - {own_number()}
+            # Who connects and sends no context of this card has registered by half: it would run free, and unseen.
+            half = {pid for pid in on_card if pid in after and not after[pid].proven}
+            unknown = (on_card.keys() - after.keys() - {own_number()}) | half
             owners = {pid: registry.owner(pid) for pid in unknown}
+        if half:
+            unknown -= half & self._nvml.mps_clients(uuid)  # their contexts are the server's
+            half &= unknown
         now = time.monotonic()
         self._unknown = {
             (card, pid): since for (card, pid), since in self._unknown.items() if card != uuid or pid in unknown
         }
         return [
-            _unknown_finding(uuid, pid, owners[pid], pods=registry.pods)
+            _unknown_finding(uuid, pid, owners[pid], pods=registry.pods, half=pid in half)
             for pid in sorted(unknown)
             if now - self._unknown.setdefault((uuid, pid), now) > _GRACE
         ]
 
 
-def _unknown_finding(uuid: str, pid: int, owner: Owner | None, *, pods: bool) -> Finding:
+def _unknown_finding(uuid: str, pid: int, owner: Owner | None, *, pods: bool, half: bool) -> Finding:
     """Why it is not registered."""
     if owner is None:
         advice = "it is of no Pod" if pods else "start it with `aliquot run`"
@@ -127,6 +135,12 @@ def _unknown_finding(uuid: str, pid: int, owner: Owner | None, *, pods: bool) ->
     if uuid not in owner.uuids:
         text = f"is tenant {owner.name}'s, which has no part of this card"
         return Finding(uuid, pid, FindingKind.TRESPASSER, text, owner.id)
+    if half:
+        text = (
+            f"is tenant {owner.name}'s and has registered, but without its context on this card: its share is not "
+            "enforced; does the program keep libaliquot.so from seeing its calls, or speak with the daemon itself?"
+        )
+        return Finding(uuid, pid, FindingKind.UNREGISTERED, text, owner.id)
     text = (
         f"is tenant {owner.name}'s but has not registered: is it statically linked, or was ALIQUOT_TENANT "
         "taken out of its environment (env -i, su -, sshd)?"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from aliquot.adapters.gpu import link, rm
 from aliquot.adapters.gpu.link import GroupSeen
@@ -10,6 +11,16 @@ from aliquot.model.tenant import Level
 
 _NOWHERE = (None, Level.NONE)  # not a file of the driver, or no such object in that file
 _MOST_PROBED = 256  # answers of the driver to remember per process; it has 64 groups at most
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a process is. `proven` are the cards on which the driver knows a compute group of it; on others it is held
+    only because it may be there."""
+
+    by_card: Mapping[str, Sequence[rm.Group]]
+    gated: Set[str]  # cards where only the gate can hold it
+    proven: Set[str]
 
 
 class ChannelGroups:
@@ -24,21 +35,25 @@ class ChannelGroups:
         self._simulated, self._log_fault = simulated, log_fault
         self._probed: dict[tuple[int, int, int], tuple[str | None, Level]] = {}
 
-    def by_card(self, sent: Sequence[GroupSeen], mine: set[str]) -> tuple[dict[str, list[rm.Group]], set[str]]:
-        """The groups that the process sent, by card; and the cards where only the gate can hold it.
+    def place(self, sent: Sequence[GroupSeen], mine: set[str]) -> Placement:
+        """Where the process is, by the groups that it sent.
 
         `mine` are the tenant's cards. Files that are not in the answer are closed.
         """
-        # It uses CUDA, but its groups were not seen (under MPS they are the server's): only the gate can hold it.
-        gated = set() if sent else set(mine)
+        gated: set[str] = set()
+        proven: set[str] = set()
+        found = False  # a compute group that the driver knows
         by_card: dict[str, list[rm.Group]] = {}
         known: set[tuple[int, int]] = set()
         for seen in sent:
             group = rm.Group(seen.fd, seen.client, seen.group, seen.subdevice, seen.channels)
             twice = (seen.client, seen.group) in known
             uuid, level = self._place(group) if seen.compute and not twice else _NOWHERE
+            found |= level is not Level.NONE
             if level is Level.GATE:
                 gated |= mine if uuid is None else mine & {uuid}
+            if level is not Level.NONE:
+                proven |= mine if uuid is None else mine & {uuid}
             if uuid is None or uuid not in mine:
                 link.discard(
                     seen.fd
@@ -46,7 +61,13 @@ class ChannelGroups:
                 continue
             known.add((seen.client, seen.group))
             by_card.setdefault(uuid, []).append(group)
-        return {uuid: [] for uuid in gated} | by_card, gated
+        if not found:
+            # It uses CUDA, but no group of it that computes is known: under MPS they are the server's; or what it sent
+            # is not the driver's. Only the gate can hold it.
+            gated |= mine
+        for uuid in gated:
+            by_card.setdefault(uuid, [])
+        return Placement(by_card, gated, proven)
 
     def _place(self, group: rm.Group) -> tuple[str | None, Level]:
         """As `_probe`, but asks the driver once per group: a context registers dozens of times while it is made.

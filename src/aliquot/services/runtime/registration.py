@@ -14,17 +14,17 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from aliquot.adapters.gpu import link, rm
+from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, Wake
 from aliquot.adapters.gpu.page import Page
 from aliquot.model.tenant import Level, Tenant
 from aliquot.services.runtime.cardloop import CardLoop
-from aliquot.services.runtime.channelgroups import ChannelGroups
+from aliquot.services.runtime.channelgroups import ChannelGroups, Placement
 from aliquot.services.runtime.contexts import Context
 
 _MOST_GROUPS = 64  # of one process: a context has one for compute and a few for copies
@@ -49,7 +49,8 @@ class Process:
     groups: ChannelGroups
     slot: int | None = None
     pending: list[GroupSeen] = field(default_factory=list)  # since the hello or the last done
-    cards: set[str] = field(default_factory=set)  # where it has a context
+    cards: set[str] = field(default_factory=set)  # where it is held, by the driver or at the gate
+    proven: set[str] = field(default_factory=set)  # where the driver knows a context of it
     messages: int = 0
     counted: float = 0.0
 
@@ -277,22 +278,20 @@ class Registrar:
         """Join the process to the cards that its groups are on. We ask the driver which those are without the lock: it
         may take long, or hang for a card that fell off the bus."""
         cards = {uuid for uuid in tenancy.page.uuids if uuid in self._loops}
-        by_card, gated = process.groups.by_card(groups, cards)
+        placement = process.groups.place(groups, cards)
         with self._lock:
             if process in tenancy.processes:
-                self._join(tenancy, process, by_card, gated)
+                self._join(tenancy, process, placement)
             else:  # it was disconnected meanwhile
-                for group in (group for on_card in by_card.values() for group in on_card):
+                for group in (group for on_card in placement.by_card.values() for group in on_card):
                     link.discard(group.fd)
 
-    def _join(
-        self, tenancy: Tenancy, process: Process, by_card: Mapping[str, Sequence[rm.Group]], gated: Set[str]
-    ) -> None:
+    def _join(self, tenancy: Tenancy, process: Process, placement: Placement) -> None:
         assert process.slot is not None
-        for uuid in process.cards - by_card.keys():
+        for uuid in process.cards - placement.by_card.keys():
             self._loops[uuid].leave(_context_name(process))
-        process.cards = set(by_card)
-        for uuid, groups in by_card.items():
+        process.cards, process.proven = set(placement.by_card), set(placement.proven)
+        for uuid, groups in placement.by_card.items():
             context = Context(
                 _context_name(process),
                 process.tenant,
@@ -301,7 +300,7 @@ class Registrar:
                 process.slot,
                 tenancy.page.index[uuid],
                 tuple(groups),
-                Level.GATE if uuid in gated else Level.HARDWARE,
+                Level.GATE if uuid in placement.gated else Level.HARDWARE,
             )
             self._loops[uuid].join(context)
 
