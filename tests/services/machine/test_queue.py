@@ -187,7 +187,7 @@ def test_queue_reserves_on_nearest_node_only() -> None:
     hall.wait("medium", 20)
     # Nearest to two free cards is the node of which one is free: that one is kept, and small goes elsewhere.
     assert hall.advance() == ["small"]
-    assert hall.queue.positions()[1][1]["kept_for"] == "big"
+    assert list(hall.queue.positions())[1][1]["kept_for"] == "big"
     hall.ledger.forget("c")
     assert hall.advance() == ["big"]
 

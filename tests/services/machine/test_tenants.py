@@ -143,6 +143,22 @@ def test_queued_run_starts_when_tenant_ends(rig: Rig) -> None:
     assert messages[1]["ok"]["name"] == "x-2"
 
 
+def test_queue_order_and_waiting_time_survive_a_step_of_the_wall_clock(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.submit(memory_mib=20 * 1024)
+    rig.machine.clock = lambda: 100.0
+    for at, wall in enumerate((1e9, 1e9 - 7200, 1e9 + 7200)):
+        rig.machine.clock = lambda at=at: 100.0 + at  # type: ignore[misc]
+        monkeypatch.setattr("time.time", lambda wall=wall: wall)
+        rig.machine.submit(RunRequest(("x",), f"run-{at}", memory_mib=8192), rig.process(), wall, lambda _message: None)
+    assert [entry.name for entry in rig.machine.queue] == ["run-0", "run-1", "run-2"]
+    rig.machine.clock = lambda: 105.0
+    daemon = DaemonStatus(pid=1, uid=0, version="0", since=0.0, home="", simulated=None)
+    found = status(rig.machine, {}, 0.0, daemon)
+    assert [entry.waited_seconds for entry in found.queue] == [5.0, 4.0, 3.0]
+
+
 def test_no_wait_run_does_not_notify_queue(rig: Rig) -> None:
     rig.submit(memory_mib=20 * 1024)
     messages = rig.submit(memory_mib=8 * 1024)

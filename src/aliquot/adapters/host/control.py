@@ -62,6 +62,8 @@ class Connection:
         """Say it."""
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it may have said why: the next `receive` returns that, or raises ControlError
         except OSError as error:
             raise ControlError(f"the daemon does not listen: {error}") from error
 

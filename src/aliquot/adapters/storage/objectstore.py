@@ -55,7 +55,7 @@ class ObjectStore:
 
     def pods(self) -> list[LocalPod]:
         """All Pods, in the order of their creation."""
-        rows = self._database.all(f"SELECT {', '.join(_POD_COLUMNS)} FROM pods ORDER BY created, rowid")  # noqa: S608 - no input
+        rows = self._database.all(f"SELECT {', '.join(_POD_COLUMNS)} FROM pods ORDER BY rowid")  # noqa: S608 - no input
         return [_pod(dict(zip(_POD_COLUMNS, row, strict=True))) for row in rows]
 
     def write(

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import aliquot
 from aliquot.adapters.host.control import LONGEST
@@ -71,7 +71,13 @@ def caller_of(writer: asyncio.StreamWriter) -> Caller:
     return Caller(*struct.unpack("3i", raw))
 
 
-async def request_of(reader: asyncio.StreamReader) -> dict[str, Any]:
+class Lines(Protocol):
+    """asyncio.StreamReader, or connections.Client."""
+
+    async def readline(self) -> bytes: ...
+
+
+async def request_of(reader: Lines) -> dict[str, Any]:
     """The request. Raises RefusedError."""
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT):  # wait_for may swallow a cancellation that comes with the line

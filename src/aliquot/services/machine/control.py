@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,6 @@ from typing import Any
 import msgspec
 
 from aliquot.adapters.host import processes
-from aliquot.adapters.host.control import LONGEST
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import StoreError
 from aliquot.dialects import QgpuRules
@@ -33,8 +31,9 @@ from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenancy import Tenancy
-from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of
-from aliquot.services.daemon.control import send as send_to
+from aliquot.services.daemon.connections import PIECE, Client, Clients
+from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of, send
+from aliquot.services.daemon.pace import Steps
 from aliquot.services.daemon.tasks import termination_signal
 from aliquot.services.machine.history import ended_status
 from aliquot.services.machine.pods.api import PodApi
@@ -47,10 +46,10 @@ from aliquot.services.machine.tenants import LocalMachine
 from aliquot.services.runtime.meter import CardMeter
 
 _LOG = logging.getLogger("aliquot.control")
-_MOST_CONNECTIONS = 1024
-_MOST_OF_ONE_USER = 256  # so that only root can use up all connections
 _SWEEP = 0.25  # seconds between checks of tenants without a root process
 _LONGEST_DELAY = 60.0
+_BETWEEN_STARTS = 0.01  # seconds at least between two looks at the whole queue
+_BETWEEN_UPDATES = 0.1  # and between two rounds of updates
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -74,10 +73,10 @@ class ControlServer:
         self._meter = meter
         self._stopping = asyncio.Event()
         self._for_good = False  # `aliquot down`; over a restart, queued runs keep waiting
-        self._connections: Counter[int] = Counter()  # by user
+        self._clients = Clients()
+        self._next_status: asyncio.Future[bytes] | None = None  # for all who ask before it is made
         self._operations: dict[str, Callable[[dict[str, Any], Caller, Send], Awaitable[dict[str, Any]]]] = {
             "hello": self._hello,
-            "status": self._status,
             "policy": self._policy,
             "stop": self._stop,
             "logs": self._logs,
@@ -89,7 +88,9 @@ class ControlServer:
     async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
         """Until SIGTERM, SIGINT or `down`."""
         termination_signal(self._stopping)
-        server = await asyncio.start_unix_server(self._connected, sock=listener, limit=LONGEST)
+        self.machine.room_changed = Steps(self.machine.start_waiting, every=_BETWEEN_STARTS)
+        self.machine.queue_changed = Steps(self.machine.notify_waiting, every=_BETWEEN_UPDATES)
+        server = await asyncio.start_unix_server(self._connected, sock=listener, limit=PIECE)
         sweeping = asyncio.create_task(self._sweep())
         ready()
         await self._stopping.wait()
@@ -114,48 +115,45 @@ class ControlServer:
     # --- one connection ----------------------------------------------------------------------------------------
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def send(answer: dict[str, Any]) -> None:
-            send_to(writer, answer)
-
         caller = caller_of(writer)
-        self._connections[caller.uid] += 1
+        client: Client | None = None
         try:
-            self._count(caller)
-            request = await request_of(reader)
-            if request.get("op") == "run":
-                await self._run(request, caller, reader, send)
-            elif request.get("op") == "keep":
-                self._connections[caller.uid] -= 1  # one per Pod, and the number of Pods is limited already
-                try:
-                    await self._pod_api.serve_supervisor(request, caller, reader, send)
-                finally:
-                    self._connections[caller.uid] += 1
-            else:
-                operation = self._operations.get(str(request.get("op")))
-                if operation is None:
-                    raise RefusedError(
-                        "malformed", text=f"unknown operation; known are run, {', '.join(self._operations)}"
-                    )
-                send({"ok": await operation(request, caller, send)})
+            client = self._clients.admit(reader, writer, caller)
+            await self._serve_client(client, caller)
         except RefusedError as refused:
-            send({"error": refused.details})
+            send(writer, {"error": refused.details})
         except StoreError as error:
-            send({"error": {"kind": "failed", "text": str(error)}})
+            send(writer, {"error": {"kind": "failed", "text": str(error)}})
         except ConnectionError:
             pass
         except Exception as error:
             _LOG.exception("request_failed")
-            send({"error": {"kind": "failed", "text": f"internal error: {type(error).__name__}: {error}"}})
+            send(writer, {"error": {"kind": "failed", "text": f"internal error: {type(error).__name__}: {error}"}})
         finally:
-            self._connections[caller.uid] -= 1
             await close_connection(writer)
+            if client is not None:
+                client.forget()
 
-    def _count(self, caller: Caller) -> None:
-        most = _MOST_CONNECTIONS if caller.uid == 0 else _MOST_OF_ONE_USER
-        if self._connections[caller.uid] > most or self._connections.total() > _MOST_CONNECTIONS:
-            raise RefusedError("failed", text="too many queued runs, or too many connections at once")
+    async def _serve_client(self, client: Client, caller: Caller) -> None:
+        request = await request_of(client)
+        client.silent_since = None
+        self._clients.check_unread(caller.uid)
+        name = str(request.get("op"))
+        if name == "run":
+            client.expect_updates()
+            await self._run(request, caller, client)
+        elif name == "keep":
+            client.uncount()  # one per Pod, and the number of Pods is limited already
+            await self._pod_api.serve_supervisor(request, caller, client)
+        elif name == "status":
+            client.send_line(await self._status())
+        elif name in self._operations:
+            client.send({"ok": await self._operations[name](request, caller, client.send)})
+        else:
+            known = ", ".join(("run", "status", *self._operations))
+            raise RefusedError("malformed", text=f"unknown operation; known are {known}")
 
-    async def _run(self, request: dict[str, Any], caller: Caller, reader: asyncio.StreamReader, send: Send) -> None:
+    async def _run(self, request: dict[str, Any], caller: Caller, client: Client) -> None:
         """Returns when the run has its answer. The run leaves the queue when its connection closes."""
         run_request = parse_run_request(request)
         if isinstance(run_request, Invalid):
@@ -163,14 +161,14 @@ class ControlServer:
         done = asyncio.Event()
 
         def notify(answer: dict[str, Any]) -> None:
-            send(answer)
+            client.send(answer)
             if "event" not in answer:
                 done.set()
 
         entry = self.machine.submit(run_request, caller, time.time(), notify)
         if done.is_set():
             return
-        left = asyncio.create_task(_until_closed(reader))
+        left = asyncio.create_task(client.until_closed())
         ended = asyncio.create_task(done.wait())
         try:
             await asyncio.wait({left, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -184,9 +182,21 @@ class ControlServer:
     async def _hello(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
         return self.about
 
-    async def _status(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
-        answer: dict[str, Any] = msgspec.to_builtins(self.status())
-        return answer
+    async def _status(self) -> bytes:
+        """The answer to `status`. It is made once for all who have asked by then, however many they are."""
+        if self._next_status is None:
+            loop = asyncio.get_running_loop()
+            self._next_status = loop.create_future()
+            loop.call_soon(self._make_status)
+        return await asyncio.shield(self._next_status)
+
+    def _make_status(self) -> None:
+        future, self._next_status = self._next_status, None
+        assert future is not None
+        try:
+            future.set_result(b'{"ok":' + msgspec.json.encode(self.status()) + b"}")
+        except Exception as error:
+            future.set_exception(error)
 
     def status(self) -> Status:
         """The answer to `status`."""
@@ -298,15 +308,6 @@ def watch_root(machine: LocalMachine, tenancy: Tenancy) -> None:
     """Call `machine.ended` when the tenant's root process ends; soon, if it has ended already."""
     tenant = tenancy.tenant
     processes.when_ended(tenant.root, tenancy.started, lambda code: machine.ended(tenant.id, time.time(), code))
-
-
-async def _until_closed(reader: asyncio.StreamReader) -> None:
-    """Ignores whatever the client sends while it waits."""
-    try:
-        while await reader.read(4096):
-            pass
-    except ConnectionError:
-        pass
 
 
 def _signal_all(start_times: dict[int, int], number: signal.Signals) -> None:

@@ -25,6 +25,7 @@ from aliquot.placement.choose import Chooser
 from aliquot.placement.seat import grant_on
 from aliquot.services.machine.requests import RunRequest
 
+_SHORT = 32  # requests in a queue whose reasons are computed whenever they are shown
 Notify = Callable[[dict[str, Any]], None]
 
 
@@ -38,12 +39,13 @@ class QueuedRequest:
     uid: int
     gid: int
     started: int
-    since: float
+    since: float  # on the machine's monotonic clock: neither order nor waiting time depend on the wall clock
     notify: Notify
     log: str | None = None
     last_position: dict[str, Any] | None = field(default=None)  # sent last
     on_grant: Callable[[Tenancy, Grant, Choice | None], None] | None = None  # for a Pod: called instead of `notify`
     choice: Choice | None = None  # why it gets its cards
+    queued: bool = False
 
     @property
     def id(self) -> str:
@@ -73,22 +75,28 @@ class Queue:
     def add(self, entry: QueuedRequest) -> None:
         """In order of arrival: a request that comes back after a restart keeps its place."""
         insort(self._waiting, entry, key=lambda entry: entry.since)
+        entry.queued = True
 
     def remove(self, entry: QueuedRequest) -> bool:
         """False if it was not queued."""
-        if entry not in self._waiting:
+        if not entry.queued:
             return False
         self._waiting.remove(entry)
+        entry.queued = False
         return True
 
-    def next(self) -> tuple[QueuedRequest, Grant] | None:
-        """The request that can start now, and its grant. Books nothing and leaves it in the queue."""
+    def next(self, only: QueuedRequest | None = None) -> tuple[QueuedRequest, Grant] | None:
+        """The request that can start now, and its grant. Books nothing and leaves it in the queue.
+
+        `only`: it came last, and none of the others can start.
+        """
         if not self._waiting:
             return None
         first, *others = self._waiting
-        grant = self._choose(first)
+        grant = self._choose(first) if only in (None, first) else None
         if grant is not None:
             return first, grant
+        others = others if only is None else [entry for entry in others if entry is only]
         if not others:
             return None
         target = self._target(first.claim)
@@ -107,27 +115,32 @@ class Queue:
         entry.choice = None if grant is None else self._chooser.why(entry.claim, grant)
         return grant
 
-    def positions(self) -> list[tuple[QueuedRequest, dict[str, Any]]]:
-        """Each request's position and reason: what each card lacks, or for whom the free slice is reserved."""
+    def positions(self) -> Iterator[tuple[QueuedRequest, dict[str, Any]]]:
+        """Each request's position and reason: what each card lacks, or for whom the free slice is reserved.
+
+        The caller may pause between two of them: a thousand requests of different shapes take half a second.
+        """
         refusals: dict[object, list[dict[str, Any]]] = {}  # computed once per shape
-        found = []
-        for position, entry in enumerate(self._waiting, 1):
+        waiting = list(self._waiting)
+        for position, entry in enumerate(waiting, 1):
+            if not entry.queued:
+                continue
             shape = request_shape(entry.claim)
             if shape not in refusals:
                 refusals[shape] = self._refusals(entry.claim)
-            position_of_entry = {
-                "name": entry.name,
-                "position": position,
-                "of": len(self._waiting),
-                "kept_for": None if refusals[shape] else self._waiting[0].name,
-                "refusals": refusals[shape],
-            }
-            found.append((entry, position_of_entry))
-        return found
+            yield entry, _position(entry, position, waiting, refusals[shape])
 
     def position_of(self, entry: QueuedRequest) -> dict[str, Any]:
         """The position and reason of one request."""
-        return next(position for queued, position in self.positions() if queued is entry)
+        return _position(entry, self._waiting.index(entry) + 1, self._waiting, self._refusals(entry.claim))
+
+    def last_position(self, entry: QueuedRequest) -> dict[str, Any]:
+        """The position and reason that were sent last. In a long queue a new request has no reason for an instant."""
+        if entry.last_position is not None:
+            return entry.last_position
+        if len(self._waiting) <= _SHORT:
+            return self.position_of(entry)
+        return _position(entry, self._waiting.index(entry) + 1, self._waiting, None)
 
     def _refusals(self, claim: Claim) -> list[dict[str, Any]]:
         """Empty if some node has room for it: what the others lack does not matter then."""
@@ -145,6 +158,18 @@ class Queue:
         board = self._ledger.board
         rows = [row for row, node in enumerate(board.nodes) if node is not None and node.cards]
         return min((_nearest(board, row, claim) for row in rows), key=lambda found: found[0])[1]
+
+
+def _position(
+    entry: QueuedRequest, position: int, waiting: list[QueuedRequest], refusals: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "position": position,
+        "of": len(waiting),
+        "kept_for": waiting[0].name if refusals == [] else None,
+        "refusals": refusals or [],
+    }
 
 
 def request_shape(claim: Claim) -> Claim:

@@ -50,7 +50,7 @@ def status(
             _tenant(tenancy, standings.get(tenancy.tenant.id, {}), node.node_of(tenancy), now)
             for tenancy in node.tenancies.values()
         ],
-        queue=[_queue_entry(node, entry, now) for entry in node.queue],
+        queue=[_queue_entry(node, entry) for entry in node.queue],
         findings=[finding_status(finding) for finding in node.arbiter.findings()],
         workloads=[] if pods is None else workload_statuses(pods),
         pods=[] if pods is None else pod_statuses(pods, standings),
@@ -101,8 +101,8 @@ def _tenant(tenancy: Tenancy, standings: Mapping[str, Standing], node: str | Non
     )
 
 
-def _queue_entry(node: LocalMachine, entry: QueuedRequest, now: float) -> QueueEntry:
-    ask, standing = entry.request, entry.last_position or node.queue.position_of(entry)
+def _queue_entry(node: LocalMachine, entry: QueuedRequest) -> QueueEntry:
+    ask, standing = entry.request, node.queue.last_position(entry)
     return QueueEntry(
         name=standing["name"],
         position=standing["position"],
@@ -115,7 +115,7 @@ def _queue_entry(node: LocalMachine, entry: QueuedRequest, now: float) -> QueueE
         gpus=ask.gpus,
         core=ask.core,
         memory_bytes=None if ask.memory_mib is None else ask.memory_mib << 20,
-        waited_seconds=max(0.0, now - entry.since),
+        waited_seconds=max(0.0, node.clock() - entry.since),
         command=list(ask.command),
         log=entry.log,
     )

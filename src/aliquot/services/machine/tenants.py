@@ -12,9 +12,11 @@ start, and stays in the ledger until none of its processes is alive.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,6 +78,7 @@ class LocalMachine:
         watch: Callable[[Tenancy], None],
         environment: Callable[[Tenancy, str], dict[str, Any]],
         names: Sequence[str] = ("here",),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.nodes = deal(cards, names)
         self.cards = tuple(card for node in self.nodes for card in node.cards)  # numbered per node
@@ -96,6 +99,11 @@ class LocalMachine:
         self.rules = self._stored_rules()
         self.history = RunHistory(store.history, self.directory)
         self.rebooted = False  # since the previous daemon; set by `restore`
+        self.clock = clock  # of the queue
+        self._room_is_new = False  # nobody in the queue was offered it yet
+        # With an event loop (control.py) both are done a little later, once for all changes, and in small steps.
+        self.room_changed: Callable[[], None] = lambda: _exhaust(self.start_waiting())
+        self.queue_changed: Callable[[], None] = lambda: _exhaust(self.notify_waiting())
 
     # --- settings ----------------------------------------------------------------------------------------------
 
@@ -176,28 +184,35 @@ class LocalMachine:
         started = self._start_time(caller)
         name = self._name(request)
         entry = QueuedRequest(
-            request.claim(self._new_id(), name), request, caller.pid, caller.uid, caller.gid, started, now, notify,
-            log=self._new_log(name, caller) if request.detach else None,
+            request.claim(self._new_id(), name), request, caller.pid, caller.uid, caller.gid, started, self.clock(),
+            notify, log=self._new_log(name, caller) if request.detach else None,
         )  # fmt: skip
         self.queue.add(entry)
-        self._start(now)
-        if not request.wait and entry in list(self.queue):
+        if not self._room_is_new or not request.wait:
+            self._start(entry, now)
+        if not request.wait and entry.queued:
             position = self.queue.position_of(entry)
             self.queue.remove(entry)
+            self._remove_log(entry)
             raise RefusedError("busy", **position)  # the others' positions did not change
-        self._notify_queue()
+        self.queue_changed()
         return entry
 
     def submit_pod(
         self, claim: Claim, request: RunRequest, caller: Caller, since: float, now: float, pod: GrantListener
     ) -> QueuedRequest:
-        """Request a slice for a Pod on behalf of its supervisor process. It waits without a limit."""
+        """Request a slice for a Pod on behalf of its supervisor process. It waits without a limit. `since`: by `clock`;
+        it may be earlier than that of others in the queue."""
         started = self._start_time(caller)
         entry = QueuedRequest(
             claim, request, caller.pid, caller.uid, caller.gid, started, since, pod.notify, on_grant=pod.on_grant
         )
         self.queue.add(entry)
-        self.advance(now)
+        if list(self.queue)[-1] is entry and not self._room_is_new:
+            self._start(entry, now)
+            self.queue_changed()
+        else:
+            self._look_at_queue()
         return entry
 
     def _start_time(self, caller: Caller) -> int:
@@ -225,25 +240,40 @@ class LocalMachine:
 
     def leave(self, entry: QueuedRequest, now: float) -> None:
         """Remove the request from the queue: its process ended or the user stopped it."""
+        was_first = next(iter(self.queue), None) is entry
         if self.queue.remove(entry):
-            self.advance(now)
+            if not processes.lives(entry.pid, entry.started):  # else it asks the next daemon, and keeps its output
+                self._remove_log(entry)
+            (self._look_at_queue if was_first else self.queue_changed)()  # only the first has cards reserved
 
-    def advance(self, now: float) -> None:
-        """Start every queued request that fits and notify the others of their position."""
-        self._start(now)
-        self._notify_queue()
+    def _look_at_queue(self) -> None:
+        """Some request in the queue may fit now."""
+        self._room_is_new = True
+        self.room_changed()
 
-    def _start(self, now: float) -> None:
+    def start_waiting(self) -> Iterator[None]:
+        """Start every queued request that fits, one at a step, then notify the others of their position."""
+        self._room_is_new = False
         while (found := self.queue.next()) is not None:
             entry, grant = found
             self.queue.remove(entry)
-            self._admit(entry, grant, now)
+            self._admit(entry, grant, time.time())
+            yield
+        self.queue_changed()
 
-    def _notify_queue(self) -> None:
+    def _start(self, entry: QueuedRequest, now: float) -> None:
+        """Start the request that came last, if it fits."""
+        if (found := self.queue.next(only=entry)) is not None:
+            self.queue.remove(entry)
+            self._admit(entry, found[1], now)
+
+    def notify_waiting(self) -> Iterator[None]:
+        """Send every queued request its position, one at a step, if it changed."""
         for entry, position in self.queue.positions():
             if entry.request.wait and position != entry.last_position:
                 entry.last_position = position
                 entry.notify({"event": {"waiting": position, "log": entry.log}})
+            yield
 
     def _admit(self, entry: QueuedRequest, grant: Grant, now: float) -> None:
         shares = shares_of(grant, {})
@@ -320,6 +350,12 @@ class LocalMachine:
             raise RefusedError("failed", text=f"{path}: {error.strerror}") from error
         return path
 
+    def _remove_log(self, entry: QueuedRequest) -> None:
+        """The run never started."""
+        if entry.log is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(entry.log)
+
     def directory(self, tenant_id: str) -> Path:
         """The folder of the tenant."""
         return Path(self.home.tenants, tenant_id)
@@ -338,7 +374,7 @@ class LocalMachine:
         else:
             self.history.add(tenancy, now)
             self._discard(tenancy)
-            self.advance(now)
+            self._look_at_queue()
 
     def sweep(self, now: float) -> None:
         """Check tenants without a root process. Checks the known processes first, which is nearly free."""
@@ -390,6 +426,11 @@ class LocalMachine:
         if isinstance(name, str) and name in names:
             return names[name]
         raise RefusedError("unknown-name", name=str(name)[:80], names=sorted(names))
+
+
+def _exhaust(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
 
 
 def _occupant(tenancy: Tenancy) -> Occupant:

@@ -31,6 +31,7 @@ from aliquot.dialects.local.pods import LONGEST_GRACE
 from aliquot.dialects.local.status import without_values
 from aliquot.model.localpod import Applier, LocalPod, Workload
 from aliquot.model.refusal import Invalid
+from aliquot.services.daemon.connections import Client
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.pods.creation import new_pod
 from aliquot.services.machine.pods.cron import CronJobs, zone_of
@@ -287,13 +288,12 @@ class PodApi:
 
     # --- supervisors -------------------------------------------------------------------------------------------
 
-    async def serve_supervisor(
-        self, request: dict[str, Any], caller: Caller, reader: asyncio.StreamReader, send: Send
-    ) -> None:
+    async def serve_supervisor(self, request: dict[str, Any], caller: Caller, client: Client) -> None:
         """Until its connection closes."""
+        send = client.send
         pod, entry = await self._pods.connect_supervisor(request, caller, send)
         try:
-            while line := await reader.readline():
+            while line := await client.readline():
                 message = json.loads(line)
                 if isinstance(message, dict) and isinstance(message.get("state"), dict):
                     self._pods.report(pod.uid, message["state"], time.time())

@@ -72,13 +72,17 @@ class PodManager:
         self._kill_at: dict[str, float] = {}
         self._clearing: set[str] = set()  # Pods without a supervisor that may still have processes
         self._suspended = False  # start nothing more
+        self._since: dict[str, float] = {}  # since when each Pod is there, by the clock of the queue
 
     # --- after a restart ---------------------------------------------------------------------------------------
 
     def restore(self, *, rebooted: bool) -> None:
         """Load the Pods. A supervisor that is gone is handled as if it had ended now."""
         self.workloads.update({workload_key(workload): workload for workload in self._store.workloads()})
+        since, clock, now = float("-inf"), self.machine.clock(), time.time()
         for pod in self._store.pods():
+            since = max(since, clock - max(0.0, now - pod.created))  # in the order in which they were made
+            self._since[pod.uid] = since
             self._remember(pod)
             if pod.supervisor is not None and not rebooted and processes.lives(*pod.supervisor):
                 self._watch(pod)
@@ -101,6 +105,7 @@ class PodManager:
 
     def _remember(self, pod: LocalPod) -> None:
         self.pods[pod.uid] = pod
+        self._since.setdefault(pod.uid, self.machine.clock())
         if pod.uid not in self.claims:
             self.claims[pod.uid] = launchspec.claim_of(pod)
 
@@ -258,7 +263,7 @@ class PodManager:
         self._remember(replace(pod, state=replace(pod.state, node=None)))  # an earlier grant never reached it
         listener = _QueuedPod(self, pod.uid, send)
         return self.machine.submit_pod(
-            claim, launchspec.run_request_of(pod, claim), caller, pod.created, time.time(), listener
+            claim, launchspec.run_request_of(pod, claim), caller, self._since[pod.uid], time.time(), listener
         )
 
     def grant(
@@ -370,7 +375,7 @@ class PodManager:
             self._store.write(gone_pods=[pod])
             remove_folder(Path(self.logs(pod)))
             self._start_order.end(uid)
-            for known in (self.pods, self.claims, self._kill_at, self._not_before):
+            for known in (self.pods, self.claims, self._kill_at, self._not_before, self._since):
                 known.pop(uid, None)
         self._clearing.discard(uid)
 

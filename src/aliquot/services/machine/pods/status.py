@@ -65,7 +65,7 @@ class _Reasons:
         entry = self._entries.get(pod.tenant)
         if entry is None:
             return pod.state.reason
-        standing = entry.last_position or self._node.queue.position_of(entry)
+        standing = self._node.queue.last_position(entry)
         place = f"number {standing['position']} of {standing['of']} in the queue"
         if standing["kept_for"] is not None:
             return f"{place}: {shortage.reason(standing)}"

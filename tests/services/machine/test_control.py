@@ -1,0 +1,170 @@
+"""The control socket of the machine's daemon under attack: root and other users are served all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aliquot.adapters.host.control import AnswerError, Connection, ask
+from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.supervisors import Supervisors
+from aliquot.adapters.storage.store import Store
+from aliquot.services.daemon.connections import Clients
+from aliquot.services.daemon.control import Caller, about, listen
+from aliquot.services.machine import control as module
+from aliquot.services.machine.control import ControlServer
+from aliquot.services.machine.pods.manager import PodManager
+from aliquot.services.machine.tenants import LocalMachine
+from kit.machine import PaperArbiter, cards
+
+ROOT = 0
+USERS = range(70001, 70006)
+
+
+class Daemon:
+    """A daemon in this process. `uid` and `pid`: what the kernel says of the next connections."""
+
+    def __init__(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.home, self.uid, self.pid = home, os.geteuid(), os.getpid()
+        for folder in (home.tenants, home.logs, home.pod_logs):
+            os.makedirs(folder, exist_ok=True)
+        self.store = Store(home.database, home.tenants)
+        self.machine = LocalMachine(
+            cards(1, 24),
+            home=home,
+            store=self.store,
+            arbiter=PaperArbiter(),
+            watch=lambda _: None,
+            environment=lambda _tenancy, folder: {"set": {"ALIQUOT_TENANT": folder}},
+        )
+        pods = PodManager(self.machine, self.store.objects, Supervisors(home.control), lambda *_: {})
+        information = about(os.getpid(), 0.0, home=home.run, simulated=None, dashboard=None, rules="seed")
+        self.control = ControlServer(self.machine, SimpleNamespace(readings={}), information, pods)  # type: ignore[arg-type]
+        monkeypatch.setattr(module, "caller_of", lambda _: Caller(self.pid, self.uid, self.uid))
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        ready = asyncio.Event()
+        task = asyncio.create_task(self.control.serve(listen(self.home.control), ready.set))
+        await asyncio.wait_for(ready.wait(), 60)
+        try:
+            yield
+        finally:
+            self.control._stopping.set()
+            await task
+
+    async def connect(self, uid: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self.uid = uid
+        seen = len(self.control._clients._all)
+        reader, writer = await asyncio.open_unix_connection(self.home.control)
+        for _ in range(1000):
+            if len(self.control._clients._all) > seen or reader.at_eof():
+                break
+            await asyncio.sleep(0)
+        return reader, writer
+
+    async def ask(self, uid: int, **request: Any) -> dict[str, Any]:
+        """The last answer, as a command gets it."""
+        self.uid = uid
+        try:
+            return {"ok": await asyncio.to_thread(ask, [self.home], request, 60)}
+        except AnswerError as error:
+            return {"error": error.details}
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="alq") as folder:
+        found = Daemon(Home(folder, folder), monkeypatch)
+        yield found
+        found.store.close()
+
+
+def test_root_and_another_user_are_served_beside_silent_connections_of_five_users(daemon: Daemon) -> None:
+    async def act() -> None:
+        async with daemon.serving():
+            daemon.control._clients = Clients(connections=128)
+            writers = []
+            for uid in USERS:
+                writers += [(await daemon.connect(uid))[1] for _ in range(40)]
+            assert "ok" in await daemon.ask(ROOT, op="hello")
+            assert "ok" in await daemon.ask(70099, op="hello")
+            refused = await daemon.ask(70001, op="hello")
+            assert "connections at once: " in refused["error"]["text"]
+            for writer in writers:
+                writer.close()
+
+    asyncio.run(act())
+
+
+def test_refused_client_reads_the_sentence_though_its_request_was_not_read(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        connection = Connection(path)
+        peer, _ = listener.accept()
+        peer.sendall(b'{"error": {"kind": "failed", "text": "too many"}}\n')
+        peer.close()
+        connection.send({"op": "status"})
+        with pytest.raises(AnswerError, match="too many"):
+            list(connection.events(60))
+        connection.close()
+
+
+def test_status_is_made_once_for_all_who_ask_at_the_same_time(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    status = daemon.control.status
+
+    def counted() -> Any:
+        nonlocal made
+        made += 1
+        return status()
+
+    monkeypatch.setattr(daemon.control, "status", counted)
+
+    async def act() -> None:
+        answers = await asyncio.gather(*(daemon.control._status() for _ in range(100)))
+        assert len(set(answers)) == made == 1
+        assert json.loads(answers[0])["ok"]["cards"][0]["uuid"] == "GPU-0"
+        await daemon.control._status()
+        assert made == 2, "never an old one"
+
+    asyncio.run(act())
+
+
+def test_run_that_leaves_the_queue_or_finds_no_room_leaves_no_log(daemon: Daemon) -> None:
+    async def act() -> None:
+        async with daemon.serving():
+            me = daemon.uid
+            assert "ok" in await daemon.ask(me, op="run", command=["x"])
+            with subprocess.Popen(["sleep", "600"]) as other:
+                daemon.pid = other.pid
+                busy = await daemon.ask(me, op="run", command=["y"], memory_mib=1, wait=False, detach=True)
+                assert busy["error"]["kind"] == "busy"
+                assert logs() == []
+                reader, writer = await daemon.connect(me)
+                writer.write(b'{"op": "run", "command": ["z"], "detach": true}\n')
+                assert b"waiting" in await asyncio.wait_for(reader.readline(), 60)
+                assert len(logs()) == 1
+                other.kill()
+            writer.close()
+            async with asyncio.timeout(60):
+                while logs():
+                    await asyncio.sleep(0.01)
+
+    def logs() -> list[Path]:
+        return list(Path(daemon.home.logs).glob("*.log"))
+
+    asyncio.run(act())
