@@ -17,6 +17,7 @@
 #define ALQ_VERSION  1u
 #define ALQ_CARDS    16          /* cards that one tenant may have */
 #define ALQ_SLOTS    256         /* processes that one tenant may have on GPUs at a time */
+#define ALQ_TAGS     32          /* of exported memory: a number that travels with its file */
 #define ALQ_CHANNELS 128         /* channels that one group message may name */
 #define ALQ_UNLIMITED UINT64_MAX
 
@@ -60,7 +61,9 @@ struct alq_use {
 struct alq_slot {
     uint32_t pid;           /* as the process sees itself */
     uint32_t serial;        /* counts the owners this slot has had */
-    uint8_t  pad[56];
+    uint8_t  ended[ALQ_TAGS]; /* process: counts up when the charge of exported memory with this tag ends. Who imported it
+                             * in another process of the tenant pays for it from then on (exports.c) */
+    uint64_t exported[3];   /* process: a Bloom filter of the handles that cuIpcGetMemHandle gave out */
     struct alq_use use[ALQ_CARDS];
 };
 

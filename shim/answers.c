@@ -10,6 +10,7 @@ static void shrink(int card, uint64_t *spare, uint64_t *total)
     if (limit == ALQ_UNLIMITED)
         return;
     alq_reclaim();                  /* the dead shall not look like memory in use */
+    alq_exports_settle();
     uint64_t used = alq_used(card), left = limit > used ? limit - used : 0;
     *total = *total < limit ? *total : limit;
     *spare = *spare < left ? *spare : left;

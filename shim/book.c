@@ -81,8 +81,8 @@ bool alq_book(struct alq_entry entry)
         table[i] = entry;
     }
     pthread_mutex_unlock(&lock);
-    if (old.kind == ALQ_MEMORY || old.kind == ALQ_ARRAY || old.kind == ALQ_PIECE)
-        alq_charge(old.card, -(int64_t)old.size);
+    if (old.kind == ALQ_MEMORY || old.kind == ALQ_ARRAY || old.kind == ALQ_PIECE || old.kind == ALQ_OPENED || old.kind == ALQ_EXTERNAL)
+        alq_ended(&old);
     return fits;
 }
 
@@ -148,6 +148,15 @@ bool alq_take_where(bool (*fits)(const struct alq_entry *entry, const void *with
     }
     pthread_mutex_unlock(&lock);
     return found;
+}
+
+void alq_each(void (*visit)(struct alq_entry *entry, void *with), void *with)
+{
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < capacity; i++)
+        if (table[i].kind)
+            visit(&table[i], with);
+    pthread_mutex_unlock(&lock);
 }
 
 uint64_t alq_serial(void)

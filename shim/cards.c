@@ -46,6 +46,21 @@ int alq_card_of_device(CUdevice device)
     return card;
 }
 
+int alq_ordinal_of(const CUmemLocation *where)
+{
+    return where->type == LOCATION_DEVICE ? where->id : where->type == LOCATION_DEVICE_PART ? where->id & 0xff : -1;
+}
+
+/* Managed memory may prefer the host, or no place at all: the card is where it is used, so all of it counts there. */
+int alq_card_of_location(int type, const CUmemLocation *where)
+{
+    int ordinal = alq_ordinal_of(where);
+    if (ordinal < 0 && type != ALLOCATION_MANAGED)
+        return ALQ_NO_CONTEXT;
+    int card = ordinal < 0 ? alq_card_of_context(NULL) : alq_card_of_device(ordinal);
+    return ordinal < 0 && card == ALQ_NO_CONTEXT ? alq_card_of_device(0) : card;
+}
+
 int alq_card_of_context(CUdevice *device)
 {
     CUdevice d = -1;

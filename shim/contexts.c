@@ -10,7 +10,7 @@ struct ending { CUcontext context; uint64_t before; };
 static bool ends(const struct alq_entry *e, const void *with)
 {
     const struct ending *ending = with;
-    return (e->kind == ALQ_MEMORY || e->kind == ALQ_ARRAY) && e->owner == (uintptr_t)ending->context &&
+    return (e->kind == ALQ_MEMORY || e->kind == ALQ_ARRAY || e->kind == ALQ_OPENED || e->kind == ALQ_HEAP) && e->owner == (uintptr_t)ending->context &&
            e->serial < ending->before;
 }
 
@@ -19,7 +19,31 @@ static void give_back_all(const struct ending *ending)
     struct alq_entry entry;
     size_t at = 0;
     while (ending->context && alq_take_where(ends, ending, &at, &entry))
-        alq_charge(entry.card, -(int64_t)entry.size);
+        alq_ended(&entry);
+}
+
+#define USUAL_HEAP (8ull << 20)     /* of kernels' malloc(): what every context has, and NVML shows */
+
+/* The driver takes the heap when a kernel that uses it is loaded. It cannot be refused then, so it counts from here. */
+int alq_cuCtxSetLimit(fn_cuCtxSetLimit *real, int ptsz, int limit, size_t value)
+{
+    (void)ptsz;
+    uint64_t context = (uintptr_t)alq_context(), bytes = value > USUAL_HEAP ? value - USUAL_HEAP : 0;
+    int card = limit == LIMIT_MALLOC_HEAP && context ? alq_card_of_context(NULL) : ALQ_NO_CONTEXT;
+    struct alq_entry before = { .size = 0 };
+    if (card == ALQ_NO_CONTEXT)
+        return real(limit, value);
+    alq_find(ALQ_HEAP, context, &before);
+    uint64_t more = bytes > before.size ? bytes - before.size : 0;
+    if (card < 0 || (more && !alq_make_room(card, more, more, NULL, 0, true)))
+        return alq_refuse(card);
+    int result = real(limit, value);
+    if (result != CUDA_SUCCESS)
+        alq_charge(card, -(int64_t)more);
+    else if (alq_book((struct alq_entry){ .kind = ALQ_HEAP, .key = context, .size = bytes, .owner = context, .card = (int8_t)card }) &&
+             bytes < before.size)
+        alq_charge(card, -(int64_t)(before.size - bytes));
+    return result;
 }
 
 int alq_cuCtxDestroy_v2(fn_cuCtxDestroy_v2 *real, int ptsz, CUcontext context)

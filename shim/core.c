@@ -86,6 +86,7 @@ static void forget_all(void)
     alq_book_forget();
     alq_pools_forget();
     alq_graphs_forget();
+    alq_exports_forget();
     alq_observe_forget();
     alq_link_forget();
 }

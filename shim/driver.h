@@ -23,13 +23,25 @@ typedef struct { unsigned char bytes[16]; } CUuuid;
 
 /* CUmemLocation. `id` is a device ordinal for LOCATION_DEVICE. */
 typedef struct { int type, id; } CUmemLocation;
+enum { ALLOCATION_PINNED = 1, ALLOCATION_MANAGED = 2 };         /* CUmemAllocationType */
+enum { HANDLE_FD = 1 };                                         /* CUmemAllocationHandleType */
 enum { LOCATION_DEVICE = 1, LOCATION_DEVICE_PART = 6 /* id: the low byte is the ordinal, the next the part */ };
 
 typedef struct { int type, handle_types; CUmemLocation location; } CUmemAllocationProp;     /* its beginning */
 typedef struct { int type, handle_types; CUmemLocation location; void *security; size_t max_size; uint8_t rest[56]; } CUmemPoolProps;
 typedef struct { CUmemPoolProps pool; const void *access; size_t access_count, bytes; CUdeviceptr pointer; } CUDA_MEM_ALLOC_NODE_PARAMS;
-typedef struct { int type, reserved[3]; union { CUDA_MEM_ALLOC_NODE_PARAMS alloc; CUdeviceptr free; uint8_t bytes[232]; } u; } CUgraphNodeParams;
-enum { NODE_MEM_ALLOC = 10, NODE_MEM_FREE = 11 };
+typedef struct { CUgraph graph; int ownership; } CUDA_CHILD_GRAPH_NODE_PARAMS;
+typedef struct { uint64_t handle; int type; unsigned size; CUgraph *bodies; } CUDA_CONDITIONAL_NODE_PARAMS;     /* its beginning */
+typedef struct { int type, reserved[3]; union { CUDA_MEM_ALLOC_NODE_PARAMS alloc; CUdeviceptr free; CUDA_CHILD_GRAPH_NODE_PARAMS child;
+                 CUDA_CONDITIONAL_NODE_PARAMS conditional; uint8_t bytes[232]; } u; } CUgraphNodeParams;
+enum { NODE_GRAPH = 4, NODE_MEM_ALLOC = 10, NODE_MEM_FREE = 11, NODE_CONDITIONAL = 13 };
+
+typedef struct { char bytes[64]; } CUipcMemHandle;
+typedef struct { int type; union { int fd; void *win32[2]; } handle; unsigned long long size; } CUDA_EXTERNAL_MEMORY_HANDLE_DESC; /* its beginning */
+typedef struct { int resource_type; void *resource; int subresource_type; union { unsigned level[8]; uint64_t tail[3]; } subresource;
+                 int operation, handle_type; CUmemHandle handle; uint64_t offset; unsigned devices, flags, reserved[2]; } CUarrayMapInfo;
+enum { OPERATION_MAP = 1, OPERATION_UNMAP = 2 };
+enum { LIMIT_MALLOC_HEAP = 2 };                                 /* CUlimit */
 
 typedef struct { unsigned grid[3], block[3], shared; CUstream stream; } CUlaunchConfig;     /* its beginning */
 typedef struct { CUfunction function; unsigned grid[3], block[3], shared; CUstream stream; } CUDA_LAUNCH_PARAMS;
@@ -50,6 +62,9 @@ typedef struct { unsigned version; unsigned long long total, reserved, free, use
 
 _Static_assert(sizeof(CUmemPoolProps) == 88 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "graph allocation node");
 _Static_assert(offsetof(CUgraphNodeParams, u) == 16, "graph node");
+_Static_assert(offsetof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC, size) == 24 && sizeof(CUarrayMapInfo) == 96, "import, sparse array");
+_Static_assert(offsetof(CUarrayMapInfo, operation) == 56 && offsetof(CUarrayMapInfo, handle) == 64, "sparse array");
+_Static_assert(offsetof(CUDA_CONDITIONAL_NODE_PARAMS, bodies) == 16, "conditional node");
 _Static_assert(offsetof(CUlaunchConfig, stream) == 32, "launch configuration");
 _Static_assert(offsetof(CUDA_LAUNCH_PARAMS, stream) == 40, "launch of many");
 #endif

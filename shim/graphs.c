@@ -4,7 +4,7 @@
  * So a graph is followed as it is built: what its nodes hold at the end (`now`) and at most (`size`), nodes taken in the
  * order they are added. A node that could never run within the quota is refused. At launch the most that the graph holds
  * is reserved, less what the driver keeps spare for graphs; after it the truth ("reserved" of the device's graph memory)
- * is charged. A graph whose nodes run in another order than they were added may take more than was foreseen: that is
+ * is charged. A graph within another (a child, the body of a condition) counts there too. A graph whose nodes run in another order than they were added may take more than was foreseen: that is
  * charged too, and the next allocation pays for it.
  */
 #include "shim.h"
@@ -65,12 +65,62 @@ void alq_graph_trim(int card)
 
 /* ---- building ---- */
 
+#define DEEPEST 32      /* graphs within graphs */
+
+struct step { int64_t bytes; uint64_t peak, parent; int card; };    /* live afterwards, more than that in between */
+
 static void follow(struct alq_entry *graph, void *with)
 {
-    int64_t bytes = *(int64_t *)with;
-    graph->now = bytes < 0 && (uint64_t)-bytes > graph->now ? 0 : graph->now + (uint64_t)bytes;
+    struct step *s = with;
+    if (!graph->size)
+        graph->card = (int8_t)s->card;
+    if (graph->now + s->peak > graph->size)
+        graph->size = graph->now + s->peak;
+    graph->now = s->bytes < 0 && (uint64_t)-s->bytes > graph->now ? 0 : graph->now + (uint64_t)s->bytes;
     if (graph->now > graph->size)
         graph->size = graph->now;
+    s->parent = graph->owner;
+}
+
+/* The same for the graphs that it is part of: they hold as much more. */
+static void follow_up(uint64_t graph, int64_t bytes, uint64_t peak, int card)
+{
+    struct step s = { .bytes = bytes, .peak = peak, .card = card };
+    for (int i = 0; graph && i < DEEPEST; i++, graph = s.parent) {
+        s.parent = 0;
+        if (!alq_change(ALQ_GRAPH, graph, follow, &s) && (bytes > 0 || peak))
+            alq_book((struct alq_entry){ .kind = ALQ_GRAPH, .key = graph, .now = bytes > 0 ? (uint64_t)bytes : 0,
+                                         .size = bytes > 0 && (uint64_t)bytes > peak ? (uint64_t)bytes : peak, .card = (int8_t)card });
+    }
+}
+
+static void set_parent(struct alq_entry *graph, void *parent)
+{
+    graph->owner = *(uint64_t *)parent;
+}
+
+/* `child` became a part of `graph`: as a copy, or itself, so that what is added to it later counts too. */
+static void adopt(CUgraph graph, CUgraph child, bool itself)
+{
+    struct alq_entry known = { .now = 0 };
+    uint64_t parent = (uintptr_t)graph;
+    bool had = alq_find(ALQ_GRAPH, (uintptr_t)child, &known);
+    if (had)
+        follow_up(parent, (int64_t)known.now, known.size, known.card);
+    if (itself && !alq_find(ALQ_GRAPH, parent, &known))
+        alq_book((struct alq_entry){ .kind = ALQ_GRAPH, .key = parent });       /* so that its end is the end of its parts */
+    if (itself && child != graph && !(had && alq_change(ALQ_GRAPH, (uintptr_t)child, set_parent, &parent)))
+        alq_book((struct alq_entry){ .kind = ALQ_GRAPH, .key = (uintptr_t)child, .owner = parent });
+}
+
+/* What is live in the whole of which it is a part. */
+static uint64_t live_in(CUgraph graph)
+{
+    struct alq_entry known = { .owner = (uintptr_t)graph, .now = 0 };
+    uint64_t live = 0;
+    for (int i = 0; known.owner && i < DEEPEST && alq_find(ALQ_GRAPH, known.owner, &known); i++)
+        live = known.now;
+    return live;
 }
 
 /* Would a node of so many bytes still let the graph run within the quota? CUDA_SUCCESS, or the refusal. */
@@ -81,9 +131,7 @@ int alq_graph_may_alloc(CUgraph graph, uint64_t bytes, CUdevice device)
         return CUDA_SUCCESS;
     if (card < 0)
         return alq_refuse(card);
-    struct alq_entry known = { .now = 0 };
-    alq_find(ALQ_GRAPH, (uintptr_t)graph, &known);
-    uint64_t spare = settle_now(card, 0), most = known.now + bytes, more = most > spare ? most - spare : 0;
+    uint64_t spare = settle_now(card, 0), most = live_in(graph) + bytes, more = most > spare ? most - spare : 0;
     if (!more)
         return CUDA_SUCCESS;
     if (!alq_make_room(card, more, more, NULL, 0, false))
@@ -104,9 +152,7 @@ void alq_graph_allocates(CUgraph graph, CUdeviceptr p, uint64_t bytes, CUdevice 
     __atomic_store_n(&any, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&alq_pools_live, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&lock);
-    int64_t change = (int64_t)bytes;
-    if (!alq_change(ALQ_GRAPH, (uintptr_t)graph, follow, &change))
-        alq_book((struct alq_entry){ .kind = ALQ_GRAPH, .key = (uintptr_t)graph, .now = bytes, .size = bytes, .card = (int8_t)card });
+    follow_up((uintptr_t)graph, (int64_t)bytes, 0, card);
     alq_book((struct alq_entry){ .kind = ALQ_IN_GRAPH, .key = p, .size = bytes, .owner = (uintptr_t)graph, .card = (int8_t)card });
 }
 
@@ -115,21 +161,30 @@ void alq_graph_frees(CUgraph graph, CUdeviceptr p)
     struct alq_entry pointer;
     if (!alq_find(ALQ_IN_GRAPH, p, &pointer))
         return;
-    int64_t change = -(int64_t)pointer.size;
-    alq_change(ALQ_GRAPH, (uintptr_t)graph, follow, &change);
+    follow_up((uintptr_t)graph, -(int64_t)pointer.size, 0, pointer.card);
+}
+
+/* The card that a node will take memory of; -1: none. */
+static int device_of(const CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+    int device = params ? alq_ordinal_of(&params->pool.location) : -1;
+    if (params && device < 0 && params->pool.type == ALLOCATION_MANAGED)
+        alq_card_of_context(&device);
+    return device;
 }
 
 int alq_cuGraphAddMemAllocNode(fn_cuGraphAddMemAllocNode *real, int ptsz, CUgraphNode *node, CUgraph graph,
                                const CUgraphNode *after, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
     (void)ptsz;
-    bool counts = params && params->pool.location.type == LOCATION_DEVICE;
-    int refused = counts ? alq_graph_may_alloc(graph, alq_rounded(params->bytes), params->pool.location.id) : CUDA_SUCCESS;
+    int device = device_of(params);
+    bool counts = device >= 0;
+    int refused = counts ? alq_graph_may_alloc(graph, alq_rounded(params->bytes), device) : CUDA_SUCCESS;
     if (refused)
         return refused;
     int result = real(node, graph, after, count, params);
     if (result == CUDA_SUCCESS && counts)
-        alq_graph_allocates(graph, params->pointer, alq_rounded(params->bytes), params->pool.location.id);
+        alq_graph_allocates(graph, params->pointer, alq_rounded(params->bytes), device);
     return result;
 }
 
@@ -146,17 +201,21 @@ int alq_cuGraphAddMemFreeNode(fn_cuGraphAddMemFreeNode *real, int ptsz, CUgraphN
 /* cuGraphAddNode of any version: before and after the real call. */
 static int may_add(CUgraph graph, const CUgraphNodeParams *params)
 {
-    if (!params || params->type != NODE_MEM_ALLOC || params->u.alloc.pool.location.type != LOCATION_DEVICE)
-        return CUDA_SUCCESS;
-    return alq_graph_may_alloc(graph, alq_rounded(params->u.alloc.bytes), params->u.alloc.pool.location.id);
+    int device = params && params->type == NODE_MEM_ALLOC ? device_of(&params->u.alloc) : -1;
+    return device < 0 ? CUDA_SUCCESS : alq_graph_may_alloc(graph, alq_rounded(params->u.alloc.bytes), device);
 }
 
 static int added(int result, CUgraph graph, const CUgraphNodeParams *params)
 {
     if (result != CUDA_SUCCESS || !params)
         return result;
-    if (params->type == NODE_MEM_ALLOC && params->u.alloc.pool.location.type == LOCATION_DEVICE)
-        alq_graph_allocates(graph, params->u.alloc.pointer, alq_rounded(params->u.alloc.bytes), params->u.alloc.pool.location.id);
+    if (params->type == NODE_MEM_ALLOC && device_of(&params->u.alloc) >= 0)
+        alq_graph_allocates(graph, params->u.alloc.pointer, alq_rounded(params->u.alloc.bytes), device_of(&params->u.alloc));
+    else if (params->type == NODE_GRAPH)
+        adopt(graph, params->u.child.graph, params->u.child.ownership == 1);
+    else if (params->type == NODE_CONDITIONAL)
+        for (unsigned i = 0; params->u.conditional.bodies && i < params->u.conditional.size; i++)
+            adopt(graph, params->u.conditional.bodies[i], true);
     else if (params->type == NODE_MEM_FREE)
         alq_graph_frees(graph, params->u.free);
     return result;
@@ -186,12 +245,36 @@ int alq_cuGraphAddNode_v3(fn_cuGraphAddNode_v3 *real, int ptsz, CUgraphNode *nod
     return refused ? refused : added(real(node, graph, after, edges, count, params), graph, params);
 }
 
+int alq_cuGraphAddChildGraphNode(fn_cuGraphAddChildGraphNode *real, int ptsz, CUgraphNode *node, CUgraph graph,
+                                 const CUgraphNode *after, size_t count, CUgraph child)
+{
+    (void)ptsz;
+    int result = real(node, graph, after, count, child);
+    if (result == CUDA_SUCCESS)
+        adopt(graph, child, false);
+    return result;
+}
+
+int alq_cuGraphClone(fn_cuGraphClone *real, int ptsz, CUgraph *clone, CUgraph graph)
+{
+    (void)ptsz;
+    struct alq_entry known;
+    int result = real(clone, graph);
+    if (result == CUDA_SUCCESS && clone && alq_find(ALQ_GRAPH, (uintptr_t)graph, &known)) {
+        known.key = (uintptr_t)*clone;
+        known.owner = 0;
+        alq_book(known);
+    }
+    return result;
+}
+
 /* ---- from a graph to what is launched ---- */
 
 static int instantiated(int result, const CUgraphExec *exec, CUgraph graph)
 {
     struct alq_entry known;
-    if (result == CUDA_SUCCESS && exec && __atomic_load_n(&any, __ATOMIC_RELAXED) && alq_find(ALQ_GRAPH, (uintptr_t)graph, &known)) {
+    if (result == CUDA_SUCCESS && exec && __atomic_load_n(&any, __ATOMIC_RELAXED) && alq_find(ALQ_GRAPH, (uintptr_t)graph, &known) &&
+        known.size) {
         known.kind = ALQ_EXEC;
         known.key = (uintptr_t)*exec;
         alq_book(known);
@@ -243,6 +326,15 @@ static int reserve_for(CUgraphExec exec, CUstream stream, int ptsz, int *card, u
     return CUDA_SUCCESS;
 }
 
+/* The truth is charged, also of a graph that was not seen to allocate, in a program whose graphs do. */
+static void launched(int card, uint64_t more)
+{
+    if (card >= 0)
+        settle_now(card, more);
+    for (int i = 0; card < 0 && __atomic_load_n(&any, __ATOMIC_RELAXED) && i < ALQ_CARDS; i++)
+        alq_graph_settle(i);
+}
+
 int alq_cuGraphLaunch(fn_cuGraphLaunch *real, int ptsz, CUgraphExec exec, CUstream stream)
 {
     int card;
@@ -251,8 +343,7 @@ int alq_cuGraphLaunch(fn_cuGraphLaunch *real, int ptsz, CUgraphExec exec, CUstre
     int result = reserve_for(exec, stream, ptsz, &card, &more);
     if (result == CUDA_SUCCESS) {
         result = real(exec, stream);
-        if (card >= 0)
-            settle_now(card, more);
+        launched(card, more);
     }
     alq_handed_over(use);
     return result;
@@ -267,8 +358,7 @@ int alq_cuGraphUpload(fn_cuGraphUpload *real, int ptsz, CUgraphExec exec, CUstre
     if (refused)
         return refused;
     int result = real(exec, stream);
-    if (card >= 0)
-        settle_now(card, more);
+    launched(card, more);
     return result;
 }
 
@@ -285,17 +375,26 @@ int alq_cuGraphExecDestroy(fn_cuGraphExecDestroy *real, int ptsz, CUgraphExec ex
 
 static bool of_graph(const struct alq_entry *e, const void *graph)
 {
-    return (e->kind == ALQ_IN_GRAPH && e->owner == (uintptr_t)graph) || (e->kind == ALQ_GRAPH && e->key == (uintptr_t)graph);
+    return (e->kind == ALQ_IN_GRAPH && e->owner == (uintptr_t)graph) ||
+           (e->kind == ALQ_GRAPH && (e->key == (uintptr_t)graph || e->owner == (uintptr_t)graph));
+}
+
+/* With the graphs that are its parts: their handles may soon be other graphs'. */
+static void forget_graph(uint64_t graph, int depth)
+{
+    struct alq_entry known;
+    size_t at = 0;
+    while (alq_take_where(of_graph, (const void *)(uintptr_t)graph, &at, &known))
+        if (known.kind == ALQ_GRAPH && known.key != graph && depth < DEEPEST)
+            forget_graph(known.key, depth + 1);
 }
 
 int alq_cuGraphDestroy(fn_cuGraphDestroy *real, int ptsz, CUgraph graph)
 {
     (void)ptsz;
     struct alq_entry known;
-    size_t at = 0;
-    if (__atomic_load_n(&any, __ATOMIC_RELAXED) && alq_find(ALQ_GRAPH, (uintptr_t)graph, &known))
-        while (alq_take_where(of_graph, graph, &at, &known))
-            ;
+    if (alq_find(ALQ_GRAPH, (uintptr_t)graph, &known))
+        forget_graph((uintptr_t)graph, 0);
     return real(graph);
 }
 

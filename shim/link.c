@@ -259,6 +259,7 @@ static void *run(void *unused)
     long backoff = 0;
     for (;;) {
         alq_keep_slot();
+        alq_exports_settle();
         rescue();
         if (!connected() || told_slot != alq_slot_index()) {
             wait_for_change(__atomic_load_n(&changes, __ATOMIC_ACQUIRE), backoff);

@@ -103,6 +103,8 @@ static bool lock_byte(off_t byte, short type)
 static void clear_slot(struct alq_slot *slot)
 {
     __atomic_store_n(&slot->pid, 0, __ATOMIC_RELAXED);
+    for (int i = 0; i < 3; i++)
+        __atomic_store_n(&slot->exported[i], 0, __ATOMIC_RELAXED);
     for (int i = 0; i < ALQ_CARDS; i++) {
         struct alq_use *u = &slot->use[i];
         __atomic_store_n(&u->memory, 0, __ATOMIC_RELAXED);
@@ -323,9 +325,12 @@ bool alq_reserve(int card, uint64_t bytes, uint64_t need)
     if (!alq_claim() || bytes > INT64_MAX)
         return false;
     alq_keep_slot();
+    alq_exports_settle();
     bool done = reserve_once(card, bytes, need);
-    for (int i = 0; !done && i < RECLAIMS && alq_reclaim() > 0; i++)
+    for (int i = 0; !done && i < RECLAIMS && alq_reclaim() > 0; i++) {
+        alq_exports_settle();       /* what the dead had lent is now paid for here */
         done = reserve_once(card, bytes, need);
+    }
     return done;
 }
 

@@ -39,7 +39,7 @@ static int keep(int result, enum alq_kind kind, const uint64_t *key, int card, u
 static int give_back(int result, struct alq_entry *entry, bool known)
 {
     if (known && result == CUDA_SUCCESS)
-        alq_charge(entry->card, -(int64_t)entry->size);
+        alq_ended(entry);
     else if (known)
         alq_book(*entry);
     return result;
@@ -128,14 +128,16 @@ int alq_cuMemFree_v2(fn_cuMemFree_v2 *real, int ptsz, CUdeviceptr p)
 {
     (void)ptsz;
     struct alq_entry entry;
-    bool known = alq_take(ALQ_MEMORY, p, &entry);
+    bool known = alq_take(ALQ_MEMORY, p, &entry) || alq_take(ALQ_OPENED, p, &entry);
     if (known)
         return give_back(real(p), &entry, known);
     bool pooled = alq_take(ALQ_POOLED, p, &entry);      /* a pool's pointer may be freed this way as well */
     int result = real(p);
     if (pooled && result != CUDA_SUCCESS)
         alq_book(entry);
-    if (result == CUDA_SUCCESS)
+    if (pooled && result == CUDA_SUCCESS)
+        alq_pool_freed(&entry);
+    else if (result == CUDA_SUCCESS)
         alq_settle();
     return result;
 }
@@ -251,7 +253,10 @@ int alq_cuArrayDestroy(fn_cuArrayDestroy *real, int ptsz, CUarray a)
     (void)ptsz;
     struct alq_entry entry;
     bool known = alq_take(ALQ_ARRAY, (uintptr_t)a, &entry);
-    return give_back(real(a), &entry, known);
+    int result = give_back(real(a), &entry, known);
+    if (result == CUDA_SUCCESS)
+        alq_tiles_ended(a);
+    return result;
 }
 
 int alq_cuMipmappedArrayDestroy(fn_cuMipmappedArrayDestroy *real, int ptsz, CUmipmappedArray a)
@@ -259,5 +264,8 @@ int alq_cuMipmappedArrayDestroy(fn_cuMipmappedArrayDestroy *real, int ptsz, CUmi
     (void)ptsz;
     struct alq_entry entry;
     bool known = alq_take(ALQ_ARRAY, (uintptr_t)a, &entry);
-    return give_back(real(a), &entry, known);
+    int result = give_back(real(a), &entry, known);
+    if (result == CUDA_SUCCESS)
+        alq_tiles_ended(a);
+    return result;
 }

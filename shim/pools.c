@@ -6,12 +6,15 @@
  * the quota although the guess was not (the spare memory was in the wrong pieces), the pools are trimmed, and if that
  * does not help the allocation is taken back: for that moment the tenant was above its quota by one allocation.
  */
+#define _GNU_SOURCE
+#include <sys/mman.h>
 #include "shim.h"
 
-#define POOLS 64
-struct pool { CUmemoryPool handle; int card; uint64_t charged; };
-static struct pool pools[POOLS];            /* [0, count) */
-static int count;
+#define FIRST 64
+#define MOST  4096
+struct pool { CUmemoryPool handle; int card; uint8_t tag; bool managed; uint64_t charged, handed; };
+static struct pool *pools;                  /* [0, count) */
+static int count, capacity;
 static int leaving[ALQ_CARDS];              /* threads that are ending the device's own context */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* held over reads of attributes and trims, never over waits */
 int alq_pools_live;                         /* there are pools or graph memory to settle; read without the lock */
@@ -34,11 +37,31 @@ static struct pool *find(CUmemoryPool handle)
     return NULL;
 }
 
-/* NULL: there are too many. Then its allocations are charged one by one, which is too little by what it keeps spare. */
+static bool grow(void)
+{
+    int larger = capacity ? capacity * 2 : FIRST;
+    struct pool *fresh = larger > MOST ? MAP_FAILED : mmap(NULL, (size_t)larger * sizeof *pools, PROT_READ | PROT_WRITE,
+                                                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (fresh == MAP_FAILED) {
+        static int said;
+        if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+            alq_say("this program has %d memory pools, and no more can be counted: the next one is refused.", count);
+        return false;
+    }
+    for (int i = 0; i < count; i++)
+        fresh[i] = pools[i];
+    if (pools)
+        munmap(pools, (size_t)capacity * sizeof *pools);
+    pools = fresh;
+    capacity = larger;
+    return true;
+}
+
+/* NULL: there are too many. */
 static struct pool *enter(CUmemoryPool handle, int card)
 {
     struct pool *pool = find(handle);
-    if (!pool && count < POOLS) {
+    if (!pool && (count < capacity || grow())) {
         pool = &pools[count++];
         *pool = (struct pool){ .handle = handle, .card = card };
         __atomic_store_n(&alq_pools_live, 1, __ATOMIC_RELAXED);
@@ -60,6 +83,8 @@ static uint64_t settle(struct pool *pool, uint64_t reserved)
         holds = CAPTURE_FORBIDS(result) ? pool->charged : 0;
     if (ALQ_REAL(cuMemPoolGetAttribute)(pool->handle, POOL_USED_NOW, &used))
         used = 0;
+    if (pool->managed && holds < pool->handed)
+        holds = pool->handed;               /* the driver takes managed memory when it is touched; it counts from the start */
     alq_charge(pool->card, (int64_t)(holds - pool->charged - reserved));
     pool->charged = holds;
     return holds > used ? holds - used : 0;
@@ -71,7 +96,7 @@ static void trim_all(int card)
 {
     pthread_mutex_lock(&lock);
     for (int i = 0; i < count; i++)
-        if (pools[i].card == card && !leaving[card]) {
+        if (pools[i].card == card && pools[i].charged && !leaving[card]) {
             ALQ_REAL(cuMemPoolTrimTo)(pools[i].handle, 0);
             settle(&pools[i], 0);
         }
@@ -118,7 +143,8 @@ void alq_settle(void)
     int saved = errno;
     if (pthread_mutex_trylock(&lock) == 0) {    /* busy: whoever has it settles */
         for (int i = 0; i < count; i++)
-            settle(&pools[i], 0);
+            if (pools[i].charged)           /* one that holds nothing takes something only by an allocation */
+                settle(&pools[i], 0);
         pthread_mutex_unlock(&lock);
         for (int card = 0; card < ALQ_CARDS; card++)
             alq_graph_settle(card);
@@ -156,9 +182,13 @@ static int allocate(const struct request *r, int card, allocate_fn *call, void *
     if (pool) {
         spare = settle(pool, 0);
         before = pool->charged;
+        if (pool->managed)                  /* what it has spare is of the host, for all we know */
+            spare = 0;
         more = need > spare ? need - spare : 0;
     }
     pthread_mutex_unlock(&lock);
+    if (!pool)
+        return alq_refuse(card);
     if (more && !alq_make_room(card, more, more < r->n ? more : r->n, r->stream, r->ptsz, true))
         return alq_refuse(card);
 
@@ -167,6 +197,8 @@ static int allocate(const struct request *r, int card, allocate_fn *call, void *
     pthread_mutex_lock(&lock);
     pool = find(r->pool);
     if (pool) {
+        if (result == CUDA_SUCCESS)
+            pool->handed += need;
         settle(pool, more);
         grown = pool->charged > before + more;
     } else if (result != CUDA_SUCCESS) {
@@ -223,7 +255,11 @@ int alq_cuMemAllocAsync(fn_cuMemAllocAsync *real, int ptsz, CUdeviceptr *p, size
         return capture(&r, device, call_async, (void *)real);
     if (ALQ_REAL(cuDeviceGetMemPool)(&r.pool, device))
         return real(p, n, stream);
-    return allocate(&r, card, call_async, (void *)real);
+    pthread_mutex_lock(&lock);
+    struct pool *known = find(r.pool);      /* one of the program's own, which may be on another card */
+    card = known ? known->card : card;
+    pthread_mutex_unlock(&lock);
+    return card < 0 ? real(p, n, stream) : allocate(&r, card, call_async, (void *)real);
 }
 
 int alq_cuMemAllocFromPoolAsync(fn_cuMemAllocFromPoolAsync *real, int ptsz, CUdeviceptr *p, size_t n, CUmemoryPool pool,
@@ -259,31 +295,82 @@ int alq_cuMemFreeAsync(fn_cuMemFreeAsync *real, int ptsz, CUdeviceptr p, CUstrea
             alq_graph_settle(entry.card);
         return result;
     }
-    bool plain = alq_take(ALQ_MEMORY, p, &entry), pooled = !plain && alq_take(ALQ_POOLED, p, &entry);
+    bool plain = alq_take(ALQ_MEMORY, p, &entry) || alq_take(ALQ_OPENED, p, &entry);
+    bool pooled = !plain && alq_take(ALQ_POOLED, p, &entry);
     int result = real(p, stream);
     if (result != CUDA_SUCCESS && (plain || pooled))
         alq_book(entry);
     else if (plain)
-        alq_charge(entry.card, -(int64_t)entry.size);
+        alq_ended(&entry);
     else if (pooled)
-        alq_settle();
+        alq_pool_freed(&entry);
     return result;
 }
 
+/* A pointer of a pool was freed, in whichever way. */
+void alq_pool_freed(const struct alq_entry *entry)
+{
+    pthread_mutex_lock(&lock);
+    struct pool *pool = find((CUmemoryPool)(uintptr_t)entry->owner);
+    if (pool)
+        pool->handed -= entry->size < pool->handed ? entry->size : pool->handed;
+    pthread_mutex_unlock(&lock);
+    alq_settle();
+}
+
 /* ---- pools of the program's own ---- */
+
+/* False: there are too many. */
+static bool learn(CUmemoryPool handle, int type, const CUmemLocation *where)
+{
+    int card = alq_card_of_location(type, where);
+    pthread_mutex_lock(&lock);
+    struct pool *pool = enter(handle, card);
+    if (pool)
+        pool->managed = type == ALLOCATION_MANAGED;
+    pthread_mutex_unlock(&lock);
+    return pool;
+}
 
 int alq_cuMemPoolCreate(fn_cuMemPoolCreate *real, int ptsz, CUmemoryPool *pool, const CUmemPoolProps *props)
 {
     (void)ptsz;
     int result = real(pool, props);
-    if (result == CUDA_SUCCESS && pool && props) {
-        const CUmemLocation *where = &props->location;
-        int ordinal = where->type == LOCATION_DEVICE ? where->id : where->type == LOCATION_DEVICE_PART ? where->id & 0xff : -1;
-        int card = ordinal < 0 ? ALQ_NO_CONTEXT : alq_card_of_device(ordinal);
-        pthread_mutex_lock(&lock);
-        enter(*pool, card);
-        pthread_mutex_unlock(&lock);
-    }
+    if (result != CUDA_SUCCESS || !pool || !props || learn(*pool, props->type, &props->location))
+        return result;
+    ALQ_REAL(cuMemPoolDestroy)(*pool);
+    return alq_refuse(alq_card_of_location(props->type, &props->location));
+}
+
+/* The pools that a place has from the start, or was given: which card they count on cannot be asked later. */
+int alq_cuMemGetDefaultMemPool(fn_cuMemGetDefaultMemPool *real, int ptsz, CUmemoryPool *pool, CUmemLocation *where, int type)
+{
+    (void)ptsz;
+    int result = real(pool, where, type);
+    if (result == CUDA_SUCCESS && pool && where)
+        learn(*pool, type, where);
+    return result;
+}
+
+int alq_cuMemGetMemPool(fn_cuMemGetMemPool *real, int ptsz, CUmemoryPool *pool, CUmemLocation *where, int type)
+{
+    return alq_cuMemGetDefaultMemPool(real, ptsz, pool, where, type);
+}
+
+/* Others may import it and use what it hands out, as long as it lives. */
+int alq_cuMemPoolExportToShareableHandle(fn_cuMemPoolExportToShareableHandle *real, int ptsz, void *out, CUmemoryPool handle,
+                                         int type, unsigned long long flags)
+{
+    (void)ptsz;
+    int result = real(out, handle, type, flags);
+    if (result != CUDA_SUCCESS || type != HANDLE_FD || !out)
+        return result;
+    uint8_t tag = alq_tag_file(*(int *)out, (uintptr_t)handle / 64);
+    pthread_mutex_lock(&lock);
+    struct pool *pool = find(handle);
+    if (pool)
+        pool->tag = tag;
+    pthread_mutex_unlock(&lock);
     return result;
 }
 
@@ -306,14 +393,18 @@ int alq_cuMemPoolDestroy(fn_cuMemPoolDestroy *real, int ptsz, CUmemoryPool handl
     }
     pthread_mutex_unlock(&lock);
     int result = real(handle);
+    struct alq_entry entry;
+    size_t at = 0;
+    if (result == CUDA_SUCCESS)
+        alq_take(ALQ_POOL_IN, (uintptr_t)handle, &entry);
     if (!gone.handle)
         return result;
     pthread_mutex_lock(&lock);
     if (result != CUDA_SUCCESS && (pool = enter(handle, gone.card)))
-        pool->charged = gone.charged;
+        *pool = gone;
     pthread_mutex_unlock(&lock);
-    struct alq_entry entry;
-    size_t at = 0;
+    if (result == CUDA_SUCCESS && gone.tag)
+        alq_tag_ended(gone.tag);
     while (result == CUDA_SUCCESS && alq_take_where(of_pool, handle, &at, &entry)) {
         alq_charge(entry.card, (int64_t)entry.size);
         entry.kind = ALQ_MEMORY;
@@ -370,7 +461,8 @@ int alq_cuMemPoolTrimTo(fn_cuMemPoolTrimTo *real, int ptsz, CUmemoryPool pool, s
 void alq_pools_forget(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    count = 0;
+    pools = NULL;       /* not unmapped: another thread of the parent may have been growing it */
+    count = capacity = 0;
     for (int i = 0; i < ALQ_CARDS; i++)
         leaving[i] = 0;
     alq_pools_live = 0;

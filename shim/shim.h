@@ -6,7 +6,8 @@
  *     page.c      the tenant's page: this process's slot on it, and the memory ledger
  *     cards.c     which card is meant
  *     book.c      what this process has allocated: pointer or handle -> bytes
- *     plain.c, pieces.c, pools.c, graphs.c, contexts.c, answers.c    the bodies of hooks
+ *     exports.c   memory that other processes may hold too: who of them is charged
+ *     plain.c, pieces.c, sharing.c, pools.c, graphs.c, contexts.c, answers.c    the bodies of hooks
  *     work.c      launches: counting, waking the daemon, the gate
  *     observe.c   ioctl: which channel groups this process has
  *     link.c      the thread that tells the daemon of them, and undoes a pause when the daemon is gone
@@ -110,19 +111,31 @@ enum { ALQ_NO_CONTEXT = -1, ALQ_NOT_GRANTED = -2 };
 int alq_card_of_device(CUdevice device);
 int alq_card_of_context(CUdevice *device);  /* of the calling thread's current one; `device` may be NULL */
 int alq_card_of_uuid(const char *uuid);
+int alq_card_of_location(int type, const CUmemLocation *where);     /* of memory of this type there; ALQ_NO_CONTEXT: on the host */
+int alq_ordinal_of(const CUmemLocation *where);                     /* -1: on no card */
 int alq_card_here(void);                    /* the same for launches: cached per thread, never negative */
 CUcontext alq_context(void);
 
 /* ---- book.c ---- */
-enum alq_kind { ALQ_MEMORY = 1, ALQ_POOLED, ALQ_ARRAY, ALQ_PIECE, ALQ_MAPPING, ALQ_GRAPH, ALQ_EXEC, ALQ_IN_GRAPH };
+enum alq_kind { ALQ_MEMORY = 1, ALQ_POOLED, ALQ_ARRAY, ALQ_PIECE, ALQ_MAPPING, ALQ_GRAPH, ALQ_EXEC, ALQ_IN_GRAPH,
+                ALQ_TILE,       /* of a sparse array: a mapping of a piece */
+                ALQ_OPENED,     /* memory of another process */
+                ALQ_HELD,       /* ended here, but a file holds it */
+                ALQ_POOL_IN,    /* a pool of another process */
+                ALQ_EXTERNAL, ALQ_HEAP };
 struct alq_entry {
     uint64_t key, size;
-    uint64_t owner;         /* MEMORY, ARRAY: context; POOLED: pool; MAPPING: the piece; IN_GRAPH: the graph */
-    uint64_t now;           /* PIECE: mappings; GRAPH: bytes live after the nodes so far */
+    uint64_t owner;         /* MEMORY, ARRAY, OPENED, HEAP: context; POOLED: pool; MAPPING, TILE: the piece; IN_GRAPH: the
+                             * graph; GRAPH: the one that it is part of */
+    uint64_t now;           /* PIECE: mappings; GRAPH: bytes live after the nodes so far; TILE: the array */
+    uint64_t file;          /* exported: alq_export() knows whether a file of it is left */
+    uint64_t from;          /* imported: who is charged for it, while `elsewhere` */
     uint64_t serial;        /* when it was entered */
-    uint32_t refs;          /* of a PIECE */
+    uint32_t refs;          /* of a PIECE, OPENED */
     int8_t   card;
     uint8_t  kind;
+    uint8_t  tag;           /* exported: others may be told when it ends. 1 to ALQ_TAGS, 0: not exported */
+    bool     elsewhere;     /* imported from a process of this tenant, which is charged for it */
 };
 bool alq_book(struct alq_entry entry);      /* false: no memory for it */
 bool alq_take(enum alq_kind kind, uint64_t key, struct alq_entry *out);     /* finds and removes */
@@ -130,10 +143,24 @@ bool alq_find(enum alq_kind kind, uint64_t key, struct alq_entry *out);
 bool alq_change(enum alq_kind kind, uint64_t key, void (*change)(struct alq_entry *entry, void *with), void *with);
 bool alq_take_where(bool (*fits)(const struct alq_entry *entry, const void *with), const void *with, size_t *at,
                     struct alq_entry *out);
+void alq_each(void (*visit)(struct alq_entry *entry, void *with), void *with);
 uint64_t alq_serial(void);                  /* entries made from now on have this serial or a later one */
+
+/* ---- exports.c ---- */
+void alq_ended(const struct alq_entry *entry);      /* it is out of the book: no longer charged, unless a file holds it */
+uint64_t alq_export(int fd, uint64_t file, uint8_t *tag);   /* a file that holds memory was made; returns the new `file` */
+uint8_t alq_tag_file(int fd, uint64_t seed);
+void alq_tag_ended(uint8_t tag);
+bool alq_origin_of_file(int fd, uint64_t *from);    /* a process of this tenant exported it, and is charged */
+void alq_ipc_exported(CUdeviceptr base, const CUipcMemHandle *handle);
+bool alq_origin_of_ipc(const CUipcMemHandle *handle, uint64_t *from);
+uint64_t alq_exported_bytes(uint64_t from);         /* of such an export, if it was made by this very process; else 0 */
+bool alq_import(struct alq_entry entry);            /* books it; `elsewhere` and `from` say who pays */
+void alq_exports_settle(void);                      /* files that are gone, charges that ended in other processes */
 
 /* ---- pools.c, graphs.c ---- */
 bool alq_make_room(int card, uint64_t bytes, uint64_t need, CUstream stream, int ptsz, bool may_wait);
+void alq_pool_freed(const struct alq_entry *entry);
 void alq_settle(void);                      /* after a wait: pools may have given memory back */
 void alq_pools_leave(int card, bool begin); /* around the end of the device's own context: its pools are not asked then */
 void alq_pools_drop(int card);
@@ -145,6 +172,7 @@ void alq_graph_allocates(CUgraph graph, CUdeviceptr p, uint64_t bytes, CUdevice 
 void alq_graph_frees(CUgraph graph, CUdeviceptr p);
 void alq_graph_settle(int card);
 void alq_graph_trim(int card);
+void alq_tiles_ended(const void *array);    /* pieces.c: pieces that were mapped into a sparse array */
 uint64_t alq_rounded(uint64_t bytes);       /* what an allocation of so many bytes takes of the card */
 
 /* ---- work.c ---- */
@@ -213,6 +241,7 @@ void alq_page_forget(void);
 void alq_book_forget(void);
 void alq_pools_forget(void);
 void alq_graphs_forget(void);
+void alq_exports_forget(void);
 void alq_observe_forget(void);
 void alq_link_forget(void);
 

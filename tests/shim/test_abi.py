@@ -28,7 +28,7 @@ _NUMBERS = [
 _OFFSETS = {
     "struct alq_page": ["magic", "version", "cards", "slots", "card", "slot"],
     "struct alq_card": ["uuid", "memory_limit", "heartbeat_ns"],
-    "struct alq_slot": ["pid", "serial", "use"],
+    "struct alq_slot": ["pid", "serial", "ended", "exported", "use"],
     "struct alq_use": _USE,
     "struct alq_head": ["magic", "version", "type"],
     "struct alq_hello": ["head", "pid", "slot"],
@@ -95,6 +95,7 @@ def test_the_page_is_laid_out_the_same(c: C) -> None:
     assert (page._USE_SIZE, page._USE.size) == (c["struct alq_use"],) * 2
     assert [c[f"struct alq_page.{field}"] for field in ("magic", "version", "cards", "slots")] == [0, 4, 8, 12]
     assert c["struct alq_slot.pid"] == 0
+    assert c["struct alq_slot.exported"] + 3 * 8 == c["struct alq_slot.use"] == 64
 
 
 def test_a_line_of_the_page_is_read_field_by_field_as_it_is_written(c: C) -> None:

@@ -153,6 +153,52 @@ def test_a_pools_pointer_may_be_freed_the_plain_way_and_plain_memory_on_a_stream
     assert answer == {"results": [0, 0], "used": 0}
 
 
+def test_many_pools_are_charged_as_one_and_too_many_are_refused(
+    tenant: Tenant, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An audit took 14.5 GiB with a quota of 4: from the 65th on, what a pool kept was not counted."""
+    answer = tenant.run("""
+        context()
+        pools = []
+        def make():
+            pool = c_void_p()
+            result = cuda.cuMemPoolCreate(byref(pool), byref(PoolProps(type=1, location=Location(DEVICE, 0))))
+            pools.append(pool)
+            return result
+        results = []
+        for _ in range(200):
+            p = c_uint64(); make()
+            cuda.cuMemPoolSetAttribute(pools[-1], 4, byref(c_uint64(2**64 - 1)))    # keeps all that it ever had
+            results.append(cuda.cuMemAllocFromPoolAsync(byref(p), c_size_t(64 * MIB), pools[-1], None))
+        held = used()
+        made = sum(make() == 0 for _ in range(4000))
+        say(granted=results.count(0), held=held, taken=cuda.fake_taken(0), made=200 + made)
+    """)
+    assert answer == {"granted": 64, "held": 4 * GIB, "taken": 4 * GIB, "made": 4096}
+    assert capfd.readouterr().err.count("4096 memory pools") == 1
+
+
+@pytest.mark.parametrize("where", ["Location(0, 0)", "Location(2, 0)", "Location(DEVICE, 0)"])
+def test_managed_pools_are_charged_what_they_hand_out_wherever_they_prefer_to_be(tenant: Tenant, where: str) -> None:
+    """CUDA 13: an audit took 19.7 GiB with a quota of 4."""
+    answer = tenant.run(f"""
+        context()
+        made, default, host = c_void_p(), c_void_p(), c_void_p()
+        assert cuda.cuMemPoolCreate(byref(made), byref(PoolProps(type=2, location={where}))) == 0
+        assert cuda.cuMemGetDefaultMemPool(byref(default), byref({where}), 2) == 0
+        assert cuda.cuMemGetMemPool(byref(host), byref(Location(2, 0)), 1) == 0
+        def take(pool, n):
+            p = c_uint64()
+            return cuda.cuMemAllocFromPoolAsync(byref(p), c_size_t(n), pool, None), p.value
+        _, first = take(made, 3 * GIB)
+        results = [take(made, 2 * GIB)[0], take(default, 2 * GIB)[0], take(default, GIB)[0], take(host, 8 * GIB)[0]]
+        full = used()
+        free_async(first); cuda.cuCtxSynchronize()
+        say(results=results, full=full, freed=used())
+    """)
+    assert answer == {"results": [2, 2, 0, 0], "full": 4 * GIB, "freed": GIB}
+
+
 # ---- graphs ----
 
 
@@ -223,3 +269,49 @@ def test_an_allocation_on_a_capturing_stream_is_a_node(tenant: Tenant) -> None:
         say(results=[first, freed, second, third], used=used(), taken=cuda.fake_taken(0))
     """)
     assert answer == {"results": [0, 0, 0, 2], "used": 0, "taken": 0}
+
+
+WITHIN = {  # how a graph `child` with a node of 3 GiB, or of none yet, becomes a part of `g`
+    "moved": "add(4, child=child, ownership=1)",
+    "copied": "cuda.cuGraphAddChildGraphNode(byref(c_void_p()), g, None, c_size_t(0), child)",
+    "copied by the general way": "add(4, child=child, ownership=0)",
+    "cloned": "cuda.cuGraphClone(byref(g), child)",
+}
+
+
+@pytest.mark.parametrize("way", WITHIN)
+def test_graph_within_another_is_charged_at_its_launch(tenant: Tenant, way: str) -> None:
+    answer = tenant.run(f"""
+        context()
+        g, child = graph(), graph()
+        def add(kind, child, ownership):
+            params = NodeParams(type=kind)
+            ctypes.memmove(ctypes.addressof(params) + 16, byref((c_uint64 * 2)(child.value, ownership)), 16)
+            return cuda.cuGraphAddNode(byref(c_void_p()), g, None, c_size_t(0), byref(params))
+        assert alloc_node(child, 3 * GIB)[0] == 0
+        assert {WITHIN[way]} == 0
+        more = alloc_node(g, 2 * GIB)[0]
+        x = instantiate(g)
+        alloc(2 * GIB)
+        say(more=more, launched=cuda.cuGraphLaunch(x, None), taken=cuda.fake_taken(0))
+    """)
+    assert answer == {"more": 2, "launched": 2, "taken": 2 * GIB}
+
+
+def test_what_is_added_to_a_part_of_a_graph_later_counts_in_the_whole(tenant: Tenant) -> None:
+    """A child that was moved, and the bodies of a condition; their handles may be another graph's after its end."""
+    answer = tenant.run("""
+        context()
+        class Condition(ctypes.Structure):
+            _fields_ = (("type", c_int), ("reserved", c_int * 3), ("handle", c_uint64), ("kind", c_int),
+                        ("size", c_uint), ("bodies", ctypes.POINTER(c_void_p)), ("rest", c_char * 208))
+        g = graph(); params = Condition(type=13, size=2)
+        assert cuda.cuGraphAddNode(byref(c_void_p()), g, None, c_size_t(0), byref(params)) == 0
+        bodies = [c_void_p(params.bodies[i]) for i in range(2)]
+        results = [alloc_node(bodies[0], 3 * GIB)[0], alloc_node(bodies[1], 2 * GIB)[0], alloc_node(g, GIB)[0]]
+        x = instantiate(g)
+        launched = cuda.cuGraphLaunch(x, None); held = used()
+        cuda.cuGraphDestroy(g); cuda.cuGraphExecDestroy(x); cuda.cuDeviceGraphMemTrim(0)
+        say(results=results, launched=launched, held=held, anew=alloc_node(bodies[0], 4 * GIB)[0])
+    """)
+    assert answer == {"results": [0, 2, 0], "launched": 0, "held": 4 * GIB, "anew": 0}

@@ -19,7 +19,7 @@ access     pthread_mutex_lock pthread_mutex_unlock pthread_mutex_trylock pthread
     pthread_sigmask mmap munmap memcpy memset memmove strlen strcmp strncmp strncasecmp snprintf vsnprintf strerror
     secure_getenv open close write fcntl poll socket connect send sendmsg recv getpid nanosleep clock_gettime prctl
     syscall sigfillset dlopen dlerror dl_iterate_phdr __errno_location __tls_get_addr
-    read strchr getauxval getenv setenv
+    read strchr strstr strtoull getauxval getenv setenv epoll_create1 epoll_ctl eventfd
 """
 
 

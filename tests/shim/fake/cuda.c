@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 #include "shim.h"
 
@@ -76,7 +77,7 @@ static int grab(int card, uint64_t n)
 static uint64_t address(uint64_t n) { return __atomic_fetch_add(&next_address, (n + 0x1fffff) & ~0x1fffffull, __ATOMIC_RELAXED); }
 
 #define THINGS 65536
-struct thing { uint64_t key, n; int card, refs, maps; void *owner; char kind; };
+struct thing { uint64_t key, n, size; int card, refs, maps, files; void *owner; char kind; };
 static struct thing things[THINGS];
 static struct thing *thing(char kind, uint64_t key)
 {
@@ -172,7 +173,7 @@ static int fake_cuMemCreate(CUmemHandle *h, size_t n, const CUmemAllocationProp 
     if (!result) { *h = address(n); new_thing('p', *h, host ? 0 : n, card, NULL); }
     return result;
 }
-static void maybe_end(struct thing *t) { if (!t->refs && !t->maps) end_thing(t); }
+static void maybe_end(struct thing *t) { if (!t->refs && !t->maps && !t->files) end_thing(t); }
 static int fake_cuMemRelease(CUmemHandle h) { struct thing *t = thing('p', h); if (!t || !t->refs) return INVALID_VALUE; t->refs--; maybe_end(t); return 0; }
 static int fake_cuMemMap(CUdeviceptr p, size_t n, size_t at, CUmemHandle h, unsigned long long flags)
 { (void)at; (void)flags; struct thing *t = thing('p', h); if (!t) return INVALID_VALUE; t->maps++; struct thing *m = new_thing('v', p, 0, t->card, t); m->refs = (int)(n >> 20); return 0; }
@@ -190,6 +191,42 @@ static int fake_cuMemRetainAllocationHandle(CUmemHandle *h, void *p)
 { struct thing *m = thing('v', (uintptr_t)p); if (!m) return INVALID_VALUE; struct thing *t = m->owner; t->refs++; *h = t->key; return 0; }
 static int fake_cuMemImportFromShareableHandle(CUmemHandle *h, void *from, int type)
 { (void)type; struct thing *t = thing('p', (uintptr_t)from); if (t) { t->refs++; *h = t->key; return 0; } *h = address(1); new_thing('p', *h, 0, 0, NULL); return 0; }
+PUBLIC int cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemHandle h)
+{ struct thing *t = thing('p', h); if (!t) return INVALID_VALUE; *prop = (CUmemAllocationProp){ .type = 1, .location = { LOCATION_DEVICE, t->card } }; return 0; }
+static int fake_cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, void *s)
+{
+    (void)s;
+    for (unsigned i = 0; i < count; i++) { struct thing *t = thing('p', list[i].handle); if (t) { t->maps += list[i].operation == OPERATION_MAP ? 1 : -1; maybe_end(t); } }
+    return 0;
+}
+
+/* ---- what leaves the process: a file that holds it, which straw never sees closed ---- */
+static int fake_cuMemExportToShareableHandle(void *out, CUmemHandle h, int type, unsigned long long flags)
+{ (void)type; (void)flags; struct thing *t = thing('p', h); if (!t) return INVALID_VALUE; t->files++; *(int *)out = eventfd(0, EFD_CLOEXEC); return 0; }
+static int fake_cuMemGetHandleForAddressRange(void *out, CUdeviceptr p, size_t n, int type, unsigned long long flags)
+{ (void)p; (void)n; (void)type; (void)flags; *(int *)out = eventfd(0, EFD_CLOEXEC); return 0; }
+PUBLIC int cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
+{
+    for (int i = 0; i < THINGS; i++)
+        if (strchr("mvi", things[i].kind ? things[i].kind : 'x') && p >= things[i].key && p < things[i].key + (things[i].n ? things[i].n : things[i].size)) {
+            *base = things[i].key; *size = things[i].n ? things[i].n : things[i].size; return 0;
+        }
+    return CUDA_ERROR_NOT_FOUND;
+}
+static int fake_cuIpcGetMemHandle(CUipcMemHandle *h, CUdeviceptr p)
+{ struct thing *t = thing('m', p); uint64_t about[3] = { p, (uint64_t)getpid(), t ? t->n : 0 }; memset(h, 0, sizeof *h); memcpy(h, about, sizeof about); return t ? 0 : INVALID_VALUE; }
+static int open_other(CUdeviceptr *p, uint64_t n) { *p = address(n); new_thing('i', *p, 0, 0, NULL)->size = n; return 0; }
+static int fake_cuIpcOpenMemHandle(CUdeviceptr *p, CUipcMemHandle h, unsigned flags) { (void)flags; uint64_t about[3]; memcpy(about, &h, sizeof about); return open_other(p, about[2]); }
+static int fake_cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle h, unsigned flags) { return fake_cuIpcOpenMemHandle(p, h, flags); }
+static int fake_cuIpcCloseMemHandle(CUdeviceptr p) { struct thing *t = thing('i', p); if (!t) return INVALID_VALUE; t->kind = 0; return 0; }
+static int fake_cuMemPoolExportToShareableHandle(void *out, void *pool, int type, unsigned long long flags)
+{ (void)pool; (void)type; (void)flags; *(int *)out = eventfd(0, EFD_CLOEXEC); return 0; }
+static int fake_cuMemPoolImportFromShareableHandle(void **pool, void *from, int type, unsigned long long flags)
+{ (void)from; (void)type; (void)flags; *pool = calloc(1, 64); return 0; }
+static int fake_cuMemPoolImportPointer(CUdeviceptr *p, void *pool, void *data) { (void)pool; return open_other(p, *(uint64_t *)data); }
+static int fake_cuImportExternalMemory(void **m, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) { (void)desc; *m = malloc(8); return 0; }
+static int fake_cuDestroyExternalMemory(void *m) { free(m); return 0; }
+static int fake_cuCtxSetLimit(int limit, size_t value) { (void)limit; (void)value; return 0; }
 
 /* ---- streams, only as far as they capture ---- */
 struct stream { int capturing; void *graph; };
@@ -207,12 +244,13 @@ PUBLIC int cuThreadExchangeStreamCaptureMode(int *mode) { static __thread int no
 
 /* ---- pools: freed memory is `pending` until a wait, then spare until a trim (or at once, below the threshold) ---- */
 struct pool { int card, dead; uint64_t reserved, used, pending, threshold; };
-static struct pool defaults[CARDS] = { { .card = 0 }, { .card = 1 } }, *made[16];
+#define POOLS 8192
+static struct pool defaults[CARDS] = { { .card = 0 }, { .card = 1 } }, on_host, managed, *made[POOLS];
 static void set_dead(int d, int dead) { defaults[d].dead = dead; }
 static void shrink(struct pool *p, uint64_t keep)
 { uint64_t least = p->used + p->pending; if (keep < least) keep = least; if (p->reserved > keep) { taken[p->card] -= p->reserved - keep; p->reserved = keep; } }
 static void pass(struct pool *p) { p->pending = 0; shrink(p, p->threshold); }
-static void waited(void) { held_up(); waits++; for (int i = 0; i < CARDS; i++) pass(&defaults[i]); for (int i = 0; i < 16; i++) if (made[i]) pass(made[i]); }
+static void waited(void) { held_up(); waits++; for (int i = 0; i < CARDS; i++) pass(&defaults[i]); for (int i = 0; i < POOLS && made[i]; i++) pass(made[i]); }
 static int pool_alloc(uint64_t *out, uint64_t n, struct pool *p)
 {
     uint64_t from_pending = p->pending < n ? p->pending : n, least = p->used + p->pending - from_pending + n;
@@ -249,17 +287,22 @@ static int fake_cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t n, void *pool, vo
 { int status = 0; capturing(s, &status); return status ? graph_alloc(((struct stream *)s)->graph, n, p) : pool_alloc(p, n, pool); }
 static int fake_cuMemAllocAsync(CUdeviceptr *p, size_t n, void *s) { return current ? fake_cuMemAllocFromPoolAsync(p, n, &defaults[device_of(current)], s) : INVALID_CONTEXT; }
 static int fake_cuMemFreeAsync(CUdeviceptr p, void *s)
-{ int status = 0; capturing(s, &status); return status ? graph_free(((struct stream *)s)->graph, p) : pool_free(p) ? unmake('m', p) : 0; }
+{ int status = 0; capturing(s, &status); return status ? graph_free(((struct stream *)s)->graph, p) : pool_free(p) && unmake('m', p) ? unmake('i', p) : 0; }
 static int fake_cuMemPoolCreate(void **p, const CUmemPoolProps *props)
-{ struct pool *q = calloc(1, sizeof *q); q->card = props->location.type == LOCATION_DEVICE ? props->location.id : 0; for (int i = 0; i < 16; i++) if (!made[i]) { made[i] = q; break; } *p = q; return 0; }
+{ struct pool *q = calloc(1, sizeof *q); q->card = props->location.type == LOCATION_DEVICE ? props->location.id : 0; for (int i = 0; i < POOLS; i++) if (!made[i]) { made[i] = q; break; } *p = q; return 0; }
+static int fake_cuMemGetDefaultMemPool(void **p, CUmemLocation *where, int type)
+{ *p = type == ALLOCATION_MANAGED ? &managed : where->type == LOCATION_DEVICE ? &defaults[where->id] : &on_host; return 0; }
+static int fake_cuMemGetMemPool(void **p, CUmemLocation *where, int type) { return fake_cuMemGetDefaultMemPool(p, where, type); }
 static int fake_cuMemPoolDestroy(void *p) { ((struct pool *)p)->dead = 1; shrink(p, 0); linger(); return 0; }
 static int fake_cuMemPoolTrimTo(void *p, size_t keep) { shrink(p, keep); return 0; }
 
 /* ---- graphs: their memory is taken at the first launch, and kept until trimmed ---- */
-struct graph { uint64_t now, most; };
+struct graph { uint64_t now, most; struct graph *parent; };
+static void graph_adds(struct graph *g, uint64_t n, uint64_t peak)
+{ for (; g; g = g->parent) { if (g->now + peak > g->most) g->most = g->now + peak; g->now += n; if (g->now > g->most) g->most = g->now; } }
 static uint64_t graph_reserved[CARDS];
 static int graph_alloc(void *graph, uint64_t n, uint64_t *p)
-{ struct graph *g = graph; g->now += n; if (g->now > g->most) g->most = g->now; *p = address(n); new_thing('g', *p, 0, 0, graph)->refs = (int)(n >> 12); return 0; }
+{ graph_adds(graph, n, 0); *p = address(n); new_thing('g', *p, 0, 0, graph)->refs = (int)(n >> 12); return 0; }
 static int graph_free(void *graph, uint64_t p)
 { struct thing *t = thing('g', p); if (!t) return INVALID_VALUE; ((struct graph *)graph)->now -= (uint64_t)t->refs << 12; return 0; }
 PUBLIC int cuGraphCreate(void **g, unsigned flags) { (void)flags; *g = calloc(1, 64); return 0; }
@@ -271,8 +314,14 @@ static int fake_cuGraphAddNode(void **n, void *g, void *const *after, size_t cou
 {
     if (p->type == NODE_MEM_ALLOC) return fake_cuGraphAddMemAllocNode(n, g, after, count, &p->u.alloc);
     if (p->type == NODE_MEM_FREE) return fake_cuGraphAddMemFreeNode(n, g, after, count, p->u.free);
+    if (p->type == NODE_GRAPH) { struct graph *child = p->u.child.graph; graph_adds(g, child->now, child->most); if (p->u.child.ownership) child->parent = g; }
+    if (p->type == NODE_CONDITIONAL) { CUgraph *bodies = calloc(p->u.conditional.size, sizeof *bodies); p->u.conditional.bodies = bodies;
+        for (unsigned i = 0; i < p->u.conditional.size; i++) { struct graph *body = calloc(1, 64); body->parent = g; bodies[i] = body; } }
     *n = g; return 0;
 }
+static int fake_cuGraphAddChildGraphNode(void **n, void *g, void *const *after, size_t count, void *child)
+{ (void)after; (void)count; *n = g; graph_adds(g, ((struct graph *)child)->now, ((struct graph *)child)->most); return 0; }
+static int fake_cuGraphClone(void **c, void *g) { *c = calloc(1, 64); *(struct graph *)*c = *(struct graph *)g; return 0; }
 static int fake_cuGraphAddNode_v2(void **n, void *g, void *const *after, const void *e, size_t count, CUgraphNodeParams *p) { (void)e; return fake_cuGraphAddNode(n, g, after, count, p); }
 static int fake_cuGraphAddNode_v3(void **n, void *g, void *const *after, const void *e, size_t count, CUgraphNodeParams *p) { (void)e; return fake_cuGraphAddNode(n, g, after, count, p); }
 static int instantiate(void **exec, void *g) { struct graph *x = malloc(sizeof *x); *x = *(struct graph *)g; *exec = x; return 0; }
