@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,6 +130,21 @@ def test_ties_go_to_the_first_node_of_the_board() -> None:
         grant = Chooser(board, policy()).choose(a_claim(a_container(a_slice(4))))
         assert grant is not None
         assert grant.node == "n0"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(cards=st.integers(1, 4), claims=arriving(), order=st.permutations(range(5)))
+def test_choice_does_not_depend_on_the_order_in_which_nodes_are_asked_about(
+    policy: str, cards: int, claims: list[Claim], order: list[int]
+) -> None:
+    """kube-scheduler names them in any order; equal nodes have equal scores."""
+    board = a_cluster([[24] * cards] * len(order))
+    ledger, chooser = Ledger(board), Chooser(board, POLICIES[policy]())
+    for claim in claims:
+        grant = chooser.choose(claim)
+        assert chooser.choose(claim, np.array(order)) == grant
+        if grant is not None:
+            ledger.assume(claim, grant, 1.0)
 
 
 def test_a_percentage_becomes_the_mib_of_the_card_chosen() -> None:

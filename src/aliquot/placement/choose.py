@@ -76,7 +76,7 @@ class Chooser:
             return None
         patience = Patience()
         while True:
-            row = int(scores.argmin()) if among is None else int(among[scores[among].argmin()])
+            row = _first_best(scores, among)
             if not np.isfinite(scores[row]):
                 return None
             if one_card:
@@ -281,6 +281,17 @@ def _never_seats(node: Node, claim: Claim, patience: Patience) -> bool:
     board = Board()
     board.set_node(node)
     return Chooser(board, binpack()).seat(claim, 0, patience) is None and patience.left > 0
+
+
+def _first_best(scores: Floats, among: Ints | None) -> int:
+    """The row with the smallest score. Ties go to the board's order, not to that of `among`.
+
+    kube-scheduler checks nodes side by side and asks about them in the order in which its threads were done.
+    """
+    if among is None:
+        return int(scores.argmin())
+    found = scores[among]
+    return int(among[found == found.min()].min())
 
 
 def _order(scores: Floats) -> Sequence[int]:
