@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from aliquot.model.node import Offer
 from aliquot.sim.churn import Step, churn, come_and_go
 from aliquot.sim.trace import PodSpec
@@ -23,6 +21,9 @@ from testbed.processes import wait_until
 from testbed.wired import Wired
 
 SCHEDULER_ARGS = ("--priority=dense",)
+# kube-scheduler hears of a departure by its own watch, perhaps later than the next Pod, and would leave out a node that
+# has room again. Here only ours counts the cards, and the test waits until it has heard.
+EXTENDER = {"managedResources": [{"name": name, "ignoredByScheduler": True} for name in (MEM, COUNT)]}
 
 NODES, CARDS, CARD_GIB, CORES = 6, 4, 16, 64
 QUARTER, HALF = PodSpec(2_000, 0, 1, 250), PodSpec(4_000, 0, 1, 500)
@@ -62,9 +63,6 @@ def _let_it_see(cluster: Wired) -> None:
         objects.delete_pod(cluster.plane, name)
 
 
-# Two of four runs chose another node than the simulator while a Pod waited. Perhaps the scheduler counts a Pod twice in
-# what it learns, and takes another lesson. SEEN_BEFORE = 168 (it was 112) leaves room for that: its one run passed.
-@pytest.mark.skip(reason="not yet the same in every run: the cause of another node at steps 59 and 63 is not known")
 def test_a_real_kube_scheduler_places_and_delays_pods_as_simulated(cluster: Wired) -> None:
     steps = _simulated()
     cluster.create(*(gpushare_node(f"n{at}", *[CARD_GIB] * CARDS, cpu=CORES) for at in range(NODES)))
