@@ -36,7 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for test in (getattr(item, "obj", None), getattr(item, "cls", None)):
             own = getattr(test, "_hypothesis_internal_use_settings", None) or getattr(test, "settings", None)
-            if isinstance(own, settings) and test not in seen:
+            # hypothesis gives the profile's settings to the others: those are few already.
+            if isinstance(own, settings) and own.max_examples != settings.default.max_examples and test not in seen:
                 seen.add(test)
                 fewer = settings(own, max_examples=max(1, own.max_examples // 10))
                 name = "settings" if isinstance(test, type) else "_hypothesis_internal_use_settings"
