@@ -11,7 +11,7 @@ STEP   := $(PYTHON) deploy/step.py
 BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools native protos run quick quick-static quick-tests test test-as-user browser screenshots e2e check fuzz audit chart docs format wheel image images release web contract web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
+.PHONY: help install tools native protos run quick quick-static quick-tests test test-as-user browser screenshots e2e check fuzz mutants audit chart docs format wheel image images release web contract web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -164,6 +164,13 @@ SECONDS ?= 60
 
 fuzz: native $(TOOLS) ## fuzz every parser of untrusted input, SECONDS=60 each: about half an hour; before a release
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(TARGETS)
+
+# COUNT=90 changes in all, SEED=1: which ones; ARGS="-o json src/aliquot/arbiter"
+COUNT ?= 90
+SEED  ?= 1
+
+mutants: $(TOOLS) ## make COUNT=90 small wrong changes to arbiter, placement and dialects, one at a time: how many no test notices; half an hour
+	PYTHONPATH=tests $(BIN)/python tests/mutants/run.py --count $(COUNT) --seed $(SEED) $(ARGS)
 
 audit: $(TOOLS) ## list what is shipped with licences and known vulnerabilities; asks the services of pip-audit and npm
 	@test -x out/audit/bin/pip-audit || { $(PYTHON) -m venv out/audit && \

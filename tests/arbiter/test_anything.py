@@ -145,6 +145,10 @@ class Anything(RuleBasedStateMachine):
         known = {name: p for name, p in self.processes.items() if p.tenant in self.arbiter.roster.members}
         assert self.arbiter.tick(self.now) == []
         assert self.now < self.arbiter.deadline < math.inf
+        for context in self.arbiter.roster.contexts.values():
+            assert context.settles <= self.now or self.arbiter.deadline <= context.settles, (
+                "one that is made is seen to"
+            )
         for name, process in known.items():
             assert process.paused == self.arbiter.paused(name)
             assert process.microseconds == self.arbiter.slice_of(name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aliquot.arbiter import slices
 from aliquot.arbiter.card import DOZE, REST, SAMPLE, CardArbiter
@@ -83,6 +85,25 @@ def test_a_context_that_is_being_made_is_let_alone() -> None:
     assert arbiter.deadline <= 5.0 + SETTLING
     look(arbiter, 5.0 + SETTLING, on=True, off=True)
     assert arbiter.paused("off/1")
+
+
+@given(st.floats(0.0, SETTLING - 0.001))
+def test_deadline_is_not_after_a_new_context_is_made(after: float) -> None:
+    """Nothing else wakes us then: it is quiet."""
+    arbiter = card()
+    arbiter.admit(Member("off", OFFLINE, None))
+    arbiter.join("off/1", "off", now=5.0)
+    arbiter.tick(5.0 + after)
+    assert arbiter.deadline == 5.0 + SETTLING
+
+
+def test_deadline_is_not_after_the_end_of_a_turn() -> None:
+    windows = card(("a/1", NORMAL), ("b/1", NORMAL), isolation=Isolation.FIXED_SHARE)
+    turns = card(("on/1", ONLINE), ("a/1", OFFLINE), ("b/1", OFFLINE), delay=0.0)
+    for arbiter, length in ((windows, 0.025), (turns, 0.04)):
+        look(arbiter, 0.0, a=True, b=True)
+        look(arbiter, length - SAMPLE / 2, a=True, b=True)
+        assert arbiter.deadline == pytest.approx(length)
 
 
 def test_a_context_that_registers_all_the_time_settles_nevertheless() -> None:

@@ -208,6 +208,27 @@ class TestWindows:
         assert windows.until == FOREVER
         assert windows.step({"a": 0.3}, 0.5) == "a"
 
+    @given(st.floats(0, 1000), st.floats(0.2, 0.6), st.floats(0.0, 0.9), st.floats(0.0, 0.3))
+    def test_a_hold_charges_the_time_before_it_and_none_while_it_lasts(
+        self, began: float, quota: float, ran: float, held: float
+    ) -> None:
+        windows = Windows()
+        window = quota * windows.period
+        windows.step({"a": quota}, began)
+        windows.hold(began + ran * window)
+        now = began + ran * window + held * windows.period
+        assert windows.step({"a": quota}, now) == "a"
+        assert windows.until - now == pytest.approx((1 - ran) * window, abs=1e-9)
+
+    def test_a_hold_before_the_window_began_charges_nothing(self) -> None:
+        """An order may take effect after the time at which the next decision was begun."""
+        windows = Windows()
+        windows.step({"a": 0.3}, 0.0)
+        windows.switched(None, None, 0.01)
+        windows.hold(0.005)
+        windows.step({"a": 0.3}, 0.02)
+        assert windows.until == pytest.approx(0.05)
+
     @given(_quotas, st.lists(st.floats(0.0, 0.3), max_size=40))
     def test_the_next_decision_is_always_ahead_and_asking_twice_changes_nothing(
         self, quotas: dict[str, float], steps: list[float]

@@ -125,6 +125,7 @@ class CardArbiter:
         settled = min(
             (context.settles for context in self.roster.contexts.values() if context.settling), default=FOREVER
         )
+        self._former = (self._front.turn, self._capped.turn)
         front, behind = self._ranks()
         lengths = self._lengths(front, behind, now)
         enabled = self._enabled_front(front, now) | {context.name for context in behind}
@@ -219,7 +220,6 @@ class CardArbiter:
 
         Under burst-share the slices do it all, unless there is one that they do not bind: then they take turns.
         """
-        self._former = (self._front.turn, self._former[1])
         quotas = self.roster.quotas(context.tenant for context in front)
         working = {context.tenant: quotas[context.tenant] for context in front if context.active}
         policy = self._turns_in_front(front)
@@ -243,7 +243,6 @@ class CardArbiter:
     def _waiting_behind(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> set[str]:
         """Those with work that may not run now. One may: offline, or ordinary if there is ordinary work beside it."""
         offline = [context for context in behind if context.active]
-        self._former = (self._former[0], self._capped.turn)
         self._note_online(front, offline, now)
         if self.held:
             self._behind.hold(self._weights_behind(offline), now)

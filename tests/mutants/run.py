@@ -1,0 +1,242 @@
+"""`make mutants`: whether the tests notice small wrong changes to the code that decides.
+
+python tests/mutants/run.py [--count 90] [--seed 1] [-o json] [PATH[:LINE] ...]
+
+Each change is tried in a process of its own with the tests of its package (few examples each, the same every time),
+until the first fails. The files stay as they are: the changed module is compiled in memory, when it is imported.
+(mutmut and cosmic-ray write the changes into files, and try all of them: 5,000 here.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib.machinery
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import hypothesis
+import numpy  # noqa: F401  # imported once here: every process below has it
+import pytest
+
+from mutants.mutations import Mutation, mutations
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src" / "aliquot"
+PACKAGES = ("arbiter", "placement", "dialects")
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+MOST_SURVIVORS = 0.05
+_LEAST_SECONDS = 60.0  # for one change; more where the unchanged code takes long
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of one change."""
+
+    mutation: Mutation
+    survived: bool
+    seconds: float
+
+    def shown(self) -> dict[str, object]:
+        return {
+            "file": str(self.mutation.file.relative_to(ROOT)),
+            "line": self.mutation.line,
+            "source": self.mutation.source,
+            "change": self.mutation.change,
+        }
+
+
+def main() -> int:
+    """0: at most one change in twenty survived."""
+    parser = argparse.ArgumentParser(description="Change the code a little, and see whether a test fails")
+    parser.add_argument("--count", type=int, default=90, help="changes to try, as many of each package")
+    parser.add_argument("--seed", type=int, default=1, help="which ones")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    parser.add_argument("paths", nargs="*", metavar="PATH[:LINE]", help="only changes of these files, folders or lines")
+    asked = parser.parse_args()
+    os.nice(19)
+    chosen = sample(asked.paths or [str(SOURCES)], asked.count, asked.seed)
+    tried: list[Tried] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for one in _try_all(chosen):
+            tried.append(one)
+            _show(one, len(tried), len(chosen), sum(one.survived for one in tried), asked.output)
+    return _report(tried, len(chosen), asked.seed, asked.output)
+
+
+def files(package: str) -> list[Path]:
+    return sorted((SOURCES / package).rglob("*.py"))
+
+
+def sample(within: Sequence[str], count: int, seed: int) -> list[Mutation]:
+    """As many changes of each package, without those known to change nothing."""
+    places = [(Path(path).resolve(), line) for path, _, line in (place.partition(":") for place in within)]
+    known = {(entry["file"], entry["source"], entry["change"]) for entry in equivalents()}
+    chosen: list[Mutation] = []
+    for package in PACKAGES:
+        found = [
+            mutation
+            for file in files(package)
+            for mutation in mutations(file)
+            if any(file.is_relative_to(path) and line in ("", str(mutation.line)) for path, line in places)
+            and (str(file.relative_to(ROOT)), mutation.source, mutation.change) not in known
+        ]
+        random.Random(f"{seed} {package}").shuffle(found)
+        chosen += found[: -(-count // len(PACKAGES))]
+    return chosen
+
+
+def equivalents() -> list[dict[str, str]]:
+    entries: list[dict[str, str]] = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
+    return entries
+
+
+def _try_all(chosen: Sequence[Mutation]) -> Iterator[Tried]:
+    for mutation in chosen:
+        began = time.monotonic()
+        survived = all(_passes(tests, mutation, _seconds(tests)) for tests in stages(mutation.file))
+        yield Tried(mutation, survived, time.monotonic() - began)
+
+
+@functools.cache
+def _seconds(tests: tuple[str, ...]) -> float:
+    """The limit for these tests: far more than they take with the code as it is."""
+    began = time.monotonic()
+    if not _passes(tests, None, 3600.0):
+        sys.exit(f"these fail without any change: HYPOTHESIS_PROFILE=quick pytest {' '.join(tests)}")
+    return max(_LEAST_SECONDS, 5 * (time.monotonic() - began))
+
+
+def package_of(file: Path) -> str:
+    return file.relative_to(SOURCES).parts[0]
+
+
+def stages(file: Path) -> list[tuple[str, ...]]:
+    """The test files of the package, to be tried one group after the other: first those named like the module."""
+    every = sorted((ROOT / "tests" / package_of(file)).rglob("test_*.py"))
+    own = [test for test in every if file.stem in test.stem]
+    groups = (own, [test for test in every if test not in own])
+    return [tuple(str(test.relative_to(ROOT)) for test in group) for group in groups if group]
+
+
+def _passes(tests: tuple[str, ...], mutation: Mutation | None, seconds: float) -> bool:
+    """Whether the tests pass. A change with which they do not end counts as noticed."""
+    with tempfile.TemporaryDirectory() as folder:
+        child = os.fork()
+        if not child:
+            _child(tests, mutation, Path(folder))
+        deadline = time.monotonic() + seconds
+        try:
+            while True:
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    break
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.05)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+            sys.exit((Path(folder) / "output").read_text())
+        return code == pytest.ExitCode.OK
+
+
+def _child(tests: Sequence[str], mutation: Mutation | None, folder: Path) -> None:
+    """Run the tests with the changed module, and end."""
+    code = 70
+    try:
+        os.setpgid(0, 0)
+        output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ["HYPOTHESIS_PROFILE"] = "quick"
+        os.chdir(ROOT)
+        if mutation is not None:
+            sys.meta_path.insert(0, _Changed(mutation))
+        words = ["-x", "--tb=no", "--hypothesis-seed=0", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
+        words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is imported already
+        code = int(pytest.main([*words, *tests], plugins=[_FewExamples()]))
+    except BaseException as error:  # a module that fails when it is imported is noticed
+        print(repr(error), flush=True)
+    finally:
+        os._exit(code)
+
+
+class _FewExamples:
+    """Keeps no examples, and does not look for the smallest that fails."""
+
+    def pytest_configure(self) -> None:
+        few = hypothesis.settings(database=None, phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate))
+        hypothesis.settings.register_profile("mutants", few)
+        hypothesis.settings.load_profile("mutants")
+
+
+class _Changed(importlib.machinery.SourceFileLoader):
+    """Finds and loads one module, changed."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        names = mutation.file.relative_to(SOURCES.parent).with_suffix("").parts
+        self._code = mutation.code()
+        super().__init__(".".join(names[:-1] if names[-1] == "__init__" else names), str(mutation.file))
+
+    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        if name != self.name:
+            return None
+        return importlib.util.spec_from_file_location(name, self.path, loader=self)
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self._code
+
+
+def _show(one: Tried, at: int, of: int, survived: int, output: str) -> None:
+    """A line for a survivor, and a bar on a terminal."""
+    clear = "\r\033[K" if sys.stderr.isatty() else ""
+    print(clear, end="", file=sys.stderr, flush=True)
+    if one.survived and output == "text":
+        print("{file}:{line}: {change}\n    {source}".format(**one.shown()), flush=True)
+    if clear:
+        bar = "#" * (30 * at // of)
+        print(f"[{bar:<30}] {at}/{of} changes tried, {survived} survived", end="", file=sys.stderr, flush=True)
+
+
+def _report(tried: Sequence[Tried], of: int, seed: int, output: str) -> int:
+    survivors = [one for one in tried if one.survived]
+    rate = len(survivors) / max(1, len(tried))
+    by_package = {
+        package: [
+            sum(one.survived for one in tried if package_of(one.mutation.file) == package),
+            sum(package_of(one.mutation.file) == package for one in tried),
+        ]
+        for package in PACKAGES
+    }
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    if output == "json":
+        made: dict[str, Any] = {"seed": seed, "tried": len(tried), "chosen": of, "survived": len(survivors)}
+        made |= {"rate": round(rate, 4), "by_package": by_package, "survivors": [one.shown() for one in survivors]}
+        print(json.dumps(made | {"seconds": round(sum(one.seconds for one in tried), 1)}, indent=2))
+    else:
+        parts = ", ".join(f"{package} {lived} of {every}" for package, (lived, every) in by_package.items() if every)
+        print(f"seed {seed}: {len(survivors)} of {len(tried)} changes survived, {rate:.1%} ({parts})")
+    return int(rate > MOST_SURVIVORS or len(tried) < of)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
