@@ -23,7 +23,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT)
 settings.register_profile("ci", _PATIENT, derandomize=True)
-settings.register_profile("quick", _PATIENT, max_examples=10)
+_QUICK = settings(_PATIENT, max_examples=10)
+settings.register_profile("quick", _QUICK)
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
 settings.load_profile(_PROFILE)
 
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for test in (getattr(item, "obj", None), getattr(item, "cls", None)):
             own = getattr(test, "_hypothesis_internal_use_settings", None) or getattr(test, "settings", None)
             # hypothesis gives the profile's settings to the others: those are few already.
-            if isinstance(own, settings) and own.max_examples != settings.default.max_examples and test not in seen:
+            if isinstance(own, settings) and own.max_examples != _QUICK.max_examples and test not in seen:
                 seen.add(test)
                 fewer = settings(own, max_examples=max(1, own.max_examples // 10))
                 name = "settings" if isinstance(test, type) else "_hypothesis_internal_use_settings"
