@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.procscan import with_environment
 from aliquot.cli.demo import command, promises
 from aliquot.cli.demo.cleanup import clean_up
 from aliquot.cli.demo.command import Found, choose, print_results
@@ -364,7 +364,7 @@ def test_clean_up_spares_other_processes(folder: Path) -> None:
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "ALIQUOT_HOME": str(folder / "other")}) as neighbour:
         mine = subprocess.Popen(["sleep", "60"], env={**os.environ, "ALIQUOT_HOME": str(folder / "mine")})
         (folder / "mine").mkdir()
-        eventually(lambda: processes.with_environment("ALIQUOT_HOME", str(folder / "mine")))
+        eventually(lambda: with_environment("ALIQUOT_HOME", str(folder / "mine")))
         clean_up(folder / "mine")
         assert mine.wait(10) == -signal.SIGTERM
         assert neighbour.poll() is None

@@ -23,6 +23,7 @@ import pytest
 
 from aliquot.adapters.gpu import link, rm
 from aliquot.adapters.gpu import page as pages
+from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.tenant import Allotment, SharingRules, Standing, Tenant
@@ -236,8 +237,9 @@ class Rig:
         self.guests: list[Guest] = []
         self.children: list[subprocess.Popen[str]] = []
         self.pids: dict[object, int] = {}
-        self._peer = link.peer
+        self._peer, self._watch = link.peer, link.watch
         self.patch.setattr(link, "peer", self.peer)
+        self.patch.setattr(link, "watch", self.watch)
         self.patch.setattr(cardloop, "BEAT", 0.02)  # standings are told as often
         self.patch.setattr(cardloop, "CALM", 0.02)
         self.daemon = self.another()
@@ -248,6 +250,11 @@ class Rig:
         if isinstance(name, bytes) and name.startswith(b"\0aliquot-test/"):
             return int(name.split(b"/")[1]), os.getuid()
         return self._peer(connection)
+
+    def watch(self, connection: socket.socket) -> int:
+        """The process that `peer` names."""
+        pid, _ = self.peer(connection)
+        return self._watch(connection) if pid == self._peer(connection)[0] else os.pidfd_open(pid)
 
     def pid(self, of: object) -> int:
         """A process that lives, the same for the same."""
@@ -268,7 +275,8 @@ class Rig:
     def tenant(self, name: str, app_class: AppClass = AppClass.NORMAL, *, root: int | None = None) -> Path:
         """A tenant with the first card, ten GiB and a half; its folder."""
         allotments = (Allotment(UUIDS[0], 10 << 30, 500),)
-        tenant = Tenant(name, f"the {name}", app_class, allotments, os.getuid(), root)
+        started = None if root is None else processes.start_time(root)
+        tenant = Tenant(name, f"the {name}", app_class, allotments, os.getuid(), root, started)
         self.daemon.add(tenant, self.folder / name)
         return self.folder / name
 

@@ -15,7 +15,7 @@ from aliquot.cli.errors import InputError
 if TYPE_CHECKING:
     from aliquot.adapters.gpu.player import Playing
 
-_OURS = "ALIQUOT_OWN_PLAYER"  # pid of the player that this program started before it re-executed itself
+_OURS = "ALIQUOT_OWN_PLAYER"  # pid and start time of the player that this program started before it re-executed itself
 
 
 def parse_simulation(text: str | None) -> Cards | None:
@@ -41,7 +41,7 @@ def or_no_player(home: Home) -> Iterator[Callable[[], None]]:
         yield lambda: up.append(True)
     except BaseException:
         playing = player.playing(home)
-        if not up and playing is not None and str(playing.pid) == ours:
+        if not up and playing is not None and _identity(playing) == ours:
             player.end(home)
         raise
 
@@ -65,6 +65,10 @@ def with_stand_ins(home: Home, spec: Cards, node: str | None = None) -> Playing:
         "LD_PRELOAD": preload,
         "LD_LIBRARY_PATH": stand_ins + (f":{path}" if path else ""),
         SIM_VARIABLE: playing.socket,
-        **({} if running is not None else {_OURS: str(playing.pid)}),
+        **({} if running is not None else {_OURS: _identity(playing)}),
     }
     return os.execve(sys.executable, [sys.executable, "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606
+
+
+def _identity(playing: Playing) -> str:
+    return f"{playing.pid}/{playing.started}"

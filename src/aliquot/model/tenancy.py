@@ -36,7 +36,8 @@ class Tenancy:
     @property
     def tenant(self) -> Tenant:
         """For the arbiter."""
-        return Tenant(self.id, self.key, self.app_class, allotments_of(self.shares), self.user, self.root)
+        allotments = allotments_of(self.shares)
+        return Tenant(self.id, self.key, self.app_class, allotments, self.user, self.root, self.started)
 
 
 @dataclass(frozen=True, slots=True)

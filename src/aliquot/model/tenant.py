@@ -23,7 +23,7 @@ class Tenant:
     """`id` names its directory and is never reused (a Pod's is its UID); `name` is for people.
 
     `uid` is the user of its processes; None, for a Pod: any user who reaches its directory. `root` is its first
-    process, if known.
+    process, if known, with `started`, when the kernel started that: a pid alone may be another process's later.
     """
 
     id: str
@@ -32,6 +32,7 @@ class Tenant:
     allotments: tuple[Allotment, ...]
     uid: int | None
     root: int | None = None
+    started: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

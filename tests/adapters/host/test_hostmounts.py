@@ -123,7 +123,7 @@ def test_listener_of_a_dead_socket_raises_oserror(tmp_path: Path) -> None:
 class TestAnOlderLinux:
     """Which does not tell whose a socket is, but by process id; and in whose PID namespace that has to be."""
 
-    OLDER = "hostmounts.SO_PEERPIDFD = 9999; kubelet = hostmounts.listener_of(Path(sys.argv[2]))\n"
+    OLDER = "hostmounts.peers.SO_PEERPIDFD = 9999; kubelet = hostmounts.listener_of(Path(sys.argv[2]))\n"
 
     def test_fetch_works_with_the_hosts_pids(self, host: Path, kubelet: Path) -> None:
         code = f"{self.OLDER}hostmounts.fetch(kubelet, {{host: 0o755}}); print(json.dumps(os.listdir(host)))\n"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -62,13 +59,6 @@ def test_start_time_of_a_program_with_brackets_in_its_name(tmp_path: object) -> 
         process.kill()
 
 
-def test_with_environment_finds_processes(child: subprocess.Popen[bytes]) -> None:
-    eventually(lambda: processes.with_environment("ALIQUOT_MARK", "of this test") == {child.pid})
-    assert processes.with_environment("ALIQUOT_MARK", "of this") == set()
-    assert processes.with_environment("ALIQUOT_MARK", "of this test", uid=os.geteuid()) == {child.pid}
-    assert processes.with_environment("ALIQUOT_MARK", "of this test", uid=12345) == set()
-
-
 def test_a_signal_goes_to_that_very_process_or_to_none(child: subprocess.Popen[bytes]) -> None:
     started = processes.start_time(child.pid)
     assert started is not None
@@ -89,38 +79,3 @@ def test_end_kills_a_process_that_ignores_sigterm() -> None:
 
 def test_ancestors_start_with_the_process_itself(child: subprocess.Popen[bytes]) -> None:
     assert os.getpid() in processes.ancestors(child.pid)
-
-
-def test_a_process_is_found_in_the_middle_of_an_exec_too() -> None:
-    again = "import os, sys; os.execv(sys.executable, [sys.executable, '-S', '-c', sys.orig_argv[3]])"
-    environment = {**os.environ, "ALIQUOT_MARK": "becoming"}
-    with subprocess.Popen([sys.executable, "-S", "-c", again], env=environment) as process:
-        eventually(lambda: processes.with_environment("ALIQUOT_MARK", "becoming"))
-        end = time.monotonic() + 20  # a busy machine has many processes to look at
-        looks = itertools.takewhile(lambda _: time.monotonic() < end, range(2000))
-        missed = sum(processes.with_environment("ALIQUOT_MARK", "becoming") != {process.pid} for _ in looks)
-        process.kill()
-    assert missed == 0
-
-
-def test_by_environment_groups_processes_by_value() -> None:
-    name = f"ALQ_TEST_{os.getpid()}"
-    with contextlib.ExitStack() as stack:
-        found: dict[str, set[int]] = {}
-        for value in ("a", "b", "a"):
-            child = stack.enter_context(subprocess.Popen(["sleep", "600"], env={name: value, "PATH": os.defpath}))
-            stack.callback(child.kill)
-            found.setdefault(value, set()).add(child.pid)
-        assert processes.by_environment(name) == found
-
-
-def test_with_environment_finds_a_process_that_forks_and_exits_all_the_time() -> None:
-    again = "import os, time\nfor _ in range(10000):\n    time.sleep(0.002)\n    if os.fork(): os._exit(0)"
-    environment = {**os.environ, "ALIQUOT_MARK": "handing over"}
-    with subprocess.Popen([sys.executable, "-S", "-c", again], env=environment) as first:
-        first.wait()
-        missed = sum(not processes.with_environment("ALIQUOT_MARK", "handing over") for _ in range(300))
-        while left := processes.with_environment("ALIQUOT_MARK", "handing over"):
-            for pid in left:
-                processes.send_signal(pid, signal.SIGKILL)
-    assert missed == 0

@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Rig:
     def process(self, **environment: str) -> Caller:
         child = subprocess.Popen(["sleep", "600"], env={**os.environ, **environment})
         self.children.append(child)
-        return Caller(child.pid, os.geteuid(), os.getegid())
+        return Caller(child.pid, os.geteuid(), os.getegid(), processes.start_time(child.pid))
 
     def end(self, caller: Caller) -> None:
         child = next(child for child in self.children if child.pid == caller.pid)
@@ -177,10 +178,12 @@ def test_submit_again_drops_earlier_grant_of_process(rig: Rig) -> None:
     assert (rig.booked(), len(rig.machine.tenancies)) == (2048, 1)
 
 
-def test_submit_refuses_ended_or_foreign_process(rig: Rig) -> None:
+def test_submit_refuses_ended_or_other_process(rig: Rig) -> None:
     caller = rig.process()
     with pytest.raises(RefusedError):
-        rig.submit(Caller(caller.pid, 12345, 12345), memory_mib=1)
+        rig.submit(replace(caller, started=None), memory_mib=1)  # as peers.py has it
+    with pytest.raises(RefusedError):
+        rig.submit(replace(caller, started=(caller.started or 0) - 1), memory_mib=1)
     rig.end(caller)
     with pytest.raises(RefusedError):
         rig.submit(caller, memory_mib=1)

@@ -15,6 +15,7 @@ import pytest
 from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.page import Page, PageError
+from aliquot.adapters.host import processes
 from aliquot.adapters.storage import tenantfolder
 from aliquot.arbiter import slices
 from aliquot.arbiter.card import CardArbiter
@@ -134,6 +135,12 @@ class TestRegistration:
         child = rig.child(rig.tenant("b"), 22)
         assert ask(child, "ended") == "True"
         assert not rig.standing("b").processes
+
+    def test_a_process_that_has_the_pid_of_another_tenants_ended_root_is_not_that_root(self, rig: Rig) -> None:
+        now = processes.start_time(os.getpid()) or 0
+        rig.daemon.add(Tenant("a", "a", AppClass.NORMAL, (), os.getuid(), os.getpid(), now - 1), rig.folder / "a")
+        rig.child(rig.tenant("b"), 22)
+        until(lambda: rig.standing("b").processes)
 
     def test_a_process_that_left_its_parents_may_register(self, rig: Rig) -> None:
         rig.tenant("a", root=2**22 - 1)
@@ -585,7 +592,7 @@ class TestAudit:
         rig.nvml.on_card[UUIDS[0]] = {child.pid: 1}
         assert rig.daemon._auditor.inspect(UUIDS[0]) == []
         tenant = rig.daemon._tenancies["a"].tenant
-        rig.patch.setattr(rig.daemon, "_owner", lambda pid: tenant.id)
+        rig.patch.setattr(rig.daemon, "_owners", lambda pid: [tenant.id])
         rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1}
         (finding,) = rig.daemon._auditor.inspect(UUIDS[0])
         assert "has not registered" in finding.text

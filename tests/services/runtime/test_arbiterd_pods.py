@@ -205,7 +205,7 @@ class TestContainers:
             "from aliquot.adapters.gpu import link; from aliquot.adapters.host import processes\n"
             "door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); door.bind(sys.argv[1]); door.listen()\n"
             "print('ready', flush=True); container = door.accept()[0]; pid, uid = link.peer(container)\n"
-            "watched = processes.number_of(link.watch(container, pid)); print(pid, uid, watched, flush=True)\n"
+            "watched = processes.number_of(link.watch(container)); print(pid, uid, watched, flush=True)\n"
         )
         alone = ["--mount-proc"] if proc == "its own" else []
         command = ["unshare", "--pid", *alone, "--fork", "--kill-child", sys.executable, "-c", listen, str(path)]

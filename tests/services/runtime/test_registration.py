@@ -142,6 +142,7 @@ def test_a_process_that_dies_while_its_tenant_is_muted_is_released(
     bad = house.tenant("bad")
     with subprocess.Popen(["sleep", "60"]) as child:
         monkeypatch.setattr(link, "peer", lambda connection: (child.pid, os.getuid()))
+        monkeypatch.setattr(link, "watch", lambda connection: os.pidfd_open(child.pid))
         for _ in range(3):
             house.connect(bad)
         house.turns(4)

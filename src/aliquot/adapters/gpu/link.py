@@ -14,7 +14,8 @@ import struct
 from dataclasses import dataclass
 
 from aliquot.adapters.gpu.page import CARDS, MAGIC, SLOTS, VERSION
-from aliquot.adapters.host.processes import SO_PEERPIDFD, number_of
+from aliquot.adapters.host import peers
+from aliquot.adapters.host.processes import number_of
 
 HELLO, GROUP, DONE, WAKE = 1, 2, 3, 4
 CHANNELS = 128
@@ -164,10 +165,10 @@ def discard(fd: int) -> None:
 
 def peer(connection: socket.socket) -> tuple[int, int]:
     """(pid, uid) of the other side, as the kernel knows it. The pid is the one in our /proc; 0: not visible there."""
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid, _ = peers.credentials(connection)
     if pid == 0:  # not of our PID namespace, but /proc may be the host's
         with contextlib.suppress(OSError):
-            handle = _handle(connection)
+            handle = watch(connection)
             try:
                 pid = max(0, number_of(handle))
             finally:
@@ -175,11 +176,6 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def watch(connection: socket.socket, pid: int) -> int:
-    """A pidfd of the other side, which is that process. Raises OSError if it is gone."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return _handle(connection) if struct.unpack("3i", raw)[0] == 0 else os.pidfd_open(pid)
-
-
-def _handle(connection: socket.socket) -> int:
-    return connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+def watch(connection: socket.socket) -> int:
+    """A pidfd of the other side: until it has ended, the pid is its own. Raises OSError if it is gone."""
+    return peers.pidfd_of(connection)

@@ -10,8 +10,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from aliquot.adapters.host import processes
-
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -120,9 +118,9 @@ def signal_group(leader: int, number: int) -> None:
         pass
 
 
-def descendants() -> set[int]:
-    """Our descendants that are alive."""
-    parents: dict[int, int] = {}
+def descendants() -> dict[int, int]:
+    """Our descendants that are alive, with their start times."""
+    parents: dict[int, tuple[int, int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -132,19 +130,10 @@ def descendants() -> set[int]:
         except OSError:
             continue
         if fields[0] not in (b"Z", b"X"):
-            parents[int(entry)] = int(fields[1])
+            parents[int(entry)] = int(fields[1]), int(fields[19])
     found: set[int] = set()
     fresh = {os.getpid()}
     while fresh:
-        fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
+        fresh = {pid for pid, (parent, _) in parents.items() if parent in fresh} - found
         found |= fresh
-    return found
-
-
-def kill_all(pids: set[int]) -> None:
-    """SIGKILL."""
-    for pid in pids:
-        try:
-            processes.send_signal(pid, signal.SIGKILL)
-        except PermissionError:
-            continue
+    return {pid: parents[pid][1] for pid in found}

@@ -17,12 +17,12 @@ import errno
 import json
 import os
 import socket
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aliquot.adapters.host.processes import SO_PEERPIDFD, number_of
+from aliquot.adapters.host import peers
+from aliquot.adapters.host.processes import number_of
 
 _NEW_MOUNTS = 0x00020000  # CLONE_NEWNS
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # on every architecture
@@ -49,11 +49,8 @@ def listener_of(path: Path) -> int:
         probe.settimeout(_PATIENCE)
         probe.connect(str(path))
         try:
-            return probe.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+            return peers.pidfd_of(probe)
         except OSError as error:
-            pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if pid > 0:  # we see the host's pids, and an older Linux will do
-                return os.pidfd_open(pid)
             raise HostAccessError(f"this Linux does not say whose {path} is ({error.strerror})") from error
 
 

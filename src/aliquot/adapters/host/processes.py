@@ -6,19 +6,11 @@ Imported by `aliquot run`: keep it light.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
-
-_ENVIRON = 1 << 18  # bytes of a process's environment that are searched
-_MOST_LISTS = 20  # lists of /proc in one search: bounds it on a machine that starts processes all the time
-SO_PEERPIDFD = 77  # socket option: a pidfd of the peer; Linux 6.5 and later, not in Python yet
-_EXEC_TRIES, _BARE_TRIES, _EXEC_STEP = (
-    50,
-    5,
-    0.001,
-)  # an exec takes some hundred microseconds, under load more
+from collections.abc import Callable, Iterable, Mapping
 
 
 def start_time(pid: int) -> int | None:
@@ -52,11 +44,8 @@ def known_as(child: int) -> int:
 
 
 def lives(pid: int | None, started: int | None) -> bool:
-    """Whether that very process is alive."""
-    if pid is None or pid <= 0:
-        return False
-    now = start_time(pid)
-    return now is not None and (started is None or now == started)
+    """Whether that very process is alive. Without its start time it is not known: the pid may be another's by now."""
+    return pid is not None and pid > 0 and started is not None and start_time(pid) == started
 
 
 def is_stopped(pid: int) -> bool:
@@ -70,14 +59,24 @@ def is_stopped(pid: int) -> bool:
 
 def uid_of(pid: int) -> int | None:
     """Its effective user; None if it is gone."""
+    users = _users_of(pid)
+    return users[1] if users else None
+
+
+def may_signal(user: int, pid: int) -> bool:
+    """Whether the kernel lets that user signal it: by its real or saved user, which a server that acts for somebody
+    (seteuid) keeps. False if it is gone."""
+    users = _users_of(pid)
+    return bool(users) and (user == 0 or user in (users[0], users[2]))
+
+
+def _users_of(pid: int) -> list[int]:
+    """Its real, effective, saved and file system user; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"Uid:"):
-                    return int(line.split()[2])
+            return next(([int(word) for word in line.split()[1:]] for line in file if line.startswith(b"Uid:")), [])
     except OSError:
-        pass
-    return None
+        return []
 
 
 def boot_id() -> str:
@@ -97,79 +96,19 @@ def output_of(pid: int) -> str | None:
         return None
 
 
-def with_environment(name: str, value: str, *, uid: int | None = None) -> set[int]:
-    """The processes that were started with this in their environment; only of that user, if one is given."""
-    wanted = b"\0" + os.fsencode(f"{name}={value}") + b"\0"
-    found = set()
-    for entry in _all_processes():
-        if wanted in b"\0" + _environment(entry) and (uid is None or uid_of(int(entry)) == uid):
-            found.add(int(entry))
-    return found
-
-
-def by_environment(name: str) -> dict[str, set[int]]:
-    """All processes that were started with that variable in their environment, by its value."""
-    start = b"\0" + os.fsencode(f"{name}=")
-    found: dict[str, set[int]] = {}
-    for entry in _all_processes():
-        _, there, rest = (b"\0" + _environment(entry)).partition(start)
-        if there:
-            found.setdefault(os.fsdecode(rest.partition(b"\0")[0]), set()).add(int(entry))
-    return found
-
-
-def _all_processes() -> Iterator[str]:
-    """All processes, with those that start meanwhile: a process may fork and end before we read it, and its child was
-    not in the first list."""
-    seen: set[str] = set()
-    for _ in range(_MOST_LISTS):
-        new = {entry for entry in os.listdir("/proc") if entry.isdigit()} - seen
-        if not new:
-            return
-        seen |= new
-        yield from new
-
-
-def _environment(entry: str) -> bytes:
-    """The environment that the process was started with; empty if it cannot be read.
-
-    In the middle of an exec the kernel returns nothing: the old memory is gone, the new one has no environment yet. So
-    we read again, or a run whose only process is in an exec would count as ended.
-    """
-    for tried in range(_EXEC_TRIES):
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                found = file.read(_ENVIRON)
-            if found or not _may_be_in_exec(entry, tried):
-                return found
-        except OSError:
-            return b""
-        time.sleep(_EXEC_STEP)
-    return b""
-
-
-def _may_be_in_exec(entry: str, tried: int) -> bool:
-    """Whether a process without an environment may be in the middle of an exec, after so many reads.
-
-    Kernel threads and zombies have no memory. A process that was started with an empty environment has one of length 0;
-    so does an exec, for an instant.
-    """
-    with open(f"/proc/{entry}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    memory, start, end = int(fields[20]), int(fields[47]), int(fields[48])
-    bare = start == end != 0
-    return memory > 0 and (not bare or tried < _BARE_TRIES)
-
-
-def send_signal(pid: int, number: int, started: int | None = None) -> bool:
-    """Send it to that very process. False when it is gone. Raises PermissionError."""
+def send_signal(pid: int, number: int, started: int | None, *, user: int = 0) -> bool:
+    """Send it to that very process. False when it is gone. Raises PermissionError, also where we may and `user` may
+    not: the process has become another user's (sudo)."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if not lives(pid, started):
+        permitted = may_signal(user, pid)
+        if not lives(pid, started):  # the handle is not that process, or it is gone
             return False
+        if not permitted:
+            raise PermissionError(errno.EPERM, f"user {user} may not signal it")
         signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
         return False
@@ -189,6 +128,13 @@ def end(pid: int, started: int | None, *, patience: float) -> bool:
                 return True
             time.sleep(0.02)
     return not lives(pid, started)
+
+
+def kill_all(started: Mapping[int, int], *, user: int = 0) -> None:
+    """SIGKILL to these processes (pid: start time) that the user may signal."""
+    for pid in started:
+        with contextlib.suppress(PermissionError):
+            send_signal(pid, signal.SIGKILL, started[pid], user=user)
 
 
 def identities(pids: Iterable[int]) -> dict[int, int]:

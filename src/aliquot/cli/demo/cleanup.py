@@ -17,6 +17,7 @@ from pathlib import Path
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.procscan import with_environment
 
 HOME_VARIABLE = "ALIQUOT_HOME"
 _PATIENCE = 2.0  # seconds from asking to killing
@@ -47,16 +48,22 @@ def clean_up(home: Path) -> None:
         # First ask the daemon: it leaves no tenant paused and restarts nothing.
         ask([Home(str(home), str(home))], {"op": "down"}, _PATIENCE)
     began = time.monotonic()
-    while left := processes.with_environment(HOME_VARIABLE, str(home)) - {os.getpid()}:
+    while left := _others_of(home):
         now = time.monotonic()
         if now > began + _MOST:
             break
-        for pid in left:
+        for pid, started in left.items():
             with contextlib.suppress(PermissionError):
-                processes.send_signal(pid, signal.SIGTERM if now < began + _PATIENCE else signal.SIGKILL)
-                processes.send_signal(pid, signal.SIGCONT)  # a stopped process reacts to nothing else
+                processes.send_signal(pid, signal.SIGTERM if now < began + _PATIENCE else signal.SIGKILL, started)
+                processes.send_signal(pid, signal.SIGCONT, started)  # a stopped process reacts to nothing else
         time.sleep(_STEP)
     shutil.rmtree(home, ignore_errors=True)
+
+
+def _others_of(home: Path) -> dict[int, int]:
+    found = with_environment(HOME_VARIABLE, str(home))
+    found.pop(os.getpid(), None)
+    return found
 
 
 def _wait_and_clean_up(pipe: int, home: Path) -> None:

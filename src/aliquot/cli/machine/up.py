@@ -151,8 +151,9 @@ def down() -> None:
             click.echo("no daemon runs")
             return
     pid = answer.get("pid")
+    started = None if pid is None else processes.start_time(pid)
     deadline = time.monotonic() + 10
-    while pid is not None and processes.lives(pid, None):
+    while processes.lives(pid, started):
         if time.monotonic() > deadline:
             raise InputError(f"the daemon (pid {pid}) has not ended yet")
         time.sleep(0.02)

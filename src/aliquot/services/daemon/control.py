@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import socket
-import struct
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import aliquot
 from aliquot.adapters.host.control import LONGEST
+from aliquot.adapters.host.peers import peer_of
 from aliquot.model.refusal import Invalid
 
 REQUEST_TIMEOUT = 10.0  # seconds in which a connection must have sent its request
@@ -24,11 +24,12 @@ REQUEST_TIMEOUT = 10.0  # seconds in which a connection must have sent its reque
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The process at the other end, as the kernel names it."""
+    """The process at the other end, as the kernel names it. `started` None: it has ended (adapters/host/peers.py)."""
 
     pid: int
     uid: int
     gid: int
+    started: int | None = None
 
 
 class RefusedError(Exception):
@@ -67,8 +68,7 @@ def unlink(path: str) -> None:
 
 def caller_of(writer: asyncio.StreamWriter) -> Caller:
     """The process at the other end."""
-    raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return Caller(*struct.unpack("3i", raw))
+    return Caller(*peer_of(writer.get_extra_info("socket")))
 
 
 class Lines(Protocol):

@@ -239,14 +239,14 @@ class ControlServer:
         for number, patience in ((signal.SIGTERM, float(timeout)), (signal.SIGKILL, 5.0)):
             living = self.machine.all_processes(found)
             send({"event": {"signal": number.name, "pids": sorted(living)}})
-            _signal_all(living, number)
+            _signal_all(living, number, caller.uid)
             deadline = time.monotonic() + patience
             while tenant.id in self.machine.tenancies and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
                 if any(processes.lives(pid, started) for pid, started in living.items()):
                     continue
                 living = self.machine.all_processes(found)  # started meanwhile
-                _signal_all(living, number)
+                _signal_all(living, number, caller.uid)
                 if not living:
                     await asyncio.sleep(0.02)  # `watch_root` calls it first: that knows the exit code
                     self.machine.ended(tenant.id, time.time())
@@ -270,6 +270,7 @@ class ControlServer:
             return {"name": found.name, "log": found.log, "running": True, "pid": found.pid, "output": None}
         pid = found.tenant.root
         output = None if pid is None else processes.output_of(pid)
+        output = output if processes.lives(pid, found.started) else None  # else it may be another process's
         return {"name": found.tenant.name, "log": found.log, "running": True, "pid": pid, "output": output}
 
     def _log_of_ended(self, name: str, caller: Caller) -> dict[str, Any] | None:
@@ -310,11 +311,12 @@ def watch_root(machine: LocalMachine, tenancy: Tenancy) -> None:
     processes.when_ended(tenant.root, tenancy.started, lambda code: machine.ended(tenant.id, time.time(), code))
 
 
-def _signal_all(start_times: dict[int, int], number: signal.Signals) -> None:
+def _signal_all(start_times: dict[int, int], number: signal.Signals, user: int) -> None:
+    """To those that the user may signal: root's daemon does no more for a user than the user could."""
     for pid, started in start_times.items():
         try:
-            processes.send_signal(pid, number, started)
+            processes.send_signal(pid, number, started, user=user)
             if number is signal.SIGTERM:
-                processes.send_signal(pid, signal.SIGCONT, started)  # a stopped process reacts to nothing else
+                processes.send_signal(pid, signal.SIGCONT, started, user=user)  # a stopped one reacts to nothing else
         except PermissionError as error:
             _LOG.warning("signal_failed", extra={"data": {"pid": pid, "error": str(error)}})

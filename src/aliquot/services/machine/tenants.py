@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from aliquot.adapters.gpu.page import PageError
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
+from aliquot.adapters.host.procscan import with_environment
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.store import Store, StoreError
@@ -218,11 +219,10 @@ class LocalMachine:
     def _start_time(self, caller: Caller) -> int:
         """Start time of the calling process. Drops an earlier grant to it: the answer never reached it."""
         self.may_run(caller)
-        started = processes.start_time(caller.pid)
-        if started is None or processes.uid_of(caller.pid) != caller.uid:
+        if caller.started is None or not processes.lives(caller.pid, caller.started):
             raise RefusedError("denied", text="the requesting process has ended")
-        self._forget_earlier(caller.pid, started)
-        return started
+        self._forget_earlier(caller.pid, caller.started)
+        return caller.started
 
     def why_never(self, claim: Claim) -> str | None:
         """Why the claim would not fit even on the empty machine; None if it would."""
@@ -406,8 +406,8 @@ class LocalMachine:
         on_cards = {
             pid for standing in self.arbiter.standings() if standing.tenant == tenant.id for pid in standing.processes
         }
-        marked = processes.with_environment(TENANT_VARIABLE, str(self.directory(tenant.id)), uid=tenant.uid)
-        return processes.identities(on_cards | marked)
+        marked = with_environment(TENANT_VARIABLE, str(self.directory(tenant.id)), uid=tenant.uid)
+        return processes.identities(on_cards) | marked
 
     def all_processes(self, tenancy: Tenancy) -> dict[int, int]:
         """All live processes of the tenant, with the root process."""

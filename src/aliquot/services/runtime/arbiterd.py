@@ -204,23 +204,32 @@ class Arbiterd:
             return f"it is user {uid}'s, the tenant is user {tenancy.tenant.uid}'s"
         if len(tenancy.processes) >= SLOTS:
             return f"the tenant has {SLOTS} processes already"
-        owner = self._owner(pid)
-        if owner is None and self._whose is not None:
+        owners = self._owners(pid)
+        if not owners and self._whose is not None:
             return "it is in no Pod's cgroup"
-        if owner is not None and owner != tenancy.tenant.id:
-            other = self._tenancies.get(owner)
-            return f"it belongs to Pod {owner}" if other is None else f"it belongs to tenant {other.tenant.name}"
+        if owners and tenancy.tenant.id not in owners:
+            other = self._tenancies.get(owners[-1])
+            return f"it belongs to Pod {owners[-1]}" if other is None else f"it belongs to tenant {other.tenant.name}"
         return None
 
-    def _owner(self, pid: int) -> str | None:
-        """As `whose` says; without it, the tenant whose descendant it is. None: unknown (it left its parents, say)."""
+    def _owners(self, pid: int) -> list[str]:
+        """As `whose` says; without it, the tenants whose descendant it is, the newest last: a process that asked again
+        is the root of two. Empty: unknown (it left its parents, say)."""
         if self._whose is not None:
-            return self._whose(pid)
-        tenancies = self._tenancies.items()
-        roots = {tenancy.tenant.root: name for name, tenancy in tenancies if tenancy.tenant.root is not None}
-        known = {process.pid: name for name, tenancy in tenancies for process in tenancy.processes}
-        anchors = known | roots
-        return next((anchors[ancestor] for ancestor in processes.ancestors(pid) if ancestor in anchors), None)
+            owner = self._whose(pid)
+            return [] if owner is None else [owner]
+        anchors: dict[int, list[tuple[str, int | None]]] = {}
+        for name, tenancy in self._tenancies.items():
+            root = tenancy.tenant.root
+            if root is not None:
+                anchors.setdefault(root, []).append((name, tenancy.tenant.started))
+            for process in tenancy.processes:  # their pidfds say when they end
+                if process.pid != root:
+                    anchors.setdefault(process.pid, []).append((name, processes.start_time(process.pid)))
+        for ancestor in processes.ancestors(pid):
+            if names := [name for name, started in anchors.get(ancestor, ()) if processes.lives(ancestor, started)]:
+                return names
+        return []
 
     # --- what the audit asks -----------------------------------------------------------------------------------
 
@@ -240,9 +249,10 @@ class Arbiterd:
 
     def _owner_of(self, pid: int) -> Owner | None:
         """The tenant that a process on a card belongs to."""
-        owner = self._owner(pid)
-        if owner is None:
+        owners = self._owners(pid)
+        if not owners:
             return None
+        owner = owners[-1]
         tenancy = self._tenancies.get(owner)
         return Owner(owner) if tenancy is None else Owner(owner, tenancy.tenant.name, frozenset(tenancy.page.uuids))
 

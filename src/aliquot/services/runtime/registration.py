@@ -22,6 +22,7 @@ from pathlib import Path
 from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, Wake
 from aliquot.adapters.gpu.page import Page
+from aliquot.adapters.host.peers import has_ended
 from aliquot.model.tenant import Level, Tenant
 from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.channelgroups import ChannelGroups, Placement
@@ -197,14 +198,18 @@ class Registrar:
 
     def _admit(self, tenancy: Tenancy, connection: socket.socket) -> None:
         pid, uid = link.peer(connection)
-        why = self._refusal(tenancy, pid, uid)
         try:
-            pidfd = link.watch(connection, pid) if why is None else -1
+            pidfd = link.watch(connection)
         except OSError:
+            pidfd = -1
+        why = self._refusal(tenancy, pid, uid)
+        if why is None and (pidfd < 0 or has_ended(pidfd)):  # the refusal may have been about another process
             why = "it is gone already"
         if why is not None:
             log_fault(tenancy, "process_refused", pid=pid, why=why)
             connection.close()
+            if pidfd >= 0:
+                os.close(pidfd)
             return
         for former in [process for process in tenancy.processes if process.pid == pid]:
             self._disconnect(tenancy, former)  # a process has one connection, and this is the newer

@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aliquot.adapters.host import children, processes
+from aliquot.adapters.host import processes
+from aliquot.adapters.host.procscan import Scan, scan, with_environment
 from aliquot.adapters.host.supervisors import SupervisorError, Supervisors, make_log_folder
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.folders import remove_folder
@@ -158,9 +159,9 @@ class PodManager:
         """Call it periodically and after every change."""
         try:
             if self._clearing:
-                marked = processes.by_environment(POD_VARIABLE)  # one scan for all Pods
+                found = scan((POD_VARIABLE,))  # one scan for all Pods
                 for uid in list(self._clearing):
-                    self._clear(uid, marked.get(uid, set()))
+                    self._clear(uid, found)
             self._kill_late()
             if not self._suspended:
                 self._reconcile_all(now)
@@ -239,7 +240,7 @@ class PodManager:
     ) -> tuple[LocalPod, QueuedRequest | None]:
         """A supervisor has connected. Raises RefusedError if its Pod is gone or has another one: it ends then."""
         pod = self.pods.get(str(request.get("uid")))
-        if pod is None or pod.supervisor != (caller.pid, processes.start_time(caller.pid)):
+        if pod is None or pod.supervisor != (caller.pid, caller.started):
             raise RefusedError("denied", text="this process is not the supervisor of any Pod here")
         self._connections[pod.uid] = send
         wants_grant = pod.ending is None and request.get("granted") is not True
@@ -361,14 +362,14 @@ class PodManager:
         except PermissionError as error:
             _LOG.warning("signal_failed", extra={"data": {"pid": supervisor[0], "error": str(error)}})
 
-    def _clear(self, uid: str, marked: set[int]) -> None:
+    def _clear(self, uid: str, found: Scan) -> None:
         """Kill the processes left of the Pod, found by its environment variable. Remove it if it was deleted."""
         pod = self.pods.get(uid)
         if pod is None or pod.supervisor is not None:
             self._clearing.discard(uid)
             return
-        left = {pid for pid in marked if processes.uid_of(pid) == pod.applier.user}
-        children.kill_all(left)
+        left = found.marked(POD_VARIABLE, uid, pod.applier.user)
+        processes.kill_all(left, user=pod.applier.user)
         if left or pod.tenant in self.machine.tenancies:
             return
         if pod.ending is not None:
@@ -386,7 +387,7 @@ class PodManager:
             if pod.supervisor is None:
                 continue
             self._signal(pod.supervisor, signal.SIGKILL)
-            children.kill_all(processes.with_environment(POD_VARIABLE, pod.uid, uid=pod.applier.user))
+            processes.kill_all(with_environment(POD_VARIABLE, pod.uid, uid=pod.applier.user), user=pod.applier.user)
             if pod.ending is None and not pod.state.phase.over:
                 self._persist(replace(pod, supervisor=None, state=creation.started_over(pod, self.logs(pod))))
 

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from aliquot.adapters.host import children, processes
+from aliquot.adapters.host import children, processes, procscan
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
 from aliquot.model.localpod import MOST_EVENTS
 from aliquot.services.machine.pods.lifecycle import Container, Lifecycle
@@ -205,15 +205,15 @@ class Supervisor:
             )
             if lifecycle is None or found is None:
                 continue
-            children.kill_all(self._strays(found))
+            processes.kill_all(self._strays(found))
             lifecycle.ended(found, code, time.time())
             if self._ending:
                 lifecycle.stop()
             self._record(f"container {found.name} exited with code {code}", "Normal" if code == 0 else "Warning")
 
-    def _strays(self, container: Container) -> set[int]:
+    def _strays(self, container: Container) -> dict[int, int]:
         """Processes that left the container's process group. They end with it, as in any container."""
-        return processes.with_environment(CONTAINER_VARIABLE, f"{self._uid}/{container.name}", uid=os.geteuid())
+        return procscan.with_environment(CONTAINER_VARIABLE, f"{self._uid}/{container.name}", uid=os.geteuid())
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Supervisor:
                 children.signal_group(container.pid or 0, signal.SIGTERM)
         left = children.descendants()
         if left and (time.monotonic() >= self._kill_at or not lifecycle.running()):
-            children.kill_all(left)
+            processes.kill_all(left)
 
 
 def main(arguments: list[str]) -> int:

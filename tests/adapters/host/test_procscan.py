@@ -1,0 +1,78 @@
+"""What a scan of /proc finds, however its processes behave."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from aliquot.adapters.host import processes
+from aliquot.adapters.host.procscan import scan, with_environment
+from kit.machine import eventually
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "ALIQUOT_MARK": "of this test"}
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        yield process
+        process.kill()
+
+
+def _identity(pid: int) -> dict[int, int]:
+    return processes.identities([pid])
+
+
+def _by_value(name: str) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for pid, seen in scan((name,)).processes.items():
+        if name in seen.marks:
+            found.setdefault(seen.marks[name], set()).add(pid)
+    return found
+
+
+def test_with_environment_finds_processes(child: subprocess.Popen[bytes]) -> None:
+    eventually(lambda: with_environment("ALIQUOT_MARK", "of this test") == _identity(child.pid))
+    assert with_environment("ALIQUOT_MARK", "of this") == {}
+    assert with_environment("ALIQUOT_MARK", "of this test", uid=os.geteuid()) == _identity(child.pid)
+    assert with_environment("ALIQUOT_MARK", "of this test", uid=12345) == {}
+
+
+def test_a_process_is_found_in_the_middle_of_an_exec_too() -> None:
+    again = "import os, sys; os.execv(sys.executable, [sys.executable, '-S', '-c', sys.orig_argv[3]])"
+    environment = {**os.environ, "ALIQUOT_MARK": "becoming"}
+    with subprocess.Popen([sys.executable, "-S", "-c", again], env=environment) as process:
+        eventually(lambda: with_environment("ALIQUOT_MARK", "becoming"))
+        end = time.monotonic() + 20  # a busy machine has many processes to look at
+        looks = itertools.takewhile(lambda _: time.monotonic() < end, range(2000))
+        missed = sum(with_environment("ALIQUOT_MARK", "becoming") != _identity(process.pid) for _ in looks)
+        process.kill()
+    assert missed == 0
+
+
+def test_scan_has_the_value_of_a_mark() -> None:
+    name = f"ALQ_TEST_{os.getpid()}"
+    with contextlib.ExitStack() as stack:
+        found: dict[str, set[int]] = {}
+        for value in ("a", "b", "a"):
+            child = stack.enter_context(subprocess.Popen(["sleep", "600"], env={name: value, "PATH": os.defpath}))
+            stack.callback(child.kill)
+            found.setdefault(value, set()).add(child.pid)
+        assert _by_value(name) == found
+
+
+def test_with_environment_finds_a_process_that_forks_and_exits_all_the_time() -> None:
+    again = "import os, time\nfor _ in range(10000):\n    time.sleep(0.002)\n    if os.fork(): os._exit(0)"
+    environment = {**os.environ, "ALIQUOT_MARK": "handing over"}
+    with subprocess.Popen([sys.executable, "-S", "-c", again], env=environment) as first:
+        first.wait()
+        missed = sum(not with_environment("ALIQUOT_MARK", "handing over") for _ in range(300))
+        while left := with_environment("ALIQUOT_MARK", "handing over"):
+            processes.kill_all(left)
+    assert missed == 0
