@@ -188,3 +188,9 @@ def test_simulate_refuses_unwritable_plot_first(tmp_path: Path) -> None:
     plot = tmp_path / "no" / "such" / "a.svg"
     said = simulate(tmp_path, "this is never read", NODES, "--plot", str(plot))
     assert said == "--plot: no/such/a.svg: no such folder: no/such"
+
+
+@pytest.mark.parametrize("command", [("up",), ("up", "--enforce", "report"), ("service", "install"), ("agent",)])
+def test_grace_without_enforcement_is_refused(command: tuple[str, ...]) -> None:
+    said = refused(CliRunner().invoke(cli, [*command, "--enforce-grace", "5s"]))
+    assert said == "--enforce-grace: allowed with --enforce kill only: add it, or leave --enforce-grace out"

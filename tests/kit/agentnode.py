@@ -244,6 +244,12 @@ class Arbiter:
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def configure(self, rules: SharingRules) -> None: ...
+
+    spared: frozenset[str] | None = None
+
+    def spare(self, tenants: frozenset[str]) -> None:
+        self.spared = tenants
+
     def standings(self) -> list[Standing]:
         return []
 

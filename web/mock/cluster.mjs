@@ -209,6 +209,7 @@ export class Cluster {
         memory_used_mib: null,
         core_booked: core,
         greedy_booked: 0,
+        memory_unregistered_mib: 0,
         busy: null,
         exclusive: state === 5,
         tenants: classes.map((each, nth) => ({

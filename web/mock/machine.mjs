@@ -139,6 +139,7 @@ export class Machine {
       memory_mib: MIB,
       memory_booked_mib: sum(here, "memory"),
       memory_used_mib: Math.round(sum(here, "memory") * 0.6),
+      memory_unregistered_mib: 0,
       core_booked: sum(
         here.filter((each) => !each.greedy),
         "core",

@@ -123,6 +123,8 @@ export const MESSAGE_CODES = [
   "refused",
   "page",
   "silent",
+  "overuse",
+  "ended",
 ] as const;
 export type MessageCode = (typeof MESSAGE_CODES)[number];
 
@@ -251,6 +253,7 @@ export interface Card {
   busy: number | null;
   exclusive: boolean;
   tenants: Tenant[];
+  memory_unregistered_mib: number;
 }
 
 /** A Pod or a run on one card. Values that only the node's agent knows are null without it. */

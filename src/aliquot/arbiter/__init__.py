@@ -7,6 +7,7 @@
     card.py     one card: from who is there and what they do to the orders, and when to look again
     account.py  what share of the card each context had
     timeline.py who held the card in the last minute
+    overuse.py  who uses more memory than its limit, and which processes are ended for it
 
 A *context* is one process on one card: the hardware's unit (its channel group) is not the promise's unit (the tenant).
 The same code runs in the node's daemon and in the tests' virtual time.

@@ -41,6 +41,7 @@ class SharingRules:
 
     isolation: Isolation = Isolation.BEST_EFFORT
     release_delay: float = 0.1  # seconds; 0: an idle card is released at once
+    kill_after: float | None = None  # seconds that a tenant may be over its memory limit; None: it is only reported
 
 
 class State(StrEnum):
@@ -76,6 +77,7 @@ class Standing:
     paused_seconds: float  # that online work took from it
     refused: int  # allocations refused because of its memory limit
     paused_by: str | None = None  # the name of the online tenant that has the card
+    memory_over: int = 0  # bytes over its limit by NVML's figure; 0: within the margin (arbiter/overuse.py)
 
 
 class FindingKind(StrEnum):
@@ -88,6 +90,8 @@ class FindingKind(StrEnum):
     REFUSED = "refused"  # the driver refuses to control it
     PAGE = "page"  # a tenant's page cannot be written
     SILENT = "silent"  # the card does not answer
+    OVERUSE = "overuse"  # a tenant uses more memory than its limit
+    ENDED = "ended"  # a process was ended for that, a few minutes ago
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +104,4 @@ class Finding:
     kind: FindingKind
     text: str
     owner: str | None = None
+    memory: int = 0  # bytes of the process; of an overuse those over the limit

@@ -24,7 +24,8 @@ SYSTEMCTL = """#!/bin/sh
 echo "$*" >> "$0.words"
 case "$*" in *is-active*) exit ${ACTIVE:-3};; *restart*) echo "$FAILS" >&2; [ -z "$FAILS" ];; esac
 """
-OPTIONS = ("--policy", "burst-share", "--simulate", "2x24GiB", "--release-delay", "100ms", "--listen", "0")
+KILL = ("--enforce", "kill", "--enforce-grace", "30000ms")
+OPTIONS = ("--policy", "burst-share", "--simulate", "2x24GiB", "--release-delay", "100ms", "--listen", "0", *KILL)
 
 
 @pytest.fixture

@@ -355,6 +355,25 @@ class TestEvents:
             ),
         }
 
+    def test_pod_over_its_limit_and_ended_process_have_events_of_their_own(self, setup: Setup) -> None:
+        pod = msgspec.convert({"metadata": {"name": "p", "namespace": "ml", "uid": "u1"}}, PodObject)
+
+        class Pods:
+            def by_uid(self, uid: str) -> PodObject | None:
+                return pod
+
+        findings = [
+            Finding("GPU-0", None, FindingKind.OVERUSE, "tenant ml/p uses 6 GiB", "u1", 2 << 30),
+            Finding("GPU-0", 9, FindingKind.ENDED, "was ended", "u1"),
+            Finding("GPU-0", 8, FindingKind.UNREGISTERED, "is not held", "u1"),
+        ]
+        setup.reporter.report_findings(findings, Pods())
+        assert {(about.name, reason, text) for about, reason, text, _ in setup.events} == {
+            ("p", "GPUMemoryExceeded", "card GPU-0: tenant ml/p uses 6 GiB"),
+            ("p", "GPUProcessEnded", "card GPU-0: process 9 was ended"),
+            ("p", "GPUFinding", "card GPU-0: process 8 is not held"),
+        }
+
     def test_lingering_pod_is_reported_on_the_node(self, setup: Setup) -> None:
         setup.reporter.report_lingering(self.TENANCIES[:1])
         assert setup.reported() == [

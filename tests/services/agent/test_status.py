@@ -10,8 +10,9 @@ from aliquot.cli.machine.ps import _running
 from aliquot.cli.machine.top import view
 from aliquot.dialects.wire.advertising import Token
 from aliquot.model.status.machine import AgentStatus, DaemonStatus, ResourceStatus, Status
+from aliquot.model.tenant import Finding, FindingKind, SharingRules
 from aliquot.services.agent.status import NodeState, resource_statuses, status
-from kit.fakeagent import CARDS, RESOURCE, RUNS_ON_A, FakeAgent, a_scene
+from kit.fakeagent import CARDS, RESOURCE, RUNS_ON_A, STRANGER, FakeAgent, a_scene
 
 
 def of(node: NodeState, now: float) -> Status:
@@ -61,6 +62,30 @@ def test_status_findings_have_a_kind_and_the_queue_is_empty() -> None:
         }
     ]
     assert told.queue == []
+
+
+def test_status_shows_memory_that_nothing_limits_and_tenants_over_their_limit() -> None:
+    findings = [
+        replace(STRANGER, memory=3 << 30),
+        Finding("GPU-a", 78, FindingKind.UNREGISTERED, "has not registered", "u2", 1 << 30),
+        Finding("GPU-a", None, FindingKind.OVERUSE, "tenant ml/train-0 uses 6 GiB", "u1", 2 << 30),
+    ]
+    told = of(a_scene(findings=findings, standings=[replace(RUNS_ON_A, memory_over=2 << 30)]), 1060.0)
+    assert [card.memory_unregistered_bytes for card in told.cards] == [4 << 30, 0]
+    assert [finding.memory_bytes for finding in told.findings] == [3 << 30, 1 << 30, 2 << 30]
+    assert told.tenants[0].cards[0].memory_over_bytes == 2 << 30
+    shown = view(told)
+    assert "4 GiB by processes that nothing limits" in shown
+    assert "found on card 0: process 77 (3 GiB) uses the card without being a tenant" in shown
+    assert "found on card 0: tenant ml/train-0 uses 6 GiB" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("ml/train-0")]
+    assert "5 MiB / 4 GiB OVER" in line
+
+
+def test_top_says_that_processes_over_their_limit_are_ended() -> None:
+    told = of(a_scene(rules=SharingRules(kill_after=10)), 0.0)
+    assert told.rules.kill_after_seconds == 10
+    assert view(told).splitlines()[0].endswith("ends processes over their memory limit after 10s")
 
 
 def test_resource_status_counts_devices_and_registration() -> None:

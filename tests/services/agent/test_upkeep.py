@@ -173,6 +173,17 @@ def test_upkeep_reports_findings(agent_node: AgentNode, monkeypatch: pytest.Monk
     assert ("escapes", "GPUFinding", "card GPU-0: process 8 has not registered") in agent_node.emitted
 
 
+def test_upkeep_spares_pods_that_another_plugin_admitted(
+    agent_node: AgentNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent_node.run(pod := a_qgpu_pod("foreign"))
+    uid = pod["metadata"]["uid"]
+    monkeypatch.setattr(agent_node.agent.foreign_pods, "_uids", {uid})
+    assert agent_node.arbiter.spared is None
+    one_round(agent_node)
+    assert agent_node.arbiter.spared == {uid}
+
+
 def test_upkeep_reports_and_publishes_an_unhealthy_card(agent_node: AgentNode) -> None:
     agent_node.run(a_qgpu_pod("has-it", card=1))
     agent_node.run(a_qgpu_pod("has-another", card=0))

@@ -20,11 +20,13 @@ def a_status(**share: Any) -> Status:
         memory_used_bytes=None,
         memory_booked_bytes=10,
         core_booked=30.0,
+        memory_unregistered_bytes=7,
     )
     figures = {
         "share": 0.25,
         "memory_used_bytes": 5,
         "memory_limit_bytes": 10,
+        "memory_over_bytes": 4,
         "paused_seconds": 1.5,
         "preemptions": 3,
         "refused_allocations": 2,
@@ -47,6 +49,7 @@ def test_metrics_have_every_figure_of_a_tenant() -> None:
         f"aliquot_tenant_share_ratio{labels} 0.25",
         f"aliquot_tenant_memory_used_bytes{labels} 5.0",
         f"aliquot_tenant_memory_limit_bytes{labels} 10.0",
+        f"aliquot_tenant_memory_over_bytes{labels} 4.0",
         f"aliquot_tenant_paused_seconds_total{labels} 1.5",
         f"aliquot_tenant_preemptions_total{labels} 3.0",
         f"aliquot_tenant_refused_allocations_total{labels} 2.0",
@@ -67,6 +70,12 @@ def test_metrics_leave_out_unknown_values() -> None:
 
 def test_metrics_escape_labels_and_use_ratios() -> None:
     assert 'aliquot_card_core_booked_ratio{card="0",model="Odd \\"model\\"\\\\",uuid="GPU-0"} 0.3' in lines(a_status())
+
+
+def test_metrics_of_a_card_show_memory_that_nothing_limits() -> None:
+    assert [line for line in lines(a_status()) if line.startswith("aliquot_card_memory_unregistered_bytes{")] == [
+        'aliquot_card_memory_unregistered_bytes{card="0",model="Odd \\"model\\"\\\\",uuid="GPU-0"} 7.0'
+    ]
 
 
 def test_scrape_leaks_no_memory() -> None:

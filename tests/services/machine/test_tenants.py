@@ -213,8 +213,9 @@ def test_failed_start_is_reported_and_cleaned_up(rig: Rig, monkeypatch: pytest.M
     assert (rig.booked(), rig.folders(), rig.machine.store.tenancies()) == (0, set(), [])
 
 
-def test_configure_persists_sharing_rules(rig: Rig) -> None:
-    rules = SharingRules(Isolation.FIXED_SHARE, 0.0)
+@pytest.mark.parametrize("kill_after", [None, 0.0, 12.5])
+def test_configure_persists_sharing_rules(rig: Rig, kill_after: float | None) -> None:
+    rules = SharingRules(Isolation.FIXED_SHARE, 0.0, kill_after)
     rig.machine.configure(rules)
     assert rig.arbiter.rules == rules
     rig.restart()
@@ -354,6 +355,7 @@ def test_status_of_tenant(rig: Rig) -> None:
             "paused_seconds": 1.5,
             "refused_allocations": 2,
             "paused_by": "serve",
+            "memory_over_bytes": 0,
         }
     ]
     assert shown["cards"][0]["memory_used_bytes"] == 5

@@ -25,6 +25,7 @@ export const en = {
   cardsInUse: "Cards in use",
   memoryBooked: "Memory booked",
   memoryUsed: (amount: string) => `${amount} in use`,
+  memoryUnregistered: (amount: string) => `${amount} used by processes that nothing limits`,
   computeBooked: "Compute booked",
   busyNow: "Busy now",
   pods: "Pods",

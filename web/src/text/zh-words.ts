@@ -160,6 +160,8 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   refused: ({ number }) => `驱动不再允许控制${process(number)}`,
   page: () => "租户的共享页无法写入",
   silent: () => "卡没有响应",
+  overuse: () => "租户占用的显存超过配额",
+  ended: ({ number }) => `${process(number)} 因租户显存超限，已被结束或无法结束`,
 };
 
 export const zhWords: Words = {

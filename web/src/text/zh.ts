@@ -26,6 +26,7 @@ export const zh: Text = {
   cardsInUse: "在用的卡",
   memoryBooked: "已分配显存",
   memoryUsed: (amount) => `实际使用 ${amount}`,
+  memoryUnregistered: (amount) => `不受配额约束的进程占用 ${amount}`,
   computeBooked: "已分配算力",
   busyNow: "当前利用率",
   pods: "Pod",

@@ -27,6 +27,9 @@ export function CardView({ card }: { card: Card }) {
           </span>
         )}
       </h3>
+      {card.memory_unregistered_mib > 0 && (
+        <p class="note">{text.memoryUnregistered(memory(card.memory_unregistered_mib))}</p>
+      )}
       {!card.healthy && <p class="why-out">{card.why_out ? <Sentence of={card.why_out} /> : text.outCard}</p>}
       <Bar
         name={text.memory}

@@ -117,6 +117,25 @@ def send_signal(pid: int, number: int, started: int | None, *, user: int = 0) ->
     return True
 
 
+def kill_proven(pid: int, started: int, proof: Callable[[], bool]) -> bool:
+    """SIGKILL to that very process, if `proof` holds while we have a handle of it. False when it is gone, or the proof
+    fails. Raises PermissionError."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        # In this order: from here on the handle is of the process whose start time and proof we read, or that is dead.
+        if not lives(pid, started) or not proof():
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
 def end(pid: int, started: int | None, *, patience: float) -> bool:
     """SIGTERM, then SIGKILL if it does not end in time; whether it is gone now."""
     for number in (signal.SIGTERM, signal.SIGKILL):

@@ -15,6 +15,7 @@ from aliquot.cli.client import Delay
 from aliquot.cli.cluster.dialectoption import HELP as DIALECTS_HELP
 from aliquot.cli.cluster.dialectoption import parse_dialects
 from aliquot.cli.cluster.nodeoptions import node_name, nodename_option, run_dir_option
+from aliquot.cli.enforcement import check_enforcement, enforce_options, kill_after
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
 
@@ -48,6 +49,12 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
             allowed = "numbers separated by commas, for example 94,63 (the agent's log and events name them)"
             self.fail(f"{value} is not allowed: {allowed}", param, ctx)
         return frozenset(map(int, words))
+
+
+def _enforcement(command: Any) -> Any:
+    for option in reversed(enforce_options("report")):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -110,6 +117,7 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
     show_default=True,
     help="How long online work keeps a card after its last kernel; 0: release it at once",
 )
+@_enforcement
 @click.option(
     "--ignore-xids",
     type=Xids(),
@@ -160,6 +168,7 @@ def _serve(given: dict[str, Any]) -> None:
 
     home = Home(str(given["run_dir"].absolute()), str(given["dbfile"].absolute().parent))
     spec = parse_simulation(given["simulate"])
+    check_enforcement(given["enforce"], given["enforce_grace"])
     if spec is not None and spec.nodes > 1:
         raise InputError(f"--simulate: {given['simulate']} is not allowed: an agent has one node, for example 4x16GiB")
     server = _find_server(given["kubeconfig"])  # before anything is created
@@ -255,6 +264,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         kubelet=given["kubelet_dir"],
         rules=Rules(gpushare_unit=MemoryUnit(given["memory_unit"]), served=given["served"]),
         release_delay=given["release_delay"],
+        kill_after=kill_after(given["enforce"], given["enforce_grace"]),
         port=given["port"],
         bind_address=given["bind_address"],
         control=Path(home.control),

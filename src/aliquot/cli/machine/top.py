@@ -66,10 +66,12 @@ def top(output: str, once: bool, interval: float) -> None:
 def view(status: Status, width: int | None = None) -> str:
     """The whole of it, as text, for a terminal of that width."""
     node, simulated = status.daemon.node, status.daemon.simulated
+    kill_after = status.rules.kill_after_seconds
     lines = [
         (f"node {node}, " if node else "")
         + f"policy {status.rules.policy}, release delay {duration(status.rules.release_delay_seconds)}"
         + (f", simulated cards {simulated}" if simulated else "")
+        + ("" if kill_after is None else f", ends processes over their memory limit after {duration(kill_after)}")
     ]
     if status.agent and status.agent.waits_for:
         lines.append(f"not ready: {status.agent.waits_for}")
@@ -129,6 +131,8 @@ def _empty_lines(cards: list[CardStatus], several: bool) -> Iterator[str]:
 def _finding(finding: FindingStatus, cards: list[CardStatus]) -> str:
     where = next((f"card {card.index}" for card in cards if card.uuid == finding.uuid), finding.uuid)
     process = "" if finding.pid is None else f"process {finding.pid} "
+    if process and finding.memory_bytes:
+        process += f"({memory(finding.memory_bytes >> 20)}) "
     return f"found on {where}: {process}{finding.text}"
 
 
@@ -139,6 +143,8 @@ def _card_line(card: CardStatus, several: bool) -> str:
         words.append(f"busy {card.utilisation:.0%}")
     used, total = card.memory_used_bytes, memory(card.memory_mib)
     words.append(total if used is None else f"{memory(used >> 20)} of {total} in use")
+    if card.memory_unregistered_bytes:
+        words.append(f"{memory(card.memory_unregistered_bytes >> 20)} by processes that nothing limits")
     promised = f" and {card.core_booked:g}% of compute" if card.core_booked else ""
     words.append(f"{memory(card.memory_booked_bytes >> 20)}{promised} booked")
     if card.is_out:
@@ -159,7 +165,7 @@ def _row(tenant: TenantStatus, share: ShareStatus, head: tuple[str, ...]) -> tup
         compute(share),
         "-" if share.share is None else f"{share.share:6.1%}",  # a fixed width: nothing moves from look to look
         ("" if share.share is None else bar(share.share, _BAR)).ljust(_BAR),
-        f"{memory(share.used_mib)} / {memory(share.limit_mib)}",
+        f"{memory(share.used_mib)} / {memory(share.limit_mib)}{' OVER' if share.memory_over_bytes else ''}",
         share.level,
         paused_time(share),
         *([str(share.refused_allocations)] if "REFUSED" in head else []),

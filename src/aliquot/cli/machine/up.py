@@ -16,6 +16,7 @@ from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own
 from aliquot.cli.amounts import Cards
 from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
 from aliquot.cli.dashboardoptions import parse_listen
+from aliquot.cli.enforcement import check_enforcement, enforce_options, kill_after
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import or_no_player, parse_simulation, with_stand_ins
 from aliquot.wording.amounts import memory
@@ -40,6 +41,7 @@ _OPTIONS = (
         help="How long an idle card stays reserved for online work: 100ms, or 0 to release it at once  "
         "[default: as set last]",
     ),
+    *enforce_options("as set last, at first report"),
     click.option(
         "--rules",
         type=click.Choice(["seed", "2026"]),
@@ -70,8 +72,16 @@ def up_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def check_up_options(simulate: str | None, listen: str | None, token_file: Path | None, **_others: object) -> None:
+def check_up_options(
+    simulate: str | None,
+    listen: str | None,
+    token_file: Path | None,
+    enforce: str | None,
+    enforce_grace: float | None,
+    **_others: object,
+) -> None:
     """Raises InputError for what the daemon would refuse."""
+    check_enforcement(enforce, enforce_grace)
     parse_simulation(simulate)
     parse_listen(listen, token_file, option="--listen")
 
@@ -83,6 +93,8 @@ def up_words(
     simulate: str | None,
     listen: str | None,
     token_file: Path | None,
+    enforce: str | None = None,
+    enforce_grace: float | None = None,
 ) -> list[str]:
     """The same options as words of a command line."""
     words = []
@@ -93,6 +105,8 @@ def up_words(
         ("--listen", listen),
         ("--token-file", None if token_file is None else token_file.absolute()),
         ("--release-delay", None if release_delay is None else f"{release_delay * 1000:g}ms"),
+        ("--enforce", enforce),
+        ("--enforce-grace", None if enforce_grace is None else f"{enforce_grace * 1000:g}ms"),
     ):
         words += [] if value is None else [flag, str(value)]
     return words
@@ -101,15 +115,7 @@ def up_words(
 @click.command()
 @click.option("-d", "--detach", is_flag=True, help="Run in the background; return when it is ready")
 @up_options
-def up(
-    detach: bool,
-    policy: str | None,
-    release_delay: float | None,
-    rules: str | None,
-    simulate: str | None,
-    listen: str | None,
-    token_file: Path | None,
-) -> None:
+def up(detach: bool, simulate: str | None, listen: str | None, token_file: Path | None, **options: Any) -> None:
     """Start the daemon of this machine.
 
     There is one per machine; `aliquot run` starts it if needed. If it is killed, tenants keep running and the next
@@ -122,14 +128,15 @@ def up(
     """
     spec = parse_simulation(simulate)
     where = parse_listen(listen, token_file, option="--listen")
+    check_enforcement(options["enforce"], options["enforce_grace"])
     if detach:
-        _in_background(policy, release_delay, rules, simulate, listen, token_file)
+        _in_background(up_words(simulate=simulate, listen=listen, token_file=token_file, **options), listen)
         return
     home = own_home()
     if home not in homes()[:1]:
         _check_no_system_daemon(homes()[0])
     with or_no_player(home) as came_up:
-        _serve(home, policy, release_delay, rules, spec, where, came_up)
+        _serve(home, options, spec, where, came_up)
 
 
 @click.command()
@@ -178,14 +185,7 @@ def _check_no_system_daemon(machine: Home) -> None:
     raise InputError(f"the system's daemon runs already ({machine.run}): see `aliquot ps`")
 
 
-def _in_background(
-    policy: str | None,
-    delay: float | None,
-    rules: str | None,
-    simulate: str | None,
-    listen: str | None,
-    token_file: Path | None,
-) -> None:
+def _in_background(words: list[str], listen: str | None) -> None:
     from aliquot.adapters.host.control import ControlError, NoDaemonError, connect
     from aliquot.cli.run.autostart import StartError, start
 
@@ -199,7 +199,7 @@ def _in_background(
         about = ask({"op": "hello"})
         raise _already_running(f"a daemon already runs for {about['home']}: pid {about['pid']}")
     try:
-        start(up_words(policy, delay, rules, simulate, listen, token_file))[0].close()
+        start(words)[0].close()
     except StartError as error:
         raise InputError(str(error), code=error.code) from error
     status = read_status()
@@ -215,13 +215,7 @@ def _in_background(
 
 
 def _serve(
-    home: Home,
-    policy: str | None,
-    delay: float | None,
-    rules: str | None,
-    spec: Cards | None,
-    where: Listen | None,
-    came_up: Callable[[], None],
+    home: Home, options: dict[str, Any], spec: Cards | None, where: Listen | None, came_up: Callable[[], None]
 ) -> None:
     from aliquot.adapters.gpu import player
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
@@ -265,9 +259,11 @@ def _serve(
             on_ready=on_ready,
             environment={} if playing is None else {SIM_VARIABLE: playing.socket},
             front=front,
-            policy=None if policy is None else Isolation(policy),
-            release_delay=delay,
-            qgpu_rules=None if rules is None else QgpuRules(rules),
+            policy=None if options["policy"] is None else Isolation(options["policy"]),
+            release_delay=options["release_delay"],
+            enforce=options["enforce"],
+            kill_after=kill_after(options["enforce"], options["enforce_grace"]),
+            qgpu_rules=None if options["rules"] is None else QgpuRules(options["rules"]),
             simulated=None if playing is None else playing.spec,
             nodes=1 if playing is None else playing.nodes,
             listen=where or service.USUAL,

@@ -68,6 +68,8 @@ class MessageCode(StrEnum):
     REFUSED = "refused"
     PAGE = "page"
     SILENT = "silent"
+    OVERUSE = "overuse"
+    ENDED = "ended"
 
 
 class Refused(Struct, omit_defaults=True):
@@ -157,6 +159,7 @@ class Card(Struct):
     busy: float | None
     exclusive: bool
     tenants: list[Tenant]
+    memory_unregistered_mib: int = 0  # of processes that nothing limits; 0 where only the node's agent knows
 
 
 class Lane(Struct):

@@ -39,6 +39,7 @@ class RulesStatus(Struct):
 
     policy: Isolation
     release_delay_seconds: float
+    kill_after_seconds: float | None = None  # null: a tenant over its memory limit is only reported
 
 
 class NodeStatus(Struct):
@@ -66,6 +67,7 @@ class CardStatus(Struct):
     healthy: bool | UnsetType = UNSET  # of an agent
     why_out: str | UnsetType | None = UNSET
     withheld: str | UnsetType = UNSET  # why it is not offered although it is healthy
+    memory_unregistered_bytes: int = 0  # of processes whose memory nothing limits
 
     @property
     def is_out(self) -> bool:
@@ -101,6 +103,7 @@ class ShareStatus(Struct):
     refused_allocations: int
     greedy: bool = False
     paused_by: str | None = None  # the tenant that has the card while this one is paused
+    memory_over_bytes: int = 0  # over its limit, by the driver's figure
 
     @property
     def limit_mib(self) -> int:
@@ -196,6 +199,7 @@ class FindingStatus(Struct):
     pid: int | None
     text: str
     kind: FindingKind | UnsetType = UNSET
+    memory_bytes: int | UnsetType = UNSET  # of the process; of an overuse those over the limit
 
 
 class OwnerStatus(Struct):

@@ -28,13 +28,14 @@ from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy
-from aliquot.model.tenant import Finding, Standing
+from aliquot.model.tenant import Finding, FindingKind, Standing
 from aliquot.services.daemon.events import EventSink, ObjectRef, pod_ref
 from aliquot.wording.amounts import memory
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
+_REASONS = {FindingKind.OVERUSE: "GPUMemoryExceeded", FindingKind.ENDED: "GPUProcessEnded"}  # reasons of events
 
 
 class Health(Protocol):
@@ -249,14 +250,15 @@ class NodeReporter:
 
     def report_findings(self, findings: Iterable[Finding], pods: Pods) -> None:
         """Emit each finding on the Pod it belongs to, else on the Node."""
-        by_object: dict[ObjectRef, list[str]] = {}
+        by_topic: dict[tuple[ObjectRef, str], list[str]] = {}
         for finding in findings:
             pod = pods.by_uid(finding.owner) if finding.owner else None
             about = self._reference() if pod is None else pod_ref(pod.metadata)
             who = "" if finding.pid is None else f"process {finding.pid} "
-            by_object.setdefault(about, []).append(f"card {finding.uuid}: {who}{finding.text}")
-        for about, texts in by_object.items():
-            self._events.emit(about, "GPUFinding", "; ".join(sorted(texts)), action="Watch")
+            topic = (about, _REASONS.get(finding.kind, "GPUFinding"))
+            by_topic.setdefault(topic, []).append(f"card {finding.uuid}: {who}{finding.text}")
+        for (about, reason), texts in by_topic.items():
+            self._events.emit(about, reason, "; ".join(sorted(texts)), action="Watch")
 
     def report_limits(
         self, standings: Iterable[Standing], tenancies: Mapping[str, Tenancy], cards: Iterable[Card]

@@ -79,6 +79,7 @@ class Arbiter(Tenants, Traced, Protocol):
     def configure(self, rules: SharingRules) -> None: ...
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
+    def spare(self, tenants: frozenset[str]) -> None: ...
 
 
 class Health(nodereport.Health, Protocol):
@@ -101,6 +102,7 @@ class Settings:
     kubelet: Path = Path("/var/lib/kubelet")
     rules: Rules = dialects.DEFAULT_RULES
     release_delay: float = 0.1
+    kill_after: float | None = None  # seconds over its memory limit after which a Pod's processes are ended
     handover: float = 3.0  # seconds for the scheduler to acknowledge that the agent stops
     port: int = 9479
     bind_address: str = "0.0.0.0"  # noqa: S104  # Prometheus runs on another node
@@ -167,7 +169,7 @@ class Agent:
         self._since = time.time()
         self.restored = asyncio.Event()
         self._awake = asyncio.Event()
-        self._rules = SharingRules(release_delay=settings.release_delay)
+        self._rules = SharingRules(release_delay=settings.release_delay, kill_after=settings.kill_after)
         self._offered: Mapping[str, tuple[Token, ...]] = {}
         self._device_holders = DeviceHolders(self.kubelet, self.tenants, time.monotonic)
         self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]]] | None = None
@@ -377,6 +379,7 @@ class Agent:
             await self._advertise()
             here = self._offered.keys() <= self.plugins.registered
             self.reporter.publish(self.cards, here=here)
+            self.parts.arbiter.spare(self.foreign_pods.uids)  # they ran before we came
             self.reporter.report_health(self.parts.health, self.tenants.tenancies.values())
             self.reporter.report_findings(
                 self.foreign_pods.drop_expected(self.parts.arbiter.findings()), self.pod_cache

@@ -15,7 +15,13 @@ from aliquot.model.device import Card
 from aliquot.model.status.machine import AgentStatus, CardStatus, DaemonStatus, ResourceStatus, Status, TenantStatus
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, SharingRules, Standing
-from aliquot.services.runtime.standings import by_tenant, finding_status, rules_status, share_statuses
+from aliquot.services.runtime.standings import (
+    by_tenant,
+    finding_status,
+    rules_status,
+    share_statuses,
+    unregistered_memory,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +40,17 @@ class NodeState:
 
 def status(node: NodeState, now: float, daemon: DaemonStatus, agent: AgentStatus) -> Status:
     """All of it; `daemon` and `agent` are what the agent knows about itself."""
-    standings, tenancies = by_tenant(node.standings), list(node.tenancies)
+    standings, tenancies, findings = by_tenant(node.standings), list(node.tenancies), list(node.findings)
     return Status(
         daemon=daemon,
         agent=agent,
         rules=rules_status(node.rules),
-        cards=[_card(node, card, tenancies) for card in node.cards],
+        cards=[_card(node, card, tenancies, unregistered_memory(findings, card.uuid)) for card in node.cards],
         tenants=[
             _tenant(tenancy, tenancy.id in node.ended, standings.get(tenancy.id, {}), now) for tenancy in tenancies
         ],
         queue=[],
-        findings=[finding_status(finding) for finding in node.findings],
+        findings=[finding_status(finding) for finding in findings],
     )
 
 
@@ -60,7 +66,7 @@ def resource_statuses(offered: Mapping[str, Sequence[Token]], registered: frozen
     }
 
 
-def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy]) -> CardStatus:
+def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy], unregistered: int) -> CardStatus:
     measured = node.seen.get(card.uuid, {})
     shares = [share for tenancy in tenancies for share in tenancy.shares if share.uuid == card.uuid]
     booked = sum((share.usage() for share in shares), start=Usage())
@@ -77,6 +83,7 @@ def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy]) -> CardStat
         healthy=card.healthy,
         why_out=node.why.get(card.uuid, card.withheld or None),
         withheld=card.withheld or UNSET,
+        memory_unregistered_bytes=unregistered,
     )
 
 

@@ -15,7 +15,7 @@ from aliquot.model.node import Node
 from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import FindingKind
-from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part
+from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part, with_memory
 from aliquot.services.doctor.site import Site
 from aliquot.wording.amounts import memory
 
@@ -29,6 +29,9 @@ _ON_A_CARD = {
     FindingKind.UNREGISTERED: "nothing holds it to its share: link its program dynamically, and leave LD_PRELOAD alone",
     FindingKind.SLICE: "nothing is to be done but to ask who else sets time slices on this node",
     FindingKind.REFUSED: "its share is less exact from now on, until its process ends: did the driver change?",
+    FindingKind.STRANGER: "end it, or run it as a Pod that asks for its card: the scheduler books the card without it",
+    FindingKind.OVERUSE: "ask for more in its Pod, or end the Pod; --enforce kill of the agent ends such processes",
+    FindingKind.ENDED: "ask for more memory in its Pod, or find out how its program got past the limit",
     FindingKind.PAGE: "make its Pod anew: kubectl delete pod",
 }
 
@@ -194,7 +197,7 @@ def _on_cards(site: Site, out: set[str]) -> Iterator[Finding]:
         if finding.kind is FindingKind.SILENT and finding.uuid in out:
             continue
         who = "" if finding.pid is None else f"process {finding.pid} "
-        what = f"on card {numbers.get(finding.uuid, finding.uuid)}: {who}{finding.text}"
+        what = f"on card {numbers.get(finding.uuid, finding.uuid)}: {who}{finding.text}{with_memory(finding)}"
         by_hand = _BY_HAND if finding.pid is not None else f"{_SEE_LOG} tells more"
         fix = _ON_A_CARD.get(finding.kind, by_hand) if finding.kind else by_hand
         yield found("processes", site.node_name, what, fix)

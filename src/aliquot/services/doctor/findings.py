@@ -8,6 +8,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from aliquot.model.status.machine import FindingStatus
+from aliquot.wording.amounts import memory
+
 Json = dict[str, Any]
 
 _MOST_NAMES = 3
@@ -55,6 +58,13 @@ def found(check: str, about: str, what: str, fix: str) -> Finding:
 def ok(check: str, what: str) -> Finding:
     """A check that found nothing wrong."""
     return Finding(check, Level.OK, (), what)
+
+
+def with_memory(finding: FindingStatus) -> str:
+    """How much of the card's memory a process on it has, to be appended."""
+    if finding.pid is None or not finding.memory_bytes:
+        return ""
+    return f" ({memory(finding.memory_bytes >> 20)} of memory)"
 
 
 def grouped(findings: Iterable[Finding]) -> list[Finding]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from aliquot.model.tenant import FindingKind
 from aliquot.model.tenant import Level as Control
-from aliquot.services.doctor.findings import Finding, Level, found, ok
+from aliquot.services.doctor.findings import Finding, Level, found, ok, with_memory
 from aliquot.services.doctor.machinesite import PORT, Entry, MachineSite
 from aliquot.wording.amounts import count, memory
 
 _LEAST_FREE = 64 << 20
 _LEAST_INODES = 256
 _RESTART = "aliquot down && aliquot up -d, or systemctl restart aliquot; runs go on, and the new daemon adopts them"
+_START_IT = "aliquot top shows who; start such programs with aliquot run"
+_ON_A_CARD = {
+    FindingKind.OVERUSE: "ask for more with --memory, or stop it; aliquot up --enforce kill ends such processes",
+    FindingKind.ENDED: "ask for more with --memory, or find out how its program got past the limit",
+}
 _SIMULATE = "without a card: aliquot up --simulate 2x24GiB"
 
 
@@ -166,4 +172,5 @@ def _cards(site: MachineSite) -> Iterator[Finding]:
             yield Finding("control", Level.NOTE, (name,), "not known until a program uses the card", fix)
     for finding in site.status.findings:
         about = finding.uuid if finding.pid is None else f"pid {finding.pid}"
-        yield found("cards", about, finding.text, "aliquot top shows who; start such programs with aliquot run")
+        fix = _ON_A_CARD.get(finding.kind, _START_IT) if finding.kind else _START_IT
+        yield found("cards", about, finding.text + with_memory(finding), fix)

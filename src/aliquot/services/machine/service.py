@@ -37,7 +37,7 @@ from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import Arbiter, LocalMachine
 from aliquot.services.runtime.meter import CardMeter
-from aliquot.wording.amounts import memory
+from aliquot.wording.amounts import duration, memory
 
 USUAL = Listen("127.0.0.1", 9478, usual=True)
 _LOG = logging.getLogger("aliquot")
@@ -67,6 +67,8 @@ class Setup:
     front: dict[str, list[str]]  # prepended to path lists of every tenant, for example LD_PRELOAD
     policy: Isolation | None = None
     release_delay: float | None = None
+    enforce: str | None = None  # report or kill
+    kill_after: float | None = None  # seconds over its memory limit; only with `enforce`
     qgpu_rules: QgpuRules | None = None  # for manifests that are applied without --rules
     simulated: str | None = None  # the cards, as in --simulate
     nodes: int = 1  # the cards are distributed over them
@@ -110,7 +112,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     pods = PodManager(
         machine, store.objects, Supervisors(home.control), lambda tenancy, folder: _environment(setup, tenancy, folder)
     )
-    machine.configure(_rules(machine.rules, setup.policy, setup.release_delay))
+    machine.configure(_rules(machine.rules, setup))
     listening = _listening(setup.listen)
     url = listening[1].url if listening else None
     access = _access_info(setup.listen, listening[1]) if listening else {}
@@ -157,11 +159,13 @@ def _environment(setup: Setup, tenancy: Tenancy, folder: str) -> dict[str, Any]:
     return {"set": {**setup.environment, **own}, "front": setup.front}
 
 
-def _rules(rules: SharingRules, policy: Isolation | None, delay: float | None) -> SharingRules:
+def _rules(rules: SharingRules, setup: Setup) -> SharingRules:
     """The stored rules with the options of the command line."""
-    if policy is not None:
-        rules = replace(rules, isolation=policy)
-    return rules if delay is None else replace(rules, release_delay=delay)
+    if setup.policy is not None:
+        rules = replace(rules, isolation=setup.policy)
+    if setup.enforce is not None:
+        rules = replace(rules, kill_after=setup.kill_after)
+    return rules if setup.release_delay is None else replace(rules, release_delay=setup.release_delay)
 
 
 def _qgpu_rules(store: Store, chosen: QgpuRules | None) -> QgpuRules:
@@ -203,6 +207,8 @@ def _ready(machine: LocalMachine, simulated: str | None, url: str | None, qgpu: 
         f"ready: {count} {'simulated ' if simulated else ''}card{'s' * (count > 1)} ({cards})",
         f"policy {machine.rules.isolation.value}, release delay {machine.rules.release_delay * 1000:g}ms",
     ]
+    if machine.rules.kill_after is not None:
+        words.append(f"ends processes over their memory limit after {duration(machine.rules.kill_after)}")
     if qgpu is not QgpuRules.SEED:
         words.append(f"qGPU's rules of {qgpu.value}")
     if machine.tenancies:

@@ -25,7 +25,13 @@ from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.pods.status import pod_statuses, workload_statuses
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.tenants import LocalMachine
-from aliquot.services.runtime.standings import by_tenant, finding_status, rules_status, share_statuses
+from aliquot.services.runtime.standings import (
+    by_tenant,
+    finding_status,
+    rules_status,
+    share_statuses,
+    unregistered_memory,
+)
 
 
 def status(
@@ -36,13 +42,13 @@ def status(
     pods: PodManager | None = None,
 ) -> Status:
     """`measured` is what NVML reported last of each card, by UUID."""
-    standings = by_tenant(node.arbiter.standings())
+    standings, findings = by_tenant(node.arbiter.standings()), node.arbiter.findings()
     return Status(
         daemon=daemon,
         rules=rules_status(node.rules),
         nodes=[_node(node, member) for member in node.nodes],
         cards=[
-            _card(node, row, card, measured.get(card.uuid, {}))
+            _card(node, row, card, measured.get(card.uuid, {}), unregistered_memory(findings, card.uuid))
             for row, member in enumerate(node.nodes)
             for card in member.cards
         ],
@@ -51,7 +57,7 @@ def status(
             for tenancy in node.tenancies.values()
         ],
         queue=[_queue_entry(node, entry) for entry in node.queue],
-        findings=[finding_status(finding) for finding in node.arbiter.findings()],
+        findings=[finding_status(finding) for finding in findings],
         workloads=[] if pods is None else workload_statuses(pods),
         pods=[] if pods is None else pod_statuses(pods, standings),
     )
@@ -66,7 +72,7 @@ def _node(local: LocalMachine, node: Node) -> NodeStatus:
     )
 
 
-def _card(node: LocalMachine, row: int, card: Card, measured: Mapping[str, Any]) -> CardStatus:
+def _card(node: LocalMachine, row: int, card: Card, measured: Mapping[str, Any], unregistered: int) -> CardStatus:
     board = node.ledger.board
     return CardStatus(
         node=node.nodes[row].name,
@@ -81,6 +87,7 @@ def _card(node: LocalMachine, row: int, card: Card, measured: Mapping[str, Any])
         utilisation=measured.get("utilisation"),
         why_out=card.withheld or UNSET,
         withheld=card.withheld or UNSET,
+        memory_unregistered_bytes=unregistered,
     )
 
 

@@ -110,7 +110,8 @@ class LocalMachine:
 
     def _stored_rules(self) -> SharingRules:
         isolation, delay = self.store.setting("policy"), self.store.setting("release_delay")
-        rules = SharingRules()
+        kill_after = self.store.setting("kill_after")
+        rules = SharingRules(kill_after=float(kill_after) if kill_after else None)
         if isolation is not None:
             rules = replace(rules, isolation=Isolation(isolation))
         return rules if delay is None else replace(rules, release_delay=float(delay))
@@ -119,6 +120,7 @@ class LocalMachine:
         """Apply the rules now and after every restart."""
         self.store.set("policy", rules.isolation.value)
         self.store.set("release_delay", repr(rules.release_delay))
+        self.store.set("kill_after", "" if rules.kill_after is None else repr(rules.kill_after))
         self.rules = rules
         self.arbiter.configure(rules)
 

@@ -25,8 +25,9 @@ from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
-from aliquot.services.runtime.audit import Auditor, Owner, PageSlot, Registry
+from aliquot.services.runtime.audit import Auditor, PageSlot, Registry
 from aliquot.services.runtime.cardloop import CardLoop
+from aliquot.services.runtime.memoryquota import MemoryQuota, Owner
 from aliquot.services.runtime.registration import Registrar, Tenancy, log_fault
 
 _WHOLE, _BEYOND = 8, 4  # every so many sweeps all slots; else this far beyond the last that a process had
@@ -59,7 +60,9 @@ class Arbiterd:
         self._lock = threading.RLock()  # guards the tenancies and everything they hold
         self._registrar = Registrar(self._lock, self._loops, simulated=simulated, refusal=self._refusal)
         registry = Registry(self._lock, self._registered, self._owner_of, self._sweep, pods=whose is not None)
-        self._auditor = Auditor(self._loops, nvml, registry)
+        self._quota = MemoryQuota(self._owner_now, spares_all=whose is not None)
+        self._quota.kill_after = rules.kill_after
+        self._auditor = Auditor(self._loops, nvml, registry, self._quota)
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._registrar.run, args=(self._stopping,), name="link", daemon=True),
@@ -134,16 +137,26 @@ class Arbiterd:
 
     def configure(self, rules: SharingRules) -> None:
         """Apply other rules from now on."""
+        self._quota.kill_after = rules.kill_after
         for loop in self._loops.values():
             loop.configure(rules)
 
+    def spare(self, tenants: frozenset[str]) -> None:
+        """Never end processes of these tenants. Where tenants are Pods, no process is ended before the first call."""
+        self._quota.spare(tenants)
+
     def standings(self) -> list[Standing]:
         """Every tenant on every card."""
-        return [
-            standing if standing.paused_by is None else replace(standing, paused_by=self._name_of(standing.paused_by))
-            for loop in self._loops.values()
-            for standing in loop.standings()
-        ]
+        return [self._standing(standing) for loop in self._loops.values() for standing in loop.standings()]
+
+    def _standing(self, standing: Standing) -> Standing:
+        """With the name of the online tenant that has the card, and the driver's figures of memory: a page does not
+        know of processes that are not registered."""
+        used, over = self._quota.use(standing.tenant, standing.uuid)
+        if standing.paused_by is None and used <= standing.memory_used and not over:
+            return standing
+        by = None if standing.paused_by is None else self._name_of(standing.paused_by)
+        return replace(standing, paused_by=by, memory_used=max(used, standing.memory_used), memory_over=over)
 
     def _name_of(self, tenant_id: str) -> str | None:
         tenancy = self._tenancies.get(tenant_id)
@@ -244,7 +257,9 @@ class Arbiterd:
                 if process.slot is not None:
                     use = tenancy.page.use(process.slot, at)
                     proven = uuid in process.proven
-                    found[process.pid] = PageSlot(tenancy.page, process.slot, at, use.memory, use.overhead, proven)
+                    found[process.pid] = PageSlot(
+                        tenancy.page, process.slot, at, use.memory, use.overhead, proven, _as_owner(tenancy.tenant)
+                    )
         return found
 
     def _owner_of(self, pid: int) -> Owner | None:
@@ -254,7 +269,12 @@ class Arbiterd:
             return None
         owner = owners[-1]
         tenancy = self._tenancies.get(owner)
-        return Owner(owner) if tenancy is None else Owner(owner, tenancy.tenant.name, frozenset(tenancy.page.uuids))
+        return Owner(owner) if tenancy is None else _as_owner(tenancy.tenant)
+
+    def _owner_now(self, pid: int) -> Owner | None:
+        """The same for the thread that ends processes."""
+        with self._lock:
+            return self._owner_of(pid)
 
     def _sweep(self) -> list[int]:
         """Each second, so it is cheap: a shim takes the first free slot, so what lies past those that we know of is
@@ -271,6 +291,11 @@ class Arbiterd:
                 with contextlib.suppress(OSError):  # no number is free: the next sweep finds it again
                     too_long.append(os.dup(tenancy.page.fileno()))
         return too_long
+
+
+def _as_owner(tenant: Tenant) -> Owner:
+    limits = {allotment.uuid: allotment.memory_bytes for allotment in tenant.allotments}
+    return Owner(tenant.id, tenant.name, limits, tenant.uid)
 
 
 def _after(calls: int, then: Callable[[], None]) -> Callable[[], None]:

@@ -1,4 +1,5 @@
-"""Compares NVML's processes with the registered ones: finds unknown processes, measures the driver's own overhead.
+"""Compares NVML's processes with the registered ones: finds unknown processes, measures the driver's own overhead, and
+charges a tenant for the memory of its processes that are not registered (memoryquota.py compares it with the limits).
 
 A thread of its own, since NVML may hang.
 """
@@ -9,13 +10,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Page, cut
 from aliquot.adapters.host.processes import own_number
 from aliquot.model.tenant import Finding, FindingKind
+from aliquot.services.runtime.memoryquota import MemoryQuota, OnCard, Owner
 
 _EVERY = 1.0
 _GRACE = 3.0  # seconds; a process this young on a card may be about to register
@@ -35,15 +38,7 @@ class PageSlot:
     memory: int
     overhead: int
     proven: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The tenant that a process belongs to. `name` is None where that is no tenant: a Pod without a card here."""
-
-    id: str
-    name: str | None = None
-    uuids: frozenset[str] = frozenset()  # the cards it has a share of
+    owner: Owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +55,9 @@ class Registry:
 class Auditor:
     """See the head of the file."""
 
-    def __init__(self, uuids: Iterable[str], nvml: Nvml, registry: Registry) -> None:
+    def __init__(self, uuids: Iterable[str], nvml: Nvml, registry: Registry, quota: MemoryQuota) -> None:
         self.findings: list[Finding] = []
+        self._quota = quota
         self._uuids = tuple(uuids)
         self._nvml = nvml
         self._register = registry
@@ -93,56 +89,85 @@ class Auditor:
                 os.close(file)  # with it: closing drops our locks on the page
 
     def inspect(self, uuid: str) -> list[Finding]:
-        """Write the driver's overhead to the pages; return findings about processes that are not registered."""
+        """Write the driver's overhead to the pages; return findings about processes that are not registered, and about
+        tenants that use more memory than their limits."""
         registry = self._register
         with registry.lock:
             before = registry.registered(uuid)
         on_card = self._nvml.processes(uuid)
         with registry.lock:
-            after = registry.registered(uuid)
-            for pid, slot in after.items():
-                if pid not in on_card or before.get(pid) != slot:  # it allocated meanwhile
-                    continue
-                overhead = max(0, on_card[pid] - slot.memory)
-                if overhead != slot.overhead:
-                    slot.page.set_overhead(slot.slot, slot.card, overhead)
             # Who connects and sends no context of this card has registered by half: it would run free, and unseen.
-            half = {pid for pid in on_card if pid in after and not after[pid].proven}
+            half = {pid for pid, slot in registry.registered(uuid).items() if pid in on_card and not slot.proven}
+        if half:
+            half -= self._nvml.mps_clients(uuid)  # their contexts are the server's
+        now = time.monotonic()
+        with registry.lock:
+            after = {pid: slot for pid, slot in registry.registered(uuid).items() if pid in on_card}
+            half &= after.keys()
             unknown = (on_card.keys() - after.keys() - {own_number()}) | half
             owners = {pid: registry.owner(pid) for pid in unknown}
-        if half:
-            unknown -= half & self._nvml.mps_clients(uuid)  # their contexts are the server's
-            half &= unknown
-        now = time.monotonic()
+            settled = self._settled(uuid, unknown, now)
+            unregistered = Counter[str]()  # bytes by tenant; a page has what those have that registered by half
+            for pid in settled:
+                owner = owners[pid]
+                if owner is not None and pid not in half:
+                    unregistered[owner.id] += on_card[pid]
+            _charge(after, before, on_card, unregistered)
+        there = [OnCard(pid, on_card[pid], slot.owner, registered=pid not in half) for pid, slot in after.items()]
+        there += [
+            OnCard(pid, on_card[pid], owner, registered=False)
+            for pid, owner in owners.items()
+            if owner is not None and pid not in half
+        ]
+        found = [
+            _unknown_finding(uuid, pid, owners[pid], on_card[pid], pods=registry.pods, half=pid in half)
+            for pid in sorted(settled)
+        ]
+        return found + self._quota.inspect(uuid, there, now)
+
+    def _settled(self, uuid: str, unknown: Set[int], now: float) -> list[int]:
+        """Those that have been on the card for longer than it takes to register."""
         self._unknown = {
             (card, pid): since for (card, pid), since in self._unknown.items() if card != uuid or pid in unknown
         }
-        return [
-            _unknown_finding(uuid, pid, owners[pid], pods=registry.pods, half=pid in half)
-            for pid in sorted(unknown)
-            if now - self._unknown.setdefault((uuid, pid), now) > _GRACE
-        ]
+        return [pid for pid in unknown if now - self._unknown.setdefault((uuid, pid), now) > _GRACE]
 
 
-def _unknown_finding(uuid: str, pid: int, owner: Owner | None, *, pods: bool, half: bool) -> Finding:
+def _charge(
+    after: Mapping[int, PageSlot], before: Mapping[int, PageSlot], on_card: Mapping[int, int], more: Mapping[str, int]
+) -> None:
+    """Write to the pages what the driver takes in addition to allocations. The first process of a tenant also bears
+    what its unregistered ones have: then the tenant's shims refuse that much sooner."""
+    bearers: set[str] = set()
+    for pid, slot in sorted(after.items()):
+        extra = 0 if slot.owner.id in bearers else more.get(slot.owner.id, 0)
+        bearers.add(slot.owner.id)
+        if before.get(pid) != slot:  # it allocated meanwhile
+            continue
+        overhead = max(0, on_card[pid] - slot.memory) + extra
+        if overhead != slot.overhead:
+            slot.page.set_overhead(slot.slot, slot.card, overhead)
+
+
+def _unknown_finding(uuid: str, pid: int, owner: Owner | None, memory: int, *, pods: bool, half: bool) -> Finding:
     """Why it is not registered."""
     if owner is None:
         advice = "it is of no Pod" if pods else "start it with `aliquot run`"
-        return Finding(uuid, pid, FindingKind.STRANGER, f"uses the card without being a tenant: {advice}")
+        return Finding(uuid, pid, FindingKind.STRANGER, f"uses the card without being a tenant: {advice}", None, memory)
     if owner.name is None:
         text = f"uses the card without being a tenant: Pod {owner.id} was given no card here"
-        return Finding(uuid, pid, FindingKind.STRANGER, text, owner.id)
-    if uuid not in owner.uuids:
+        return Finding(uuid, pid, FindingKind.STRANGER, text, owner.id, memory)
+    if uuid not in owner.limits:
         text = f"is tenant {owner.name}'s, which has no part of this card"
-        return Finding(uuid, pid, FindingKind.TRESPASSER, text, owner.id)
+        return Finding(uuid, pid, FindingKind.TRESPASSER, text, owner.id, memory)
     if half:
         text = (
             f"is tenant {owner.name}'s and has registered, but without its context on this card: its share is not "
             "enforced; does the program keep libaliquot.so from seeing its calls, or speak with the daemon itself?"
         )
-        return Finding(uuid, pid, FindingKind.UNREGISTERED, text, owner.id)
+        return Finding(uuid, pid, FindingKind.UNREGISTERED, text, owner.id, memory)
     text = (
         f"is tenant {owner.name}'s but has not registered: is it statically linked, or was ALIQUOT_TENANT "
         "taken out of its environment (env -i, su -, sshd)?"
     )
-    return Finding(uuid, pid, FindingKind.UNREGISTERED, text, owner.id)
+    return Finding(uuid, pid, FindingKind.UNREGISTERED, text, owner.id, memory)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from msgspec import UNSET
+
 from aliquot.model.grant import Share
 from aliquot.model.status.machine import FindingStatus, RulesStatus, ShareStatus
-from aliquot.model.tenant import Finding, Level, SharingRules, Standing, State
+from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
+
+_NOT_LIMITED = (FindingKind.STRANGER, FindingKind.TRESPASSER, FindingKind.UNREGISTERED)
 
 
 def by_tenant(standings: Iterable[Standing]) -> dict[str, dict[str, Standing]]:
@@ -19,12 +23,25 @@ def by_tenant(standings: Iterable[Standing]) -> dict[str, dict[str, Standing]]:
 
 def rules_status(rules: SharingRules) -> RulesStatus:
     """How tenants share."""
-    return RulesStatus(policy=rules.isolation, release_delay_seconds=rules.release_delay)
+    return RulesStatus(
+        policy=rules.isolation, release_delay_seconds=rules.release_delay, kill_after_seconds=rules.kill_after
+    )
 
 
 def finding_status(finding: Finding) -> FindingStatus:
     """What should not be."""
-    return FindingStatus(uuid=finding.uuid, pid=finding.pid, text=finding.text, kind=finding.kind)
+    return FindingStatus(
+        uuid=finding.uuid,
+        pid=finding.pid,
+        text=finding.text,
+        kind=finding.kind,
+        memory_bytes=finding.memory or UNSET,
+    )
+
+
+def unregistered_memory(findings: Iterable[Finding], uuid: str) -> int:
+    """Bytes on the card of processes whose memory nothing limits."""
+    return sum(finding.memory for finding in findings if finding.uuid == uuid and finding.kind in _NOT_LIMITED)
 
 
 def share_statuses(shares: Iterable[Share], standings: Mapping[str, Standing]) -> list[ShareStatus]:
@@ -50,4 +67,5 @@ def _share(share: Share, standing: Standing | None) -> ShareStatus:
         paused_seconds=0.0 if standing is None else standing.paused_seconds,
         refused_allocations=0 if standing is None else standing.refused,
         paused_by=None if standing is None else standing.paused_by,
+        memory_over_bytes=0 if standing is None else standing.memory_over,
     )
