@@ -21,6 +21,7 @@ from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Stan
 from aliquot.services.agent.control import AgentControl
 from aliquot.services.agent.status import NodeState, resource_statuses, status
 from aliquot.services.daemon.calls import Calls
+from aliquot.services.daemon.loopdelay import LoopDelay
 
 CARDS = (Card(0, 16384, "GPU-a", "A30"), Card(1, 16384, "GPU-b", "A30", healthy=False))
 TRAIN = Tenancy("u1", "ml", "train-0", AppClass.OFFLINE, (Share(0, 4096, 300, uuid="GPU-a"),), 1000.0)
@@ -53,6 +54,7 @@ class FakeAgent:
     scene: NodeState = field(default_factory=a_scene)
     offered: Mapping[str, tuple[Token, ...]] = field(default_factory=lambda: {RESOURCE: (Token("GPU-a-_-0", True, 0),)})
     registered: frozenset[str] = frozenset({RESOURCE})
+    delay: LoopDelay = field(default_factory=LoopDelay)
     calls: Calls = field(default_factory=lambda: Calls(lambda: "now", ("allocate", "prestart")))
     about: dict[str, Any] = field(default_factory=lambda: {"pid": 5, "node": "n1", "simulated": None})
 

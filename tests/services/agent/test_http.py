@@ -72,6 +72,14 @@ def test_metrics_of_an_unhealthy_card_read_0() -> None:
     assert 'aliquot_card_utilisation_ratio{card="0",model="A30",uuid="GPU-a"} 0.5' in told
 
 
+def test_metrics_have_the_delay_of_the_event_loop() -> None:
+    agent = FakeAgent()
+    agent.delay.add(0.3, 100.0)
+    told = asked(agent, "/metrics")[2].splitlines()
+    assert 'aliquot_loop_delay_seconds_bucket{le="0.5"} 1.0' in told
+    assert "aliquot_loop_delay_max_seconds 0.3" in told
+
+
 def test_metrics_count_and_time_kubelet_calls() -> None:
     agent = FakeAgent()
     agent.calls.count("prestart", "ok", 0.25)

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters.host.control import AnswerError, Connection, ask
+from aliquot.adapters.host import processes
+from aliquot.adapters.host.control import AnswerError, Connection, ControlError, ask
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store
@@ -51,7 +53,9 @@ class Daemon:
         pods = PodManager(self.machine, self.store.objects, Supervisors(home.control), lambda *_: {})
         information = about(os.getpid(), 0.0, home=home.run, simulated=None, dashboard=None, rules="seed")
         self.control = ControlServer(self.machine, SimpleNamespace(readings={}), information, pods)  # type: ignore[arg-type]
-        monkeypatch.setattr(module, "caller_of", lambda _: Caller(self.pid, self.uid, self.uid))
+        monkeypatch.setattr(
+            module, "caller_of", lambda _: Caller(self.pid, self.uid, self.uid, processes.start_time(self.pid))
+        )
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -88,6 +92,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     with tempfile.TemporaryDirectory(prefix="alq") as folder:
         found = Daemon(Home(folder, folder), monkeypatch)
         yield found
+        found.store.writer.stop()
         found.store.close()
 
 
@@ -121,6 +126,20 @@ def test_refused_client_reads_the_sentence_though_its_request_was_not_read(tmp_p
         with pytest.raises(AnswerError, match="too many"):
             list(connection.events(60))
         connection.close()
+
+
+def test_client_waits_while_more_connect_than_the_daemon_has_room_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(path)
+        listener.listen(0)
+        first.connect(path)
+        with pytest.raises(ControlError, match="too many others connect to the daemon now: try again later"):
+            Connection(path, timeout=0.05)
+        accepting = threading.Timer(0.1, lambda: listener.accept()[0].close())
+        accepting.start()
+        Connection(path, timeout=60).close()
+        accepting.join()
 
 
 def test_status_is_made_once_for_all_who_ask_at_the_same_time(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

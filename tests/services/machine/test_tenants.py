@@ -266,7 +266,7 @@ def steps() -> list[tuple[str, Callable[[Rig, Callable[..., None]], None]]]:
     return [
         (f"{what}.{name}", of(what, name))
         for what, name in (
-            ("", "_make_folder"),
+            ("", "make_folder"),
             ("store", "add"),
             ("store", "_insert"),
             ("arbiter", "add"),
@@ -283,7 +283,7 @@ def steps() -> list[tuple[str, Callable[[Rig, Callable[..., None]], None]]]:
 def test_restore_after_kill_at_any_step_adopts_living_tenants(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, step: str, put: Callable[[Rig, Callable[..., None]], None]
 ) -> None:
-    for name in ("_make_folder", "remove_folder"):
+    for name in ("make_folder", "remove_folder"):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back afterwards
     rig.submit(memory_mib=1024)  # one that runs through it all
     ending = rig.process()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -48,12 +49,14 @@ class Connection:
         self._socket.settimeout(timeout)
         self._buffer = b""
         try:
-            self._socket.connect(path)
+            _connect(self._socket, path, timeout)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
             self._socket.close()
             raise NoDaemonError(path) from error
         except OSError as error:
             self._socket.close()
+            if isinstance(error, BlockingIOError):
+                raise ControlError(f"{path}: too many others connect to the daemon now: try again later") from error
             if error.errno is None:  # the path is too long: nobody can listen there
                 raise NoDaemonError(path) from error
             raise ControlError(f"{path}: {error.strerror}") from error
@@ -120,6 +123,19 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
+
+
+def _connect(client: socket.socket, path: str, timeout: float | None) -> None:
+    """Raises BlockingIOError when the daemon accepts nothing in time: more than it has room for are waiting."""
+    deadline = time.monotonic() + (timeout or 0.0)
+    while True:
+        try:
+            client.connect(path)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def connect(homes: Sequence[Home]) -> tuple[Connection, Home]:

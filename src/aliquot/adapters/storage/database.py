@@ -59,7 +59,7 @@ class Database:
     `application` is SQLite's application_id, which distinguishes our kinds of files. `oldest` is the first version
     whose program may use a file that all steps have made: later steps only added to it. None: the last version.
     `expendable`: move aside, instead of refusing, a file of a later release that we may not use, and a file of another
-    program that is not in use. Used by one thread.
+    program that is not in use. Used by one thread at a time.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Database:
 
     def _open(self) -> sqlite3.Connection:
         self._make_private()
-        database = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+        database = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         try:
             (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 
 from aliquot.adapters.storage.database import STRICT, Database
 from aliquot.model.claim import AppClass
@@ -35,7 +37,7 @@ class History:
 
     def add(self, run: EndedRun) -> None:
         """It is on the disk when this returns. A run that was added before a crash is not there twice."""
-        row = (run.id, run.name, run.app_class.value, run.user, json.dumps(_shortened(run.command)))
+        row = (run.id, run.name, run.app_class.value, run.user, json.dumps(shortened(run.command)))
         with self._database.transaction() as connection:
             connection.execute(
                 f"INSERT OR REPLACE INTO ended ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - no input
@@ -60,12 +62,24 @@ class History:
         ]
 
 
-def _shortened(command: tuple[str, ...]) -> list[str]:
+def newest(runs: Sequence[EndedRun]) -> list[EndedRun]:
+    """Those that are kept, of runs in the order in which they ended: the same that `add` keeps in the file."""
+    kept: list[EndedRun] = []
+    of_user: Counter[int] = Counter()
+    for run in reversed(runs[-IN_ALL:]):
+        of_user[run.user] += 1
+        if of_user[run.user] <= OF_A_USER:
+            kept.append(run)
+    return kept[::-1]
+
+
+def shortened(command: Sequence[str]) -> tuple[str, ...]:
+    """As it is kept."""
     kept: list[str] = []
     left = _LONGEST_COMMAND
     for word in command:
         if len(word) > left:
-            return [*kept, f"{word[:left]}..."]
+            return (*kept, f"{word[:left]}...")
         kept.append(word)
         left -= len(word)
-    return kept
+    return tuple(kept)

@@ -21,6 +21,7 @@ from aliquot.adapters.storage.history import History
 from aliquot.adapters.storage.objectstore import STEP as OBJECTS
 from aliquot.adapters.storage.objectstore import ObjectStore
 from aliquot.adapters.storage.tenantstore import TenantStore, parse_share, render_share
+from aliquot.adapters.storage.writer import Writer
 from aliquot.model.tenancy import Tenancy
 
 __all__ = ["Store", "StoreError"]
@@ -57,7 +58,7 @@ _OLDEST = 2  # the release that may still use the file: the history was only add
 
 
 class Store(TenantStore):
-    """See the head of the file. Used by one thread."""
+    """See the head of the file. Used by one thread at a time: after the start by that of `writer`."""
 
     table, owner = "tenants", "tenant"
     columns: ClassVar[Mapping[str, str]] = {
@@ -70,6 +71,7 @@ class Store(TenantStore):
         self.path = path
         self._copies = Path(copies)
         super().__init__(path)
+        self.writer = Writer()  # for writes in the event loop; everything else is for its start
         self.objects = ObjectStore(self._database)
         self.history = History(self._database)
         if self._database.damage:

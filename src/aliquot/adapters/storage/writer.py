@@ -22,6 +22,7 @@ class Writer:
         self._waiting: queue.SimpleQueue[tuple[Write, Then] | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._newest: dict[str, Write] = {}  # by key
 
     def start(self) -> None:
         """From now on in the thread; the running event loop calls every `then`."""
@@ -35,6 +36,13 @@ class Writer:
             then(_error_of(write))
         else:
             self._waiting.put((write, then))
+
+    def put_newest(self, key: str, write: Write, then: Then) -> None:
+        """The same, but it replaces a write of the same key that has not begun."""
+        is_new = key not in self._newest
+        self._newest[key] = write
+        if is_new:
+            self.put(lambda: self._newest.pop(key)(), then)
 
     async def run(self, write: Write) -> None:
         """Returns when it is written. Raises what it raises."""

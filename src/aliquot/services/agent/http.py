@@ -16,6 +16,7 @@ from aliquot.model.status.machine import Status
 from aliquot.services.agent.metrics import agent_exposition
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.http import Limits, bind_port, listen, make_runner
+from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ class Agent(Protocol):
 
     @property
     def calls(self) -> Calls: ...
+    @property
+    def delay(self) -> LoopDelay: ...
     def ready(self) -> str | None: ...
     def status(self) -> Status: ...
     def live(self) -> Node: ...
@@ -59,7 +62,7 @@ class AgentHttp:
         return web.Response(text="ok\n") if waits_for is None else web.Response(status=503, text=f"{waits_for}\n")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        body = agent_exposition(self._agent.status(), self._agent.calls)
+        body = agent_exposition(self._agent.status(), self._agent.calls, self._agent.delay)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _node(self, request: web.Request) -> web.Response:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model.status.machine import AgentStatus, Status
 from aliquot.services.daemon.calls import Calls
+from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.metrics import PODS, exposition, of_calls
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ _OF_RESOURCES = (
 )
 
 
-def agent_exposition(status: Status, calls: Calls) -> bytes:
+def agent_exposition(status: Status, calls: Calls, delay: LoopDelay) -> bytes:
     """What a scrape of /metrics answers."""
-    return exposition(status, PODS, _of_agent(status.agent, calls) if status.agent else ())
+    own = _of_agent(status.agent, calls) if status.agent else ()
+    return exposition(status, PODS, [*own, *delay.families()])
 
 
 def _of_agent(agent: AgentStatus, calls: Calls) -> Iterator[Metric]:

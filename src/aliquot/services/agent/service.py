@@ -62,6 +62,7 @@ from aliquot.services.agent.tenants import AdmissionError, PodTenants, Tenants
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import about
 from aliquot.services.daemon.events import Events, timestamp
+from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.memory import collect_garbage
 from aliquot.services.daemon.tasks import run_forever, termination_signal
 from aliquot.services.runtime.meter import CardMeter
@@ -162,6 +163,7 @@ class Agent:
             clock=time.monotonic,
         )
         self.allocator = self._make_allocator()
+        self.delay = LoopDelay()
         self.calls = Calls(lambda: timestamp(time.time()), (ALLOCATE, PRESTART))
         handler = timed(self.allocator, self.calls, time.monotonic)
         self.plugins = Plugins(self.kubelet.plugins, handler, changed=self.wake)
@@ -233,6 +235,7 @@ class Agent:
             self.plugins.run,
             self._upkeep,
             partial(collect_garbage, self.restored),
+            self.delay.run,
             self.port.run,
             *([] if self.settings.control is None else [AgentControl(self, str(self.settings.control)).run]),
         ]

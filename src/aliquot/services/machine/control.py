@@ -48,6 +48,7 @@ from aliquot.services.runtime.meter import CardMeter
 _LOG = logging.getLogger("aliquot.control")
 _SWEEP = 0.25  # seconds between checks of tenants without a root process
 _LONGEST_DELAY = 60.0
+_BACKLOG = 1024
 _BETWEEN_STARTS = 0.01  # seconds at least between two looks at the whole queue
 _BETWEEN_UPDATES = 0.1  # and between two rounds of updates
 
@@ -91,6 +92,7 @@ class ControlServer:
         self.machine.room_changed = Steps(self.machine.start_waiting, every=_BETWEEN_STARTS)
         self.machine.queue_changed = Steps(self.machine.notify_waiting, every=_BETWEEN_UPDATES)
         server = await asyncio.start_unix_server(self._connected, sock=listener, limit=PIECE)
+        listener.listen(_BACKLOG)  # asyncio has set its own, which is also how many it accepts at once
         sweeping = asyncio.create_task(self._sweep())
         ready()
         await self._stopping.wait()
@@ -217,7 +219,7 @@ class ControlServer:
             rules = replace(rules, release_delay=float(delay))
         if rules != self.machine.rules:
             self._owner_only(caller, "change the policy")
-            self.machine.configure(rules)
+            await self.machine.change_rules(rules)
         return {"policy": rules.isolation.value, "release_delay_seconds": rules.release_delay}
 
     async def _stop(self, request: dict[str, Any], caller: Caller, send: Send) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from aliquot.model.status.dashboard import (
 )
 from aliquot.model.status.machine import CardStatus, NodeStatus, Status, TenantStatus
 from aliquot.placement.waste import Waste
+from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.metrics import exposition
 from aliquot.services.dashboard.contract import FULL, card_class, packed, percent
 from aliquot.services.dashboard.nodeview import node_view, pod_view, tenants_by_card, trouble, waiting_views
@@ -50,9 +51,11 @@ class MachineView:
         status: Callable[[], Status],
         waste: Waste,
         records: Callable[[], Mapping[str, Iterable[Record]]],
+        delay: LoopDelay | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._delay = delay or LoopDelay()
         self._read_status, self._waste, self._records, self._clock = status, waste, records, clock
         self._timelines = Timelines()
         self._known: tuple[float, Status] | None = None
@@ -151,7 +154,7 @@ class MachineView:
         return SearchResult(nodes=nodes[:limit], pods=pods[:limit])
 
     def metrics(self) -> bytes:
-        return exposition(self._read_status())
+        return exposition(self._read_status(), more=self._delay.families())
 
     # --- parts -----------------------------------------------------------------------------------------------------
 

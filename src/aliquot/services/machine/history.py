@@ -8,8 +8,8 @@ import signal
 from collections.abc import Callable
 
 from aliquot.adapters.host import exitcodes
-from aliquot.adapters.storage.history import History
-from aliquot.adapters.storage.store import StoreError
+from aliquot.adapters.storage.history import History, newest, shortened
+from aliquot.adapters.storage.writer import Writer
 from aliquot.model.status.machine import EndedStatus
 from aliquot.model.tenancy import EndedRun, Tenancy
 
@@ -17,10 +17,11 @@ _LOG = logging.getLogger("aliquot.history")
 
 
 class RunHistory:
-    """`directory`: the folder of a tenant."""
+    """`directory`: the folder of a tenant. Reads are answered from memory."""
 
-    def __init__(self, store: History, directory: Callable[[str], object]) -> None:
-        self._store = store
+    def __init__(self, store: History, writer: Writer, directory: Callable[[str], object]) -> None:
+        self._store, self._writer = store, writer
+        self._runs = store.runs()
         self._directory = directory
         self._codes: dict[str, int] = {}  # of runs whose root process has ended while others are left
 
@@ -42,22 +43,26 @@ class RunHistory:
         if known is not None and now is None:
             now = known[1]
         user = os.geteuid() if tenancy.user is None else tenancy.user
+        command = shortened(tenancy.command)
         run = EndedRun(
-            tenancy.id, tenancy.name, tenancy.app_class, user, tenancy.command, tenancy.created, now, code, tenancy.log
+            tenancy.id, tenancy.name, tenancy.app_class, user, command, tenancy.created, now, code, tenancy.log
         )
-        try:
-            self._store.add(run)
-        except StoreError as error:  # the run is over all the same
-            _LOG.error("ended_run_not_kept", extra={"data": {"run": tenancy.name, "error": str(error)}})
+        self._runs = newest([*(known for known in self._runs if known.id != run.id), run])
+        self._writer.put(lambda: self._store.add(run), lambda error: _log_error(run.name, error))
 
     def last(self, name: str, log: str | None) -> EndedRun | None:
         """The last run of that name that ended; with a log, the one that wrote it."""
-        runs = [run for run in self._store.runs() if run.name == name and log in (None, run.log)]
+        runs = [run for run in self._runs if run.name == name and log in (None, run.log)]
         return runs[-1] if runs else None
 
     def status(self) -> list[EndedStatus]:
         """In the order in which they ended."""
-        return [ended_status(run) for run in self._store.runs()]
+        return [ended_status(run) for run in self._runs]
+
+
+def _log_error(name: str, error: Exception | None) -> None:
+    if error is not None:  # the run is over all the same
+        _LOG.error("ended_run_not_kept", extra={"data": {"run": name, "error": str(error)}})
 
 
 def ended_status(run: EndedRun) -> EndedStatus:

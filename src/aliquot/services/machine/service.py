@@ -30,6 +30,7 @@ from aliquot.model.tenant import SharingRules
 from aliquot.placement.waste import Waste
 from aliquot.services.daemon.control import about, listen, unlink
 from aliquot.services.daemon.home import StartError, make_home, take_lock
+from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.dashboard.access import Access, Listen
 from aliquot.services.dashboard.server import bind, show
 from aliquot.services.machine.control import ControlServer, watch_root
@@ -126,17 +127,21 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     if listening:
         arbiter.keep_trace(True)
     arbiter.start()
-    dashboard: asyncio.Task[None] | None = None
+    delay, dashboard = LoopDelay(), None
+    measuring = asyncio.create_task(delay.run())
     try:
         machine.restore()
         pods.restore(rebooted=machine.rebooted)
+        store.writer.start()
         listener = listen(home.control)
         if listening:
-            view = MachineView(control.status, Waste(machine.ledger.board), arbiter.records)
+            view = MachineView(control.status, Waste(machine.ledger.board), arbiter.records, delay)
             dashboard = asyncio.create_task(show(view, *listening))
         await control.serve(listener, lambda: setup.on_ready(_ready(machine, simulated, url, qgpu)))
     finally:
         await _cancel(dashboard)
+        await _cancel(measuring)
+        await asyncio.to_thread(store.writer.stop)
         arbiter.stop()
         meter.stop()
         unlink(home.control)

@@ -12,7 +12,6 @@ start, and stays in the ledger until none of its processes is alive.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -27,7 +26,7 @@ from aliquot.adapters.host.home import TENANT_VARIABLE, Home
 from aliquot.adapters.host.procscan import with_environment
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.folders import remove_folder
-from aliquot.adapters.storage.store import Store, StoreError
+from aliquot.adapters.storage.store import Store
 from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
@@ -43,6 +42,7 @@ from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.history import RunHistory
 from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
 from aliquot.services.machine.requests import RunRequest, never_fits, readable_name
+from aliquot.services.machine.runfiles import make_folder, new_id, new_log, remove_log
 from aliquot.wording.refusals import one_sentence
 
 _LOG = logging.getLogger("aliquot.tenants")
@@ -85,6 +85,7 @@ class LocalMachine:
         self.cards = tuple(card for node in self.nodes for card in node.cards)  # numbered per node
         self.home = home
         self.store = store
+        self._writer = store.writer
         self.arbiter = arbiter
         self.tenancies: dict[str, Tenancy] = {}
         self._watch = watch  # arranges that `ended` is called when the root process ends
@@ -98,10 +99,12 @@ class LocalMachine:
         self.queue = Queue(self.ledger, self.chooser)
         self._places = {card.uuid: (node.name, card.index) for node in self.nodes for card in node.cards}
         self.rules = self._stored_rules()
-        self.history = RunHistory(store.history, self.directory)
+        self._serial = int(store.setting("serial") or 0)  # of the last run without a name of its own
+        self.history = RunHistory(store.history, store.writer, self.directory)
         self.rebooted = False  # since the previous daemon; set by `restore`
         self.clock = clock  # of the queue
         self._room_is_new = False  # nobody in the queue was offered it yet
+        self._admitting = False
         # With an event loop (control.py) both are done a little later, once for all changes, and in small steps.
         self.room_changed: Callable[[], None] = lambda: _exhaust(self.start_waiting())
         self.queue_changed: Callable[[], None] = lambda: _exhaust(self.notify_waiting())
@@ -117,10 +120,22 @@ class LocalMachine:
         return rules if delay is None else replace(rules, release_delay=float(delay))
 
     def configure(self, rules: SharingRules) -> None:
-        """Apply the rules now and after every restart."""
+        """Apply the rules now, and keep them."""
+        self._keep_rules(rules)
+        self._apply_rules(rules)
+
+    async def change_rules(self, rules: SharingRules) -> None:
+        """The same in the event loop. Raises StoreError."""
+        await self._writer.run(lambda: self._keep_rules(rules))
+        self._apply_rules(rules)
+
+    def _keep_rules(self, rules: SharingRules) -> None:
+        """For the next daemon."""
         self.store.set("policy", rules.isolation.value)
         self.store.set("release_delay", repr(rules.release_delay))
         self.store.set("kill_after", "" if rules.kill_after is None else repr(rules.kill_after))
+
+    def _apply_rules(self, rules: SharingRules) -> None:
         self.rules = rules
         self.arbiter.configure(rules)
 
@@ -187,8 +202,8 @@ class LocalMachine:
         started = self._start_time(caller)
         name = self._name(request)
         entry = QueuedRequest(
-            request.claim(self._new_id(), name), request, caller.pid, caller.uid, caller.gid, started, self.clock(),
-            notify, log=self._new_log(name, caller) if request.detach else None,
+            request.claim(new_id(self.home), name), request, caller.pid, caller.uid, caller.gid, started, self.clock(),
+            notify, log=new_log(self.home.log_of(name), name, caller) if request.detach else None,
         )  # fmt: skip
         self.queue.add(entry)
         if not self._room_is_new or not request.wait:
@@ -196,7 +211,7 @@ class LocalMachine:
         if not request.wait and entry.queued:
             position = self.queue.position_of(entry)
             self.queue.remove(entry)
-            self._remove_log(entry)
+            remove_log(entry.log)
             raise RefusedError("busy", **position)  # the others' positions did not change
         self.queue_changed()
         return entry
@@ -245,7 +260,7 @@ class LocalMachine:
         was_first = next(iter(self.queue), None) is entry
         if self.queue.remove(entry):
             if not processes.lives(entry.pid, entry.started):  # else it asks the next daemon, and keeps its output
-                self._remove_log(entry)
+                remove_log(entry.log)
             (self._look_at_queue if was_first else self.queue_changed)()  # only the first has cards reserved
 
     def _look_at_queue(self) -> None:
@@ -257,17 +272,14 @@ class LocalMachine:
         """Start every queued request that fits, one at a step, then notify the others of their position."""
         self._room_is_new = False
         while (found := self.queue.next()) is not None:
-            entry, grant = found
-            self.queue.remove(entry)
-            self._admit(entry, grant, time.time())
+            self._admit(*found, time.time())
             yield
         self.queue_changed()
 
     def _start(self, entry: QueuedRequest, now: float) -> None:
         """Start the request that came last, if it fits."""
         if (found := self.queue.next(only=entry)) is not None:
-            self.queue.remove(entry)
-            self._admit(entry, found[1], now)
+            self._admit(*found, now)
 
     def notify_waiting(self) -> Iterator[None]:
         """Send every queued request its position, one at a step, if it changed."""
@@ -278,6 +290,15 @@ class LocalMachine:
             yield
 
     def _admit(self, entry: QueuedRequest, grant: Grant, now: float) -> None:
+        self.queue.remove(entry)
+        self._admitting = True
+        try:
+            self._prepare(entry, grant, now)
+        finally:
+            self._admitting = False
+
+    def _prepare(self, entry: QueuedRequest, grant: Grant, now: float) -> None:
+        """Book its cards and write that down; `_stored` goes on."""
         shares = shares_of(grant, {})
         tenancy = Tenancy(
             entry.id, "", entry.name, entry.claim.app_class, shares, now,
@@ -287,22 +308,42 @@ class LocalMachine:
         self.ledger.confirm(entry.id, grant.node, occupant_of(entry.claim, grant))
         self.tenancies[entry.id] = tenancy
         try:
-            _make_folder(folder, entry.uid, entry.gid)
-            self.store.add(tenancy)
+            make_folder(folder, entry.uid, entry.gid)
+        except OSError as error:
+            self._not_started(entry, tenancy, error)
+            return
+        self._writer.put(lambda: self.store.add(tenancy), lambda error: self._stored(entry, tenancy, grant, error))
+
+    def _stored(self, entry: QueuedRequest, tenancy: Tenancy, grant: Grant, error: Exception | None) -> None:
+        """The tenant is on the disk, or it cannot be: now its run starts, or is refused."""
+        if self.tenancies.get(tenancy.id) is not tenancy:
+            entry.notify({"error": {"kind": "stopped", "text": "it was stopped before it started"}})
+            return
+        folder = self.directory(tenancy.id)
+        try:
+            if error is not None:
+                raise error
             self.arbiter.add(tenancy.tenant, folder)
-        except Exception as error:  # leave nothing behind, whatever failed
-            _LOG.exception("tenant_start_failed", extra={"data": {"tenant": entry.name}})
-            self._discard(tenancy)
-            entry.notify({"error": {"kind": "failed", "text": f"cannot prepare the run: {error}"}})
+        except Exception as failed:
+            self._not_started(entry, tenancy, failed)
             return
         self._watch(tenancy)
         if entry.on_grant is not None:
             entry.on_grant(tenancy, grant, entry.choice)
             return
-        cards = [{"index": share.card, "uuid": share.uuid} for share in shares]
+        cards = [{"index": share.card, "uuid": share.uuid} for share in tenancy.shares]
         entry.notify(
             {"ok": {"name": entry.name, "cards": cards, "log": entry.log} | self._environment(tenancy, str(folder))}
         )
+
+    def _not_started(self, entry: QueuedRequest, tenancy: Tenancy, error: Exception) -> None:
+        """Leave nothing behind, whatever failed."""
+        _LOG.error("tenant_start_failed", exc_info=error, extra={"data": {"tenant": entry.name}})
+        self._discard(tenancy)
+        remove_log(entry.log)
+        entry.notify({"error": {"kind": "failed", "text": f"cannot prepare the run: {error}"}})
+        if not self._admitting:  # else the caller goes on with the next request
+            self._look_at_queue()
 
     def may_run(self, caller: Caller) -> None:
         """Raises RefusedError. A daemon without root cannot give a folder to another user."""
@@ -323,40 +364,16 @@ class LocalMachine:
             if request.name in taken:
                 raise invalid(Invalid("name", request.name, "a name that no other run uses"))
             return request.name
-        serial = int(self.store.setting("serial") or 0)
         while True:
-            serial += 1
-            name = f"{readable_name(request.command)}-{serial}"
+            self._serial += 1
+            name = f"{readable_name(request.command)}-{self._serial}"
             if name not in taken and not os.path.exists(self.home.log_of(name)):
                 break
-        self.store.set("serial", str(serial))
+        serial = str(self._serial)
+        self._writer.put_newest(
+            "serial", lambda: self.store.set("serial", serial), _log_error("serial_not_stored", name)
+        )
         return name
-
-    def _new_id(self) -> str:
-        """Of fixed length: it is part of a socket path."""
-        while True:
-            name = os.urandom(5).hex()
-            if not os.path.exists(f"{self.home.tenants}/{name}"):
-                return name
-
-    def _new_log(self, name: str, caller: Caller) -> str:
-        path = self.home.log_of(name)
-        try:
-            # Only the daemon can write to the folder, so there is no race between check and open.
-            if os.path.lexists(path) and caller.uid not in (0, os.geteuid(), os.lstat(path).st_uid):
-                raise invalid(Invalid("name", name, "another name: the log of another user's run has this name"))
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-                if os.geteuid() == 0:
-                    os.fchown(file.fileno(), caller.uid, caller.gid)
-        except OSError as error:
-            raise RefusedError("failed", text=f"{path}: {error.strerror}") from error
-        return path
-
-    def _remove_log(self, entry: QueuedRequest) -> None:
-        """The run never started."""
-        if entry.log is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(entry.log)
 
     def directory(self, tenant_id: str) -> Path:
         """The folder of the tenant."""
@@ -395,12 +412,12 @@ class LocalMachine:
         self.tenancies.pop(tenant_id, None)
         self._orphans.pop(tenant_id, None)
         self.ledger.forget(tenant_id)
-        for forget in (self.arbiter.remove, self.store.remove):
-            try:
-                forget(tenant_id)
-            except (OSError, StoreError) as error:
-                data = {"tenant": tenancy.tenant.name, "error": str(error)}
-                _LOG.error("tenant_cleanup_failed", extra={"data": data})
+        failed = _log_error("tenant_cleanup_failed", tenancy.tenant.name)
+        try:
+            self.arbiter.remove(tenant_id)
+        except OSError as error:
+            failed(error)
+        self._writer.put(lambda: self.store.remove(tenant_id), failed)
         remove_folder(self.directory(tenant_id))
 
     def _processes(self, tenant: Tenant) -> dict[int, int]:
@@ -430,6 +447,14 @@ class LocalMachine:
         raise RefusedError("unknown-name", name=str(name)[:80], names=sorted(names))
 
 
+def _log_error(key: str, name: str) -> Callable[[Exception | None], None]:
+    def log(error: Exception | None) -> None:
+        if error is not None:
+            _LOG.error(key, extra={"data": {"tenant": name, "error": str(error)}})
+
+    return log
+
+
 def _exhaust(steps: Iterator[None]) -> None:
     for _ in steps:
         pass
@@ -437,9 +462,3 @@ def _exhaust(steps: Iterator[None]) -> None:
 
 def _occupant(tenancy: Tenancy) -> Occupant:
     return Occupant({share.card: share.usage() for share in tenancy.shares}, tenancy.tenant.app_class)
-
-
-def _make_folder(folder: Path, uid: int, gid: int) -> None:
-    folder.mkdir(mode=0o700)
-    if os.geteuid() == 0:
-        os.chown(folder, uid, gid)

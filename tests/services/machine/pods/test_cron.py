@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -11,7 +11,8 @@ import pytest
 
 from aliquot.model.localpod import Applier, LocalPod, Phase, PodState, Workload
 from aliquot.services.machine.pods.cron import CronJobs, next_run
-from aliquot.services.machine.pods.manager import PodManager, workload_key
+from aliquot.services.machine.pods.manager import PodManager
+from aliquot.services.machine.pods.records import workload_key
 
 WHO = Applier(0, 0, "/", {})
 START = datetime(2026, 11, 16, 12, 0, 30, tzinfo=UTC).timestamp()
@@ -23,15 +24,19 @@ class Store:
     def __init__(self, *workloads: Workload) -> None:
         self.workloads = {workload_key(workload): workload for workload in workloads}
         self.phases: dict[str, Phase] = {}
+        self.is_full = False  # its disk
 
     def owned(self, workload: Workload) -> list[LocalPod]:
         phase = self.phases.get(workload.name, Phase.RUNNING)
         return [LocalPod(workload.name, "default", "p", None, {}, "", WHO, 0.0, PodState(phase))]
 
-    def put(self, applied: Sequence[Workload], now: float) -> None:
-        self.workloads |= {workload_key(workload): workload for workload in applied}
+    def put_later(self, job: Workload, now: float, failed: Callable[[], None]) -> None:
+        if self.is_full:
+            failed()
+        else:
+            self.workloads[workload_key(job)] = job
 
-    def delete(self, *, workload: Workload, pods: Iterable[LocalPod], grace: float | None) -> None:
+    def delete_later(self, *, workload: Workload, pods: Iterable[LocalPod], grace: float | None) -> None:
         del self.workloads[workload_key(workload)]
 
     @property
@@ -136,3 +141,13 @@ def test_a_time_zone_is_heeded_when_clocks_change() -> None:
     first = next_run(berlin, before)
     assert first == datetime(2026, 10, 25, 0, 30, tzinfo=UTC).timestamp()  # 02:30 summer time
     assert next_run(berlin, first) == datetime(2026, 10, 26, 1, 30, tzinfo=UTC).timestamp()
+
+
+def test_run_that_cannot_be_stored_is_tried_again() -> None:
+    store = Store(cron_job())
+    store.is_full = True
+    cron_jobs = run(store, 10)
+    assert store.jobs == []
+    store.is_full = False
+    cron_jobs.tick(START + 11 * 60)
+    assert store.jobs == named(10)

@@ -158,7 +158,7 @@ def test_pods_of_other_users_workload_are_not_adopted(rig: Rig) -> None:
     async def act() -> None:
         await rig.apply(ANNA, workload("Deployment", "web", 1))
         (web,) = rig.pods.workloads.values()
-        rig.pods.delete(workload=web, pods=rig.pods.owned(web), grace=30.0)
+        await rig.pods.delete(workload=web, pods=rig.pods.owned(web), grace=30.0)
         await rig.apply(BERT, workload("Deployment", "web", 1))
 
     acted(act)

@@ -35,7 +35,8 @@ from aliquot.services.daemon.connections import Client
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.pods.creation import new_pod
 from aliquot.services.machine.pods.cron import CronJobs, zone_of
-from aliquot.services.machine.pods.manager import PodManager, workload_key
+from aliquot.services.machine.pods.manager import PodManager
+from aliquot.services.machine.pods.records import WorkloadKey, workload_key
 from aliquot.services.machine.pods.status import pod_object, workload_object
 from aliquot.services.machine.requests import card_sizes, parse_rules
 
@@ -55,6 +56,7 @@ class PodApi:
 
     def __init__(self, pods: PodManager, cron_jobs: CronJobs, rules: QgpuRules = QgpuRules.SEED) -> None:
         self._pods, self._cron_jobs, self._rules = pods, cron_jobs, rules
+        self._storing = asyncio.Lock()  # between a check and the write, nothing else is written
         self.operations: dict[str, Operation] = {
             "apply": self._apply,
             "delete": self._delete,
@@ -94,9 +96,14 @@ class PodApi:
         bare = [item for item in applied if isinstance(item, LocalPod)]
         workloads = [item for item in applied if isinstance(item, Workload)]
         self._check_count(bare, workloads, replaced, caller.uid)
+        before = {workload_key(workload): self._pods.workloads.get(workload_key(workload)) for workload in workloads}
         if request.get("dry_run") is not True:
-            await self._end_replaced(replaced, bare, workloads)
-            self._pods.put(applied, now)
+            if replaced:  # two Pods cannot have one name
+                await self._pods.delete(workload=None, pods=replaced, grace=None)
+                await self._until_gone([pod.uid for pod in replaced])
+            async with self._storing:
+                self._refuse_changed(before, bare)
+                await self._pods.put(applied, now)
             self._pods.tick(now)
             for result in results:
                 result["pods"] = self._names(result)
@@ -182,19 +189,13 @@ class PodApi:
         applied.append(replace(made, applier=_owner(existing.applier, applier, notes), created=existing.created))
         return "configured"
 
-    async def _end_replaced(self, replaced: list[LocalPod], bare: list[LocalPod], workloads: list[Workload]) -> None:
-        """A changed bare Pod is replaced; two Pods cannot have one name. Refuses what others changed meanwhile."""
-        if not replaced:
-            return
-        before = [self._pods.workloads.get(workload_key(workload)) for workload in workloads]
-        self._pods.delete(workload=None, pods=replaced, grace=None)
-        await self._until_gone([pod.uid for pod in replaced])
-        now = [self._pods.workloads.get(workload_key(workload)) for workload in workloads]
+    def _refuse_changed(self, before: Mapping[WorkloadKey, Workload | None], bare: list[LocalPod]) -> None:
+        """Refuse what others changed since it was checked."""
         taken = [pod.key for pod in bare if self._pods.named(pod.namespace, pod.name) is not None]
         taken += [
-            f"{workload.kind} {workload.namespace}/{workload.name}"
-            for workload, was, is_now in zip(workloads, before, now, strict=True)
-            if was is not is_now
+            f"{kind} {namespace}/{name}"
+            for (kind, namespace, name), was in before.items()
+            if self._pods.workloads.get((kind, namespace, name)) is not was
         ]
         if taken:
             raise RefusedError("failed", text=f"another user changed {taken[0]} meanwhile: apply it again")
@@ -214,12 +215,13 @@ class PodApi:
             isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= LONGEST_GRACE
         ):
             raise invalid(Invalid("grace", grace, "0 to 86400 seconds"))
-        found = self._find(request)
-        workload = found if isinstance(found, Workload) else None
-        kind = POD if workload is None else workload.kind
-        self._owner_only(caller.uid, f"delete {kind} {found.namespace}/{found.name}", found.applier.user)
-        going = self._pods.owned(found) if isinstance(found, Workload) else [found]
-        self._pods.delete(workload=workload, pods=going, grace=None if grace is None else float(grace))
+        async with self._storing:
+            found = self._find(request)
+            workload = found if isinstance(found, Workload) else None
+            kind = POD if workload is None else workload.kind
+            self._owner_only(caller.uid, f"delete {kind} {found.namespace}/{found.name}", found.applier.user)
+            going = self._pods.owned(found) if isinstance(found, Workload) else [found]
+            await self._pods.delete(workload=workload, pods=going, grace=None if grace is None else float(grace))
         for pod in going:
             send({"event": {"deleting": pod.key}})
         uids = [pod.uid for pod in going]
@@ -296,7 +298,7 @@ class PodApi:
             while line := await client.readline():
                 message = json.loads(line)
                 if isinstance(message, dict) and isinstance(message.get("state"), dict):
-                    self._pods.report(pod.uid, message["state"], time.time())
+                    await self._pods.report(pod.uid, message["state"], time.time())
                     send({"event": {"noted": message.get("report")}})
                     await asyncio.sleep(_BETWEEN_REPORTS)
         except (ValueError, RecursionError):

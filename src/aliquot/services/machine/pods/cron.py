@@ -23,7 +23,8 @@ from aliquot.dialects.local.objects import (
 from aliquot.model.localpod import Phase, Workload
 from aliquot.model.refusal import Invalid
 from aliquot.services.machine.pods.controllers import outcome
-from aliquot.services.machine.pods.manager import PodManager, workload_key
+from aliquot.services.machine.pods.manager import PodManager
+from aliquot.services.machine.pods.records import workload_key
 
 _LOG = logging.getLogger("aliquot.pods")
 _LOOK_BACK = 25 * 3600  # seconds in which every missed run is looked at; before, only the first one
@@ -100,7 +101,7 @@ class CronJobs:
         if policy == "Forbid" and active:
             return
         for job in active if policy == "Replace" else ():
-            self._pods.delete(workload=job, pods=self._pods.owned(job), grace=None)
+            self._pods.delete_later(workload=job, pods=self._pods.owned(job), grace=None)
         manifest = run_of(cron_job.manifest, int(due) // 60)
         pods = amounts_of(manifest).replicas + sum(len(self._pods.owned(job)) for job in self.jobs(cron_job))
         if pods > MOST_REPLICAS:
@@ -112,7 +113,9 @@ class CronJobs:
         if workload_key(job) in self._pods.workloads:  # of another user
             self._passed[workload_key(cron_job)] = due
             return
-        self._pods.put([job], now)
+        key = workload_key(cron_job)
+        before, self._passed[key] = self._passed.get(key, 0.0), due  # until it is on the disk
+        self._pods.put_later(job, now, lambda: self._passed.update({key: before}))
 
     def _due(self, cron_job: Workload, now: float) -> float | None:
         """The latest run that should have begun by now, and did not."""
@@ -139,7 +142,7 @@ class CronJobs:
             limit = usual if limit is None else limit
             over = [job for job in jobs if self._outcome(job) is phase]
             for job in over[: max(0, len(over) - limit)]:
-                self._pods.delete(workload=job, pods=self._pods.owned(job), grace=None)
+                self._pods.delete_later(workload=job, pods=self._pods.owned(job), grace=None)
 
     def delete_jobs(self, cron_job: Workload, grace: float | None) -> list[str]:
         """Delete its Jobs and their Pods, whose UIDs are returned. The CronJob itself is gone already."""
@@ -147,5 +150,5 @@ class CronJobs:
         for job in self.jobs(cron_job):
             owned = self._pods.owned(job)
             going += [pod.uid for pod in owned]
-            self._pods.delete(workload=job, pods=owned, grace=grace)
+            self._pods.delete_later(workload=job, pods=owned, grace=grace)
         return going

@@ -29,13 +29,13 @@ from aliquot.dialects.local.objects import amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.dialects.podterms import scheduling_gates
 from aliquot.model.choice import Choice
-from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.localpod import LocalPod, Phase, Workload
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.pods import creation, launchspec
 from aliquot.services.machine.pods.controllers import decide
+from aliquot.services.machine.pods.records import PodRecords, as_owner, owner_of, workload_key
 from aliquot.services.machine.pods.reports import with_report
 from aliquot.services.machine.pods.startorder import StartOrder
 from aliquot.services.machine.pods.supervisor import POD_VARIABLE
@@ -45,14 +45,14 @@ from aliquot.wording.placement import why_there
 
 _LOG = logging.getLogger("aliquot.pods")
 _MOST_STARTING = 8  # supervisors of one user at once: each takes some tens of milliseconds of a core
+_STARTS_AT_ONCE = 4  # of all users, before others have their turn; each takes some milliseconds
 _PATIENCE = 3.0  # seconds after the grace period until the supervisor is killed
 _AGAIN = 5.0  # seconds until a failed start of a supervisor is retried
 
 Send = Callable[[dict[str, Any]], None]
-WorkloadKey = tuple[str, str, str]
 
 
-class PodManager:
+class PodManager(PodRecords):
     """See the module docstring. `environment` returns the environment of a tenant's processes, given its folder."""
 
     def __init__(
@@ -62,18 +62,17 @@ class PodManager:
         supervisors: Supervisors,
         environment: Callable[[Tenancy, str], dict[str, Any]],
     ) -> None:
+        super().__init__(store, machine.store.writer, machine.clock)
         self.machine = machine
-        self.workloads: dict[WorkloadKey, Workload] = {}
-        self.pods: dict[str, LocalPod] = {}
-        self.claims: dict[str, Claim | None] = {}
-        self._store, self._supervisors, self._environment = store, supervisors, environment
+        self._supervisors, self._environment = supervisors, environment
+        self._unstored: set[str] = set()  # replicas that are not on the disk yet: they must not start
+        self._unnoted: set[str] = set()  # Pods whose last report is not on the disk
         self._connections: dict[str, Send] = {}  # to the supervisors, by Pod uid
         self._start_order = StartOrder(self.pods)
         self._not_before: dict[str, float] = {}  # on the monotonic clock
         self._kill_at: dict[str, float] = {}
         self._clearing: set[str] = set()  # Pods without a supervisor that may still have processes
         self._suspended = False  # start nothing more
-        self._since: dict[str, float] = {}  # since when each Pod is there, by the clock of the queue
 
     # --- after a restart ---------------------------------------------------------------------------------------
 
@@ -104,49 +103,48 @@ class PodManager:
             if name not in self.pods:
                 remove_folder(Path(self.machine.home.pod_logs, name))
 
-    def _remember(self, pod: LocalPod) -> None:
-        self.pods[pod.uid] = pod
-        self._since.setdefault(pod.uid, self.machine.clock())
-        if pod.uid not in self.claims:
-            self.claims[pod.uid] = launchspec.claim_of(pod)
-
-    def _persist(self, pod: LocalPod) -> None:
-        """For what has happened already: if the disk is full, the next daemon finds out by itself."""
-        self._remember(pod)
-        try:
-            self._store.write(pods=[pod])
-        except StoreError as error:
-            _LOG.error("pod_not_stored", extra={"data": {"pod": pod.key, "error": str(error)}})
-
     # --- desired state -----------------------------------------------------------------------------------------
 
-    def named(self, namespace: str, name: str) -> LocalPod | None:
-        """The Pod of that namespace and name."""
-        return next((pod for pod in self.pods.values() if (pod.namespace, pod.name) == (namespace, name)), None)
-
-    def owned(self, workload: Workload) -> list[LocalPod]:
-        """Its Pods, oldest first."""
-        return [pod for pod in self.pods.values() if _owner_of(pod) == _as_owner(workload)]
-
-    def put(self, applied: Sequence[Workload | LocalPod], now: float) -> None:
+    async def put(self, applied: Sequence[Workload | LocalPod], now: float) -> None:
         """Store all of them or, with StoreError, none. Creates and queues their Pods in this order."""
-        workloads = [item for item in applied if isinstance(item, Workload)]
-        self._store.write(workloads=workloads, pods=[item for item in applied if isinstance(item, LocalPod)])
-        self.workloads.update({workload_key(workload): workload for workload in workloads})
+        await self._writer.run(lambda: self._write_applied(applied))
+        self._accept(applied, now)
+
+    def put_later(self, job: Workload, now: float, failed: Callable[[], None]) -> None:
+        """Store the Job, then create its Pods; or call `failed`."""
+
+        def then(error: Exception | None) -> None:
+            if error is None:
+                self._accept([job], now)
+            else:
+                _LOG.error("job_not_stored", extra={"data": {"job": job.name, "error": str(error)}})
+                failed()
+
+        self._writer.put(lambda: self._write_applied([job]), then)
+
+    def _accept(self, applied: Sequence[Workload | LocalPod], now: float) -> None:
+        self.workloads.update({workload_key(item): item for item in applied if isinstance(item, Workload)})
         for item in applied:
             if isinstance(item, LocalPod):
                 self._remember(item)
             elif not self._suspended:
                 self._reconcile(item, self.owned(item), now)
 
-    def delete(self, *, workload: Workload | None, pods: Iterable[LocalPod], grace: float | None) -> None:
-        """Delete the workload and end the Pods."""
-        going = [
-            replace(pod, ending=launchspec.plan(pod).grace if grace is None else grace)
-            for pod in pods
-            if pod.ending is None or (grace is not None and grace < pod.ending)
-        ]
-        self._store.write(gone=[] if workload is None else [workload], pods=going)
+    async def delete(self, *, workload: Workload | None, pods: Iterable[LocalPod], grace: float | None) -> None:
+        """Delete the workload and end the Pods. With StoreError nothing happens."""
+        uids = [pod.uid for pod in pods]
+        gone, going = _gone(workload), self._going(uids, grace)
+        await self._writer.run(lambda: self._store.write(gone=gone, pods=going))
+        self._end(workload, self._going(uids, grace))  # they may have changed meanwhile
+
+    def delete_later(self, *, workload: Workload | None, pods: Iterable[LocalPod], grace: float | None) -> None:
+        """The same at once; what cannot be written now is found again after a restart."""
+        gone, going = _gone(workload), self._going([pod.uid for pod in pods], grace)
+        if gone or going:
+            self._write(workload.name if workload else ", ".join(pod.key for pod in going), gone=gone, pods=going)
+        self._end(workload, going)
+
+    def _end(self, workload: Workload | None, going: Iterable[LocalPod]) -> None:
         if workload is not None:
             self.workloads.pop(workload_key(workload), None)
         for pod in going:
@@ -172,26 +170,47 @@ class PodManager:
     def _reconcile_all(self, now: float) -> None:
         owned: dict[object, list[LocalPod]] = {}
         for pod in self.pods.values():
-            owned.setdefault(_owner_of(pod), []).append(pod)
+            owned.setdefault(owner_of(pod), []).append(pod)
         for workload in list(self.workloads.values()):
-            self._reconcile(workload, owned.get(_as_owner(workload), []), now)
+            self._reconcile(workload, owned.get(as_owner(workload), []), now)
 
     def _reconcile(self, workload: Workload, pods: Sequence[LocalPod], now: float) -> None:
         decision = decide(workload, amounts_of(workload.manifest), pods, now)
         if decision.end:
-            self.delete(workload=None, pods=decision.end, grace=None)
+            self.delete_later(workload=None, pods=decision.end, grace=None)
         # A name that another Pod has becomes free when that Pod is gone.
         free = [name for name in decision.make if name is None or self.named(workload.namespace, name) is None]
         made = [creation.replica(workload, name, self.machine.home, now) for name in free]
         if made:
-            self._store.write(pods=made)
             for pod in made:
                 self._remember(pod)
+                self._unstored.add(pod.uid)
+            self._writer.put(lambda: self._store.write(pods=made), lambda error: self._made(made, error))
+
+    def _made(self, made: Sequence[LocalPod], error: Exception | None) -> None:
+        """Replicas are on the disk, or cannot be: then the next tick tries again."""
+        for pod in made:
+            self._unstored.discard(pod.uid)
+            if error is not None:
+                self._forget(pod.uid)
+        if error is not None:
+            _LOG.error("reconcile_failed", extra={"data": {"error": str(error)}})
+        elif not self._suspended:
+            self._start_supervisors(time.time())
+
+    def _forget(self, uid: str) -> None:
+        super()._forget(uid)
+        for known in (self._kill_at, self._not_before):
+            known.pop(uid, None)
+        self._unnoted.discard(uid)
+        self._clearing.discard(uid)
 
     def _start_supervisors(self, now: float) -> None:
-        clock, starting = time.monotonic(), self._start_order.by_user()
+        clock, starting, left = time.monotonic(), self._start_order.by_user(), _STARTS_AT_ONCE
         for pod in list(self.pods.values()):
-            if starting[pod.applier.user] >= _MOST_STARTING:
+            if left == 0:
+                return
+            if starting[pod.applier.user] >= _MOST_STARTING or pod.uid in self._unstored:
                 continue
             wanted = pod.supervisor is None and pod.ending is None and not pod.state.phase.over
             if (
@@ -201,7 +220,9 @@ class PodManager:
                 or self._not_before.get(pod.uid, 0.0) > clock
             ):
                 continue
-            starting[pod.applier.user] += self._start_supervisor(pod, now)
+            started = self._start_supervisor(pod, now)
+            starting[pod.applier.user] += started
+            left -= started
 
     def _start_supervisor(self, pod: LocalPod, now: float) -> bool:
         """Whether the supervisor was started."""
@@ -296,15 +317,19 @@ class PodManager:
         job = self.workloads.get((kind, pod.namespace, name)) if kind == "Job" else None
         return None if job is None else amounts_of(job.manifest).backoff_limit
 
-    def report(self, uid: str, report: Mapping[str, Any], now: float) -> None:
-        """The supervisor reports the state of its Pod."""
+    async def report(self, uid: str, report: Mapping[str, Any], now: float) -> None:
+        """The supervisor reports the state of its Pod. It is on the disk when this returns. On StoreError, the
+        supervisor reports again."""
         pod = self.pods.get(uid)
         if pod is None or pod.supervisor is None:
             return
         state = with_report(pod.state, report, now)
-        if state != pod.state:
-            self._store.write(pods=[replace(pod, state=state)])  # on StoreError, the supervisor reports again
-            self._remember(replace(pod, state=state))
+        if state != pod.state or uid in self._unnoted:
+            changed = replace(pod, state=state)
+            self._remember(changed)
+            self._unnoted.add(uid)
+            await self._writer.run(lambda: self._store.write(pods=[changed]))
+            self._unnoted.discard(uid)
 
     def disconnect_supervisor(self, uid: str, send: Send) -> None:
         """Its connection is closed. The supervisor, or its successor, may have reconnected before."""
@@ -373,11 +398,10 @@ class PodManager:
         if left or pod.tenant in self.machine.tenancies:
             return
         if pod.ending is not None:
-            self._store.write(gone_pods=[pod])
+            self._write(pod.key, gone_pods=[pod])
             remove_folder(Path(self.logs(pod)))
             self._start_order.end(uid)
-            for known in (self.pods, self.claims, self._kill_at, self._not_before, self._since):
-                known.pop(uid, None)
+            self._forget(uid)
         self._clearing.discard(uid)
 
     def suspend(self) -> None:
@@ -410,15 +434,5 @@ class _QueuedPod:
         self._pods.grant(self._uid, tenancy, grant, self._send, choice)
 
 
-def workload_key(workload: Workload) -> WorkloadKey:
-    """Its identity."""
-    return workload.kind, workload.namespace, workload.name
-
-
-def _as_owner(workload: Workload) -> object:
-    """With the user: Pods of another user's deleted workload of the same name may still be ending."""
-    return workload.namespace, (workload.kind, workload.name), workload.applier.user
-
-
-def _owner_of(pod: LocalPod) -> object:
-    return pod.namespace, pod.owner, pod.applier.user
+def _gone(workload: Workload | None) -> list[Workload]:
+    return [] if workload is None else [workload]
