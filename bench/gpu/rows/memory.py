@@ -1,4 +1,4 @@
-"""A quota of memory, and every way to ask the driver for more: each in a tenant of its own, until it is refused."""
+"""A quota of memory, and fourteen ways to ask the driver for more: each in a tenant of its own, until it is refused."""
 
 from __future__ import annotations
 
