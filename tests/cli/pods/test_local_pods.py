@@ -79,11 +79,13 @@ def test_logs_follow_until_pod_ends(machine: Machine) -> None:
 def test_succeeded_pod_is_completed(machine: Machine) -> None:
     code, _, err = apply(machine, a_pod("short", "true", restartPolicy="Never"))
     assert code == 0, err
-    assert cells(machine, "pod", "short")[0][:3] == ["short", "0/1", "Completed"]
+    eventually(lambda: cells(machine, "pod", "short")[0][:3] == ["short", "0/1", "Completed"])
 
 
 def test_apply_wait_of_failing_pod_exits_1(machine: Machine) -> None:
-    code, _, err = apply(machine, a_pod("bad", "sh", "-c", "exit 3", restartPolicy="Never"))
+    """In an init container: so it never runs, however busy the machine is."""
+    first = {"name": "first", "image": "some/image:v1", "command": ["sh", "-c", "exit 3"]}
+    code, _, err = apply(machine, a_pod("bad", restartPolicy="Never", initContainers=[first]))
     assert code == 1
     assert "failed: default/bad" in err
     assert "exit code 3" in machine.aliquot("describe", "pod", "bad").stdout

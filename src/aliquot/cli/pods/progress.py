@@ -1,11 +1,15 @@
-"""`aliquot apply --wait`: shows how Pods start until all run or the timeout ends."""
+"""`aliquot apply --wait`: shows how Pods start until all run or the timeout ends.
+
+A program that fails at once runs first. So a Pod must be seen running twice, with a moment in between: that finds what
+fails at its start. What fails later is not waited for.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import click
 
@@ -18,6 +22,7 @@ from aliquot.wording.amounts import duration
 
 Json = dict[str, Any]
 Pods = dict[str, PodStatus]  # by key
+Look = TypeVar("Look")
 
 _EVERY = 0.2  # seconds between checks
 
@@ -39,6 +44,17 @@ def wait_until_settled(applied: Sequence[Json], timeout: float) -> int:
     return 0
 
 
+def until_twice(looks: Iterable[Look], good: Callable[[Look], bool]) -> Iterator[Look]:
+    """The looks until two in a row are good."""
+    before = False
+    for look in looks:
+        yield look
+        now = good(look)
+        if before and now:
+            return
+        before = now
+
+
 def settled(applied: Json, status: Status) -> bool:
     """Whether the object has reached its final or desired state."""
     pods = list(pods_of([applied], status).values())
@@ -52,6 +68,10 @@ def settled(applied: Json, status: Status) -> bool:
             # A Job counts the Pods that have succeeded; all others the Pods that run.
             return rest and (workload.ready >= workload.replicas or (workload.kind == "Job" and bool(pods)))
     return False
+
+
+def _all_settled(applied: Sequence[Json], status: Status) -> bool:
+    return all(settled(item, status) for item in applied)
 
 
 def pods_of(applied: Sequence[Json], status: Status) -> Pods:
@@ -113,15 +133,13 @@ def _poll(deadline: float) -> Iterator[Status]:
 def _by_line(applied: Sequence[Json], statuses: Iterator[Status], write: Callable[[str], None]) -> Status:
     """Print a line per change. Returns the last status."""
     shown: dict[str, str] = {}
-    for status in statuses:
+    for status in until_twice(statuses, lambda status: _all_settled(applied, status)):
         pods = pods_of(applied, status)
         for key in [*pods, *(key for key in shown if key not in pods)]:
             now = summary(pods.get(key))
             if shown.get(key) != now:
                 shown[key] = now
                 write(f"{key}: {now}")
-        if all(settled(item, status) for item in applied):
-            break
     return status
 
 
@@ -132,11 +150,9 @@ def _live(applied: Sequence[Json], statuses: Iterator[Status]) -> Status:
     from rich.text import Text
 
     with Live(console=Console(highlight=False, stderr=True), auto_refresh=False) as live:
-        for status in statuses:
+        for status in until_twice(statuses, lambda status: _all_settled(applied, status)):
             rows = [(key, summary(pod)) for key, pod in pods_of(applied, status).items()]
             live.update(Text(table(("POD", "STATUS"), rows), no_wrap=True, overflow="ellipsis"), refresh=True)
-            if all(settled(item, status) for item in applied):
-                break
     return status
 
 
