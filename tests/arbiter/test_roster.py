@@ -29,6 +29,21 @@ class TestQuotas:
             assert found[name] <= milli / 1000 + 1e-9
             assert all(found[name] <= found[other] for other in asked if milli < asked[other])
 
+    @given(
+        st.dictionaries(
+            st.sampled_from("abcdefgh"), st.tuples(st.sampled_from(AppClass), st.none() | st.integers(1, 1000))
+        )
+    )
+    def test_an_offline_quota_is_at_most_its_part_of_what_other_classes_leave(
+        self, asked: dict[str, tuple[AppClass, int | None]]
+    ) -> None:
+        found = Roster({name: Member(name, *member) for name, member in asked.items()}).quotas(asked)
+        assert sum(found.values()) <= 1.0 + 1e-9
+        left = 1.0 - sum((milli or 0) / 1000 for kind, milli in asked.values() if kind is not AppClass.OFFLINE)
+        for name, (kind, milli) in asked.items():
+            if kind is AppClass.OFFLINE and milli is not None:
+                assert 0.0 < found[name] <= max(milli / 1000 * left, 0.01) + 1e-9
+
     def test_quotas_that_fit_are_given_as_requested(self) -> None:
         assert roster(a=300, b=500).quotas(["a", "b"]) == {"a": 0.3, "b": 0.5}
 

@@ -30,6 +30,8 @@ def gained(found: dict[str, int]) -> Counter[str]:
 def test_equal_tenants_gain_the_same_however_many_processes(processes: dict[str, int]) -> None:
     worth = gained(slices.equal(contexts(processes)))
     assert max(worth.values()) - min(worth.values()) <= max(processes.values())
+    assert min(worth.values()) >= slices.FAIR - max(processes.values())
+    assert max(worth.values()) <= slices.FAIR * max(processes.values()), "no longer than the many processes of one need"
 
 
 @given(_processes, st.data())

@@ -95,6 +95,13 @@ def test_keep_drops_contexts_whose_leaving_was_lost() -> None:
     assert timeline.window(None, 101.0).tracks.keys() == {"server"}
 
 
+@given(st.integers(0, 1024))
+def test_a_tenant_is_paused_in_a_bucket_of_which_it_was_held_off_half(part: int) -> None:
+    """In 1024ths of the first bucket, whose ends are exact."""
+    window = a_timeline((0.0, STEP * part / 1024, {}, True)).window(0, 1.0)
+    assert window.tracks["training"].paused[0] == (part >= 512)
+
+
 _parts = st.dictionaries(st.sampled_from(["p1", "p2", "stranger"]), st.floats(0.0, 0.5))
 _stretches = st.lists(st.tuples(st.floats(0.0, 1.0), _parts, st.booleans()), max_size=50)
 

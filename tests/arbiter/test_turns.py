@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -220,11 +221,15 @@ class TestWindows:
         assert windows.step({"a": quota}, now) == "a"
         assert windows.until - now == pytest.approx((1 - ran) * window, abs=1e-9)
 
-    def test_a_hold_before_the_window_began_charges_nothing(self) -> None:
+    @pytest.mark.parametrize("decide", [Windows.hold, lambda windows, now: windows.step({"a": 0.3}, now)])
+    def test_a_decision_before_the_window_began_charges_nothing(
+        self, decide: Callable[[Windows, float], object]
+    ) -> None:
         """An order may take effect after the time at which the next decision was begun."""
         windows = Windows()
         windows.step({"a": 0.3}, 0.0)
         windows.switched(None, None, 0.01)
+        decide(windows, 0.005)
         windows.hold(0.005)
         windows.step({"a": 0.3}, 0.02)
         assert windows.until == pytest.approx(0.05)

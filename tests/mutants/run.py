@@ -68,6 +68,7 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", metavar="PATH[:LINE]", help="only changes of these files, folders or lines")
     asked = parser.parse_args()
     os.nice(19)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the child ends with us
     chosen = sample(asked.paths or [str(SOURCES)], asked.count, asked.seed)
     tried: list[Tried] = []
     with contextlib.suppress(KeyboardInterrupt):
@@ -211,7 +212,9 @@ def _show(one: Tried, at: int, of: int, survived: int, output: str) -> None:
     print(clear, end="", file=sys.stderr, flush=True)
     if one.survived and output == "text":
         print("{file}:{line}: {change}\n    {source}".format(**one.shown()), flush=True)
-    if clear:
+    if not clear:
+        print(f"{at}/{of} changes tried, {survived} survived", file=sys.stderr, flush=True)
+    else:
         bar = "#" * (30 * at // of)
         print(f"[{bar:<30}] {at}/{of} changes tried, {survived} survived", end="", file=sys.stderr, flush=True)
 
