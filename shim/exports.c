@@ -7,7 +7,7 @@
  * Memory of another process is charged to the importer, unless a process of the same tenant exported it and is charged: it
  * counts once. Which process that is travels with the file, as its owner for signals (which are never switched on) and a tag
  * in the place of the signal's number; of older handles (cuIpc) each process keeps a Bloom filter on its slot. When the charge
- * there ends, the count of that tag goes up, and who still has the memory is charged from then on.
+ * there is about to end, the count of that tag goes up, and who still has the memory is charged from then on.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -17,11 +17,13 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 #include "shim.h"
 
 #define FOR_EVER UINT64_MAX         /* a file that cannot be watched: its memory stays charged */
 #define FILTER   192u               /* bits of alq_slot.exported */
+#define HANDOVER 250000000ull       /* ns: in this time the threads of the others notice that they are to pay */
 
 static struct alq_file set = { .fd = -1 }, mark = { .fd = -1 };
 static uint64_t mark_data;          /* the entry that says that the set is still ours, and not a file of the program's */
@@ -103,40 +105,67 @@ uint64_t alq_export(int fd, uint64_t file, uint8_t *tag)
     return file;
 }
 
-struct gone { const uint8_t *alive; uint64_t most, before; uint32_t era; };
+struct gone { const uint8_t *alive; uint64_t most, before, end; uint32_t era, tags; };
 
-static bool is_gone(const struct alq_entry *e, const void *with)
+static bool is_gone(const struct alq_entry *e, const struct gone *g)
 {
-    const struct gone *g = with;
     uint32_t number = (uint32_t)e->file;
-    return e->kind == ALQ_HELD && e->file != FOR_EVER && e->file >> 32 == g->era && e->serial < g->before && number <= g->most &&
-           !(g->alive[number / 8] & 1u << (number % 8));
+    return !e->file || (g->alive && e->file != FOR_EVER && e->file >> 32 == g->era && e->serial < g->before && number <= g->most &&
+                        !(g->alive[number / 8] & 1u << (number % 8)));
+}
+
+/* The end of a charge is announced by its tag, and comes a moment later: in between two may pay, never nobody. */
+static void announce(struct alq_entry *e, void *with)
+{
+    struct gone *g = with;
+    if (e->kind != ALQ_HELD || e->now || !is_gone(e, g))
+        return;
+    e->now = e->tag ? g->end : 1;
+    g->tags |= e->tag ? 1u << (e->tag - 1) : 0;
+}
+
+static bool is_over(const struct alq_entry *e, const void *now)
+{
+    return e->kind == ALQ_HELD && e->now && e->now <= *(const uint64_t *)now;
 }
 
 static void released(const struct alq_entry *entry)
 {
-    if (entry->tag)
-        alq_tag_ended(entry->tag);      /* before the charge goes: others take it over, and it is never too little */
     if (entry->elsewhere)
         __atomic_fetch_sub(&elsewhere, 1, __ATOMIC_RELAXED);
     else
         alq_charge(entry->card, -(int64_t)entry->size);
 }
 
+/* No other process of the tenant has a slot: nobody is there to take a charge over. */
+static bool alone(void)
+{
+    struct alq_page *page = alq_page();
+    for (unsigned i = 0; page && i < ALQ_SLOTS; i++)
+        if (i != alq_slot_index() && __atomic_load_n(&page->slot[i].pid, __ATOMIC_RELAXED))
+            return false;
+    return true;
+}
+
 static void look_for_files(void)
 {
     struct alq_entry entry;
     size_t at = 0;
-    struct gone gone = { .before = alq_serial() };
+    uint64_t now = alq_now();
+    struct gone gone = { .before = alq_serial(), .end = now + (alone() ? 0 : HANDOVER) };
     pthread_mutex_lock(&lock);
     size_t bytes = last / 8 + 1;
     uint8_t *alive = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     bool known = alive != MAP_FAILED && read_set(alive, last);
-    gone.alive = alive;
+    gone.alive = known ? alive : NULL;
     gone.most = last;
     gone.era = era;
     pthread_mutex_unlock(&lock);
-    while (known && alq_take_where(is_gone, &gone, &at, &entry)) {
+    alq_each(announce, &gone);
+    for (uint8_t tag = 1; gone.tags && tag <= ALQ_TAGS; tag++)
+        if (gone.tags & 1u << (tag - 1))
+            alq_tag_ended(tag);
+    while (alq_take_where(is_over, &now, &at, &entry)) {
         __atomic_fetch_sub(&held, 1, __ATOMIC_RELAXED);
         released(&entry);
     }
@@ -146,13 +175,14 @@ static void look_for_files(void)
 
 void alq_ended(const struct alq_entry *entry)
 {
-    if (!entry->file) {
+    if (!entry->file && !entry->tag) {
         released(entry);
         return;
     }
     struct alq_entry rest = *entry;
     rest.kind = ALQ_HELD;
     rest.key = alq_serial();
+    rest.now = 0;
     __atomic_fetch_add(&held, 1, __ATOMIC_RELAXED);
     if (alq_book(rest))                 /* without room in the book it stays charged: never too little */
         look_for_files();
@@ -255,8 +285,10 @@ uint64_t alq_exported_bytes(uint64_t from)
 
 bool alq_import(struct alq_entry entry)
 {
-    if (entry.elsewhere)
+    if (entry.elsewhere) {
         __atomic_fetch_add(&elsewhere, 1, __ATOMIC_RELAXED);
+        alq_claim();        /* with it the thread that sees when the charge there ends, though this process does nothing more */
+    }
     return alq_book(entry);
 }
 
@@ -300,6 +332,23 @@ void alq_exports_settle(void)
     if (__atomic_load_n(&elsewhere, __ATOMIC_RELAXED) > 0)
         look_for_charges();
     errno = saved;
+}
+
+static void is_ending(struct alq_entry *e, void *any)
+{
+    *(bool *)any |= e->kind == ALQ_HELD && e->now;
+}
+
+/* Before a refusal: charges that are about to end are waited for. False: there are none. */
+bool alq_exports_wait(void)
+{
+    bool any = false;
+    if (__atomic_load_n(&held, __ATOMIC_RELAXED) > 0)
+        alq_each(is_ending, &any);
+    struct timespec t = { .tv_nsec = HANDOVER / 5 };
+    if (any)
+        nanosleep(&t, NULL);
+    return any;
 }
 
 /* In a forked child: its parent's files are the parent's to watch. */

@@ -331,6 +331,10 @@ bool alq_reserve(int card, uint64_t bytes, uint64_t need)
         alq_exports_settle();       /* what the dead had lent is now paid for here */
         done = reserve_once(card, bytes, need);
     }
+    for (int i = 0; !done && i < 6 && alq_exports_wait(); i++) {
+        alq_exports_settle();
+        done = reserve_once(card, bytes, need);
+    }
     return done;
 }
 

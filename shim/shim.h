@@ -156,6 +156,7 @@ void alq_ipc_exported(CUdeviceptr base, const CUipcMemHandle *handle);
 bool alq_origin_of_ipc(const CUipcMemHandle *handle, uint64_t *from);
 uint64_t alq_exported_bytes(uint64_t from);         /* of such an export, if it was made by this very process; else 0 */
 bool alq_import(struct alq_entry entry);            /* books it; `elsewhere` and `from` say who pays */
+bool alq_exports_wait(void);                        /* a charge is about to end: it waited a moment for that */
 void alq_exports_settle(void);                      /* files that are gone, charges that ended in other processes */
 
 /* ---- pools.c, graphs.c ---- */

@@ -21,6 +21,7 @@ from bench.gpu.rows import (
     chaos,
     classes,
     eight,
+    holes,
     idle_online,
     memory,
     preemption,
@@ -44,12 +45,13 @@ ROWS: dict[str, Callable[[Lab], list[Row]]] = {
     "eight": eight.measure,
     "shim-cost": shim_cost.measure,
     "memory": memory.measure,
+    "holes": holes.measure,
     "two-online": two_online.measure,
     "several-offline": several_offline.measure,
     "classes": classes.measure,
     "chaos": chaos.measure,
 }
-RISKY = frozenset({"memory", "chaos", "torch"})
+RISKY = frozenset({"memory", "holes", "chaos", "torch"})
 
 
 def main(about: str | None) -> int:

@@ -193,12 +193,15 @@ def test_the_drivers_file_with_foreign_handles_is_refused(court: Court) -> None:
     court.is_in_order()
 
 
-@pytest.mark.parametrize("sends", ["nothing", "a copy group", "unknown handles", "another file"])
+@pytest.mark.parametrize("sends", ["nothing", "a copy group", "unknown handles", "another file", "no group at all"])
 def test_half_a_registration_is_held_at_the_gate_and_reported(court: Court, sends: str) -> None:
     """It speaks with us and keeps its context to itself: it had the driver's own slice, no cap, and no finding."""
     rig = court.rig
     rig.patch.setattr(audit, "_GRACE", -1.0)
-    rig.driver.gone |= {(66, 1)}
+    if sends == "no group at all":  # but some other object: the driver refuses, as where it lets nobody control
+        rig.driver.refuses |= {"get"}
+    else:
+        rig.driver.gone |= {(66, 1)}
     guest = court.attack().hello()
     if sends != "nothing":
         file = court.folder / "page" if sends == "another file" else rig.rm_file
@@ -216,7 +219,8 @@ def test_half_a_registration_is_held_at_the_gate_and_reported(court: Court, send
     assert found() == [], "under MPS no process has a context of its own"
     rig.nvml.mps = set()
     rig.driver.gone.clear()
-    guest.group(66, rig.rm_file).done(1)
+    rig.driver.refuses.clear()
+    guest.group(66, rig.rm_file, group=2).done(1)
     until(lambda: rig.standing("bad").level is Level.HARDWARE, "the whole registration")
     assert found() == []
     guest.close()

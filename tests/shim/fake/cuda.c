@@ -193,6 +193,8 @@ static int fake_cuMemImportFromShareableHandle(CUmemHandle *h, void *from, int t
 { (void)type; struct thing *t = thing('p', (uintptr_t)from); if (t) { t->refs++; *h = t->key; return 0; } *h = address(1); new_thing('p', *h, 0, 0, NULL); return 0; }
 PUBLIC int cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemHandle h)
 { struct thing *t = thing('p', h); if (!t) return INVALID_VALUE; *prop = (CUmemAllocationProp){ .type = 1, .location = { LOCATION_DEVICE, t->card } }; return 0; }
+PUBLIC int cuMemAddressReserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr near, unsigned long long flags)
+{ (void)align; (void)near; (void)flags; *p = address(n); return 0; }
 static int fake_cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, void *s)
 {
     (void)s;

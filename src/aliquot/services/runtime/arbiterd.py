@@ -256,7 +256,7 @@ class Arbiterd:
             for process in tenancy.processes:
                 if process.slot is not None:
                     use = tenancy.page.use(process.slot, at)
-                    proven = uuid in process.proven
+                    proven = self._registrar.is_proven(process, uuid)
                     found[process.pid] = PageSlot(
                         tenancy.page, process.slot, at, use.memory, use.overhead, proven, _as_owner(tenancy.tenant)
                     )

@@ -15,12 +15,13 @@ _MOST_PROBED = 256  # answers of the driver to remember per process; it has 64 g
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a process is. `proven` are the cards on which the driver knows a compute group of it; on others it is held
-    only because it may be there."""
+    """Where a process is. `proven` are the cards on which the driver let us control a compute group of it, `refused`
+    those where it may have one; on others it is held only because it may be there."""
 
     by_card: Mapping[str, Sequence[rm.Group]]
     gated: Set[str]  # cards where only the gate can hold it
     proven: Set[str]
+    refused: Set[str]
 
 
 class ChannelGroups:
@@ -42,6 +43,7 @@ class ChannelGroups:
         """
         gated: set[str] = set()
         proven: set[str] = set()
+        refused: set[str] = set()
         found = False  # a compute group that the driver knows
         by_card: dict[str, list[rm.Group]] = {}
         known: set[tuple[int, int]] = set()
@@ -51,9 +53,9 @@ class ChannelGroups:
             uuid, level = self._place(group) if seen.compute and not twice else _NOWHERE
             found |= level is not Level.NONE
             if level is Level.GATE:
-                gated |= mine if uuid is None else mine & {uuid}
-            if level is not Level.NONE:
-                proven |= mine if uuid is None else mine & {uuid}
+                refused |= mine if uuid is None else mine & {uuid}
+            elif uuid is not None:
+                proven |= mine & {uuid}
             if uuid is None or uuid not in mine:
                 link.discard(
                     seen.fd
@@ -61,13 +63,14 @@ class ChannelGroups:
                 continue
             known.add((seen.client, seen.group))
             by_card.setdefault(uuid, []).append(group)
+        gated |= refused
         if not found:
             # It uses CUDA, but no group of it that computes is known: under MPS they are the server's; or what it sent
             # is not the driver's. Only the gate can hold it.
             gated |= mine
         for uuid in gated:
             by_card.setdefault(uuid, [])
-        return Placement(by_card, gated, proven)
+        return Placement(by_card, gated, proven, refused)
 
     def _place(self, group: rm.Group) -> tuple[str | None, Level]:
         """As `_probe`, but asks the driver once per group: a context registers dozens of times while it is made.

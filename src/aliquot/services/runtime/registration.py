@@ -51,7 +51,8 @@ class Process:
     slot: int | None = None
     pending: list[GroupSeen] = field(default_factory=list)  # since the hello or the last done
     cards: set[str] = field(default_factory=set)  # where it is held, by the driver or at the gate
-    proven: set[str] = field(default_factory=set)  # where the driver knows a context of it
+    proven: set[str] = field(default_factory=set)  # where the driver lets us control a context of it
+    refused: set[str] = field(default_factory=set)  # where the driver refused that: it has one there, or claims so
     messages: int = 0
     counted: float = 0.0
 
@@ -89,6 +90,7 @@ class Registrar:
     ) -> None:
         self._lock, self._loops, self._simulated = lock, loops, simulated
         self._refusal, self._clock = refusal, clock
+        self._controlled: set[str] = set()  # cards on which the driver let us control some context
         self._muted: set[Tenancy] = set()  # not read until the next second
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -110,6 +112,11 @@ class Registrar:
             self._muted.discard(tenancy)
             self._unwatch(tenancy.listener)
             tenancy.listener.close()
+
+    def is_proven(self, process: Process, uuid: str) -> bool:
+        """Whether the process has registered its context on that card. A driver that refuses all control cannot tell;
+        one that controls others refuses what is no group."""
+        return uuid in process.proven or (uuid in process.refused and uuid not in self._controlled)
 
     def wake(self) -> None:
         """Wake the listening thread. Any thread."""
@@ -296,6 +303,8 @@ class Registrar:
         for uuid in process.cards - placement.by_card.keys():
             self._loops[uuid].leave(_context_name(process))
         process.cards, process.proven = set(placement.by_card), set(placement.proven)
+        process.refused = set(placement.refused)
+        self._controlled |= placement.proven
         for uuid, groups in placement.by_card.items():
             context = Context(
                 _context_name(process),
