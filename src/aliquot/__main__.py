@@ -23,7 +23,7 @@ def main() -> None:
 
 def qgpu_scheduler() -> None:
     """`qgpu-scheduler`, as the vendor's manifests call it: `aliquot scheduler`."""
-    sys.argv.insert(1, "scheduler")
+    sys.argv[1:1] = ["scheduler", "--drop-in"]
     main()
 
 

@@ -17,7 +17,7 @@ from aliquot.cli.cluster.scheduler import scheduler
 from aliquot.cli.main import COMMANDS
 from aliquot.dialects import gpushare, qgpu, t9k
 from aliquot.dialects.wire import schedulerconfig
-from aliquot.dialects.wire.webhooks import CONFIGURATION, SECRET
+from aliquot.dialects.wire.webhooks import CONFIGURATION, SECRET, VERBS_SECRET
 from kit.chart import CHART, ROOT, Json, Objects, containers, installed
 
 NAMESPACE = "aliquot-system"
@@ -98,7 +98,7 @@ def test_the_webhook_sends_pods_to_the_profiles_that_are_served(objects: Objects
 
 
 def test_what_the_leader_fills_in_is_made_empty_so_that_no_upgrade_resets_it(objects: Objects) -> None:
-    assert "data" not in objects.one("Secret", SECRET)
+    assert not any("data" in objects.one("Secret", name) for name in (SECRET, VERBS_SECRET))
     assert "webhooks" not in objects.one("MutatingWebhookConfiguration", CONFIGURATION)
     leases = objects.of("Lease")
     assert {lease["metadata"]["name"] for lease in leases} == {"aliquot-scheduler", schedulerconfig.SECOND_LEASE}
@@ -110,6 +110,18 @@ def test_services_lead_to_ports_that_are_there(objects: Objects) -> None:
     named = {port["name"] for container in containers(spec) for port in container.get("ports", ())}
     pointed = {port["targetPort"] for service in objects.of("Service") for port in service["spec"]["ports"]}
     assert pointed == {"extender", "metrics", "webhook"} <= named
+
+
+def test_verbs_without_tls_are_on_loopback_and_no_service_leads_there(objects: Objects) -> None:
+    words = objects.args("aliquot-scheduler", "scheduler")
+    assert {"--port=12345", "--tls-port=12348"} <= set(words)
+    assert not [word for word in words if word.startswith(("--bind-address", "--insecure-verbs"))]
+    ports = {
+        port["name"]: port["containerPort"]
+        for container in containers(objects.pods()["aliquot-scheduler"])
+        for port in container["ports"]
+    }
+    assert ports == {"extender": 12348, "metrics": 12347, "webhook": 9443, "health": 10259}
 
 
 def test_who_reads_metrics_reaches_no_verb(objects: Objects) -> None:

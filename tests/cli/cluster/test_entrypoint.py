@@ -45,7 +45,7 @@ def test_container_with_the_kubelets_folder_is_the_device_plugin(tmp_path: Path)
 def test_any_other_container_is_the_extender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in POD.items():
         monkeypatch.setenv(name, value)
-    assert unnamed_words(["by-environment"], POD, tmp_path / "none") == ["scheduler", "--log-level=info"]
+    assert unnamed_words(["by-environment"], POD, tmp_path / "none") == ["scheduler", "--drop-in", "--log-level=info"]
 
 
 def run_image(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

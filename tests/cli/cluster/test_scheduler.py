@@ -14,6 +14,7 @@ from aliquot.cli.errors import InputError
 from aliquot.dialects import MemoryUnit, QgpuRules
 from aliquot.services.dashboard.access import Listen
 from aliquot.services.scheduler.service import Settings
+from aliquot.services.scheduler.verbstls import VerbsTls
 from kit.kubectl import invoked
 
 USUAL = Listen("127.0.0.1", 12346, usual=True)
@@ -210,6 +211,54 @@ def test_metrics_port_must_be_free_only_if_it_was_named(started: Started) -> Non
     assert started.settings.metrics == Listen("0.0.0.0", 12347, usual=True)
     _ran("--metrics-port", "9", "--bind-address", "127.0.0.1")
     assert started.settings.metrics == Listen("127.0.0.1", 9)
+
+
+def test_verbs_without_tls_listen_on_loopback(started: Started) -> None:
+    _ran()
+    assert (started.settings.bind_address, started.settings.tls) == ("127.0.0.1", None)
+    for address in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        _ran("--bind-address", address)
+        assert started.settings.bind_address == address
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.7", "node-1", ""])
+def test_verbs_without_tls_off_loopback_need_a_flag(
+    started: Started, caplog: pytest.LogCaptureFixture, address: str
+) -> None:
+    said = _refused("--bind-address", address)
+    assert f'--bind-address: "{address}" is not allowed: anybody who reaches the port could have Pods bound' in said
+    assert "--insecure-verbs" in said
+    _ran("--bind-address", address, "--insecure-verbs")
+    assert started.settings.bind_address == address
+    assert "verbs_without_tls" in caplog.text
+
+
+def test_tls_port_is_on_all_addresses_and_leaves_plain_verbs_on_loopback(started: Started) -> None:
+    _ran("--tls-port", "12348", "--lease-namespace", "gpu", "--lease-name", "l")
+    assert started.settings.tls == VerbsTls(12348, "0.0.0.0", "gpu", lease="l")
+    assert started.settings.bind_address == "127.0.0.1"
+    _ran("--tls-port", "12348", "--bind-address", "10.0.0.7")
+    settings = started.settings
+    assert settings.tls is not None
+    assert (settings.tls.bind_address, settings.metrics.address, settings.bind_address) == (
+        "10.0.0.7",
+        "10.0.0.7",
+        "127.0.0.1",
+    )
+
+
+def test_vendors_name_listens_as_the_vendors_program_does_and_says_so(
+    started: Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A manifest of which only the image was changed: its kube-scheduler calls by HTTP, maybe from another host."""
+    _ran("--drop-in")
+    assert started.settings.bind_address == "0.0.0.0"
+    assert "verbs_without_tls" in caplog.text
+    _ran("--drop-in", "--tls-port", "12348")
+    assert started.settings.bind_address == "127.0.0.1"
+    _ran("--drop-in", "--bind-address", "127.0.0.1")
+    assert started.settings.bind_address == "127.0.0.1"
+    assert "0.0.0.0" in _refused("--drop-in", "--bind-address", "0.0.0.0")
 
 
 def test_dialects_option_selects_served_dialects(started: Started, tmp_path: Path) -> None:

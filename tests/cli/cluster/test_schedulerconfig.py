@@ -56,11 +56,35 @@ def test_scheduler_config_no_policy_for_old_version() -> None:
         ("http://10.0.0.1:12345", "http://10.0.0.1:12345/aliquot"),
         ("http://10.0.0.1:12345/", "http://10.0.0.1:12345/aliquot"),
         ("http://[::1]:80/gpushare-scheduler/", "http://[::1]:80/gpushare-scheduler"),
+        ("https://10.0.0.1:12348", "https://10.0.0.1:12348/aliquot"),
     ],
 )
 def test_scheduler_config_url_gets_prefix(url: str, prefix: str) -> None:
     config = json.loads(made("--kubernetes", "1.36", "--url", url, "-o", "json").stdout)
     assert config["extenders"][0]["urlPrefix"] == prefix
+
+
+@pytest.mark.parametrize(
+    ("options", "folder"),
+    [
+        (("--url", "https://h:1"), "/etc/kubernetes/aliquot"),
+        (("--url", "https://h:1", "--tls-folder", "/keys"), "/keys"),
+        (("--second",), "/etc/kube-scheduler/tls"),
+        (("--second", "--url", "http://127.0.0.1:12345"), None),
+        ((), None),
+    ],
+)
+@pytest.mark.parametrize("version", ["1.36", "1.22"])
+def test_scheduler_config_for_https_names_the_client_certificate(
+    version: str, options: tuple[str, ...], folder: str | None
+) -> None:
+    result = made("--kubernetes", version, *options)
+    (extender,) = yaml.safe_load(result.stdout)["extenders"]
+    assert extender["enableHTTPS" if version == "1.36" else "enableHttps"] is (folder is not None)
+    files = {"certFile": "client.crt", "keyFile": "client.key", "caFile": "ca.crt"}
+    expected = {"serverName": "aliquot-scheduler", **{key: f"{folder}/{name}" for key, name in files.items()}}
+    assert extender.get("tlsConfig") == (expected if folder else None)
+    assert ("kubectl get secret aliquot-extender-tls" in result.stdout + result.stderr) == (folder is not None)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +94,9 @@ def test_scheduler_config_url_gets_prefix(url: str, prefix: str) -> None:
         (("--kubernetes", "1.36", "--policy"), "1.22 was the last version"),
         (("--kubernetes", "1.18", "--no-policy"), "needs 1.19"),
         (("--kubernetes", "1.36", "--url", "10.0.0.1:12345"), "http://HOST:PORT"),
-        (("--kubernetes", "1.36", "--url", "https://10.0.0.1"), "http://HOST:PORT"),
+        (("--kubernetes", "1.36", "--url", "ftp://10.0.0.1"), "http://HOST:PORT"),
+        (("--kubernetes", "1.36", "--tls-folder", "/x"), "with --url https://HOST:PORT"),
+        (("--kubernetes", "1.36", "--url", "https://h:1", "--tls-folder", "x"), "an absolute path"),
         (("--kubernetes", "1.36", "--url", "http://h:port"), "http://HOST:PORT"),
     ],
 )

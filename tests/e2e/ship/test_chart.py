@@ -264,6 +264,7 @@ APPLY = "application/apply-patch+yaml"
     ("account", "what", "may"),
     [
         ("scheduler", "get secret/aliquot-webhook-tls", True),
+        ("scheduler", "create secret/aliquot-extender-tls", True),
         ("scheduler", "get secrets", False),
         ("scheduler", "create secrets", False),
         ("scheduler", "create secret/aliquot-webhook-tls", True),

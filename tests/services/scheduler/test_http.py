@@ -240,6 +240,14 @@ def test_standby_rejects_foreign_answer_at_leader_address() -> None:
     serve(scene)
 
 
+def test_standby_without_keys_does_not_call_a_leader_with_tls() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.leading, rig.leader = False, "https://127.0.0.1:9"
+        assert "give this instance --tls-port too" in (await rig.post("/aliquot/bind", BINDING))["Error"]
+
+    serve(scene)
+
+
 def test_standby_without_known_leader_refuses_bind() -> None:
     async def scene(rig: Rig) -> None:
         rig.leading = False

@@ -13,7 +13,8 @@ from aliquot.adapters.kubernetes.certificates import read_facts, signed_by, spli
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.dialects.wire.webhooks import ServiceRef
 from aliquot.services.scheduler.certrotation import Lifetimes
-from aliquot.services.scheduler.webhook import WebhookKeys, WebhookSettings, sleep_unless_elected
+from aliquot.services.scheduler.sharedkeys import sleep_unless_elected
+from aliquot.services.scheduler.webhook import WebhookKeys, WebhookSettings
 from kit.fakeapi import Api, Clock, forbidden
 from kit.virtualclock import play
 

@@ -1,7 +1,7 @@
-"""X.509 as far as a webhook needs it: an authority of our own, certificates that it signs, and a live TLS context.
+"""X.509 as far as our ports need it: an authority of our own, certificates that it signs, and live TLS contexts.
 
 EC P-256 throughout, PEM in and out. services/scheduler/certrotation.py decides when anything is made or renewed.
-`cryptography` is loaded with the first use: only a scheduler with a webhook needs it.
+`cryptography` is loaded with the first use: only a scheduler with a webhook or mutual TLS needs it.
 """
 
 from __future__ import annotations
@@ -55,21 +55,22 @@ def make_authority(name: str, now: float, seconds: float) -> Pair:
     return _signed(builder, key, key, authority=True)
 
 
-def issue(authority: Pair, names: Iterable[str], now: float, seconds: float) -> Pair:
-    """A server's certificate for these names, which lasts no longer than its authority. Raises CertificateError."""
+def issue(authority: Pair, names: Iterable[str], now: float, seconds: float, *, client: bool = False) -> Pair:
+    """A server's or a client's certificate for these names, which lasts no longer than its authority. It cannot be used
+    as the other. Raises CertificateError."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     issuer, issuer_key = _certificate(authority.certificate), _key(authority.key)
     key = ec.generate_private_key(ec.SECP256R1())
-    wanted = sorted(set(names))
+    wanted, usage = sorted(set(names)), ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
     ends = min(now + seconds, issuer.not_valid_after_utc.timestamp())
     builder = _builder(_subject(wanted[0]), issuer.subject, key.public_key(), now, ends)
     for extension, critical in (
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (x509.SubjectAlternativeName([_alternative(name) for name in wanted]), False),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.ExtendedKeyUsage([usage]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), False),
     ):
         builder = builder.add_extension(extension, critical=critical)
@@ -115,6 +116,26 @@ def split(bundle: bytes) -> tuple[bytes, ...]:
 def server_context() -> ssl.SSLContext:
     """A context without a certificate yet: `present` gives it one, and another later."""
     return ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+
+
+def require_clients(context: ssl.SSLContext, trusted: bytes) -> None:
+    """Refuse, from the next handshake on, clients without a certificate that one of these authorities (also) signed.
+    Raises CertificateError."""
+    trust(context, trusted)
+    context.verify_mode = ssl.CERT_REQUIRED
+
+
+def client_context() -> ssl.SSLContext:
+    """A context for connections to servers that `trust` names, without a certificate yet."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def trust(context: ssl.SSLContext, trusted: bytes) -> None:
+    """Trust these authorities, besides those trusted before. Raises CertificateError."""
+    try:
+        context.load_verify_locations(cadata=trusted.decode("ascii"))
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise CertificateError(f"the authorities' certificates cannot be used: {error}") from error
 
 
 def present(context: ssl.SSLContext, pair: Pair) -> None:

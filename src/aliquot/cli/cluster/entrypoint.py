@@ -24,7 +24,7 @@ _OWN_FLAGS = ("-h", "--help", "--version")  # of `aliquot` itself
 
 def extender_words(words: Sequence[str]) -> list[str]:
     """`aliquot scheduler` for gpushare-sche-extender."""
-    return ["scheduler", *_converted(lambda: extender_arguments(words, os.environ))]
+    return ["scheduler", "--drop-in", *_converted(lambda: extender_arguments(words, os.environ))]
 
 
 def plugin_words(words: Sequence[str]) -> list[str]:

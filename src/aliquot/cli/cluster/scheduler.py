@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from pathlib import Path
@@ -16,11 +17,18 @@ from aliquot.cli.errors import InputError
 from aliquot.placement import POLICY_NAMES
 
 if TYPE_CHECKING:
+    from aliquot.services.dashboard.access import Listen
     from aliquot.services.scheduler.service import Settings
+    from aliquot.services.scheduler.verbstls import VerbsTls
     from aliquot.services.scheduler.webhook import WebhookSettings
 
+log = logging.getLogger(__name__)
+
+_EXPOSED = "anybody who reaches this port can have waiting GPU Pods bound; --tls-port admits client certificates only"
 _DEFAULT_PORT = 12345
 _DEFAULT_DASHBOARD = 12346
+EVERYWHERE = "0.0.0.0"  # noqa: S104
+_LOOPBACK = "127.0.0.1"
 
 
 @click.command()
@@ -28,7 +36,21 @@ _DEFAULT_DASHBOARD = 12346
     "--priority", type=click.Choice(POLICY_NAMES), help="Policy for choosing nodes and cards  [default: binpack]"
 )
 @click.option("--port", type=click.IntRange(1, 65535), help="Port for kube-scheduler  [default: $PORT, else 12345]")
-@click.option("--bind-address", help="Address to listen on  [default: 0.0.0.0]")
+@click.option(
+    "--bind-address",
+    help="Address to listen on  [default: 127.0.0.1 for --port, all addresses for the other ports]",
+)
+@click.option(
+    "--tls-port",
+    type=click.IntRange(0, 65535),
+    help="Port for kube-schedulers and replicas elsewhere, who need a client certificate; 0: none  [default: 0]",
+)
+@click.option(
+    "--insecure-verbs/--no-insecure-verbs",
+    default=None,
+    help="Let --port listen off loopback, without TLS: anybody who reaches it can have Pods bound  [default: off]",
+)
+@click.option("--drop-in", is_flag=True, default=None, hidden=True)  # started by a vendor's name
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
@@ -143,10 +165,13 @@ def scheduler(**given: Any) -> None:
     except KubeConfigError as error:
         raise InputError(str(error)) from error
     start_logging(log_level)
+    if not _is_loopback(settings.bind_address):
+        log.warning("verbs_without_tls", extra={"data": {"address": settings.bind_address, "effect": _EXPOSED}})
     try:
         asyncio.run(Scheduler(server, settings).run())
     except OSError as error:
         more = [settings.webhook.port] if settings.webhook else []
+        more += [settings.tls.port] if settings.tls else []
         more += [] if settings.metrics.usual or not settings.metrics.port else [settings.metrics.port]
         more += [] if settings.dashboard.usual or not settings.dashboard.port else [settings.dashboard.port]
         ports = " and ".join(map(str, [settings.port, *more]))
@@ -174,6 +199,8 @@ def _merged(given: dict[str, Any]) -> dict[str, Any]:
     options |= {name: value for name, value in given.items() if value is not None}
     if "port" not in options:
         options["port"] = _environment_port()
+    if options.pop("drop_in", False) and "bind_address" not in options and not options.get("tls_port"):
+        options |= {"bind_address": EVERYWHERE, "insecure_verbs": True}  # as the vendor's program does
     options.setdefault("lease_namespace", os.environ.get("POD_NAMESPACE") or "kube-system")
     return options
 
@@ -199,7 +226,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict | None):
         raise InputError(f"{path}: must be a mapping of options, for example `priority: spread`")
-    known = {str(option.name): option for option in scheduler.params if option.name != "config"}
+    known = {str(option.name): option for option in scheduler.params if option.name not in ("config", "drop_in")}
     options: dict[str, Any] = {}
     for key, value in (found or {}).items():
         name = str(key).replace("-", "_")
@@ -241,13 +268,15 @@ def _settings(options: dict[str, Any]) -> Settings:
     unit = options.pop("memory_unit", "auto")
     rules = options.pop("rules", "seed")
     served = parse_dialects(options.pop("dialects", None))
-    webhook = _webhook(options, served)
+    webhook, tls = _webhook(options, served), _tls(options)
     token_file = options.pop("dashboard_token_file", None)
     listen = parse_listen(
         options.pop("dashboard", None), None if token_file is None else Path(token_file), option="--dashboard"
     )
     return Settings(
-        **_metrics(options),
+        metrics=_metrics(options),
+        bind_address=_verbs_address(options, tls),
+        tls=tls,
         served=served,
         rules=QgpuRules(rules),
         memory_unit=None if unit == "auto" else MemoryUnit(unit),
@@ -257,13 +286,47 @@ def _settings(options: dict[str, Any]) -> Settings:
     )
 
 
-def _metrics(options: dict[str, Any]) -> dict[str, Any]:
+def _tls(options: dict[str, Any]) -> VerbsTls | None:
+    from aliquot.services.scheduler.verbstls import VerbsTls
+
+    port = options.pop("tls_port", 0)
+    if not port:
+        return None
+    lease = {"lease": options["lease_name"]} if "lease_name" in options else {}
+    address = options.get("bind_address", EVERYWHERE)
+    return VerbsTls(port=port, bind_address=address, namespace=options["lease_namespace"], **lease)
+
+
+def _verbs_address(options: dict[str, Any], tls: VerbsTls | None) -> str:
+    """Where the port without TLS listens. Raises InputError for an address that strangers may reach."""
+    address, insecure = options.pop("bind_address", _LOOPBACK), options.pop("insecure_verbs", False)
+    if insecure or _is_loopback(address):
+        return str(address)
+    if tls is not None:
+        return _LOOPBACK
+    raise InputError(
+        f'--bind-address: "{address}" is not allowed: anybody who reaches the port could have Pods bound. Omit it, and'
+        " have kube-schedulers elsewhere use --tls-port with a client certificate; or add --insecure-verbs if nobody"
+        " else reaches that address"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    import ipaddress
+
+    try:
+        return address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _metrics(options: dict[str, Any]) -> Listen:
     """The setting of the read-only port. A port that was named must be free."""
     from aliquot.services.dashboard.access import Listen
     from aliquot.services.scheduler.service import USUAL_METRICS
 
     address, port = options.get("bind_address", USUAL_METRICS.address), options.pop("metrics_port", None)
-    return {"metrics": Listen(address, USUAL_METRICS.port if port is None else port, usual=port is None)}
+    return Listen(address, USUAL_METRICS.port if port is None else port, usual=port is None)
 
 
 def _webhook(options: dict[str, Any], served: frozenset[str]) -> WebhookSettings | None:

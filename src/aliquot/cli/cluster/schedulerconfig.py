@@ -14,7 +14,8 @@ from aliquot.cli.kubectloptions import kubectl_options, reach
 if TYPE_CHECKING:
     from aliquot.dialects.wire.schedulerconfig import KubeSchedulerSettings
 
-_PORT = 12345
+_PORT, _TLS_PORT = 12345, 12348
+_TLS_FOLDER, _SECOND_TLS_FOLDER = "/etc/kubernetes/aliquot", "/etc/kube-scheduler/tls"
 _PATH = "/aliquot"
 
 
@@ -27,8 +28,15 @@ def manifests() -> None:
 @click.option("--kubernetes", "version", help="Version of Kubernetes, e.g. 1.36  [default: the cluster's]")
 @click.option(
     "--url",
-    help=f"Address of `aliquot scheduler` for kube-scheduler: http://HOST:PORT  [default: 127.0.0.1:{_PORT}; with"
-    f" --second, the Service aliquot-scheduler]",
+    help="Address of `aliquot scheduler` for kube-scheduler: http://HOST:PORT on the same host or in the same Pod,"
+    f" https://HOST:PORT for its --tls-port  [default: http://127.0.0.1:{_PORT}; with --second, https and the Service"
+    " aliquot-scheduler]",
+)
+@click.option(
+    "--tls-folder",
+    metavar="FOLDER",
+    help="Where kube-scheduler finds ca.crt, client.crt and client.key for https  [default:"
+    f" {_TLS_FOLDER}; with --second, {_SECOND_TLS_FOLDER}]",
 )
 @click.option("--dialect", type=click.Choice(["all", "qgpu", "t9k", "gpushare"]), default="all", show_default=True)
 @click.option(
@@ -55,6 +63,7 @@ def manifests() -> None:
 def scheduler_config(
     version: str | None,
     url: str | None,
+    tls_folder: str | None,
     dialect: str,
     second: bool,
     policy: bool | None,
@@ -86,9 +95,15 @@ def scheduler_config(
         raise InputError(
             f"--no-policy: kube-scheduler {shown} supports only Policy; KubeSchedulerConfiguration needs 1.19"
         )
+    service = f"https://aliquot-scheduler.{lease_namespace}.svc:{_TLS_PORT}"
+    prefix = _url(url or (service if second else f"http://127.0.0.1:{_PORT}"))
+    secure = prefix.startswith("https://")
+    if tls_folder is not None and not (secure and tls_folder.startswith("/")):
+        raise InputError(f'--tls-folder: "{tls_folder}" is not allowed: an absolute path, with --url https://HOST:PORT')
     settings = wire.KubeSchedulerSettings(
         version=parsed,
-        url=_url(url or f"http://{f'aliquot-scheduler.{lease_namespace}.svc' if second else '127.0.0.1'}:{_PORT}"),
+        url=prefix,
+        tls_folder=(tls_folder or (_SECOND_TLS_FOLDER if second else _TLS_FOLDER)) if secure else None,
         dialects=tuple(wire.DIALECTS) if dialect == "all" else (dialect,),
         second=second,
         percentage=percentage,
@@ -104,6 +119,8 @@ def scheduler_config(
                 else _POLICY_IN_PLACE,
                 err=True,
             )
+            if secure:
+                click.echo(_CLIENT_FILES.format(folder=settings.tls_folder).rstrip(), err=True)
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode(config), indent=2).decode())
@@ -120,12 +137,13 @@ def _url(text: str) -> str:
     """The prefix of the verbs. A given path is kept: we serve the peers' prefixes too."""
     parts = urlsplit(text)
     try:
-        usable = parts.scheme == "http" and parts.hostname and (parts.port or 80) and not parts.query
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 80) and not parts.query
     except ValueError:  # the port is not a number
         usable = False
     if not usable:
-        raise InputError(f'--url: "{text}" is not allowed: http://HOST:PORT, for example http://127.0.0.1:{_PORT}')
-    return text.rstrip("/") if parts.path.strip("/") else f"http://{parts.netloc}{_PATH}"
+        allowed = f"http://HOST:PORT or https://HOST:PORT, for example http://127.0.0.1:{_PORT}"
+        raise InputError(f'--url: "{text}" is not allowed: {allowed}')
+    return text.rstrip("/") if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}{_PATH}"
 
 
 # --- YAML with comments ----------------------------------------------------------------------------------------------
@@ -142,7 +160,8 @@ On every control plane node that kubeadm set up:
        - {{name: aliquot, hostPath: {{path: /etc/kubernetes/aliquot-scheduler-config.yaml, type: File}}}}
   3. the kubelet restarts kube-scheduler by itself; check with `aliquot doctor`.
 kube-scheduler runs in the host's network, which cannot resolve Services: urlPrefix must be an address that is
-reachable from that node, of an `aliquot scheduler` on it (its --bind-address and --port) or of a NodePort.
+reachable from that node. https with a client certificate (`--url https://HOST:PORT`, the --tls-port of `aliquot
+scheduler`) is safe on any network. http is not: anybody who reaches that port can have GPU Pods bound.
 """
 
 _SECOND = """\
@@ -153,6 +172,16 @@ Run it as a Deployment in {namespace}: command `kube-scheduler --config=FILE`, t
 of the cluster's version, and a ServiceAccount bound to the ClusterRoles system:kube-scheduler and
 system:volume-scheduler and to a Role in {namespace} that may get, create and update the Lease {lease}
 (the ClusterRole covers only the Lease kube-scheduler). Check with `aliquot doctor`.
+"""
+
+_CLIENT_FILES = """\
+The extender admits only holders of its client certificate. Before kube-scheduler starts with this file, put it into
+{folder}; NAMESPACE is that of `aliquot scheduler`, aliquot-system with the chart:
+  mkdir -p -m 0700 {folder} && cd {folder}
+  for key in ca.crt client.crt client.key; do
+    kubectl get secret aliquot-extender-tls -n NAMESPACE \\
+      -o go-template="{{{{index .data \\"$key\\" | base64decode}}}}" > $key; done
+and mount that folder in kube-scheduler's container, read-only, by the same path. A Pod mounts the Secret itself.
 """
 
 _POLICY_IN_PLACE = """\
@@ -181,6 +210,7 @@ _COMMENTS = {
     "weight:": "Our scores of 0 to 10 count 1,000 each; all of kube-scheduler's own plugins together reach 1,200 at"
     " most. So the cards decide where a Pod goes, and the plugins break ties.",
     "nodeCacheCapable:": "Send names instead of whole nodes: 158 kB instead of 58 MB for 5,000 nodes.",
+    "tlsConfig:": "serverName is the name in the extender's certificate, whatever its address.",
     "ignorable:": "GPU Pods wait while aliquot is down. Bound without it, they would run on cards that nobody chose.",
     "managedResources:": "kube-scheduler calls us only for Pods that request one of these. It still counts the"
     " resources per node (ignoredByScheduler: false), as the kubelet does: a node that does not advertise a resource,"
@@ -204,6 +234,8 @@ def _as_yaml(settings: KubeSchedulerSettings, config: dict[str, Any]) -> str:
         lease=SECOND_LEASE,
         namespace=settings.lease_namespace,
     )
+    if settings.tls_folder is not None:
+        head += _CLIENT_FILES.format(folder=settings.tls_folder)
     lines = [f"# {line}".rstrip() for line in head.splitlines()]  # not wrapped: its steps are indented
     comments = {**_COMMENTS, f"- name: {COUNT}": _OF_COUNT}
     if "percentageOfNodesToScore" in config:

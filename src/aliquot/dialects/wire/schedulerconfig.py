@@ -20,6 +20,7 @@ from aliquot.model.refusal import Invalid
 
 API_GROUP = "kubescheduler.config.k8s.io"
 SCHEDULER_NAME = "aliquot-scheduler"
+SERVER_NAME = "aliquot-scheduler"  # in the certificate of the extender, whatever its address
 T9K_SCHEDULER_NAME = "t9k-scheduler"
 DEFAULT_SCHEDULER_NAME = "default-scheduler"
 # Not the name of our own Lease, which elects the extender that binds.
@@ -46,7 +47,8 @@ class KubeSchedulerSettings:
     """`version` of kube-scheduler, `url` of our extender.
 
     `second`: a kube-scheduler in addition to the cluster's own, for control planes that cannot be changed. `percentage`
-    of the nodes are scored for each Pod; 0 or None: kube-scheduler's default.
+    of the nodes are scored for each Pod; 0 or None: kube-scheduler's default. `tls_folder`: where kube-scheduler finds
+    its client certificate and our authority, for a `url` with https.
     """
 
     version: tuple[int, int]
@@ -56,6 +58,7 @@ class KubeSchedulerSettings:
     percentage: int | None = None
     kubeconfig: str | None = None
     lease_namespace: str = "kube-system"  # of the second kube-scheduler
+    tls_folder: str | None = None
 
     @property
     def scheduler_names(self) -> tuple[str, ...]:
@@ -126,7 +129,8 @@ def render_config(settings: KubeSchedulerSettings) -> dict[str, Any]:
         "extenders": [
             {
                 **_extender(settings),
-                "enableHTTPS": False,
+                "enableHTTPS": settings.tls_folder is not None,
+                **_tls(settings),
                 "httpTimeout": f"{_TIMEOUT_SECONDS}s",
                 **_which_pods(settings),
             }
@@ -142,7 +146,8 @@ def render_policy(settings: KubeSchedulerSettings) -> dict[str, Any]:
         "extenders": [
             {
                 **_extender(settings),
-                "enableHttps": False,  # spelled enableHTTPS in its successor
+                "enableHttps": settings.tls_folder is not None,  # spelled enableHTTPS in its successor
+                **_tls(settings),
                 "httpTimeout": _TIMEOUT_SECONDS * 1_000_000_000,  # nanoseconds
                 **_which_pods(settings),
             }
@@ -160,6 +165,14 @@ def _extender(settings: KubeSchedulerSettings) -> dict[str, Any]:
         "weight": _WEIGHT,
         "nodeCacheCapable": True,
     }
+
+
+def _tls(settings: KubeSchedulerSettings) -> dict[str, Any]:
+    if settings.tls_folder is None:
+        return {}
+    folder = settings.tls_folder.rstrip("/")
+    files = {"certFile": "client.crt", "keyFile": "client.key", "caFile": "ca.crt"}
+    return {"tlsConfig": {"serverName": SERVER_NAME, **{key: f"{folder}/{name}" for key, name in files.items()}}}
 
 
 def _which_pods(settings: KubeSchedulerSettings) -> dict[str, Any]:

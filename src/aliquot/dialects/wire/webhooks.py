@@ -1,7 +1,7 @@
 """The objects of the webhook at the API server.
 
 MutatingWebhookConfiguration   which Pods and templates to review, where, and what to do without an answer
-Secret                         the webhook's keys, which its replicas share
+Secrets                        keys of the webhook and of the port for kube-scheduler, which the replicas share
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _SYSTEM = "kube-system"
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # set on every namespace
 
 SECRET = "aliquot-webhook-tls"  # noqa: S105  # its name
+VERBS_SECRET = "aliquot-extender-tls"  # noqa: S105  # likewise: of the port for kube-scheduler and the replicas
 TLS_CERTIFICATE, TLS_KEY, CA_CERTIFICATES, CA_KEY = "tls.crt", "tls.key", "ca.crt", "ca.key"
+CLIENT_CERTIFICATE, CLIENT_KEY = "client.crt", "client.key"
 
 
 def _rule(group: str, resources: Sequence[str], *operations: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""When to renew the webhook's CA and certificate, and in which order. A function of the keys and the time; no IO.
+"""When to renew a port's CA and certificates, and in which order. A function of the keys and the time; no IO.
 
 The decision depends only on the keys in the Secret, so every replica comes to the same conclusion and a restart in the
 middle loses nothing:
@@ -7,6 +7,8 @@ middle loses nothing:
     authority     renewed after two thirds of its lifetime. The new one is at first only trusted, beside the old one; it
                   signs the next certificate once the API server has trusted it for an hour. So the bundle always
                   contains the authority of whatever certificate a replica presents
+    client        the certificate of callers, where they need one; renewed as the certificate. It lasts as long as its
+                  authority: people copy it to control planes
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from aliquot.adapters.kubernetes.certificates import (
     split,
 )
 
-_NAME = "aliquot webhook"
+_NAME = "aliquot"
+_CLIENT = "aliquot-client"
 _DAY = 86400.0
 
 
@@ -36,6 +39,7 @@ class Lifetimes:
     authority: float = 3650 * _DAY
     certificate: float = 365 * _DAY
     known: float = 3600.0  # how long an authority is trusted before it signs
+    client: float = 3650 * _DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +49,26 @@ class Keys:
     authority: Pair | None  # None: a certificate that another program issues and renews
     trusted: bytes
     serving: Pair
+    client: Pair | None = None  # None: the port's clients need no certificate, or another program issues it
 
 
-def renewed(keys: Keys | None, names: Iterable[str], now: float, lifetimes: Lifetimes) -> Keys:
-    """The keys to use from now on: the same object if nothing is due."""
+def renewed(
+    keys: Keys | None, names: Iterable[str], now: float, lifetimes: Lifetimes, *, for_clients: bool = False
+) -> Keys:
+    """The keys to use from now on: the same object if nothing is due. `for_clients`: with a client's certificate."""
     wanted = frozenset(names)
-    if keys is None:
-        return _fresh(wanted, now, lifetimes)
-    if keys.authority is None:
+    if keys is not None and keys.authority is None:
         return keys
-    try:
-        return _renewed(keys, keys.authority, wanted, now, lifetimes)
-    except CertificateError:  # damaged: keep what is still trusted, for replicas that have not read the new keys yet
-        return _fresh(wanted, now, lifetimes, _unexpired(keys.trusted, now))
+    if keys is None:
+        result = _fresh(wanted, now, lifetimes)
+    else:
+        try:
+            result = _renewed(keys, wanted, now, lifetimes)
+        except (
+            CertificateError
+        ):  # damaged: keep what is still trusted, for replicas that have not read the new keys yet
+            result = _fresh(wanted, now, lifetimes, _unexpired(keys.trusted, now))
+    return _with_client(result, now, lifetimes) if for_clients else result
 
 
 def _fresh(names: frozenset[str], now: float, lifetimes: Lifetimes, older: bytes = b"") -> Keys:
@@ -66,7 +77,9 @@ def _fresh(names: frozenset[str], now: float, lifetimes: Lifetimes, older: bytes
     return Keys(authority, authority.certificate + older, serving)
 
 
-def _renewed(keys: Keys, authority: Pair, wanted: frozenset[str], now: float, lifetimes: Lifetimes) -> Keys:
+def _renewed(keys: Keys, wanted: frozenset[str], now: float, lifetimes: Lifetimes) -> Keys:
+    authority = keys.authority
+    assert authority is not None
     signer = read_facts(authority.certificate)
     if signer.ends <= now or not belong_together(authority):
         return _fresh(wanted, now, lifetimes, _unexpired(keys.trusted, now))
@@ -86,6 +99,26 @@ def _renewed(keys: Keys, authority: Pair, wanted: frozenset[str], now: float, li
         return keys
     # Only add names: replicas that are reached under different names must not remove each other's.
     return replace(keys, serving=issue(authority, wanted | shown.names, now, lifetimes.certificate))
+
+
+def _with_client(keys: Keys, now: float, lifetimes: Lifetimes) -> Keys:
+    assert keys.authority is not None
+    if keys.client is not None and not _client_due(keys.client, keys.authority, keys.trusted, now, lifetimes):
+        return keys
+    return replace(keys, client=issue(keys.authority, [_CLIENT], now, lifetimes.client, client=True))
+
+
+def _client_due(client: Pair, authority: Pair, bundle: bytes, now: float, lifetimes: Lifetimes) -> bool:
+    signer = read_facts(authority.certificate)
+    try:
+        ends = read_facts(client.certificate).ends
+        signed = any(signed_by(client.certificate, trusted) for trusted in split(bundle))
+        if ends <= now or not signed or not belong_together(client):
+            return True
+    except CertificateError:
+        return True
+    due, longer = now >= ends - lifetimes.client / 3, min(now + lifetimes.client, signer.ends) > ends
+    return due and longer and now >= signer.made + lifetimes.known
 
 
 def _unexpired(bundle: bytes, now: float) -> bytes:

@@ -7,6 +7,7 @@ are on a port of their own (readport.py).
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import aliquot
 from aliquot.adapters.kubernetes.kube import Unreachable
 from aliquot.dialects.wire import extender as wire
 from aliquot.dialects.wire.extender import WireError
+from aliquot.dialects.wire.schedulerconfig import SERVER_NAME
 from aliquot.model.status.scheduler import SchedulerStatus
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.http import BodyError, Limits
@@ -65,11 +67,12 @@ class Extender:
         synced: Callable[[], bool],
         leading: Callable[[], bool],
         leader_address: Callable[[], str | None],
+        peers: Callable[[], ssl.SSLContext | None] = lambda: None,
         clock: Callable[[], float],
     ) -> None:
         self._cluster, self._binder, self._calls = cluster, binder, calls
         self._synced, self._leading, self._leader_address = synced, leading, leader_address
-        self._clock = clock
+        self._peers, self._clock = peers, clock
         self.limits = Limits(_CONNECTIONS, unfinished=_ALL_BODIES)
         self._session: aiohttp.ClientSession | None = None
         self.stopping = False
@@ -205,9 +208,17 @@ class Extender:
         address = self._leader_address()
         if origin.forwarded or address is None or self._session is None:
             raise Refused("this instance is not the leader and does not know the leader; retry in a moment")
+        url, secure = address if "://" in address else f"http://{address}", address.startswith("https://")
+        context = self._peers() if secure else None
+        if secure and context is None:
+            raise Refused(f"the leader at {address} wants a client certificate: give this instance --tls-port too")
         try:
             async with self._session.post(
-                f"http://{address}{origin.path}", data=body, headers={_FORWARDED: "1", "Content-Type": _JSON}
+                f"{url}{origin.path}",
+                data=body,
+                headers={_FORWARDED: "1", "Content-Type": _JSON},
+                ssl=True if context is None else context,
+                server_hostname=SERVER_NAME if secure else None,
             ) as answer:
                 if answer.status != 200:  # another program listens there: a leader always answers 200
                     raise Refused(f"the leader's address {address} answered HTTP {answer.status}")

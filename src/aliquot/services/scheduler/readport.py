@@ -4,15 +4,21 @@ may read metrics cannot have a Pod bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 from aiohttp import web
 
 import aliquot
+from aliquot.services.daemon.http import Limits, bind_port, make_runner, serve_limited
 from aliquot.services.daemon.metrics import CONTENT_TYPE
+from aliquot.services.dashboard.access import Listen
 
-CONNECTIONS = 128
+log = logging.getLogger(__name__)
+
+_CONNECTIONS = 128
 
 
 def read_app(
@@ -43,6 +49,26 @@ def read_app(
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
     return app
+
+
+@contextlib.asynccontextmanager
+async def serve_read_port(where: Listen, app: web.Application) -> AsyncIterator[None]:
+    """Serve as long as the context lasts; nothing on port 0, and a warning if the usual port is taken. Raises OSError
+    if any other port is."""
+    try:
+        listener = bind_port(where.address, where.port) if where.port else None
+    except OSError as error:
+        if not where.usual:
+            raise
+        hint = "--metrics-port chooses another port"
+        log.warning("metrics_port_taken", extra={"data": {"port": where.port, "error": error.strerror, "hint": hint}})
+        listener = None
+    if listener is None:
+        yield
+        return
+    limits = Limits(_CONNECTIONS)
+    async with serve_limited(make_runner(app, limits), listener, limits):
+        yield
 
 
 def _json(value: object) -> web.Response:

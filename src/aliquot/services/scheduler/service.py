@@ -15,10 +15,11 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aliquot.adapters.kubernetes.credentials import KubeConfigError
@@ -30,7 +31,7 @@ from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.ownpods import account_of_token
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.events import Events
-from aliquot.services.daemon.http import Limits, bind_port, listen, make_runner, serve_limited
+from aliquot.services.daemon.http import bind_port, listen, make_runner
 from aliquot.services.daemon.memory import freeze
 from aliquot.services.daemon.tasks import run_forever, termination_signal
 from aliquot.services.dashboard.access import NO_DASHBOARD, Access, Listen
@@ -46,16 +47,18 @@ from aliquot.services.scheduler.http import LARGEST_BODY, Extender
 from aliquot.services.scheduler.metrics import exposition
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from aliquot.services.scheduler.pendingpods import PendingPods
-from aliquot.services.scheduler.readport import CONNECTIONS, read_app
+from aliquot.services.scheduler.readport import read_app, serve_read_port
 from aliquot.services.scheduler.resourceslices import ResourceSlices, SliceSink
 from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
 from aliquot.services.scheduler.verbserver import VerbServer
+from aliquot.services.scheduler.verbstls import VerbsKeys, VerbsTls, serve_verbs
 
 if TYPE_CHECKING:
     from aliquot.services.scheduler.webhook import WebhookSettings
 
 log = logging.getLogger(__name__)
 
+_WEBHOOK, _TLS = "the webhook", "the port with TLS"
 _BIND_GRACE = 10.0  # seconds that binds in progress have to finish at shutdown
 _REVIEW_GRACE = 3.0  # seconds in which API servers still send reviews: they learn late that our endpoint is gone
 
@@ -68,7 +71,8 @@ class Settings:
     """The command line's settings."""
 
     port: int = 12345
-    bind_address: str = "0.0.0.0"  # noqa: S104  # kube-scheduler is on another machine, as a rule
+    bind_address: str = "127.0.0.1"
+    tls: VerbsTls | None = None  # None: off; then other replicas and kube-schedulers use `port`
     metrics: Listen = USUAL_METRICS
     priority: str = "binpack"
     shortlist: int = 1
@@ -96,6 +100,7 @@ class Scheduler:
         rules = Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB, settings.served, _own_account(server))
         self.cluster = cluster = Cluster(settings.priority, rules, settings.shortlist)
         self.calls = Calls(_stamp)
+        self.verbs_keys = None if settings.tls is None else VerbsKeys(kube, settings.tls, clock=time.time)
         self.events = Events(kube, "aliquot-scheduler", time.time)
         self.election = self._election()
         self.upkeep = (
@@ -142,23 +147,28 @@ class Scheduler:
             synced=self._synced,
             leading=self._leading,
             leader_address=lambda: self.election.leader_address,
+            peers=lambda: self.verbs_keys.peers if self.verbs_keys is not None and self.verbs_keys.keys else None,
             clock=time.monotonic,
         )
         self._rereading: asyncio.Task[None] | None = None
         self._rereading_nodes: asyncio.Task[None] | None = None
         self._dashboard: tuple[socket.socket, Access] | None = None
+        self._start_verbs: Callable[..., Awaitable[asyncio.Server]] | None = None  # on a socket, `tls` or without
+        self._waits: dict[str, str] = {}  # ports that do not listen yet, and why
 
     def _election(self) -> Election:
         settings = self.settings
-        wildcard = settings.bind_address in ("0.0.0.0", "::", "")  # noqa: S104  # a comparison, not a bind
-        own = f"{_own_address() if wildcard else settings.bind_address}:{settings.port}"
+        bound, port = (settings.tls or settings).bind_address, (settings.tls or settings).port
+        wildcard = bound in ("0.0.0.0", "::", "")  # noqa: S104  # a comparison, not a bind
+        own = f"{_own_address() if wildcard else bound}:{port}"
+        address = settings.advertise or own
         return Election(
             self.kube,
             namespace=settings.lease_namespace,
             name=settings.lease_name,
             # Name and address: replicas that share one hostname are still different candidates.
             identity=settings.identity or f"{socket.gethostname()}_{own}",
-            address=settings.advertise or own,
+            address=f"https://{address}" if settings.tls is not None and "://" not in address else address,
             calls=self.calls.as_json,
             refresh=self._refresh,
             clock=time.monotonic,
@@ -182,10 +192,12 @@ class Scheduler:
         # Take the port before the identity: two processes with one identity cannot both get here.
         listener = socket.create_server((settings.bind_address, settings.port), backlog=1024)
         stack.callback(listener.close)
-        if settings.webhook is not None:  # only a check; the webhook listens once it has keys
-            self.extender.awaited = "the webhook does not listen yet"  # until then a Service must not send reviews here
-            socket.create_server((settings.webhook.bind_address, settings.webhook.port)).close()
-        await self._serve_metrics(stack)
+        for name, with_keys in ((_WEBHOOK, settings.webhook), (_TLS, settings.tls)):
+            if with_keys is not None:  # only a check; they listen once they have keys
+                self._port_waits(name, "")  # until then a Service must not send anything here
+                bind_port(with_keys.bind_address, with_keys.port).close()
+        app = read_app(metrics=self._metrics, status=self.extender.status, unready=self.extender.unready)
+        await stack.enter_async_context(serve_read_port(settings.metrics, app))
         self._dashboard = bind(settings.dashboard, "--dashboard")
         if self._dashboard is not None:
             stack.callback(self._dashboard[0].close)
@@ -196,27 +208,18 @@ class Scheduler:
         assert runner.server is not None, "it is set up"
         verbs = VerbServer(self.extender.answers(), runner.server, self.extender.limits, largest=LARGEST_BODY)
         stack.push_async_callback(verbs.close)
-        stack.callback((await listen(runner, listener, self.extender.limits, protocol=verbs)).close)
+        self._start_verbs = partial(listen, runner, limits=self.extender.limits, protocol=verbs)
+        stack.callback((await self._start_verbs(listener)).close)
         address = f"{settings.bind_address}:{settings.port}"
         log.info("listening", extra={"data": {"address": address, "identity": self.election.identity}})
 
-    async def _serve_metrics(self, stack: AsyncExitStack) -> None:
-        metrics = self.settings.metrics
-        if not metrics.port:
-            return
-        try:
-            listener = bind_port(metrics.address, metrics.port)
-        except OSError as error:
-            if not metrics.usual:
-                raise
-            hint = "--metrics-port chooses another port"
-            log.warning(
-                "metrics_port_taken", extra={"data": {"port": metrics.port, "error": error.strerror, "hint": hint}}
-            )
-            return
-        limits = Limits(CONNECTIONS)
-        app = read_app(metrics=self._metrics, status=self.extender.status, unready=self.extender.unready)
-        await stack.enter_async_context(serve_limited(make_runner(app, limits), listener, limits))
+    def _port_waits(self, name: str, why: str) -> None:
+        self._waits[name] = f"{name} does not listen yet: {why}" if why else f"{name} does not listen yet"
+        self.extender.awaited = "; ".join(self._waits.values())
+
+    def _port_listens(self, name: str) -> None:
+        self._waits.pop(name, None)
+        self.extender.awaited = "; ".join(self._waits.values())
 
     def _programs(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """What runs for the whole lifetime of the process."""
@@ -233,6 +236,7 @@ class Scheduler:
             self.slices.run,
             *([self._keep_nodes] if self.upkeep is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
+            *([self._verbs_with_tls] if self.settings.tls is not None else []),
             *([self._show] if self._dashboard is not None else []),
         ]
 
@@ -270,11 +274,24 @@ class Scheduler:
             is_leader=self._leading,
             on_call=lambda verb: self.calls.count(verb, "ok", 0.0),
             clock=time.time,
-            on_waiting=self._webhook_waits,
+            on_waiting=lambda why: self._port_waits(_WEBHOOK, why) if why else self._port_listens(_WEBHOOK),
         )
 
-    def _webhook_waits(self, why: str) -> None:
-        self.extender.awaited = f"the webhook does not listen yet: {why}" if why else ""
+    async def _verbs_with_tls(self) -> None:
+        assert self.settings.tls is not None
+        assert self.verbs_keys is not None
+        await serve_verbs(
+            self.verbs_keys,
+            self._start_tls,
+            on_waiting=lambda why: self._port_waits(_TLS, why) if why else self._port_listens(_TLS),
+        )
+
+    async def _start_tls(self, keys: VerbsKeys) -> asyncio.Server:
+        assert self.settings.tls is not None
+        assert self._start_verbs is not None
+        return await self._start_verbs(
+            bind_port(self.settings.tls.bind_address, self.settings.tls.port), tls=keys.context
+        )
 
     async def _show(self) -> None:
         assert self._dashboard is not None

@@ -1,9 +1,8 @@
 """The admission webhook: answers reviews over TLS and maintains its keys and its configuration.
 
     reviews         dialects.wire.admission computes the answer; this module serves it
-    keys            in a Secret that the replicas share. The leader creates and renews them (certrotation.py), the
-                    others read them. A new certificate is used from the next handshake on; no connection is dropped.
-                    If somebody deletes the Secret, the leader saves the same keys again: nothing else changes
+    keys            in a Secret that the replicas share (sharedkeys.py). The leader creates and renews them, the others
+                    read them
     configuration   written by the leader, with every authority whose certificate a replica may still present, before
                     it presents a certificate of a new one. It is created again too, but behind a Service only when it
                     has been missing for a while: an uninstallation deletes it shortly before the scheduler
@@ -24,37 +23,28 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
-from aliquot.adapters.kubernetes.certificates import CertificateError, Pair, present, server_context
-from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
+from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects import DIALECTS, Rules
 from aliquot.dialects.wire.admission import AdmissionSettings, review
 from aliquot.dialects.wire.webhooks import (
-    CA_CERTIFICATES,
-    CA_KEY,
     CONFIGURATION,
     CONFIGURATION_KIND,
     CONFIGURATIONS_PATH,
     FIELD_MANAGER,
     PATH,
     SECRET,
-    TLS_CERTIFICATE,
-    TLS_KEY,
     FailurePolicy,
-    InstallerMarks,
     ServiceRef,
     configured,
     installer_marks,
-    parse_secret,
-    secret_patch,
-    secrets_path,
     slot_services,
     webhook_configuration,
 )
 from aliquot.dialects.wire.webhookslots import REPLICAS, render_slot, slot_to_take
-from aliquot.model.backoff import backoff
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.http import BodyError, Limits, bind_port, listen, make_runner
-from aliquot.services.scheduler.certrotation import Keys, Lifetimes, renewed
+from aliquot.services.scheduler.certrotation import Keys, Lifetimes
+from aliquot.services.scheduler.sharedkeys import KeySettings, SharedKeys, sleep_unless_elected
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +52,7 @@ LARGEST_BODY = 3 << 20  # bytes: the API server itself takes no larger object
 _ALL_BODIES = 48 << 20  # bytes of reviews that arrive at the same time
 _CONNECTIONS = 512
 _LARGE = 128 << 10  # bytes from which on a review is answered beside the event loop, one at a time
-_CHECK_INTERVAL = 5.0
 _UNINSTALLED = 10.0  # seconds in which the scheduler ends after its configuration was deleted
-_WAITS_LONG, _WAITS_ON = 10, 60  # steps without keys after which the log says why, and between two such lines
-_LEADER_CHECK = 1.0  # seconds between two checks whether we lead
-_FIRST_RETRY, _LAST_RETRY = 1.0, 60.0
 _OLD_PATH = "/mutate"
 
 
@@ -134,14 +120,6 @@ async def serve_webhook(
         await runner.cleanup()
 
 
-async def sleep_unless_elected(seconds: float, is_leader: Callable[[], bool]) -> None:
-    """Sleep until the next step, or until we become the leader: the previous one may have other settings."""
-    was_leader = is_leader()
-    while seconds > 0 and (was_leader or not is_leader()):
-        await asyncio.sleep(min(seconds, _LEADER_CHECK))
-        seconds -= _LEADER_CHECK
-
-
 # --- reviews -----------------------------------------------------------------------------------------------------
 
 
@@ -194,130 +172,32 @@ def _error(status: int, sentence: str, *, close: bool = False) -> web.Response:
 # --- keys and configuration --------------------------------------------------------------------------------------
 
 
-class WebhookKeys:
+class WebhookKeys(SharedKeys):
     """Maintains the Secret, the TLS context and the webhook configuration, one `step` at a time."""
 
     def __init__(
         self, kube: Kube, settings: WebhookSettings, *, is_leader: Callable[[], bool], clock: Callable[[], float]
     ) -> None:
-        self.context = server_context()
-        self.keys: Keys | None = None  # in use
+        about = KeySettings("webhook", settings.namespace, settings.secret, settings.names, settings.lifetimes)
+        super().__init__(kube, about, may_write=is_leader, clock=clock)
         self.listening = False  # until then the API server must not be configured
-        self.waiting = ""  # why there are no keys yet
-        self._kube, self._settings = kube, settings
-        self._is_leader, self._clock = is_leader, clock
-        self._presented: Pair | None = None
+        self._settings = settings
         self._written: str | None = None  # resourceVersion of the configuration we wrote
         self._missing_since: float | None = None  # since when there is no configuration
-        self._marks = InstallerMarks()  # of the one object, for the other if it is lost
-        self._failures = self._waits = 0
-        self._warned: set[str] = set()
 
-    async def step(self) -> float:
-        """Check everything once. Returns the seconds until the next step."""
-        try:
-            keys = await self._shared()
-            if keys is not None:
-                if self.listening and self._is_leader():
-                    await self._register(keys)
-                self._present(keys)
-                await self._take_slot()
-        except (ApiError, Unreachable, CertificateError) as error:
-            self._failures += 1
-            self.waiting = str(error)
-            if self._failures in (1, 4) or self._failures % 16 == 0:
-                log.warning("webhook_keys_failed", extra={"data": {"why": str(error)}})
-            return backoff(self._failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
-        self._failures = 0
-        if self.keys is None:
-            self._waits += 1
-            if self._waits % _WAITS_ON == _WAITS_LONG:
-                log.warning("webhook_waits", extra={"data": {"why": self.waiting}})
-            return _FIRST_RETRY
-        return min(_CHECK_INTERVAL, self._settings.lifetimes.certificate / 20)
+    async def _use(self, keys: Keys) -> None:
+        if self.listening and self._may_write():
+            await self._register(keys)
+        self._present(keys)
+        await self._take_slot()
 
-    def _present(self, keys: Keys) -> None:
-        if keys.serving != self._presented:
-            present(self.context, keys.serving)
-            if self._presented is not None:
-                log.info("webhook_certificate_renewed")
-            self._presented = keys.serving
-        self.keys = keys
+    def _marked_object(self) -> str:
+        return f"{CONFIGURATIONS_PATH}/{CONFIGURATION}"
 
-    async def _shared(self) -> Keys | None:
-        """The keys to use now; None while another instance has to create them."""
-        settings = self._settings
-        path = f"{secrets_path(settings.namespace)}/{settings.secret}"
-        try:
-            secret: Any = await self._kube.get(path)
-        except ApiError as error:
-            if error.status == 403:
-                self._lacks("get", "secrets", settings.secret, "the replicas cannot share their keys")
-                return self._own()
-            if error.status != 404:
-                raise
-            secret = None
-        self._marks = installer_marks(secret) or self._marks
-        data = parse_secret(secret)
-        kept = _keys(data)
-        if kept is None and data:  # the chart creates it empty, which is fine
-            self._warn(
-                "damaged",
-                f"Secret {settings.namespace}/{settings.secret} holds no valid keys; the leader replaces them",
-            )
-        if not self._is_leader():
-            self.waiting = (
-                f"Secret {settings.namespace}/{settings.secret} {'does not exist' if secret is None else 'has no keys'}"
-                " yet; the leader writes them, and its log says what it lacks"
-            )
-            return kept
-        lost = self.keys if not data else None  # deleted or emptied: the other replicas still use them
-        if lost is not None and lost.authority is None:
-            return lost  # another program issues them, and will again
-        wanted = renewed(kept or lost, settings.names, self._clock(), settings.lifetimes)
-        if wanted is kept:
-            return kept
-        return await self._save(path, secret, wanted)
-
-    async def _save(self, path: str, secret: Any, keys: Keys) -> Keys | None:
-        """Save the keys before they are used. None if another instance was faster: the next step reads its keys."""
-        settings = self._settings
-        try:
-            if secret is None:
-                await self._read_marks()
-                found = await self._create(path, "Secret", settings.secret, settings.namespace)
-                if parse_secret(found):
-                    return None
-            else:
-                found = secret
-            await self._kube.patch(path, secret_patch(_data(keys), found["metadata"]["resourceVersion"]))
-        except ApiError as error:
-            if error.status == 409:
-                return None
-            if error.status != 403:
-                raise
-            verb = "create and patch" if secret is None else "patch"
-            self._lacks(verb, "secrets", settings.secret, "the keys cannot be saved")
-            return self._own()
-        log.info("webhook_keys_saved", extra={"data": {"created": secret is None}})
-        return keys
-
-    async def _create(self, path: str, kind: str, name: str, namespace: str = "") -> Any:
-        """Create the object as the installer did. Not by POST: with the name in the path, a role can allow it alone."""
-        body = self._marks.render_empty(kind, name, namespace)
-        return await self._kube.patch(path, body, form="apply", params={"fieldManager": self._marks.manager})
-
-    async def _read_marks(self) -> None:
-        try:
-            found: Any = await self._kube.get(f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
-        except ApiError:  # missing, or not ours to read
-            return
-        self._marks = installer_marks(found) or self._marks
-
-    def _own(self) -> Keys:
+    def _without_secret(self, verb: str, effect: str) -> Keys:
         """Keys that are not shared: good enough for one replica."""
-        settings = self._settings
-        return renewed(self.keys, settings.names, self._clock(), settings.lifetimes)
+        self._lacks(verb, "secrets", self._settings.secret, effect)
+        return self._renewed(self.keys)
 
     async def _register(self, keys: Keys) -> None:
         settings = self._settings
@@ -379,32 +259,6 @@ class WebhookKeys:
             self._missing_since = self._clock()
         installed = isinstance(self._settings.where, ServiceRef)
         return installed and self._clock() - self._missing_since < _UNINSTALLED
-
-    def _lacks(self, verb: str, resource: str, name: str, effect: str) -> None:
-        self._warn(f"{verb} {resource}", f"{effect}: the role lacks {verb} on {resource} ({name})")
-
-    def _warn(self, kind: str, why: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            log.warning("webhook_degraded", extra={"data": {"why": why}})
-
-
-def _keys(data: dict[str, bytes]) -> Keys | None:
-    """The keys in a Secret. Without the authority's key, another program issues them, for example cert-manager."""
-    try:
-        serving = Pair(data[TLS_CERTIFICATE], data[TLS_KEY])
-        trusted = data[CA_CERTIFICATES]
-    except KeyError:
-        return None
-    if CA_KEY not in data:
-        return Keys(None, trusted, serving)
-    first = trusted.partition(b"-----END CERTIFICATE-----")
-    return Keys(Pair(first[0] + first[1] + b"\n", data[CA_KEY]), trusted, serving)
-
-
-def _data(keys: Keys) -> dict[str, bytes]:
-    data = {TLS_CERTIFICATE: keys.serving.certificate, TLS_KEY: keys.serving.key, CA_CERTIFICATES: keys.trusted}
-    return data if keys.authority is None else {**data, CA_KEY: keys.authority.key}
 
 
 def _same_authority(found: Any, wanted: Any) -> bool:
