@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from aliquot.cli.main import cli
 ROOT = Path(__file__).parent.parent
 GPUSHARE = ROOT / "deploy" / "dropin" / "gpushare"
 SEEDS = ROOT / "examples" / "seeds"
-FILES = [SEEDS / "qgpu-scheduler.yaml", SEEDS / "qgpu-manager.yaml", *sorted(GPUSHARE.glob("*.yaml"))]
+FILES = [SEEDS / "qgpu-scheduler.yaml", SEEDS / "qgpu-manager.yaml", *sorted(GPUSHARE.rglob("*.yaml"))]
 
 
 def objects(path: Path) -> list[dict[str, Any]]:
@@ -30,7 +31,7 @@ def pods() -> list[dict[str, Any]]:
         for item in objects(path)
         if "template" in item.get("spec", {})
     ]
-    assert len(found) == 4
+    assert len(found) == 5
     return found
 
 
@@ -39,6 +40,7 @@ def test_every_image_is_this_version_of_ours() -> None:
     assert {container["image"] for container in containers} == {f"aliquot/aliquot:{aliquot.__version__}"}
 
 
+@pytest.mark.parametrize(("folder", "scheme"), [(".", "http"), ("mtls", "https")])
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -47,15 +49,49 @@ def test_every_image_is_this_version_of_ours() -> None:
     ],
 )
 def test_what_kube_scheduler_is_told_is_what_the_command_prints_for_gpushares_node_port(
-    name: str, words: list[str]
+    name: str, words: list[str], folder: str, scheme: str
 ) -> None:
-    url = ["--dialect", "gpushare", "--url", "http://127.0.0.1:32766"]
+    url = ["--dialect", "gpushare", "--url", f"{scheme}://127.0.0.1:32766"]
     printed = CliRunner().invoke(cli, ["manifests", "scheduler-config", *words, *url])
-    assert (GPUSHARE / name).read_text() == printed.stdout
+    assert (GPUSHARE / folder / name).read_text() == printed.stdout
 
 
-def test_gpushares_node_port_leads_to_the_extender() -> None:
-    made = {item["kind"]: item for item in objects(GPUSHARE / "gpushare-schd-extender.yaml")}
+EXTENDER = "gpushare-schd-extender.yaml"
+
+
+def test_safe_variant_of_the_extender_differs_in_its_ports_and_one_rule() -> None:
+    plain, safe = (
+        [line for line in (GPUSHARE / folder / EXTENDER).read_text().splitlines() if not line.startswith("#")]
+        for folder in (".", "mtls")
+    )
+    changed = [line[2:].strip() for line in difflib.ndiff(plain, safe) if line.startswith(("- ", "+ "))]
+    assert changed[:4] == [
+        '- apiGroups: [""]',
+        "resources: [secrets]",
+        "resourceNames: [aliquot-extender-tls]",
+        "verbs: [get, patch, create] # its keys and kube-scheduler's; created by server-side apply, which names it",
+    ]
+    assert changed[4:] == [
+        'command: ["gpushare-sche-extender"]',
+        'command: ["gpushare-sche-extender", "--tls-port=12348", "--metrics-port=12347"]',
+        "httpGet: {path: /readyz, port: 12345}",
+        "httpGet: {path: /readyz, port: 12347}",
+        "httpGet: {path: /livez, port: 12345}",
+        "httpGet: {path: /livez, port: 12347}",
+        "- {name: http, port: 12345, targetPort: 12345, nodePort: 32766}",
+        "- {name: https, port: 12348, targetPort: 12348, nodePort: 32766}",
+    ]
+
+
+def test_plain_variant_of_the_extender_says_what_it_exposes() -> None:
+    head = (GPUSHARE / EXTENDER).read_text().partition("apiVersion")[0]
+    assert "anybody who reaches port 12345" in head
+    assert "mtls/" in head
+
+
+@pytest.mark.parametrize("folder", [".", "mtls"])
+def test_gpushares_node_port_leads_to_the_extender(folder: str) -> None:
+    made = {item["kind"]: item for item in objects(GPUSHARE / folder / EXTENDER)}
     (port,) = made["Service"]["spec"]["ports"]
     assert port["nodePort"] == 32766
     labels = made["Deployment"]["spec"]["template"]["metadata"]["labels"]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
 import json
 import signal
+import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from testbed import objects
 from testbed.asking import Extender
 from testbed.cards import (
+    CARD_GIB,
     LEASE,
+    MEM,
     Object,
     Start,
     assert_board_is_true,
@@ -33,6 +39,7 @@ from testbed.plane import ControlPlane
 from testbed.processes import free_port, wait_until
 from testbed.product import AliquotScheduler
 from testbed.proxy import ALWAYS, BINDING, Fault, Proxy
+from testbed.wired import scheduler_config
 
 NAMES = ["n0", "n1"]
 
@@ -243,3 +250,52 @@ def test_new_leader_knows_last_binds_of_old_leader(
         full = {pod["spec"]["nodeName"] for pod in objects.list_pods(clean) if pod["spec"].get("nodeName")}
         assert len(full) == 1  # binpack
         assert "no longer fits" in Extender(port).bind(crowd[8], full.pop())
+
+
+def test_kube_scheduler_and_replicas_call_by_mutual_tls_and_others_are_refused(
+    clean: ControlPlane, aliquot_scheduler: Start, kube_scheduler: Callable[..., object], tmp_path: Path
+) -> None:
+    """kube-scheduler calls the replica that does not lead, and that one the leader: no call without a certificate."""
+    objects.create(clean, *(gpushare_node(name) for name in NAMES))
+    ports = [free_port(), free_port()]
+    leader = aliquot_scheduler(f"--tls-port={ports[0]}")
+    wait_leads(leader)
+    standby = aliquot_scheduler(f"--tls-port={ports[1]}")
+    address = clean.api("GET", LEASE)["metadata"]["annotations"]["aliquot.dev/address"]
+    assert address == f"https://127.0.0.1:{ports[0]}"
+    data = clean.api("GET", EXTENDER_SECRET)["data"]
+    for name, content in data.items():
+        (tmp_path / name).write_bytes(base64.b64decode(content))
+    kube_scheduler(scheduler_config(f"https://127.0.0.1:{ports[1]}", f"--tls-folder={tmp_path}"))
+    objects.create(clean, *(whole_card(f"p{n}") for n in range(3)))
+    objects.wait_bound(clean, "p0", "p1", "p2", seconds=60)
+    assert bound_by(leader) == {f"default/p{n}" for n in range(3)}
+    assert not bound_by(standby)
+    (pod,) = objects.create(clean, objects.pod("p3", {MEM: CARD_GIB}, scheduler="nobody"))
+    body = json.dumps({"PodName": "p3", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": "n0"})
+    for port in ports:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            _post(port, body, tmp_path, certificate=False)
+    assert objects.bound_to(clean, "p3") is None
+    assert json.loads(_post(ports[1], body, tmp_path, certificate=True)) == {"Error": ""}
+    assert_no_trace(leader, standby)
+    clean.api("DELETE", EXTENDER_SECRET)
+
+
+EXTENDER_SECRET = "/api/v1/namespaces/kube-system/secrets/aliquot-extender-tls"
+
+
+def _post(port: int, body: str, folder: Path, *, certificate: bool) -> bytes:
+    """A call of /bind, as kube-scheduler would make it."""
+    context = ssl.create_default_context(cafile=folder / "ca.crt")
+    context.check_hostname = False  # of an address
+    if certificate:
+        context.load_cert_chain(folder / "client.crt", folder / "client.key")
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+    try:
+        connection.request("POST", "/aliquot/bind", body, {"Content-Type": "application/json"})
+        return connection.getresponse().read()
+    except http.client.HTTPException as error:
+        raise ConnectionError(repr(error)) from error
+    finally:
+        connection.close()

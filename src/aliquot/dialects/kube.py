@@ -12,7 +12,7 @@ from typing import Any
 
 from aliquot.dialects.pods import Json, tolerates
 from aliquot.dialects.t9k import missing_tolerations, taints
-from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.objects import NodeObject, NodeSpec
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
 
@@ -37,6 +37,22 @@ def sequence(value: object) -> list[Any]:
 def as_text(value: object) -> str:
     """The text that is there, or any other JSON in a few words."""
     return value if isinstance(value, str) else show(value)
+
+
+def closing_taints(spec: NodeSpec) -> tuple[Json, ...]:
+    """The taints that keep Pods from a node unless they tolerate them; a cordon is one."""
+    found = [taint for taint in spec.taints or () if taint.get("effect") in ("NoSchedule", "NoExecute")]
+    cordoned = spec.unschedulable and not any(taint.get("key") == _UNSCHEDULABLE["key"] for taint in found)
+    return (*found, _UNSCHEDULABLE) if cordoned else tuple(found)
+
+
+def untolerated(taints: Iterable[Json], tolerations: Iterable[object] | None) -> str | None:
+    """The first of these taints that no toleration covers, as kubectl writes it; None: all are tolerated."""
+    wanted = list(tolerations or ())
+    for taint in taints:
+        if not any(tolerates(toleration, taint) for toleration in wanted):
+            return f"{as_text(taint.get('key'))}={as_text(taint.get('value') or '')}:{as_text(taint.get('effect'))}"
+    return None
 
 
 def node_refusals(pod: object, claim: Claim, node: NodeObject) -> list[Refusal]:

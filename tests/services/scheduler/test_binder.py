@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects import parse_grant
 from aliquot.dialects.wire.extender import Binding
-from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.model.grant import Grant
 from aliquot.services.scheduler.binder import Binder, Refused
 from kit.builders import GIB
 from kit.manifests import MEM, Json
 from kit.virtualclock import play
-from kit.watchobjects import a_cluster, as_pod, claim_of, live_node, pod_json
+from kit.watchobjects import a_cluster, as_node, as_pod, claim_of, live_node, node_json, pod_json
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 
@@ -35,6 +35,7 @@ class Api:
 
     def __init__(self) -> None:
         self.pods: dict[str, Json] = {}
+        self.nodes: dict[str, NodeObject] = {}
         self.version = 100
         self.writes: deque[Any] = deque()
         self.looks: deque[Exception] = deque()
@@ -53,7 +54,7 @@ class Api:
         del self.pods[name]
         self.gone(f"ns/{name}")
 
-    async def get(self, path: str, **_: object) -> PodObject:
+    async def get(self, path: str, **_: object) -> PodObject | NodeObject:
         self.calls.append(("get", path))
         await asyncio.sleep(self.slow)
         if self.looks:
@@ -62,7 +63,7 @@ class Api:
         if path.startswith("/api/v1/nodes/"):
             if name == "nowhere":
                 raise ApiError(404, "NotFound", f'nodes "{name}" not found')
-            return as_pod(pod_json(name))
+            return self.nodes.get(name) or live_node(name)
         if name not in self.pods:
             raise ApiError(404, "NotFound", f'pods "{name}" not found')
         return as_pod(self.pods[name])
@@ -485,6 +486,42 @@ def test_bind_refuses_pod_of_others_and_node_that_does_not_exist() -> None:
         with pytest.raises(Refused, match='no node "nowhere"'):
             await rig.bind("zero", node="nowhere")
         assert rig.binds == 0
+
+    play(scene())
+
+
+TAINT = {"key": "gpu", "value": "a", "effect": "NoSchedule"}
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+TAINTED = [
+    ({"taints": [TAINT]}, [], "gpu=a:NoSchedule"),
+    ({"taints": [TAINT]}, [{"key": "gpu", "value": "b"}], "gpu=a:NoSchedule"),
+    ({"taints": [{**TAINT, "effect": "NoExecute"}]}, [{**TAINT}], "gpu=a:NoExecute"),
+    ({"taints": [TAINT]}, [{"key": "gpu", "operator": "Exists"}], None),
+    ({"taints": [{**TAINT, "effect": "PreferNoSchedule"}]}, [], None),
+    ({"unschedulable": True}, [], f"{UNSCHEDULABLE}=:NoSchedule"),
+    ({"unschedulable": True}, [{"operator": "Exists"}], None),
+]
+
+
+@pytest.mark.parametrize("amount", ["4", "0"])
+@pytest.mark.parametrize("told", [True, False], ids=["watched", "not watched yet"])
+@pytest.mark.parametrize(("spec", "tolerations", "refusal"), TAINTED)
+def test_bind_refuses_node_whose_taint_the_pod_does_not_tolerate(
+    spec: Json, tolerations: list[Json], refusal: str | None, told: bool, amount: str
+) -> None:
+    async def scene() -> None:
+        node = as_node({**node_json("n1"), "spec": spec})
+        rig = Rig(node, watch=told)
+        rig.api.nodes["n1"] = node
+        pod = pod_json("p", {MEM: amount})
+        pod["spec"]["tolerations"] = tolerations
+        rig.api.put(pod)
+        if refusal is None:
+            await rig.bind()
+        else:
+            with pytest.raises(Refused, match=f"ns/p does not tolerate {refusal} of n1"):
+                await rig.bind()
+        assert rig.binds == (refusal is None)
 
     play(scene())
 

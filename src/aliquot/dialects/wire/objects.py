@@ -93,6 +93,7 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
     overhead: Amounts | None = None
     resources: Resources | None = None
     scheduling_gates: list[Any] | None = None
+    tolerations: list[Any] | None = None
 
 
 class Condition(msgspec.Struct, rename="camel", gc=False):

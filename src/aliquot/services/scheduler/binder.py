@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from aliquot import dialects
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
+from aliquot.dialects.kube import closing_taints, untolerated
+from aliquot.dialects.pods import Json
 from aliquot.dialects.wire import extender
 from aliquot.dialects.wire.extender import Binding
-from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.dialects.wire.schedulerconfig import is_managed
 from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
@@ -98,11 +100,12 @@ class Binder:
         pending = cluster.pending.get(binding.PodUID)
         if pending is not None and isinstance(pending.claim, Claim):
             claim: Claim | None = pending.claim
+            tolerations: Sequence[object] = pending.tolerations
         else:  # the watch has not reported it yet, or it is no longer pending
             pod = await self._bindable_pod(binding)
             if pod.spec.node_name:  # already bound, to the node that is meant
                 return
-            claim = self._read(pod)
+            claim, tolerations = self._read(pod), pod.spec.tolerations or ()
         if claim is None:
             await self._bind_plain(binding, pod)
             return
@@ -113,6 +116,7 @@ class Binder:
             return  # `bind` checks that it is the node that is meant now
         if not self._may_write():
             raise Refused("this instance is no longer the leader; the next attempt reaches the new one")
+        self._check_taints(binding, cluster.taints.get(binding.Node, ()), tolerations)
         # No await from here to the booking: no other decision can come in between.
         placed = cluster.assume(claim, binding.Node)
         if isinstance(placed, list):
@@ -141,8 +145,10 @@ class Binder:
                 f"{binding.PodNamespace}/{binding.PodName} asks for no resource of aliquot: kube-scheduler binds it."
                 " Its extender needs the managedResources that `aliquot manifests scheduler-config` prints"
             )
-        if not await self._node_exists(binding.Node):
+        node = await self._get_node(binding.Node)
+        if node is None:
             raise Refused(f'the cluster has no node "{binding.Node}"')
+        self._check_taints(binding, closing_taints(node.spec), pod.spec.tolerations or ())
         try:
             await self._write(binding, binding.PodUID, {})
         except ApiError as error:
@@ -217,14 +223,21 @@ class Binder:
                 return None
             raise Unreachable(str(error)) from error
 
-    async def _node_exists(self, name: str) -> bool:
+    async def _get_node(self, name: str) -> NodeObject | None:
+        path = f"/api/v1/nodes/{quote(name, safe='')}"
         try:
-            await self._kube.get(f"/api/v1/nodes/{quote(name, safe='')}", into=bytes, timeout=_TIMEOUT)
-            return True
+            node: NodeObject = await self._kube.get(path, into=NodeObject, timeout=_TIMEOUT)
+            return node
         except ApiError as error:
             if error.status == 404:
-                return False
+                return None
             raise Unreachable(str(error)) from error
+
+    def _check_taints(self, binding: Binding, taints: Sequence[Json], tolerations: Sequence[object]) -> None:
+        """kube-scheduler checks this too. But it was a moment ago, and our caller may be somebody else."""
+        taint = untolerated(taints, tolerations) if taints else None
+        if taint is not None:
+            raise Refused(f"{binding.PodNamespace}/{binding.PodName} does not tolerate {taint} of {binding.Node}")
 
     async def _settle_by_reading(self, binding: Binding, claim: Claim) -> bool:
         """Read the Pod and apply it. Returns whether it is bound to the node that was meant."""

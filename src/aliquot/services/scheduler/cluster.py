@@ -15,14 +15,16 @@ Everything here can be rebuilt from the API server: nothing else is kept anywher
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from aliquot import dialects
 from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules
+from aliquot.dialects.kube import closing_taints
 from aliquot.dialects.wire.objects import ConfigMapObject, Names, NodeObject, PodObject, pod_names
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of
 from aliquot.dialects.wire.ownpods import belongs_to_node
@@ -58,6 +60,7 @@ class Pending:
     refused: bool  # kube-scheduler has tried and found no node
     scheduler: str
     created: str | None = None  # as the API server writes it
+    tolerations: Sequence[object] = ()
 
 
 @dataclass(slots=True)
@@ -76,6 +79,7 @@ class Cluster:
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes that Kubernetes keeps Pods from, and why
     others: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes whose cards other plugins hand out
+    taints: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)  # of nodes, those that keep Pods away
     addresses: dict[str, str] = field(default_factory=dict)  # of nodes, within the cluster
     sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out, by node
     drivers: Drivers = field(default_factory=Drivers)  # DRA drivers that publish cards
@@ -127,6 +131,9 @@ class Cluster:
         self.closed.pop(name, None)
         if node.closed:
             self.closed[name] = node.closed
+        self.taints.pop(name, None)
+        if taints := closing_taints(node.spec):
+            self.taints[name] = taints
         if node.address is not None:
             self.addresses[name] = node.address
         reported = self._node_reader.read(node)
@@ -181,6 +188,7 @@ class Cluster:
         """A node is gone; what runs there stays booked until its Pods are gone too."""
         self.unusable.pop(name, None)
         self.closed.pop(name, None)
+        self.taints.pop(name, None)
         self.addresses.pop(name, None)
         self._reported.pop(name, None)
         self._other_resources.pop(name, None)
@@ -275,7 +283,9 @@ class Cluster:
         if uid not in self.pending and isinstance(claim, Claim):
             self.chooser.observe(claim)
         scheduler = pod.spec.scheduler_name or "default-scheduler"
-        self.pending[uid] = Pending(key, uid, claim, pod.refused, scheduler, pod.metadata.creation_timestamp)
+        self.pending[uid] = Pending(
+            key, uid, claim, pod.refused, scheduler, pod.metadata.creation_timestamp, pod.spec.tolerations or ()
+        )
 
     def _set_bound(self, pod: PodObject, names: Names, name: str) -> None:
         uid = names.uid
