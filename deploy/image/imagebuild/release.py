@@ -1,6 +1,7 @@
-"""Everything of a release, into dist/: wheels, sources, images with SBOMs, chart, manifests, documents, checksums.
+"""Everything of a release, into dist/: wheels, sources, images with SBOMs, chart, manifests, documents, provenance,
+checksums, and signatures of the last two.
 
-The same commit gives the same bytes wherever it is built, by the same Python, pip and zig.
+The same commit gives the same bytes wherever it is built, by the same Python, pip and zig; but for the signatures.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from imagebuild import entries, image, index, wheels
+from imagebuild import entries, image, index, provenance, signing, wheels
 from imagebuild.entries import Entry
 from imagebuild.errors import CannotBuildError
 from imagebuild.image import ROOT
@@ -45,10 +46,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--dirty", action="store_true", help="a trial: of a tree that is not committed or not in the changelog"
     )
     parser.add_argument("--unlocked", action="store_true", help="today's Debian packages where the lock's are gone")
+    parser.add_argument(
+        "--key", default=os.environ.get("COSIGN_KEY") or None, help="sign with this key, as for cosign ($COSIGN_KEY)"
+    )
+    parser.add_argument("--keyless", action="store_true", help="sign by an OIDC identity; cosign asks for it")
+    parser.add_argument(
+        "--builder",
+        default=provenance.LOCAL_BUILDER,
+        metavar="URI",
+        help="who builds, for the provenance (%(default)s)",
+    )
     options = parser.parse_args(arguments)
     try:
         refuse(dirty=options.dirty)
-        release(options.out, Versions.UNLOCKED if options.unlocked else Versions.LOCKED)
+        by = signing.signer(options.key, keyless=options.keyless)
+        release(options.out, Versions.UNLOCKED if options.unlocked else Versions.LOCKED, by, options.builder)
     except CannotBuildError as error:
         print(f"no release: {error}", file=sys.stderr)
         return 1
@@ -66,7 +78,9 @@ def refuse(*, dirty: bool) -> None:
         say(f"a trial, no release: {reason}")
 
 
-def release(out: Path, versions: Versions) -> None:
+def release(
+    out: Path, versions: Versions, by: signing.Signer | None = None, builder: str = provenance.LOCAL_BUILDER
+) -> None:
     version = image.project_version()
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     when = int(epoch) if epoch else image.made_at((ROOT / "CHANGELOG.md").read_text(), version)
@@ -79,12 +93,33 @@ def release(out: Path, versions: Versions) -> None:
     for number, (what, step) in enumerate(steps, start=1):
         say(f"[{number}/{len(steps)}] {what} ... ({time.monotonic() - began:.0f} s)")
         step()
+    attest(unfinished, version, builder)
     image.write(unfinished / "SHA256SUMS", checksums(unfinished).encode())
+    signing.sign([unfinished / "SHA256SUMS", unfinished / _provenance(version)], by, say)
     shutil.rmtree(out, ignore_errors=True)
     unfinished.replace(out)
     for file in sorted(out.iterdir()):
         say(f"  {file.stat().st_size / 1e6:7.2f} MB  {file.name}")
     say(f"{out}: {version} in {time.monotonic() - began:.0f} s")
+
+
+def attest(out: Path, version: str, builder: str) -> None:
+    """Write where the files come from, and the digests by which a registry will know the images."""
+    files = sorted(out.iterdir())
+    images = {
+        file.name.removesuffix(".tar").replace(f"aliquot-{version}-image", "aliquot/aliquot"): file.read_bytes()
+        for file in files
+        if file.suffix == ".tar"
+    }
+    digests = {name: provenance.image_digest(archive) for name, archive in images.items()}
+    made = provenance.statement(
+        files, digests, version=version, commit=provenance.commit_of(ROOT), builder=builder, root=ROOT
+    )
+    image.write(out / _provenance(version), made)
+
+
+def _provenance(version: str) -> str:
+    return f"aliquot-{version}.intoto.json"
 
 
 def _steps(out: Path, version: str, versions: Versions, when: int) -> list[tuple[str, Callable[[], object]]]:

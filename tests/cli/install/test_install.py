@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -93,8 +94,8 @@ class FakeApi:
         self.server = Server(("127.0.0.1", 0), Handler)
         Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def record(self, version: str = "0.0.1", **more: Any) -> None:
-        record = installrecord.new_record(version, OPTIONS, packaged_objects(), **{"settled": True, **more})
+    def record(self, version: str = "0.0.1", options: Options = OPTIONS, **more: Any) -> None:
+        record = installrecord.new_record(version, options, packaged_objects(), **{"settled": True, **more})
         self.answers[RECORD] = installrecord.render_record(record)
 
     def hold(self) -> None:
@@ -241,6 +242,22 @@ def test_upgrade_keeps_registry_and_options_not_given(api: FakeApi) -> None:
     assert f"here/aliquot:{aliquot.__version__}" in result.stdout
     assert "--dialects=t9k" in result.stdout
     assert "kube-scheduler:v1.36.4" in result.stdout
+
+
+@pytest.mark.parametrize("image", ["here/aliquot@sha256:1", "here/aliquot@sha512:" + 64 * "a", "a b", "@"])
+def test_invalid_image_is_refused(api: FakeApi, image: str) -> None:
+    assert f'--image: "{image}" is not allowed: REPOSITORY:TAG, or REPOSITORY@sha256:' in _refusal(
+        install, "--image", image
+    )
+
+
+def test_image_by_digest_is_used_as_it_is_and_asked_for_in_an_upgrade(api: FakeApi) -> None:
+    digest = f"here/aliquot@sha256:{64 * 'a'}"
+    words = ("--dry-run", "-o", "yaml", "--kube-scheduler-image", "kube-scheduler:v1.36.4")
+    result = invoked(install, *words, "--image", digest)
+    assert f"image: {digest}" in result.stdout, result.output
+    api.record(options=replace(OPTIONS, image=digest))
+    assert "names one image by its digest" in _refusal(upgrade)
 
 
 def test_upgrade_removes_options_given_as_empty(api: FakeApi) -> None:

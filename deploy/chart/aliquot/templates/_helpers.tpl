@@ -1,6 +1,6 @@
-{{/* The image of everything that is ours. */}}
+{{/* The image of everything that is ours: by its digest, if there is one, which nobody can move to other contents. */}}
 {{- define "aliquot.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end -}}
 
 {{- define "aliquot.labels" -}}

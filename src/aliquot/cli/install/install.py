@@ -227,6 +227,11 @@ async def _options(objects: ClusterObjects, given: dict[str, Any], found: Prefli
 def _retagged(known: Record) -> str:
     """The image of this version, from the registry of the installed one."""
     name, colon, tag = known.options.image.rpartition(":")
+    if "@" in known.options.image and known.version != _version():
+        raise InputError(
+            f"--image is missing: {known.options.image} names one image by its digest, that of {known.version};"
+            f" give that of {_version()}, or a tag"
+        )
     if tag == known.version and colon:
         return f"{name}:{_version()}"
     if known.version == _version():

@@ -17,6 +17,7 @@ _MODE = click.Choice(["all", "qgpu", "t9k", "gpushare"])
 _OUTPUT = click.Choice(["text", "json", "yaml"])
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")  # of an object
+_IMAGE = re.compile(r"[^\s@]+(@sha256:[0-9a-f]{64})?\Z")
 _FOLDER = re.compile(r"(/(?!\.\.?(/|\Z))[^/\s:]+)+\Z")
 _LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _SELECTOR = re.compile(rf"(?P<key>([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL})=(?P<value>({_LABEL})?)\Z")
@@ -51,7 +52,9 @@ def _cluster_options(default: Callable[..., str], *, fresh: bool) -> Iterable[Ca
     return (
         click.option("--mode", type=_MODE, help="Serve these dialects" + default("all")),
         click.option("-n", "--namespace", default="aliquot-system", show_default=True, help=namespace),
-        click.option("--image", help="Image of aliquot, including your registry" + ours),
+        click.option(
+            "--image", help="Image of aliquot, including your registry: by tag, or by digest (NAME@sha256:...)" + ours
+        ),
         click.option(
             "--image-pull-secret",
             "pull_secrets",
@@ -131,6 +134,9 @@ def check(given: dict[str, Any]) -> None:
     name = 'a name: a-z, 0-9, "-" and ".", at most 253 characters'
     for secret in filter(None, given["pull_secrets"]):
         _match("--image-pull-secret", secret, _NAME, name)
+    if given["image"]:
+        allowed = "REPOSITORY:TAG, or REPOSITORY@sha256: and 64 digits of 0-9 and a-f"
+        _match("--image", given["image"], _IMAGE, allowed)
     for text in filter(None, given["node_selector"]):
         _match("--node-selector", text, _SELECTOR, "KEY=VALUE, a label of nodes, for example pool=gpu")
     if given["runtime_class"]:

@@ -79,7 +79,9 @@ class Cluster:
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes that Kubernetes keeps Pods from, and why
     others: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes whose cards other plugins hand out
-    taints: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)  # of nodes, those that keep Pods away
+    taints: dict[str, tuple[Mapping[str, Any], ...]] = field(
+        default_factory=dict
+    )  # of nodes, those that keep Pods away
     addresses: dict[str, str] = field(default_factory=dict)  # of nodes, within the cluster
     sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out, by node
     drivers: Drivers = field(default_factory=Drivers)  # DRA drivers that publish cards
