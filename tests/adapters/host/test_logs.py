@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +65,37 @@ def test_libraries_do_not_write_a_line_for_every_call(capsys: pytest.CaptureFixt
     start_logging("debug")
     logging.getLogger(name).debug("a call")
     assert lines(capsys) == []
+
+
+def test_daemon_log_is_bounded_while_the_daemon_runs(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.log"
+    program = (
+        "import logging, sys; from aliquot.adapters.host.logs import start_text_logging\n"
+        "start_text_logging(with_time=False, path=sys.argv[1], limit=20_000)\n"
+        "for number in range(2000): logging.info('line', extra={'data': {'number': number}})\n"
+        "print('said on stdout', flush=True)"
+    )
+    with open(path, "ab") as log:
+        subprocess.run([sys.executable, "-c", program, str(path)], stdout=log, stderr=log, check=True)
+    older = Path(f"{path}.1")
+    assert 0 < path.stat().st_size <= 11_000
+    assert 0 < older.stat().st_size <= 11_000
+    assert path.read_text().endswith("line number=1999\nsaid on stdout\n")
+    last = older.read_text().splitlines()[-1]
+    first = path.read_text().splitlines()[0]
+    assert int(first.rpartition("=")[2]) == int(last.rpartition("=")[2]) + 1
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_daemon_goes_on_where_its_log_cannot_be_written(tmp_path: Path) -> None:
+    program = (
+        "import logging, sys; from aliquot.adapters.host.logs import start_text_logging\n"
+        "start_text_logging(with_time=False, path=sys.argv[1], limit=1000)\n"
+        "for number in range(100): logging.info('line')\n"
+        "print('goes on')"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "daemon.log")]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)
+    assert done.stdout == b"goes on\n"

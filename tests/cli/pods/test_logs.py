@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from aliquot.cli.pods.logs import seek_lines
+from aliquot.adapters.host.logfiles import bound
+from aliquot.cli.pods.logs import _Reading, seek_lines
 from kit.fakedaemon import FakeDaemon, a_container, a_pod, a_status, a_workload, pending
 from kit.machine import ALIQUOT
 
@@ -151,5 +152,63 @@ def test_logs_refuses_links_and_pipes(
 @pytest.mark.parametrize("lines", [0, 1, 2, 5, 100])
 def test_seek_lines_matches_full_read(text: bytes, lines: int) -> None:
     log = io.BytesIO(text)
-    seek_lines(log, lines)
+    assert seek_lines(log, lines) == max(0, lines - len(text.splitlines()))
     assert log.read() == b"".join(text.splitlines(keepends=True)[-lines:] if lines else [])
+
+
+@pytest.mark.parametrize(
+    ("tail", "printed"), [(None, "0\n1\n2\n3\n"), (1, "3\n"), (3, "1\n2\n3\n"), (9, "0\n1\n2\n3\n")]
+)
+def test_logs_begin_with_the_older_part(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], tail: int, printed: str
+) -> None:
+    path = tmp_path / "x.log"
+    path.write_text("2\n3\n")
+    Path(f"{path}.1").write_text("0\n1\n")
+    with open(path, "rb") as log:
+        _Reading(str(path), log).begin(tail)
+    assert capfd.readouterr().out == printed
+
+
+def test_logs_follow_across_cuts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, written = str(tmp_path / "x.log"), ""
+    with open(path, "a", buffering=1) as program, open(path, "rb") as log:
+        reading = _Reading(path, log)
+        reading.begin(None)
+        for number in range(3000):
+            program.write(f"line {number}\n")
+            written += f"line {number}\n"
+            if number % 7 == 0:
+                reading.go_on()
+            if number % 50 == 0:
+                bound(path, 2000)
+        reading.go_on()
+    out = capfd.readouterr()
+    assert out.out == written
+    assert out.err == ""
+
+
+def test_logs_follow_says_what_is_lost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "x.log")
+    with open(path, "ab", buffering=0) as program, open(path, "rb") as log:
+        program.write(b"x" * 5000 + b"\n")
+        reading = _Reading(path, log)
+        reading.begin(None)
+        bound(path, 2000)
+        program.write(b"later\n")
+        reading.go_on()
+    out = capfd.readouterr()
+    assert out.out.endswith("later\n")
+    assert out.err == "aliquot: some output is lost: it was written too fast\n"
+
+
+def test_logs_follow_a_run_that_takes_over_the_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.log"
+    path.write_text("long ago\n")
+    with open(path, "rb") as log:
+        reading = _Reading(str(path), log)
+        reading.begin(None)
+        path.write_text("new\n")
+        reading.go_on()
+        reading.go_on()
+    assert capfd.readouterr().out == "long ago\nnew\n"

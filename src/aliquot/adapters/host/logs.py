@@ -5,11 +5,17 @@ The programs of a cluster write JSON lines. The daemon of one machine writes `ke
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 from datetime import UTC, datetime
+from typing import TextIO
 
 import msgspec
+
+from aliquot.adapters.host.home import open_private
+from aliquot.adapters.host.logfiles import OLDER
 
 
 class _Lines(logging.Formatter):
@@ -31,9 +37,33 @@ class _Text(logging.Formatter):
         return super().formatMessage(record) + fields
 
 
-def start_text_logging(*, with_time: bool) -> None:
-    """Text lines on stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+class _Bounded(logging.StreamHandler[TextIO]):
+    """Stderr; where it is the file `path`, that file gets a new name when it has more than half of the limit."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        super().__init__(sys.stderr)
+        self._path, self._limit = path, limit
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)  # handles a full disk
+        with contextlib.suppress(OSError, ValueError):  # ValueError: stderr is closed
+            self._bound()
+
+    def _bound(self) -> None:
+        file = sys.stderr.fileno()
+        found = os.fstat(file)
+        if found.st_size <= self._limit // 2 or not os.path.samestat(os.lstat(self._path), found):
+            return
+        os.replace(self._path, self._path + OLDER)
+        with open_private(self._path, os.O_APPEND) as fresh:
+            for number in (1, file):
+                if os.path.samestat(os.fstat(number), found):
+                    os.dup2(fresh.fileno(), number)
+
+
+def start_text_logging(*, with_time: bool, path: str, limit: int | None) -> None:
+    """Text lines on stderr. `path`: where that may be a file, which has no more than the limit."""
+    handler = logging.StreamHandler(sys.stderr) if limit is None else _Bounded(path, limit)
     handler.setFormatter(_Text("%(asctime)s aliquot: %(message)s" if with_time else "aliquot: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 

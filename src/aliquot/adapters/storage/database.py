@@ -109,9 +109,21 @@ class Database:
             raise self._store_error(error) from error
 
     def _open(self) -> sqlite3.Connection:
+        try:
+            return self._opened()
+        except sqlite3.OperationalError as error:
+            if _code(error) not in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL) or not os.path.exists(self.path):
+                raise
+            return self._opened(alone=True)
+
+    def _opened(self, *, alone: bool = False) -> sqlite3.Connection:
+        """`alone`: no other process can use the file meanwhile, and its index is in memory: on a full disk there is no
+        room for an index, and what was written before can be read all the same."""
         self._make_private()
         database = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         try:
+            if alone:
+                database.execute("PRAGMA locking_mode = EXCLUSIVE")
             (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise sqlite3.DatabaseError(found)

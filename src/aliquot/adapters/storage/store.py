@@ -117,6 +117,11 @@ class Store(TenantStore):
             copy.unlink()
             raise
 
+    def set(self, key: str, value: str) -> None:
+        """It is on the disk when this returns. What is there already is not written again: the disk may be full."""
+        if self.setting(key) != value:
+            super().set(key, value)
+
     def remove(self, tenant_id: str) -> None:
         """Delete the tenant and its copy, if they are there."""
         with contextlib.suppress(FileNotFoundError):

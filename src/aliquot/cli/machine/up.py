@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own_home
-from aliquot.cli.amounts import Cards
+from aliquot.cli.amounts import AmountError, Cards, parse_memory
 from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
 from aliquot.cli.dashboardoptions import parse_listen
 from aliquot.cli.enforcement import check_enforcement, enforce_options, kill_after
@@ -29,6 +30,18 @@ NO_CARD = (
     "no usable NVIDIA GPU ({why}). To try aliquot without one: "
     "`aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE` or `aliquot up --simulate 2x24GiB`"
 )
+
+
+class LogLimit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
+    """An amount of bytes; 0: without a limit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else 0 if value.strip() == "0" else parse_memory(value) << 20
+        except AmountError:
+            self.fail(f"{value} is not allowed: 1MiB or more, as in 64MiB or 2GiB; 0: no limit", param, ctx)
 
 
 _OPTIONS = (
@@ -51,6 +64,11 @@ _OPTIONS = (
         "--simulate",
         metavar="SPEC",
         help="Simulate cards: 2x24GiB, or 2x8x24GiB for two nodes of eight cards",
+    ),
+    click.option(
+        "--log-limit",
+        type=LogLimit(),
+        help="Size that the log of each run, each container and the daemon has at most; 0: no limit  [default: 64MiB]",
     ),
     click.option(
         "--listen",
@@ -95,6 +113,7 @@ def up_words(
     token_file: Path | None,
     enforce: str | None = None,
     enforce_grace: float | None = None,
+    log_limit: int | None = None,
 ) -> list[str]:
     """The same options as words of a command line."""
     words = []
@@ -105,6 +124,7 @@ def up_words(
         ("--listen", listen),
         ("--token-file", None if token_file is None else token_file.absolute()),
         ("--release-delay", None if release_delay is None else f"{release_delay * 1000:g}ms"),
+        ("--log-limit", None if log_limit is None else f"{log_limit >> 20}MiB" if log_limit else "0"),
         ("--enforce", enforce),
         ("--enforce-grace", None if enforce_grace is None else f"{enforce_grace * 1000:g}ms"),
     ):
@@ -219,6 +239,7 @@ def _serve(
 ) -> None:
     from aliquot.adapters.gpu import player
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
+    from aliquot.adapters.host.logfiles import USUAL_LIMIT
     from aliquot.adapters.host.logs import start_text_logging
     from aliquot.adapters.host.systemd import notify_ready
     from aliquot.adapters.storage.store import StoreError
@@ -229,11 +250,13 @@ def _serve(
 
     # A log file needs timestamps; a terminal does not, and systemd's journal adds its own.
     to_file = not sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
-    start_text_logging(with_time=to_file)
+    limit = USUAL_LIMIT if options["log_limit"] is None else options["log_limit"] or None
+    start_text_logging(with_time=to_file, path=home.daemon_log, limit=limit)
 
     def on_ready(text: str) -> None:
         came_up()
-        click.echo(f"aliquot: {text}", err=True)
+        with contextlib.suppress(OSError):  # the disk of the log is full
+            click.echo(f"aliquot: {text}", err=True)
         notify_ready()
 
     playing = player.known(home)
@@ -267,6 +290,7 @@ def _serve(
             simulated=None if playing is None else playing.spec,
             nodes=1 if playing is None else playing.nodes,
             listen=where or service.USUAL,
+            log_limit=limit,
         )
         service.run_daemon(setup)
     except NvmlError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
+from aliquot.adapters.host.logfiles import OLDER
 from aliquot.cli.client import NotFoundError, ask, read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import pods_and_runs
@@ -68,13 +70,12 @@ def logs(
         time.sleep(_EVERY)
     try:
         with _open(output.path) as log:
-            if tail is not None:
-                seek_lines(log, tail)
-            _copy(log)
+            reading = _Reading(output.path, log)
+            reading.begin(tail)
             while follow and output.is_running():
                 time.sleep(_EVERY)
-                _copy(log)
-            _copy(log)
+                reading.go_on()
+            reading.go_on()
     except OSError as error:
         raise InputError(f"{output.path}: {_NOT_OURS.get(error.errno or 0, error.strerror)}") from error
     if line := output.how_ended():
@@ -187,11 +188,55 @@ def _open(path: str) -> BinaryIO:
     return log
 
 
-def seek_lines(log: BinaryIO, lines: int) -> None:
-    """Seek to the start of the last N lines. An unterminated last line counts."""
+class _Reading:
+    """A log and its older part (adapters/host/logfiles.py), as one."""
+
+    def __init__(self, path: str, log: BinaryIO) -> None:
+        self._path, self._log = path, log
+        self._older = self._number_of_older()
+        self._was_short = False
+
+    def begin(self, tail: int | None) -> None:
+        """Print what is there, or its last lines."""
+        missing = None if tail is None else seek_lines(self._log, tail)
+        if missing != 0:
+            with contextlib.suppress(FileNotFoundError), _open(self._path + OLDER) as older:
+                if missing is not None:
+                    seek_lines(older, missing)
+                _copy(older)
+        _copy(self._log)
+
+    def go_on(self) -> None:
+        """Print what is new."""
+        number = self._number_of_older()
+        if number != self._older:  # the log was cut: the rest of what it had is in its older part
+            self._older = number
+            with contextlib.suppress(FileNotFoundError), _open(self._path + OLDER) as older:
+                if older.seek(0, os.SEEK_END) < self._log.tell():
+                    click.echo("aliquot: some output is lost: it was written too fast", err=True)
+                older.seek(self._log.tell())
+                _copy(older)
+            self._log.seek(0)
+        elif os.fstat(self._log.fileno()).st_size < self._log.tell():  # it is being cut, or another run has its name
+            if self._was_short:
+                self._log.seek(0)
+            self._was_short = not self._was_short
+        _copy(self._log)
+
+    def _number_of_older(self) -> tuple[int, int] | None:
+        """Another one after each cut; an inode alone may be used again."""
+        try:
+            found = os.lstat(self._path + OLDER)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+def seek_lines(log: BinaryIO, lines: int) -> int:
+    """Seek to the start of the last N lines. An unterminated last line counts. Returns how many are missing."""
     at = end = log.seek(0, os.SEEK_END)
     if end == 0 or lines == 0:
-        return
+        return lines
     log.seek(end - 1)
     wanted = lines + (log.read(1) == b"\n")
     while at > 0:
@@ -203,9 +248,10 @@ def seek_lines(log: BinaryIO, lines: int) -> None:
             wanted -= 1
             if wanted == 0:
                 log.seek(at + found + 1)
-                return
+                return 0
             piece = piece[:found]
     log.seek(0)
+    return wanted - 1
 
 
 def _copy(log: BinaryIO) -> None:

@@ -100,15 +100,19 @@ def wait_for_daemon(patience: float) -> tuple[Connection, Home]:
 
 
 def _check_room(home: Home) -> None:
-    """Raises StartError. On a full disk the daemon dies of whatever cannot be written first, and cannot log why."""
-    for folder in (home.state, home.run):
+    """The first start needs room: raises StartError. A later one works without: it adopts what runs, and says so."""
+    for folder in dict.fromkeys((home.state, home.run)):
         if os.path.isdir(folder):
             disk = os.statvfs(folder)
             free = disk.f_bavail * disk.f_frsize
             if free < _LEAST_FREE or (disk.f_files and disk.f_favail < _LEAST_FILES):
                 what = f"{free >> 10} KiB" if free < _LEAST_FREE else f"room for {disk.f_favail} files"
+                short = f"{folder}: only {what} left on its disk"
+                if os.path.exists(home.database):
+                    print(f"aliquot: {short}: make room, until then new runs are refused", file=sys.stderr, flush=True)
+                    continue
                 raise StartError(
-                    f"{folder}: only {what} left on its disk, the daemon needs {_LEAST_FREE >> 20} MiB: "
+                    f"{short}, the daemon needs {_LEAST_FREE >> 20} MiB: "
                     "make room, or set ALIQUOT_HOME to another folder"
                 )
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from aliquot.adapters.host import logfiles
 from aliquot.adapters.host.home import Home
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
@@ -35,6 +36,8 @@ def new_log(path: str, name: str, caller: Caller) -> str:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
             if os.geteuid() == 0:
                 os.fchown(file.fileno(), caller.uid, caller.gid)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + logfiles.OLDER)  # of an earlier run of that name
     except OSError as error:
         raise RefusedError("failed", text=f"{path}: {error.strerror}") from error
     return path
@@ -43,5 +46,4 @@ def new_log(path: str, name: str, caller: Caller) -> str:
 def remove_log(path: str | None) -> None:
     """The run never started."""
     if path is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        logfiles.remove(path)

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
+from aliquot.adapters.host.logfiles import USUAL_LIMIT
 from aliquot.adapters.host.supervisors import Supervisors
-from aliquot.adapters.storage.store import Store
+from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.arbiter.timeline import Record
 from aliquot.dialects import QgpuRules
 from aliquot.model.device import Card
@@ -31,10 +32,12 @@ from aliquot.placement.waste import Waste
 from aliquot.services.daemon.control import about, listen, unlink
 from aliquot.services.daemon.home import StartError, make_home, take_lock
 from aliquot.services.daemon.loopdelay import LoopDelay
+from aliquot.services.daemon.tasks import run_forever
 from aliquot.services.dashboard.access import Access, Listen
 from aliquot.services.dashboard.server import bind, show
 from aliquot.services.machine.control import ControlServer, watch_root
 from aliquot.services.machine.dashboard import MachineView
+from aliquot.services.machine.logs import RunLogs
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import Arbiter, LocalMachine
 from aliquot.services.runtime.meter import CardMeter
@@ -74,6 +77,7 @@ class Setup:
     simulated: str | None = None  # the cards, as in --simulate
     nodes: int = 1  # the cards are distributed over them
     listen: Listen = USUAL  # of the dashboard
+    log_limit: int | None = USUAL_LIMIT  # bytes of the log of one run or container; None: without a limit
 
 
 def run_daemon(setup: Setup) -> None:
@@ -111,7 +115,11 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         names=_names(setup.nodes),
     )
     pods = PodManager(
-        machine, store.objects, Supervisors(home.control), lambda tenancy, folder: _environment(setup, tenancy, folder)
+        machine,
+        store.objects,
+        Supervisors(home.control),
+        lambda tenancy, folder: _environment(setup, tenancy, folder),
+        setup.log_limit,
     )
     machine.configure(_rules(machine.rules, setup))
     listening = _listening(setup.listen)
@@ -128,7 +136,8 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         arbiter.keep_trace(True)
     arbiter.start()
     delay, dashboard = LoopDelay(), None
-    measuring = asyncio.create_task(delay.run())
+    logs = RunLogs(home.logs, setup.log_limit, machine.logs_in_use)
+    tasks = [asyncio.create_task(run_forever(work)) for work in (delay.run, logs.run)]
     try:
         machine.restore()
         pods.restore(rebooted=machine.rebooted)
@@ -140,7 +149,8 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         await control.serve(listener, lambda: setup.on_ready(_ready(machine, simulated, url, qgpu)))
     finally:
         await _cancel(dashboard)
-        await _cancel(measuring)
+        for task in tasks:
+            await _cancel(task)
         await asyncio.to_thread(store.writer.stop)
         arbiter.stop()
         meter.stop()
@@ -176,7 +186,10 @@ def _rules(rules: SharingRules, setup: Setup) -> SharingRules:
 def _qgpu_rules(store: Store, chosen: QgpuRules | None) -> QgpuRules:
     """The version of qGPU's rules, now and after every restart."""
     rules = chosen or QgpuRules(store.setting("qgpu_rules") or QgpuRules.SEED)
-    store.set("qgpu_rules", rules.value)
+    try:
+        store.set("qgpu_rules", rules.value)
+    except StoreError as error:
+        _LOG.error("settings_not_stored", extra={"data": {"error": str(error)}})
     return rules
 
 

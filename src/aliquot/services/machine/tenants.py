@@ -26,7 +26,7 @@ from aliquot.adapters.host.home import TENANT_VARIABLE, Home
 from aliquot.adapters.host.procscan import with_environment
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.folders import remove_folder
-from aliquot.adapters.storage.store import Store
+from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
@@ -120,8 +120,11 @@ class LocalMachine:
         return rules if delay is None else replace(rules, release_delay=float(delay))
 
     def configure(self, rules: SharingRules) -> None:
-        """Apply the rules now, and keep them."""
-        self._keep_rules(rules)
+        """Apply the rules now, and keep them if the disk has room."""
+        try:
+            self._keep_rules(rules)
+        except StoreError as error:
+            _LOG.error("settings_not_stored", extra={"data": {"error": str(error)}})
         self._apply_rules(rules)
 
     async def change_rules(self, rules: SharingRules) -> None:
@@ -151,8 +154,16 @@ class LocalMachine:
             else:
                 self.history.add(tenancy, None)
                 self._discard(tenancy)
-        self.store.set("boot", processes.boot_id())
+        self._writer.put(self._store_boot, _log_error("boot_not_stored", "-"))
         self._clear_strays()
+
+    def _store_boot(self) -> None:
+        """The next daemon discards tenants of another boot: no tenant is stored before this is."""
+        self.store.set("boot", processes.boot_id())
+
+    def _store_tenant(self, tenancy: Tenancy) -> None:
+        self._store_boot()
+        self.store.add(tenancy)
 
     def _is_alive(self, tenancy: Tenancy) -> bool:
         tenant = tenancy.tenant
@@ -312,7 +323,7 @@ class LocalMachine:
         except OSError as error:
             self._not_started(entry, tenancy, error)
             return
-        self._writer.put(lambda: self.store.add(tenancy), lambda error: self._stored(entry, tenancy, grant, error))
+        self._writer.put(lambda: self._store_tenant(tenancy), lambda error: self._stored(entry, tenancy, grant, error))
 
     def _stored(self, entry: QueuedRequest, tenancy: Tenancy, grant: Grant, error: Exception | None) -> None:
         """The tenant is on the disk, or it cannot be: now its run starts, or is refused."""
@@ -374,6 +385,10 @@ class LocalMachine:
             "serial", lambda: self.store.set("serial", serial), _log_error("serial_not_stored", name)
         )
         return name
+
+    def logs_in_use(self) -> set[str]:
+        """The logs of runs that run or wait."""
+        return {item.log for item in (*self.tenancies.values(), *self.queue) if item.log is not None}
 
     def directory(self, tenant_id: str) -> Path:
         """The folder of the tenant."""

@@ -61,10 +61,11 @@ class PodManager(PodRecords):
         store: ObjectStore,
         supervisors: Supervisors,
         environment: Callable[[Tenancy, str], dict[str, Any]],
+        log_limit: int | None = None,
     ) -> None:
         super().__init__(store, machine.store.writer, machine.clock)
         self.machine = machine
-        self._supervisors, self._environment = supervisors, environment
+        self._supervisors, self._environment, self._log_limit = supervisors, environment, log_limit
         self._unstored: set[str] = set()  # replicas that are not on the disk yet: they must not start
         self._unnoted: set[str] = set()  # Pods whose last report is not on the disk
         self._connections: dict[str, Send] = {}  # to the supervisors, by Pod uid
@@ -309,7 +310,7 @@ class PodManager(PodRecords):
         )
         self._persist(replace(pod, state=state))  # the tenancy is on the disk already
         spec = launchspec.render(pod, grant, claim, node, environment, logs)
-        send({"event": {"granted": spec | {"most_restarts": self._most_restarts(pod)}}})
+        send({"event": {"granted": spec | {"most_restarts": self._most_restarts(pod), "log_limit": self._log_limit}}})
 
     def _most_restarts(self, pod: LocalPod) -> int | None:
         """The backoffLimit of its Job; None: without a limit."""

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from aliquot.adapters.host import children, processes, procscan
+from aliquot.adapters.host import children, logfiles, processes, procscan
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
 from aliquot.model.localpod import MOST_EVENTS
 from aliquot.services.machine.pods.lifecycle import Container, Lifecycle
@@ -27,6 +27,7 @@ CONTAINER_VARIABLE = "ALIQUOT_CONTAINER"  # marks the processes of one container
 _RECONNECT = 0.5  # seconds between attempts to reach the daemon
 _STEP = 0.1  # seconds between checks of containers that are to end
 _GRACE = 30.0
+_BETWEEN_LOOKS = 5.0  # seconds between looks at the size of the logs
 _FINAL = ("denied", "stopped")
 _LONGEST = 800  # characters of a start error: a program's name may be a whole script
 
@@ -39,6 +40,8 @@ class Supervisor:
         self._connection: Connection | None = None
         self._lifecycle: Lifecycle | None = None
         self._grace = _GRACE
+        self._log_limit: int | None = None
+        self._next_look = 0.0  # on the monotonic clock
         self._kill_at: float | None = None  # on the monotonic clock: the end of the grace period
         self._ending = False
         self._why_ending: str | None = None
@@ -65,6 +68,7 @@ class Supervisor:
             self._connect()
             self._reap()
             self._step()
+            self._bound_logs()
             if self._changed:
                 self._report()
             if self._finished():
@@ -80,7 +84,7 @@ class Supervisor:
         return self._lifecycle is not None and self._lifecycle.over and stored
 
     def _wait(self) -> None:
-        lifecycle, timeouts = self._lifecycle, [30.0]
+        lifecycle, timeouts = self._lifecycle, [30.0 if self._log_limit is None else _BETWEEN_LOOKS]
         if self._connection is None:
             timeouts.append(_RECONNECT)
         if lifecycle is not None and (due := lifecycle.next_due()) is not None:
@@ -165,7 +169,7 @@ class Supervisor:
     def _begin(self, granted: dict[str, Any]) -> None:
         if self._lifecycle is not None or self._ending:
             return
-        self._grace = granted["grace"]
+        self._grace, self._log_limit = granted["grace"], granted.get("log_limit")
         containers = [
             Container(container["name"], container["init"], container["sidecar"], given=container)
             for container in granted["containers"]
@@ -194,6 +198,14 @@ class Supervisor:
             return
         lifecycle.started(container, pid, time.time())
         self._record(f"started container {container.name} (pid {pid})")
+
+    def _bound_logs(self) -> None:
+        if self._lifecycle is None or self._log_limit is None or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _BETWEEN_LOOKS
+        for container in self._lifecycle.containers:
+            with contextlib.suppress(OSError):  # it has not started, or its owner removed the log
+                logfiles.bound(container.given["log"], self._log_limit)
 
     def _reap(self) -> None:
         for pid, code in children.ended():
