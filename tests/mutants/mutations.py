@@ -84,6 +84,8 @@ def _inside(node: ast.AST) -> Iterator[Change]:
     """Changes of the node and of what is in it, in the order of the source; functions in it come by themselves."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
+    if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: an assertion
+        return
     yield from _of(node)
     for name, value in ast.iter_fields(node):
         if name == "annotation":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
@@ -12,6 +12,7 @@ from aliquot.model.refusal import Reason
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
+from kit.boards import occupants
 from kit.builders import GIB, a_board, a_node, asking, whole_cards, whole_node
 
 
@@ -238,6 +239,39 @@ class Bookings(RuleBasedStateMachine):
 
 TestBookings = Bookings.TestCase
 TestBookings.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+_asked = st.one_of(
+    st.builds(asking, st.integers(1, 16), st.none() | st.integers(1, 100), count=st.integers(1, 2)),
+    st.builds(whole_cards, st.integers(1, 2)),
+    st.builds(whole_node),
+)
+
+
+_others = occupants() | st.sampled_from(
+    [
+        Occupant({0: Usage(GIB, slices=1)}),
+        Occupant({1: Usage(GIB, slices=1)}),
+        Occupant({0: Usage(16 * GIB, slices=1, exclusive=1)}),
+        Occupant({}, whole_node=True),
+    ]
+)
+
+
+@given(_asked, st.lists(_others, min_size=1, max_size=3))
+def test_a_booking_still_fits_exactly_when_it_could_be_made_again(claim: Claim, others: list[Occupant]) -> None:
+    ledger = _ledger(16, 16)
+    grant = Chooser(ledger.board, POLICIES["binpack"]()).choose(claim)
+    assert grant is not None
+    booking = ledger.assume(claim, grant, 1.0)
+    assert isinstance(booking, Booking)
+    assert ledger.still_fits(booking, claim)
+    for at, other in enumerate(others):  # the API server says so: they need not fit
+        ledger.confirm(f"other-{at}", "n1", other)
+        still = ledger.still_fits(booking, claim)
+        ledger.forget(claim.uid)
+        assert still == isinstance(ledger.assume(claim, grant, 1.0), Booking)
+        ledger.confirm(claim.uid, "n1", booking.occupant)
 
 
 def test_an_empty_ledger_leaves_an_empty_board() -> None:

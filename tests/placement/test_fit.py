@@ -44,6 +44,32 @@ def test_memory_that_is_taken_now_is_a_busy_refusal_with_wanted_and_had() -> Non
     assert _refusals(board, asking(5)) == [Refusal("n1", 0, Reason.MEMORY, 5 * GIB, 3 * GIB, never=False)]
 
 
+@given(st.lists(st.integers(1, 16), min_size=2, max_size=4, unique=True), st.integers(1, 100))
+def test_containers_that_fill_every_card_exactly_fit(sizes: list[int], core: int) -> None:
+    """One GiB or one percent more on any of them does not."""
+    board = a_board(a_node("n1", *sizes))
+    board.take("n1", Occupant({slot: Usage(0, 10 * (100 - core)) for slot in range(len(sizes))}))
+    parts = [a_slice(size, core) for size in sizes]
+    for wanted in (parts, [*parts[:-1], a_slice(sizes[-1] + 1, core)], [*parts[:-1], a_slice(sizes[-1], core + 1)]):
+        claim = a_claim(*(a_container(part, name=f"c{at}", index=at) for at, part in enumerate(wanted)))
+        assert _fits(board, claim) == (["n1"] if wanted == parts else [])
+
+
+@given(st.integers(0, 100), st.integers(0, 16), st.integers(0, 16))
+def test_a_percentage_and_an_amount_add_up(percent: int, gib: int, used: int) -> None:
+    board = a_board(a_node("n1", 16))
+    board.take("n1", Occupant({0: Usage(used * GIB)}))
+    claim = a_claim(a_container(Slice(memory_percent=percent, memory_mib=gib * GIB)))
+    assert bool(_fits(board, claim)) == (16 * GIB * percent // 100 + gib * GIB <= (16 - used) * GIB)
+
+
+def test_whole_node_is_refused_with_the_number_of_pods() -> None:
+    board = a_board(a_node("n1", 16))
+    for _ in range(2):
+        board.take("n1", Occupant({}))
+    assert _refusals(board, whole_node()) == [Refusal("n1", None, Reason.WHOLE_NODE, 0, 2, never=False)]
+
+
 def test_a_card_too_small_never_fits() -> None:
     assert _refusals(a_board(a_node("n1", 16)), asking(24)) == [
         Refusal("n1", 0, Reason.MEMORY, 24 * GIB, 16 * GIB, never=True)

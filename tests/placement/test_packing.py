@@ -16,6 +16,8 @@ from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
+from aliquot.placement.fit import fits
+from aliquot.placement.packing import Packing
 from aliquot.placement.potential import Potential, Weights
 from aliquot.placement.prices import remainder_values
 from aliquot.placement.workload import Shape, Workload
@@ -117,6 +119,31 @@ def test_a_score_does_not_depend_on_which_rows_are_asked_with_it(
     together = potential.growth_of_several(rows, after, 100)
     alone = [potential.growth_of_several(rows[at : at + 1], after[at : at + 1], 100)[0] for at in rows]
     assert together.tolist() == alone
+
+
+_used = st.tuples(st.integers(0, 8), st.integers(0, 8))  # eighths of a card's memory, and of its core
+
+
+@pytest.mark.parametrize("policy", ["fgd", "dense"])
+@given(cards=st.lists(_used, min_size=6, max_size=8), memory=st.sampled_from([0, 0, 1, 3]), core=st.integers(1, 3))
+def test_score_of_a_node_is_that_of_its_first_best_card(
+    policy: str, cards: list[tuple[int, int]], memory: int, core: int
+) -> None:
+    """Also where cards differ only in what they had, or only in what they would have left."""
+    board = Board()
+    board.set_node(a_node("n1", *[16] * len(cards)))
+    board.take("n1", Occupant({at: Usage(2 * GIB * used, 125 * of_core) for at, (used, of_core) in enumerate(cards)}))
+    demand = demand_of(a_claim(a_container(Slice(memory_mib=2 * GIB * memory, core_milli=125 * core))))
+    packing, rows = POLICIES[policy](), np.array([0])
+    assert isinstance(packing, Packing)
+    for used in range(1, 8):
+        packing.observe(board, demand_of(asking(2 * used)))
+    packing.learn(board)
+    _, fitting = fits(board, demand, rows)
+    scores = np.where(fitting[0], packing.card_scores(board, demand, 0), np.inf)
+    [score], [card] = packing.node_scores(board, demand, rows, fitting)
+    assert score == scores.min()
+    assert not fitting.any() or card == scores.argmin()
 
 
 def test_potential_follows_the_board() -> None:

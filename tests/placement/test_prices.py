@@ -14,6 +14,11 @@ from aliquot.placement.prices import remainder_values
 _pieces = st.dictionaries(st.integers(1, 1000), st.integers(1, 50), min_size=1, max_size=8)
 
 
+@pytest.mark.parametrize("pieces", [{}, {0: 5}, {1001: 5}, {500: 0}])
+def test_without_pieces_that_fit_a_card_every_remainder_is_worth_nothing(pieces: dict[int, int]) -> None:
+    assert remainder_values(pieces).tolist() == [0.0] * 1001
+
+
 def test_a_whole_card_is_worth_1000_when_it_can_be_filled() -> None:
     assert remainder_values({500: 3, 1000: 1})[1000] == pytest.approx(1000)
 
