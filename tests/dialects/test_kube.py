@@ -205,6 +205,30 @@ def test_workload_expands_to_replicas(kind: str) -> None:
     assert names(workload(kind, replicas=0)) == []
 
 
+def test_daemon_set_expands_to_the_nodes_that_it_selects_and_tolerates() -> None:
+    taint = {"key": "a", "effect": "NoSchedule"}
+    nodes = [
+        node(labels={"disk": "ssd"}),
+        node(labels={"disk": "ssd"}, taints=[taint]),
+        node(labels={"disk": "ssd"}, unschedulable=True),
+        node(labels={"disk": "ssd"}, taints=[{**taint, "effect": "PreferNoSchedule"}]),
+        node(labels={"disk": "hdd"}),
+    ]
+    for at, made in enumerate(nodes):
+        made["metadata"]["name"] = f"n{at}"
+
+    def on(**spec: object) -> list[str]:
+        template = {"spec": {**pod()["spec"], **spec}}
+        made = expand(workload("DaemonSet", template), [as_node(node) for node in nodes])
+        assert isinstance(made, list)
+        return [made["metadata"]["name"] for made in made]
+
+    assert on() == ["web-n0", "web-n2", "web-n3", "web-n4"]
+    assert on(nodeSelector={"disk": "ssd"}) == ["web-n0", "web-n2", "web-n3"]
+    assert on(nodeSelector={"disk": "ssd"}, tolerations=[{"key": "a"}]) == ["web-n0", "web-n1", "web-n2", "web-n3"]
+    assert on(nodeSelector={"disk": "hdd"}, tolerations=[{"operator": "Exists"}]) == ["web-n4"]
+
+
 def test_job_expands_to_parallelism() -> None:
     assert names(workload("Job", parallelism=2)) == ["web-0", "web-1"]
     assert names(workload("Job", parallelism=4, completions=3)) == ["web-0", "web-1", "web-2"]

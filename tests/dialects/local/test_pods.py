@@ -39,6 +39,14 @@ def test_command_and_args_are_one_command() -> None:
     assert command(command=["sh", "-c"], args=["true"]) == ("sh", "-c", "true")
 
 
+@pytest.mark.parametrize("policy", [None, "Always", "OnFailure"])
+def test_only_an_init_container_that_restarts_always_is_a_sidecar(policy: str | None) -> None:
+    container = {"name": "a", "restartPolicy": policy}
+    first, main = planned({**container, "name": "b"}, initContainers=[container]).containers
+    assert (first.init, first.sidecar) == (True, policy == "Always")
+    assert (main.init, main.sidecar) == (False, False)
+
+
 def test_without_a_command_the_sample_workload_runs_in_its_place() -> None:
     assert command(image="x") == SAMPLE
     assert SAMPLE[:3] == ("aliquot", "burn", "load")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aliquot.dialects.wire.workloads import not_ready, rollout_status
 
@@ -25,6 +27,16 @@ def _deployment(**status: int) -> Any:
 )
 def test_rollout_status_of_deployment(status: dict[str, int], complete: bool) -> None:
     assert rollout_status(_deployment(**status)).complete is complete
+
+
+@given(st.integers(1, 5), st.integers(0, 2), st.integers(0, 5), st.integers(0, 5))
+def test_ready_replicas_are_new_and_available_and_one_is_missing_while_old_ones_are_left(
+    wanted: int, old: int, updated: int, available: int
+) -> None:
+    status = {"replicas": wanted + old, "updatedReplicas": updated, "availableReplicas": available}
+    deployment = {"kind": "Deployment", "metadata": {}, "spec": {"replicas": wanted}, "status": status}
+    found = rollout_status(deployment)
+    assert (found.ready, found.wanted) == (min(updated, available, wanted - 1 if old else 5), wanted)
 
 
 def test_rollout_status_of_daemon_set() -> None:
