@@ -15,8 +15,9 @@ import yaml
 from click.testing import CliRunner
 
 from aliquot.cli.main import cli
-from aliquot.dialects import parse_pod
+from aliquot.dialects import Rules, parse_pod
 from aliquot.dialects.kube import expand
+from aliquot.dialects.rules import EVERY
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.refusal import Invalid
 from kit.machine import Machine, paper
@@ -34,7 +35,8 @@ def objects(path: Path) -> list[dict[str, Any]]:
 
 def claims(path: Path) -> list[Claim | tuple[Invalid, ...] | None]:
     made = [expand(manifest) for manifest in objects(path)]
-    return [parse_pod(pod) for pods in made if not isinstance(pods, Invalid) for pod in pods]
+    rules = Rules(served=frozenset(EVERY))
+    return [parse_pod(pod, rules) for pods in made if not isinstance(pods, Invalid) for pod in pods]
 
 
 def test_examples_exist() -> None:
@@ -49,8 +51,9 @@ def test_every_manifest_parses_to_claims(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WITH_PODS, ids=lambda path: path.name)
-def test_every_pod_fits_on_the_cluster_of_the_seeds(path: Path) -> None:
-    cluster = str(EXAMPLES / "seeds" / "cluster.yaml")
+def test_every_pod_fits_on_the_cluster_of_its_folder_or_of_the_seeds(path: Path) -> None:
+    own = path.parent / "cluster.yaml"
+    cluster = str(own if own.exists() else EXAMPLES / "seeds" / "cluster.yaml")
     result = CliRunner().invoke(cli, ["explain", "-f", str(path), "--cluster", cluster, "-o", "json"])
     assert [load["pod"] for load in json.loads(result.stdout) if not load["fits"]] == []
     assert result.exit_code == 0

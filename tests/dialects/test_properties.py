@@ -28,7 +28,18 @@ from aliquot.dialects import (
 )
 from aliquot.dialects.kube import expand, node_refusals
 from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
-from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice, Usage, peak
+from aliquot.model.claim import (
+    AppClass,
+    CardFilter,
+    Claim,
+    ContainerClaim,
+    Order,
+    Preference,
+    Role,
+    Slice,
+    Usage,
+    peak,
+)
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
@@ -38,6 +49,7 @@ from kit.strategies import anything, mutated, places_of
 modest = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SEED, LATER = Rules(), Rules(qgpu=QgpuRules.Y2026, gpushare_unit=MemoryUnit.MIB)
+HAMI = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami"}))
 words = st.text("abcdefghij-0123456789", min_size=1, max_size=8)
 
 # Claims, each with the rules it was written under.
@@ -135,7 +147,36 @@ def gpushare_claims(draw: st.DrawFn) -> tuple[Claim, Rules]:
     return _claim(draw, draw(placed(pieces)), "gpushare", Offer.GPUSHARE, together=True), rules
 
 
-claims = st.one_of(qgpu_claims(), t9k_claims(), gpushare_claims())
+@st.composite
+def hami_slices(draw: st.DrawFn) -> tuple[Slice, int]:
+    count, core = draw(st.integers(1, 8)), draw(st.none() | st.integers(1, 100))
+    mib, percent = draw(
+        st.one_of(st.tuples(st.integers(1, 10**6), st.just(0)), st.tuples(st.just(0), st.integers(1, 100)))
+    )
+    if percent == 100 and core in (None, 100):
+        return Slice(memory_percent=100, exclusive=True), count
+    return Slice(mib, percent, None if core is None else core * 10, exclusive=core == 100), count
+
+
+@st.composite
+def hami_claims(draw: st.DrawFn) -> tuple[Claim, Rules]:
+    lists = [tuple(sorted(draw(st.sets(st.sampled_from(["A100", "V100", "T4"]))))) for _ in range(2)]
+    lists += [tuple(sorted(draw(st.sets(words.map("GPU-{}".format), max_size=2)))) for _ in range(2)]
+    preference = draw(st.none() | st.builds(Preference, st.sampled_from(Order), st.sampled_from(Order)))
+    chosen = CardFilter(*lists) if any(lists) else None
+    app_class = draw(st.sampled_from(AppClass))
+    return _claim(
+        draw,
+        draw(placed(hami_slices())),
+        "hami",
+        Offer.HAMI,
+        app_class=app_class,
+        cards=chosen,
+        preference=preference,
+    ), HAMI
+
+
+claims = st.one_of(qgpu_claims(), t9k_claims(), gpushare_claims(), hami_claims())
 
 
 @modest

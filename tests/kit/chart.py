@@ -13,7 +13,14 @@ CHART = ROOT / "deploy" / "chart" / "aliquot"
 INSTALL = ROOT / "deploy" / "install.yaml"
 
 Json = dict[str, Any]
-MODES = {"all": ("qgpu", "t9k", "gpushare"), "qgpu": ("qgpu",), "t9k": ("t9k",), "gpushare": ("gpushare",)}
+MODES = {
+    "all": ("qgpu", "t9k", "gpushare"),
+    "qgpu": ("qgpu",),
+    "t9k": ("t9k",),
+    "gpushare": ("gpushare",),
+    "hami": ("hami",),
+    "all+hami": ("qgpu", "t9k", "gpushare", "hami"),
+}
 
 
 class Objects:

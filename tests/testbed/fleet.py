@@ -21,7 +21,8 @@ _T9K = "sched.tensorstack.dev"
 EXCLUSIVE = {f"{_T9K}/accelerator": "nvidia-gpu", f"{_T9K}/node-alloc-mode": "xgn"}
 SHARED = {f"{_T9K}/accelerator": "nvidia-gpu", f"{_T9K}/node-alloc-mode": "sgn"}
 POLICY = "tke.cloud.tencent.com/qgpu-schedule-policy"
-ALL_LABELS = {*MIXED, *GPUSHARE, *EXCLUSIVE, POLICY}
+HAMI = {"aliquot.dev/serve-nvidia-gpu": "true"}
+ALL_LABELS = {*MIXED, *GPUSHARE, *EXCLUSIVE, *HAMI, POLICY}
 
 
 class Fleet:
@@ -35,14 +36,16 @@ class Fleet:
         *,
         cards: str = CARDS,
         labels: Mapping[str, str] | None = None,
+        dialect: str | None = None,
     ) -> None:
         self.plane, self.nodes = plane, tuple(nodes)
-        self.wired = Wired(plane, folder)
+        served = () if dialect is None else (f"--dialects={dialect}",)
+        self.wired = Wired(plane, folder, *served, dialect=dialect or "all")
         self.agents: dict[str, AliquotAgent] = {}
         try:
             for node in self.nodes:
                 self.label(node.name, labels or {**MIXED, **GPUSHARE})
-                self.agents[node.name] = AliquotAgent(node, cards=cards, wait=False)
+                self.agents[node.name] = AliquotAgent(node, *served, cards=cards, wait=False)
             for agent in self.agents.values():
                 agent.wait_ready()
         except BaseException:

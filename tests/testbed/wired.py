@@ -39,11 +39,12 @@ class Wired:
         folder: Path,
         *args: str,
         extender: Mapping[str, Any] | None = None,
+        dialect: str = "all",
     ) -> None:
-        """`extender` are settings that differ from what our file says of us."""
+        """`extender` are settings that differ from what our file says of us; `dialect` is that of our file."""
         self.plane, self._folder, self._args = plane, folder, args
         self.ours = AliquotScheduler(*args, kubeconfig=plane.kubeconfig, log=folder / "aliquot-scheduler.log")
-        config = scheduler_config(self.ours.url)
+        config = scheduler_config(self.ours.url, f"--dialect={dialect}")
         config["extenders"][0].update(extender or {})
         try:
             self.kube: KubeScheduler = plane.start_scheduler(config)

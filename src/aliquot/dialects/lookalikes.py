@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from aliquot.dialects import gpushare, native, qgpu, t9k
+from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.pods import Json, Pod
 from aliquot.model.refusal import Invalid
 
@@ -42,6 +42,13 @@ _OWNED = (
         gpushare.RESOURCES,
         # Whole cards chosen by topology, and the compute share of cGPU, both of Alibaba's ACK.
         frozenset({"aliyun.com/gpu", "aliyun.com/gpu-core.percentage"}),
+    ),
+    _Owned(
+        hami.DIALECT,
+        "nvidia.com/gpu",
+        hami.RESOURCES,
+        # Cards shared by NVIDIA's own plugin, and those of virtual machines.
+        frozenset({"nvidia.com/gpu.shared", "nvidia.com/vgpu", "nvidia.com/pgpu"}),
     ),
     _Owned(None, native.PREFIX, ()),  # no resource has our own prefix
 )
@@ -111,7 +118,7 @@ def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
 
     Only near misses: cloud vendors set other annotations under the same domains.
     """
-    marks = ((qgpu.DIALECT, qgpu.MARKS), (gpushare.DIALECT, gpushare.MARKS))
+    marks = ((qgpu.DIALECT, qgpu.MARKS), (gpushare.DIALECT, gpushare.MARKS), (hami.DIALECT, hami.MARKS))
     known = [mark for dialect, names in marks if dialect in served for mark in names]
     return [
         problem

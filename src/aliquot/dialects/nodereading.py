@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from aliquot.dialects import gpushare, native, qgpu, t9k
+from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.nodes import Capacity, NodeView, cards_from
 from aliquot.dialects.pods import Json
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objects import NodeObject, node_view, read_object
 from aliquot.model.device import Card
-from aliquot.model.node import LIMITED_SHARING, Node, Offer
+from aliquot.model.node import LIMITED_SHARING, Isolation, Node, Offer
 from aliquot.model.refusal import Invalid
 
 
@@ -39,12 +39,17 @@ def parse_node(
         name=view.name,
         cards=_limited(cards, offers, rules),
         offers=offers,
-        isolation=qgpu.isolation(view.labels, problems),
+        isolation=qgpu.isolation(view.labels, problems, default=_usual_isolation(offers)),
         cpu_milli=view.cpu_milli(problems),
         memory_mib=view.memory_mib(problems),
         notes=tuple(notes),
     )
     return tuple(problems) if problems else result
+
+
+def _usual_isolation(offers: frozenset[Offer]) -> Isolation:
+    """Of a node without a policy label. HAMi limits compute to gpucores while others use the card too."""
+    return Isolation.BURST_SHARE if Offer.HAMI in offers else Isolation.BEST_EFFORT
 
 
 def _limited(cards: tuple[Card, ...], offers: frozenset[Offer], rules: Rules) -> tuple[Card, ...]:
@@ -63,6 +68,8 @@ def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory:
         found |= t9k.offers(node.labels, problems)
     if gpushare.DIALECT in rules.served:
         found |= gpushare.offers(node, inventory=inventory)
+    if hami.DIALECT in rules.served and inventory:
+        found |= hami.offers(node.labels)
     mix = node.labels.get(native.MIX_LABEL, "false")
     if mix not in ("true", "false"):
         problems.append(Invalid(f'metadata.labels["{native.MIX_LABEL}"]', mix, "true or false"))
@@ -116,7 +123,7 @@ class NodeReader:
         )
 
 
-_NODE_LABELS = (*qgpu.LABELS, *t9k.LABELS, *gpushare.LABELS, native.MIX_LABEL)
+_NODE_LABELS = (*qgpu.LABELS, *t9k.LABELS, *gpushare.LABELS, *hami.LABELS, native.MIX_LABEL)
 _NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)
 
 

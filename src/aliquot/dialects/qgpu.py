@@ -246,11 +246,11 @@ ENABLED_BY = {
 }
 
 
-def isolation(labels: Json, problems: list[Invalid]) -> Isolation:
-    """The node's policy label, full name or short."""
+def isolation(labels: Json, problems: list[Invalid], *, default: Isolation = Isolation.BEST_EFFORT) -> Isolation:
+    """The node's policy label, full name or short; `default` without one."""
     value = labels.get(POLICY_LABEL)
     if value is None:
-        return Isolation.BEST_EFFORT
+        return default
     if isinstance(value, str) and value in _POLICIES:
         return _POLICIES[value]
     allowed = "best-effort or be, fixed-share or fs, burst-share or bs"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aliquot.dialects import gpushare, native, pods, qgpu, t9k
+from aliquot.dialects import gpushare, hami, native, pods, qgpu, t9k
 from aliquot.dialects.lookalikes import misspelled_marks, misspelled_resources
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
@@ -18,7 +18,7 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.value import value
 
 # What a node needs for each offer, in words.
-ENABLED_BY = {**qgpu.ENABLED_BY, **t9k.ENABLED_BY, **gpushare.ENABLED_BY}
+ENABLED_BY = {**qgpu.ENABLED_BY, **t9k.ENABLED_BY, **gpushare.ENABLED_BY, **hami.ENABLED_BY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,17 @@ _DIALECTS = (
         lambda pod, rules: gpushare.parse_pod(pod, rules.gpushare_unit),
         lambda claim, rules: gpushare.words(claim, rules.gpushare_unit),
     ),
+    _Dialect(
+        hami.DIALECT,
+        hami.first_mention,
+        lambda pod, rules: hami.parse_pod(pod),
+        lambda claim, rules: hami.words(claim),
+    ),
 )
 
-_OUR_ANNOTATIONS = frozenset(qgpu.ANNOTATIONS + t9k.ANNOTATIONS + gpushare.ANNOTATIONS + native.ANNOTATIONS)
+_OUR_ANNOTATIONS = frozenset(
+    qgpu.ANNOTATIONS + t9k.ANNOTATIONS + gpushare.ANNOTATIONS + hami.ANNOTATIONS + native.ANNOTATIONS
+)
 
 
 def parse_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invalid, ...] | None:
@@ -153,7 +161,7 @@ class PodReader:
         )
 
 
-_MARKS = qgpu.MARKS + gpushare.MARKS
+_MARKS = qgpu.MARKS + gpushare.MARKS + hami.MARKS
 
 
 def _container_shape(container: ContainerObject) -> object:
@@ -180,6 +188,8 @@ def _claim_for(names: Names, template: Claim) -> Claim:
         together=template.together,
         whole_node=template.whole_node,
         models=template.models,
+        cards=template.cards,
+        preference=template.preference,
         owner=names.owner,
         cpu_milli=template.cpu_milli,
         memory_mib=template.memory_mib,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects import gpushare, hami, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.qgpu import QgpuRules
 from aliquot.model.refusal import Invalid
 
-DIALECTS = (qgpu.DIALECT, t9k.DIALECT, gpushare.DIALECT)
+DIALECTS = (qgpu.DIALECT, t9k.DIALECT, gpushare.DIALECT)  # those that are served unless others are named
+EVERY = (*DIALECTS, hami.DIALECT)  # nvidia.com/gpu belongs to NVIDIA's plugin unless the cluster's owner names hami
+ALL = "all"  # stands for DIALECTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +26,17 @@ class Rules:
 
     @property
     def whole(self) -> Rules:
-        """The same with all dialects: a Pod on a card counts in whatever dialect it requested the card."""
-        return self if self.served == frozenset(DIALECTS) else replace(self, served=frozenset(DIALECTS))
+        """The same with all dialects: a Pod on a card counts in whatever dialect it requested the card. Where HAMi's is
+        not served, its resources are another plugin's."""
+        return self if self.served >= frozenset(DIALECTS) else replace(self, served=self.served | frozenset(DIALECTS))
 
 
 DEFAULT_RULES = Rules()
 
 
 def parse_dialects(text: str | None) -> frozenset[str] | Invalid:
-    """Parse `--dialects`: names separated by commas; all dialects without the option."""
-    if text is None:
-        return frozenset(DIALECTS)
-    named = {word.strip() for word in text.split(",")}
-    if named <= set(DIALECTS):
-        return frozenset(named)
-    return Invalid("--dialects", text, f"{', '.join(DIALECTS)}, separated by commas")
+    """Parse `--dialects`: names separated by commas; without the option all but HAMi's."""
+    named = {word.strip() for word in (ALL if text is None else text).split(",")}
+    if named <= {ALL, *EVERY}:
+        return frozenset((named - {ALL}).union(DIALECTS if ALL in named else ()))
+    return Invalid("--dialects", text, f"{', '.join(EVERY)}, separated by commas; all is every one but hami")

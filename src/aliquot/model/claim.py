@@ -54,6 +54,41 @@ class ContainerClaim:
 
 
 @value
+class CardFilter:
+    """Which cards a claim may have, by parts of their model's name (in upper case) and by UUID. Empty: any."""
+
+    models: tuple[str, ...] = ()  # one of these
+    not_models: tuple[str, ...] = ()
+    uuids: tuple[str, ...] = ()  # one of these
+    not_uuids: tuple[str, ...] = ()
+
+    def allows_model(self, model: str) -> bool:
+        """Whether cards of that model may be used. HAMi writes the vendor before the model."""
+        name = f"NVIDIA-{model}".upper()
+        wanted = not self.models or any(part in name for part in self.models)
+        return wanted and not any(part in name for part in self.not_models)
+
+    def allows_card(self, uuid: str) -> bool:
+        """Whether the card of that UUID may be used."""
+        return (not self.uuids or uuid in self.uuids) and uuid not in self.not_uuids
+
+
+class Order(StrEnum):
+    """Which node, or which card of a node, comes first."""
+
+    BINPACK = "binpack"  # the fullest
+    SPREAD = "spread"  # the emptiest
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """The order in which a Pod itself wants to be placed, instead of the scheduler's policy."""
+
+    nodes: Order
+    cards: Order
+
+
+@value
 class Claim:
     """One Pod's request. `containers` holds those that ask for GPU, init containers first, in the Pod's order."""
 
@@ -67,6 +102,8 @@ class Claim:
     together: bool = False  # all containers on the same cards
     whole_node: bool = False
     models: frozenset[str] | None = None  # None: any
+    cards: CardFilter | None = None  # None: any
+    preference: Preference | None = None  # None: the scheduler's policy
     owner: str | None = None  # whose replica it is
     cpu_milli: int = 0
     memory_mib: int = 0

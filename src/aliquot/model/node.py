@@ -18,6 +18,7 @@ class Offer(StrEnum):
     GPUSHARE = "gpushare"
     T9K_EXCLUSIVE = "t9k-xgn"  # whole cards and whole nodes
     T9K_SHARED = "t9k-sgn"
+    HAMI = "hami"
     ANY = "any"  # the simulator's: no label is needed
 
 

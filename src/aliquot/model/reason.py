@@ -16,7 +16,7 @@ class Reason(StrEnum):
     EXCLUSIVE = "exclusive"  # one of the two wants the card for itself; the number of shares on it
     HEALTH = "health"  # the card is sick or gone
     WITHHELD = "withheld"  # MIG mode is on, or a Pod of another plugin holds the card
-    MODEL = "model"  # another GPU model was asked for
+    MODEL = "model"  # another GPU model, or another card by its UUID, was asked for
     # about a node
     CARDS = "cards"  # cards that fit, of those wanted
     CONTAINERS = "containers"  # each container alone would fit, together they do not

@@ -23,7 +23,7 @@ from aliquot.placement.board import Board, Floats, Ints
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.placement.fit import fits, shortages
 from aliquot.placement.packing import Packing, dense, fgd
-from aliquot.placement.policies import Policy, binpack, spread, spread_cards, spread_nodes
+from aliquot.placement.policies import Policy, Preferred, binpack, spread, spread_cards, spread_nodes
 from aliquot.placement.seat import Patience, grant_on, seat
 from aliquot.placement.verdicts import FITS, TOGETHER_NOT, verdicts
 from aliquot.placement.why import choice_of
@@ -152,7 +152,7 @@ class Chooser:
             rows = np.array([row])
             scores = spread_cards(self.board, demand, rows, self._counted(there, rows))[0]
         else:
-            scores = self.policy.card_scores(self.board, demand, row)
+            scores = self._policy(demand).card_scores(self.board, demand, row)
         return seat(self.board, row, claim, demand, _order(scores), patience or Patience())
 
     def why(self, claim: Claim, grant: Grant) -> Choice:
@@ -160,7 +160,7 @@ class Chooser:
         demand = self._demand(claim)
         places = self._replicas(claim, demand)
         replicas = self._counted(places, np.arange(self.board.rows)) if places else None
-        return choice_of(self.board, self.policy, demand, grant, replicas)
+        return choice_of(self.board, self._policy(demand), demand, grant, replicas)
 
     def refusals(self, claim: Claim, among: Ints | None = None) -> list[Refusal]:
         """Every reason why the claim does not go to the rows (all, or those) that it does not fit."""
@@ -197,8 +197,11 @@ class Chooser:
         if isinstance(self.policy, Packing):
             self.policy.learn(self.board)
 
+    def _policy(self, demand: Demand) -> Policy:
+        return self.policy if demand.preference is None else Preferred(demand.preference)
+
     def _scores(self, demand: Demand) -> _Kept:
-        board, policy = self.board, self.policy
+        board, policy = self.board, self._policy(demand)
         kept = self._kept.get(demand)
         if kept is None or kept.version != policy.version:
             kept = _Kept(np.full(board.rows, np.inf), np.zeros(board.rows, int), -1, policy.version)
@@ -224,7 +227,7 @@ class Chooser:
 
     def _replicas(self, claim: Claim, demand: Demand) -> Mapping[tuple[int, int], int]:
         """Where the other replicas of its owner are, and how many, if the policy keeps them apart."""
-        if claim.owner is None or not demand.parts or not self.policy.spreads(demand):
+        if claim.owner is None or not demand.parts or not self._policy(demand).spreads(demand):
             return {}
         return self.board.replicas.get(claim.owner, {})
 
@@ -244,7 +247,8 @@ class Chooser:
         if own is not None and own.claim is claim and own.kept is kept and own.clock == board.clock:
             return own.scores, own.cards
         if not places:
-            dues = self.policy.dues(demand, kept.cards) if isinstance(self.policy, Packing) else None
+            policy = self._policy(demand)
+            dues = policy.dues(demand, kept.cards) if isinstance(policy, Packing) else None
             if dues is None:
                 return kept.scores, kept.cards
             scores = kept.scores.copy()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice, Usage, peak
+from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Role, Slice, Usage, peak
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import LIMITED_SHARING, Offer
 from aliquot.placement.board import UNLIMITED
@@ -40,6 +40,8 @@ class Demand:
     whole_node: bool
     app_class: AppClass
     models: frozenset[str] | None
+    cards: CardFilter | None
+    preference: Preference | None
     cpu_milli: int
     memory_mib: int
     at_once: Usage = _NONE  # of an inexact demand: what all parts use at once, on whatever cards
@@ -59,6 +61,8 @@ def demand_of(claim: Claim) -> Demand:
         claim.whole_node,
         claim.app_class,
         claim.models,
+        claim.cards,
+        claim.preference,
         min(claim.cpu_milli, UNLIMITED),
         min(claim.memory_mib, UNLIMITED),
         _at_once(claim) if len(parts) > 1 else _NONE,

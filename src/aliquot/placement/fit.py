@@ -26,10 +26,10 @@ def fits(board: Board, demand: Demand, rows: Ints | slice) -> tuple[Bools, Bools
     if not demand.parts:
         return nodes, np.zeros((len(nodes), board.width), bool)
     first, *others = demand.parts
-    cards = fitting_cards(board, first, demand.models, rows)
+    cards = fitting_cards(board, first, demand, rows)
     nodes &= enough(cards, first.count)
     for part in others:
-        nodes &= enough(fitting_cards(board, part, demand.models, rows), part.count)
+        nodes &= enough(fitting_cards(board, part, demand, rows), part.count)
     if others:
         nodes &= _room_in_all(board, demand, rows)
     return nodes, cards
@@ -57,7 +57,7 @@ def fitting_nodes(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
     return nodes
 
 
-def fitting_cards(board: Board, part: Part, models: frozenset[str] | None, rows: Ints | slice) -> Bools:
+def fitting_cards(board: Board, part: Part, demand: Demand, rows: Ints | slice) -> Bools:
     """The cards with room for one slice of the part."""
     cards: Bools = board.room_memory[rows] >= memory_need(board, part.slice, rows)
     if part.slice.core_milli:
@@ -70,8 +70,9 @@ def fitting_cards(board: Board, part: Part, models: frozenset[str] | None, rows:
         cards &= board.room_slices[rows] >= part.tenants
     else:
         cards &= board.exclusive[rows] == 0
-    if models is not None:
-        cards &= _wanted_models(board, models)[board.model[rows]]
+    right = _right_cards(board, demand, rows)
+    if right is not None:
+        cards &= right
     return cards
 
 
@@ -89,8 +90,21 @@ def enough(cards: Bools, count: int) -> Bools:
     return cards.sum(axis=1) >= count
 
 
-def _wanted_models(board: Board, models: frozenset[str]) -> Bools:
-    return np.array([name in models for name in board.models], bool)
+def _right_cards(board: Board, demand: Demand, rows: Ints | slice) -> Bools | None:
+    """The cards that the demand may have by model and UUID; None: all."""
+    models, cards = demand.models, demand.cards
+    if models is None and cards is None:
+        return None
+    named = [
+        (models is None or name in models) and (cards is None or cards.allows_model(name)) for name in board.models
+    ]
+    right: Bools = np.array(named, bool)[board.model[rows]]
+    if cards is not None and (cards.uuids or cards.not_uuids):
+        for at, row in enumerate(np.arange(board.rows)[rows].tolist()):
+            node = board.nodes[row]
+            for card in node.cards if node is not None else ():
+                right[at, card.index] &= cards.allows_card(card.uuid)
+    return right
 
 
 # --- why not ---------------------------------------------------------------------------------------------------
@@ -123,8 +137,8 @@ def shortages(board: Board, demand: Demand, rows: Ints) -> list[Shortage]:
     found = [*_about_nodes(board, demand, rows)]
     served = rows[(board.offers[rows] & offer_bit(demand.offer)) != 0]
     for part in demand.parts:
-        lacking = ~enough(fitting_cards(board, part, demand.models, served), part.count)
-        found += _about_cards(board, part, demand.models, served[lacking])
+        lacking = ~enough(fitting_cards(board, part, demand, served), part.count)
+        found += _about_cards(board, part, demand, served[lacking])
     return [shortage for shortage in (found if demand.exact else _once(found)) if len(shortage.rows)]
 
 
@@ -181,11 +195,12 @@ def _about_nodes(board: Board, demand: Demand, rows: Ints) -> Iterator[Shortage]
             yield node_shortage(reason, serves & (room[rows] < wanted), wanted, had, never)
 
 
-def _about_cards(board: Board, part: Part, models: frozenset[str] | None, rows: Ints) -> Iterator[Shortage]:
+def _about_cards(board: Board, part: Part, demand: Demand, rows: Ints) -> Iterator[Shortage]:
     """Per card every dimension that is short; and per node, when some cards would do but too few."""
     there = board.memory[rows] > 0
     free = board.taken[rows][:, None] == 0  # the cards of a node that is taken whole are not the reason
-    right = np.ones_like(there) if models is None else _wanted_models(board, models)[board.model[rows]]
+    wanted_cards = _right_cards(board, demand, rows)
+    right = np.ones_like(there) if wanted_cards is None else wanted_cards
     could = there & right & _would_do(board, part, rows)
 
     def short(reason: Reason, cards: Bools, wanted: Ints | int, had: Ints | int, never: Bools | bool) -> Shortage:
@@ -215,7 +230,7 @@ def _about_cards(board: Board, part: Part, models: frozenset[str] | None, rows: 
         if reason is Reason.MEMORY or np.any(wanted):
             never = most < np.asarray(wanted)  # then what an empty card has says more than what is free
             yield short(reason, asked & (room < wanted), wanted, np.where(never, most, room), never)
-    cards = fitting_cards(board, part, models, rows).sum(axis=1)
+    cards = fitting_cards(board, part, demand, rows).sum(axis=1)
     few = (cards < part.count) & ((part.count > 1) | ~there.any(axis=1)) & free[:, 0]
     yield Shortage(
         Reason.CARDS, rows[few], None, np.full(int(few.sum()), part.count), cards[few],

@@ -130,7 +130,7 @@ class Packing:
         """[row, slot]: free milli after every part was given its cards, the first that fit."""
         left = board.milli[rows] * (0 if demand.whole_node else 1)
         for part in demand.parts:
-            fitting = cards if part is demand.parts[0] else fitting_cards(board, part, demand.models, rows)
+            fitting = cards if part is demand.parts[0] else fitting_cards(board, part, demand, rows)
             chosen = fitting & (np.cumsum(fitting, axis=1) <= part.count)
             left = np.where(chosen, np.minimum(left, self._after(board, part.slice, rows)), left)
         return left

@@ -6,7 +6,9 @@
 node, has none. Among equal cards it takes the node with fewest replicas of that owner, then the node with fewest Pods
 per card, then the card with most MiB left.
 
-Whatever the policy, Pods with an app-class follow qGPU's rule (seed 000): online Pods spread, first onto cards
+A Pod with a preference of its own is placed by that alone.
+
+Whatever the policy, other Pods with an app-class follow qGPU's rule (seed 000): online Pods spread, first onto cards
 without offline Pods; offline Pods binpack, first onto cards without online Pods.
 """
 
@@ -17,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from aliquot.model.choice import Rule
-from aliquot.model.claim import AppClass
+from aliquot.model.claim import AppClass, Order, Preference
 from aliquot.model.device import CORE_MILLI
 from aliquot.placement.board import Board, Bools, Floats, Ints
 from aliquot.placement.demand import Demand
@@ -88,6 +90,53 @@ class Fill:
         return scores
 
 
+class Preferred:
+    """The order that a Pod itself asks for: first by node, then by card."""
+
+    version = 0
+
+    def __init__(self, preference: Preference) -> None:
+        self._spread_nodes = preference.nodes is Order.SPREAD
+        self._spread_cards = preference.cards is Order.SPREAD
+
+    def spreads(self, demand: Demand) -> bool:
+        """Never by spread's own rule: replicas are not kept apart."""
+        return False
+
+    def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> tuple[Floats, Ints]:
+        """First the node, then its card."""
+        last, first = _last_and_first(self._cards(board, rows), cards, demand.parts[0].count)
+        return self._nodes(board, rows) * _NODE + last, first
+
+    def card_scores(self, board: Board, demand: Demand, row: int) -> Floats:
+        """By what is left of them."""
+        scores: Floats = self._cards(board, np.array([row]))[0]
+        return scores
+
+    def keys(self, board: Board, _demand: Demand, rows: Ints, _replicas: Ints | None) -> list[tuple[Rule, Floats]]:
+        """The same as keys, the weightiest first."""
+        cards = self._cards(board, rows)
+        nodes = np.broadcast_to(self._nodes(board, rows)[:, None], cards.shape)
+        return [
+            (Rule.NODE_PODS if self._spread_nodes else Rule.FULLEST_NODE, nodes),
+            (Rule.MOST_FREE if self._spread_cards else Rule.LEAST_FREE, cards),
+        ]
+
+    def _nodes(self, board: Board, rows: Ints) -> Floats:
+        nodes = _crowd(board, rows) if self._spread_nodes else board.load[rows] * -1
+        return nodes.astype(float)
+
+    def _cards(self, board: Board, rows: Ints) -> Floats:
+        left = _left(board, rows).astype(float)
+        return _NODE - 1 - left if self._spread_cards else left
+
+
+def _crowd(board: Board, rows: Ints) -> Ints:
+    """By row: Pods per card, in sixteenths."""
+    crowd = board.used_slices[rows].sum(axis=1) * _CROWD_PARTS // np.maximum(board.cards[rows], 1)
+    return np.minimum(crowd, _MOST_CROWD)
+
+
 def spread_nodes(
     board: Board, demand: Demand, rows: Ints, cards: Bools, replicas: Ints | None = None
 ) -> tuple[Floats, Ints]:
@@ -98,8 +147,7 @@ def spread_nodes(
 def spread_cards(board: Board, demand: Demand, rows: Ints, replicas: Ints | None = None) -> Floats:
     """[row, slot]: the score of each card. `replicas`: how many of the owner's Pods are on each."""
     pods = board.used_slices[rows]
-    crowd = pods.sum(axis=1) * _CROWD_PARTS // np.maximum(board.cards[rows], 1)
-    node = np.minimum(crowd, _MOST_CROWD) * _CROWD
+    node = _crowd(board, rows) * _CROWD
     if replicas is not None:
         node += np.minimum(replicas.sum(axis=1), _MOST_REPLICAS) * _NODE_REPLICA
     scores: Floats = node[:, None] - _left(board, rows) + (pods > 0) * _SHARED

@@ -132,7 +132,7 @@ def _choices(
 ) -> list[int]:
     """The cards that would do for the container alone, in the policy's order."""
     part = Part(container.slice, container.count or 0, int(limited))
-    fitting = fitting_cards(board, part, demand.models, np.array([row]))[0]
+    fitting = fitting_cards(board, part, demand, np.array([row]))[0]
     return [slot for slot in ranking if fitting[slot]]
 
 

@@ -12,7 +12,7 @@ from aliquot.placement.board import Board, Floats, Ints
 from aliquot.placement.demand import Demand
 from aliquot.placement.fit import fits
 from aliquot.placement.packing import Packing
-from aliquot.placement.policies import Policy, packed_keys, spread_keys
+from aliquot.placement.policies import Policy, Preferred, packed_keys, spread_keys
 
 Keys = Sequence[tuple[Rule, Floats]]  # [row, slot] each, the weightiest first; the smaller wins
 
@@ -37,6 +37,8 @@ def choice_of(board: Board, policy: Policy, demand: Demand, grant: Grant, replic
         return Choice((), count)
     if not demand.exact:
         return Choice((Rule.TOGETHER,), count)
+    if isinstance(policy, Preferred):
+        return Choice(_ruled_out(policy.keys(board, demand, rows, replicas), chosen & fitting, others), count)
     if isinstance(policy, Packing) and not policy.follows_class(demand):
         return Choice((Rule.LEAST_SPOILED,), count)
     keys = spread_keys if policy.spreads(demand) else packed_keys

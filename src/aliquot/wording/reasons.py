@@ -94,9 +94,9 @@ _TABLE: dict[tuple[Reason, str], Words] = {
         "is held by a Pod of another device plugin, or is in MIG mode",
     ),
     (Reason.MODEL, ""): Words(
-        "needs another GPU model",
-        "needs another GPU model ({cards})",
-        "is another model than needed",
+        "needs a GPU of another model or UUID",
+        "needs another model or UUID ({cards})",
+        "is not of the model or UUID needed",
     ),
     (Reason.CARDS, ""): Words(
         "needs {wanted} GPUs on one node; fewer are free",

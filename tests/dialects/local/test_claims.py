@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects import DEFAULT_RULES, QgpuRules
-from aliquot.dialects.local.claims import CARDS, accepted_claim, parse_local_pod
+from aliquot.dialects.hami import CARDS
+from aliquot.dialects.local.claims import accepted_claim, parse_local_pod
 from aliquot.model.claim import Claim, Role
 from kit.manifests import MEM, QGPU_CORE, QGPU_MEMORY
 
@@ -28,7 +29,7 @@ def test_nvidia_gpus_are_as_many_whole_cards(count: object) -> None:
     assert isinstance(claim, Claim)
     (container,) = claim.containers
     assert (container.slice.exclusive, container.slice.memory_percent, container.count) == (True, 100, int(str(count)))
-    assert claim.dialect == "nvidia"
+    assert claim.dialect == "hami"
 
 
 def test_each_container_has_its_own_nvidia_gpus() -> None:

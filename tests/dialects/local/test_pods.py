@@ -132,7 +132,7 @@ def test_a_resource_that_nobody_here_knows_is_named() -> None:
     plan = plan_of(pod)
     assert isinstance(plan, PodPlan)
     assert notes_of(pod, plan, frozenset()) == [
-        "no card requested: amd.com/gpu is not a resource of qGPU, T9k or gpushare, nor nvidia.com/gpu"
+        "no card requested: amd.com/gpu is not a resource of qGPU, T9k, gpushare or HAMi"
     ]
     assert notes_of(pod, plan, frozenset({"a"})) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from aliquot import dialects
 from aliquot.cli.install.options import packaged_objects
-from aliquot.dialects.wire import deployment
+from aliquot.dialects.wire import deployment, schedulerconfig
 from aliquot.dialects.wire.deployment import Identity, Options, tailor_objects
 from aliquot.model.claim import Claim
 
@@ -45,7 +45,10 @@ def test_tailored_objects_have_images_version_and_manager() -> None:
         assert (labels[deployment.VERSION_LABEL], labels[deployment.MANAGED_LABEL]) == ("9.9.9", "aliquot"), obj["kind"]
 
 
-@pytest.mark.parametrize(("mode", "dialects"), [("all", "qgpu,t9k,gpushare"), ("t9k", "t9k"), ("gpushare", "gpushare")])
+@pytest.mark.parametrize(
+    ("mode", "dialects"),
+    [("all", "qgpu,t9k,gpushare"), ("t9k", "t9k"), ("hami", "hami"), ("all+hami", "qgpu,t9k,gpushare,hami")],
+)
 def test_tailored_programs_get_the_mode(mode: str, dialects: str) -> None:
     found = _by_kind(mode=mode)
     for kind, name in (("Deployment", "scheduler"), ("DaemonSet", "agent")):
@@ -70,6 +73,19 @@ def test_agents_select_nodes_of_the_mode() -> None:
     keys = [term["matchExpressions"][0]["key"] for term in terms]
     share = "aliquot.dev/share-cards-with-other-plugins"
     assert keys == ["gpushare", share, "nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"]
+
+
+def test_agents_select_nodes_of_hami_beside_all_others() -> None:
+    spec = _by_kind(mode="all+hami")["DaemonSet"]["spec"]["template"]["spec"]
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    first = [term["matchExpressions"][0] for term in terms[:4]]
+    assert [expression["key"] for expression in first] == [
+        "qgpu-device-enable",
+        "sched.tensorstack.dev/accelerator",
+        "gpushare",
+        "aliquot.dev/serve-nvidia-gpu",
+    ]
+    assert first[3] == {"key": "aliquot.dev/serve-nvidia-gpu", "operator": "In", "values": ["true"]}
 
 
 def _daemon_sets(**options: Any) -> dict[str, Any]:
@@ -176,7 +192,8 @@ def test_identity_path(which: Identity, path: str) -> None:
 
 @pytest.mark.parametrize("mode", deployment.MODES)
 def test_example_pod_is_of_the_mode(mode: str) -> None:
-    claim = dialects.parse_pod(json.loads(deployment.example_pod(mode)))
+    rules = dialects.Rules(served=frozenset(schedulerconfig.DIALECTS))
+    claim = dialects.parse_pod(json.loads(deployment.example_pod(mode)), rules)
     assert isinstance(claim, Claim)
-    assert claim.dialect == ("qgpu" if mode == "all" else mode)
+    assert claim.dialect == ("qgpu" if mode.startswith("all") else mode)
     assert deployment.label_arguments(mode)

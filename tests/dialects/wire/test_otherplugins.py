@@ -251,3 +251,40 @@ def test_no_resource_of_our_agent_counts_as_another_plugin(resource: str) -> Non
 
 def test_kit_node_is_served_by_nobody_else() -> None:
     assert serving_others(msgspec.convert(a_node("n1"), NodeObject)) == ()
+
+
+SERVE = "aliquot.dev/serve-nvidia-gpu"
+
+
+def labelled(value: str, capacity: str, allocatable: str | None = None) -> NodeObject:
+    """A node with two cards in our inventory, and that much of nvidia.com/gpu."""
+    found = a_node("n1", 16, 16, labels={SERVE: value}, capacity={GPU: capacity})
+    found["status"]["allocatable"] = {} if allocatable is None else {GPU: allocatable}
+    return msgspec.convert(found, NodeObject)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "allocatable", "others"),
+    [
+        ("200", "200", ()),  # as we advertise it
+        ("200", "100", ()),  # one card is unhealthy
+        ("0", "0", ()),  # nobody serves it now
+        ("2", "0", ()),  # NVIDIA's plugin is gone, and the kubelet has not forgotten it
+        ("2", "2", (GPU,)),  # NVIDIA's plugin
+        ("20", "20", (GPU,)),  # HAMi's
+        ("2", None, (GPU,)),
+        ("x", "x", (GPU,)),
+    ],
+)
+def test_node_labelled_for_us_is_ours_only_while_no_other_plugin_serves_nvidia_gpu(
+    capacity: str, allocatable: str | None, others: tuple[str, ...]
+) -> None:
+    for value in ("true", "false"):
+        assert serving_others(labelled(value, capacity, allocatable)) == others
+
+
+def test_label_for_nvidia_gpu_says_nothing_of_other_resources() -> None:
+    node = labelled("true", "200", "200")
+    assert node.status.capacity is not None
+    node.status.capacity["nvidia.com/mig-1g.10gb"] = "1"
+    assert serving_others(node) == ("nvidia.com/mig-1g.10gb",)

@@ -37,6 +37,7 @@ NODES: Labels = {
     "qgpu": {"qgpu-device-enable": "enable"},
     "t9k": {"sched.tensorstack.dev/accelerator": "nvidia-gpu", "sched.tensorstack.dev/node-alloc-mode": "sgn"},
     "gpushare": {"gpushare": "true"},
+    "hami": {"aliquot.dev/serve-nvidia-gpu": "true"},
 }
 OTHERS: Labels = {
     "amd": {"sched.tensorstack.dev/accelerator": "amd-gpu", "gpushare": "true"},

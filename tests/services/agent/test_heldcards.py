@@ -58,6 +58,13 @@ def test_card_of_another_plugins_pod_is_held(agent_node: AgentNode, device: str)
     assert why(agent_node) == {"GPU-1": HELD}
 
 
+def test_our_own_devices_of_nvidia_gpu_hold_no_card_against_us(agent_node: AgentNode) -> None:
+    theirs(agent_node, "GPU-1-_-7")
+    assert why(agent_node) == {}
+    theirs(agent_node, "GPU-1-_-7", "GPU-0-3")  # HAMi's form
+    assert why(agent_node) == {"GPU-0": HELD}
+
+
 def test_device_that_cannot_be_matched_withholds_all_cards(agent_node: AgentNode) -> None:
     theirs(agent_node, "strange")
     assert why(agent_node) == {"GPU-0": HELD, "GPU-1": HELD}

@@ -20,6 +20,8 @@ from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Stan
 from kit.agentnode import NODE, AgentNode, a_qgpu_pod, play
 from kit.manifests import QGPU, QGPU_CORE, QGPU_MEMORY
 
+GPU = "nvidia.com/gpu"
+
 
 def offered(agent_node: AgentNode) -> dict[str, dict[str, bool]]:
     """By resource: each device, and whether it may be given away."""
@@ -58,6 +60,26 @@ def test_advertises_a_device_per_unit_of_enabled_resources(agent_node: AgentNode
 def test_advertises_nothing_without_labels(agent_node: AgentNode) -> None:
     agent_node.agent.reporter.changed(msgspec.convert({"metadata": {"name": NODE}}, NodeObject))
     assert offered(agent_node) == {}
+
+
+def of_nvidia_gpu(agent_node: AgentNode, label: str, capacity: str, allocatable: str) -> int:
+    """How many devices of nvidia.com/gpu are offered on a node with that label and status."""
+    agent_node.agent.settings = replace(agent_node.agent.settings, rules=Rules(served=frozenset({"qgpu", "hami"})))
+    status = {"capacity": {GPU: capacity}, "allocatable": {GPU: allocatable}}
+    metadata = {"name": NODE, "labels": {**QGPU, "aliquot.dev/serve-nvidia-gpu": label}}
+    agent_node.agent.reporter.changed(msgspec.convert({"metadata": metadata, "status": status}, NodeObject))
+    found = offered(agent_node)
+    assert found.keys() - {GPU} == {QGPU_CORE, QGPU_MEMORY}
+    return len(found.get(GPU, {}))
+
+
+def test_nvidia_gpu_is_advertised_only_by_label_and_never_beside_another_plugin(agent_node: AgentNode) -> None:
+    assert of_nvidia_gpu(agent_node, "false", "0", "0") == 0
+    assert of_nvidia_gpu(agent_node, "true", "2", "2") == 0  # NVIDIA's plugin serves it
+    assert of_nvidia_gpu(agent_node, "true", "0", "0") == 200
+    assert of_nvidia_gpu(agent_node, "true", "200", "200") == 200  # our own
+    assert of_nvidia_gpu(agent_node, "true", "2", "2") == 0  # NVIDIA's plugin registered after us
+    assert of_nvidia_gpu(agent_node, "true", "2", "0") == 200
 
 
 def test_too_many_devices_are_not_advertised_and_the_agent_is_not_ready(agent_node: AgentNode) -> None:

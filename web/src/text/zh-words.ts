@@ -33,7 +33,7 @@ const REASONS: Record<Reason, (refused: Refused) => string> = {
   health: ({ card }) => (card === undefined ? "合适的 GPU 异常或已移除，或者节点的 agent 暂时不在" : "异常或已移除"),
   withheld: ({ card }) =>
     card === undefined ? "合适的 GPU 被其他设备插件的 Pod 占用，或者处于 MIG 模式" : "被其他设备插件的 Pod 占用，或者处于 MIG 模式",
-  model: () => "需要其他型号的 GPU",
+  model: () => "需要其他型号或 UUID 的 GPU",
   cards: ({ wanted, never }) =>
     (wanted ?? 0) <= 1 ? "节点上没有 GPU" : `单个节点上需要 ${wanted} 张 GPU，${never ? "该节点没有这么多" : "空闲的不够"}`,
   containers: () => "每个容器单独放得下，合在一起放不下",

@@ -20,7 +20,7 @@ app.kubernetes.io/component: {{ . }}
 
 {{/* The dialects of the mode, as --dialects takes them. */}}
 {{- define "aliquot.dialects" -}}
-{{ eq .Values.mode "all" | ternary "qgpu,t9k,gpushare" .Values.mode }}
+{{ .Values.mode | replace "all" "qgpu,t9k,gpushare" | replace "+" "," }}
 {{- end -}}
 
 {{- define "aliquot.hasDialect" -}}
@@ -32,6 +32,7 @@ app.kubernetes.io/component: {{ . }}
 qgpu: [tke.cloud.tencent.com/qgpu-memory, tke.cloud.tencent.com/qgpu-core, tke.cloud.tencent.com/qgpu-core-greedy]
 t9k: [tensorstack.dev/nvidia-gpu, tensorstack.dev/nvidia-gpu-percent, tensorstack.dev/nvidia-gpu-node]
 gpushare: [aliyun.com/gpu-mem, aliyun.com/gpu-count]
+hami: [nvidia.com/gpu, nvidia.com/gpumem, nvidia.com/gpumem-percentage, nvidia.com/gpucores, nvidia.com/priority]
 {{- end -}}
 
 {{/* The labels by which the nodes of each dialect are known. */}}
@@ -39,6 +40,7 @@ gpushare: [aliyun.com/gpu-mem, aliyun.com/gpu-count]
 qgpu: {key: qgpu-device-enable, values: [enable]}
 t9k: {key: sched.tensorstack.dev/accelerator, values: [nvidia-gpu]}
 gpushare: {key: gpushare, values: ["true"]}
+hami: {key: aliquot.dev/serve-nvidia-gpu, values: ["true"]}
 {{- end -}}
 
 {{/* Whether what Prometheus' operator knows is made. */}}

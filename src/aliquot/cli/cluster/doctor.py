@@ -332,10 +332,10 @@ def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rul
 
 def _served(site: Site) -> frozenset[str]:
     """The dialects that the agent says it serves; all where it does not say."""
-    from aliquot.dialects import DIALECTS
+    from aliquot.dialects.rules import DIALECTS, EVERY
 
     named = part(site.agent, "daemon", "dialects")
-    return frozenset(name for name in DIALECTS if name in named) if isinstance(named, list) else frozenset(DIALECTS)
+    return frozenset(name for name in EVERY if name in named) if isinstance(named, list) else frozenset(DIALECTS)
 
 
 def _node_objects(

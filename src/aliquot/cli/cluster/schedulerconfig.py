@@ -38,7 +38,13 @@ def manifests() -> None:
     help="Where kube-scheduler finds ca.crt, client.crt and client.key for https  [default:"
     f" {_TLS_FOLDER}; with --second, {_SECOND_TLS_FOLDER}]",
 )
-@click.option("--dialect", type=click.Choice(["all", "qgpu", "t9k", "gpushare"]), default="all", show_default=True)
+@click.option(
+    "--dialect",
+    type=click.Choice(["all", "qgpu", "t9k", "gpushare", "hami", "all+hami"]),
+    default="all",
+    show_default=True,
+    help="all: every one but hami",
+)
 @click.option(
     "--second/--in-place",
     help="Configure a second kube-scheduler, for managed control planes, or the cluster's own  [default: in-place]",
@@ -104,7 +110,7 @@ def scheduler_config(
         version=parsed,
         url=prefix,
         tls_folder=(tls_folder or (_SECOND_TLS_FOLDER if second else _TLS_FOLDER)) if secure else None,
-        dialects=tuple(wire.DIALECTS) if dialect == "all" else (dialect,),
+        dialects=wire.dialects_of(dialect),
         second=second,
         percentage=percentage,
         kubeconfig=scheduler_kubeconfig or (None if second else "/etc/kubernetes/scheduler.conf"),

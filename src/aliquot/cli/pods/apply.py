@@ -65,7 +65,7 @@ def apply(
     """Run the Pods of a manifest on this machine as local processes.
 
     Takes the same manifests as Kubernetes: Pods, Deployments, StatefulSets, ReplicaSets, DaemonSets (one Pod), Jobs and
-    CronJobs that request cards in the dialect of qGPU, T9k or gpushare, or whole ones as nvidia.com/gpu. Pods
+    CronJobs that request cards in the dialect of qGPU, T9k, gpushare or HAMi (nvidia.com/gpu). Pods
     are placed as on a cluster and limited to their memory and compute. Starts the daemon if none runs. Applying a
     changed manifest again changes only what differs.
 

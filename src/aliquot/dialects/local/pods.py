@@ -309,5 +309,5 @@ def _no_card(containers: list[Json]) -> str:
     resources = [container.get("resources") for container in containers]
     limits = [resource.get("limits") for resource in resources if isinstance(resource, dict)]
     names = sorted({str(name) for limit in limits if isinstance(limit, dict) for name in limit if "/" in str(name)})
-    unknown = f": {', '.join(names)} is not a resource of qGPU, T9k or gpushare, nor nvidia.com/gpu" if names else ""
+    unknown = f": {', '.join(names)} is not a resource of qGPU, T9k, gpushare or HAMi" if names else ""
     return f"no card requested{unknown}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, islice
 
-from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects import gpushare, hami, qgpu, t9k
 from aliquot.dialects.rules import Rules
 from aliquot.model.device import Card
 from aliquot.model.node import Node
@@ -28,6 +28,7 @@ from aliquot.model.refusal import Invalid
 # Of one resource. The kubelet copies the whole list each time, and accepts no message of more than 4 MiB.
 MOST_DEVICES = 20_000
 
+_MARK = "-_-"  # between the card and the number
 NODE = "node"  # instead of a card's UUID, for resources of the whole node
 
 
@@ -72,6 +73,7 @@ def _amounts(card: Card, node: Node, rules: Rules) -> dict[str, int]:
         **qgpu.amounts(card, node.offers),
         **t9k.amounts(card, node.offers),
         **gpushare.amounts(card, node.offers, rules.gpushare_unit),
+        **hami.amounts(card, node.offers),
     }
 
 
@@ -95,7 +97,12 @@ def tokens(advert: Advert, cards: Sequence[Card], held: Mapping[str, frozenset[s
 
 
 def _names(advert: Advert) -> dict[str, list[str]]:
-    return {uuid: [f"{uuid}-_-{j}" for j in range(amount)] for uuid, amount in advert.amounts.items()}
+    return {uuid: [f"{uuid}{_MARK}{j}" for j in range(amount)] for uuid, amount in advert.amounts.items()}
+
+
+def is_token(device: str) -> bool:
+    """Whether a device's ID has the form of ours: NVIDIA's and HAMi's plugins write others."""
+    return _MARK in device
 
 
 def _unhealthy(

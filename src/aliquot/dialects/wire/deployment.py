@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects import gpushare, hami, qgpu, rules, t9k
 from aliquot.dialects.wire import schedulerconfig, workloads
 
 Json = dict[str, Any]
@@ -32,24 +32,28 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 SELECTOR = f"{NAME_LABEL}=aliquot"
 
-MODES = ("all", *schedulerconfig.DIALECTS)
+MODES = ("all", *schedulerconfig.DIALECTS, f"all+{hami.DIALECT}")
 # The labels that `--nodes` sets, by mode, unless the node has them already.
 MODE_LABELS: Mapping[str, Mapping[str, str]] = {
     "all": {qgpu.ENABLE_LABEL: "enable"},
     qgpu.DIALECT: {qgpu.ENABLE_LABEL: "enable"},
     t9k.DIALECT: {t9k.ACCELERATOR_LABEL: "nvidia-gpu", t9k.MODE_LABEL: "sgn"},
     gpushare.DIALECT: {gpushare.NODE_LABEL: "true"},
+    hami.DIALECT: {hami.LABEL: "true"},
+    f"all+{hami.DIALECT}": {qgpu.ENABLE_LABEL: "enable"},
 }
 _NODE_LABELS = {
     qgpu.DIALECT: qgpu.ENABLE_LABEL,
     t9k.DIALECT: t9k.ACCELERATOR_LABEL,
     gpushare.DIALECT: gpushare.NODE_LABEL,
+    hami.DIALECT: hami.LABEL,
 }
 
 _EXAMPLES = {
     qgpu.DIALECT: {qgpu.CORE: "50", qgpu.MEMORY: "4"},
     t9k.DIALECT: {t9k.PERCENT: "25"},
     gpushare.DIALECT: {gpushare.MEMORY: "4"},
+    hami.DIALECT: {hami.CARDS: "1", hami.MEMORY: "4000"},
 }
 _CONFIG = "config.yaml"
 _CHECKSUM = "checksum/kube-scheduler"
@@ -160,7 +164,7 @@ def _is_wanted(obj: Json, options: Options) -> bool:
 
 
 def _dialects(options: Options) -> tuple[str, ...]:
-    return tuple(schedulerconfig.DIALECTS) if options.mode == "all" else (options.mode,)
+    return schedulerconfig.dialects_of(options.mode)
 
 
 def _in_namespace(value: Any, namespace: str) -> Any:
@@ -228,9 +232,14 @@ def _edit_agent(daemons: Json, options: Options) -> None:
     if options.driver_folder and identity(daemons).name == DAEMON_SET:
         _mount_driver(inner, options.driver_folder)
     required = inner["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    others = {label for dialect, label in _NODE_LABELS.items() if dialect not in _dialects(options)}
+    terms = {term["matchExpressions"][0]["key"]: term for term in required["nodeSelectorTerms"]}
+    ours = set(_NODE_LABELS.values())
+    of_hami = copy.deepcopy(terms[gpushare.NODE_LABEL])  # the file has none: HAMi's dialect is not served by default
+    of_hami["matchExpressions"][0] |= {"key": hami.LABEL, "values": ["true"]}
+    labelled = {**terms, hami.LABEL: of_hami}
     required["nodeSelectorTerms"] = [
-        term for term in required["nodeSelectorTerms"] if term["matchExpressions"][0]["key"] not in others
+        *(labelled[_NODE_LABELS[dialect]] for dialect in _dialects(options)),
+        *(term for key, term in terms.items() if key not in ours),
     ]
 
 
@@ -307,7 +316,7 @@ def example_pod(mode: str) -> str:
         "name": "main",
         "image": "IMAGE",
         "command": ["nvidia-smi", "-L"],
-        "resources": {"limits": _EXAMPLES[qgpu.DIALECT if mode == "all" else mode]},
+        "resources": {"limits": _EXAMPLES[qgpu.DIALECT if rules.ALL in mode else mode]},
     }
     spec = {"restartPolicy": "Never", "containers": [container]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "first"}, "spec": spec}

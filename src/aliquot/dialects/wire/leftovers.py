@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.dialects import native, t9k
+from aliquot.dialects import hami, native, t9k
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.upkeep import CONDITION, written_labels
 from aliquot.model.refusal import Invalid
@@ -98,17 +98,18 @@ def node_leftovers(
         patch["spec"] = {"taints": kept}
     if patch:
         patch.setdefault("metadata", {})["resourceVersion"] = metadata.get("resourceVersion")
-    of_status = _of_status(status, theirs=not had_agent(node))
+    also = {hami.CARDS} if labels.get(hami.LABEL) == "true" else set()
+    of_status = _of_status(status, schedulerconfig.RESOURCES | also, theirs=not had_agent(node))
     return patch or None, {"status": of_status} if of_status else None
 
 
-def _of_status(status: Json, *, theirs: bool) -> Json:
+def _of_status(status: Json, resources: frozenset[str], *, theirs: bool) -> Json:
     found: Json = {}
     if any(condition.get("type") == CONDITION for condition in status.get("conditions") or ()):
         found["conditions"] = [{"$patch": "delete", "type": CONDITION}]
     allocatable = status.get("allocatable") or {}
     for side in ("capacity", "allocatable"):
-        names = [key for key in status.get(side) or {} if key in schedulerconfig.RESOURCES]
+        names = [key for key in status.get(side) or {} if key in resources]
         stale = {key: None for key in names if not theirs or allocatable.get(key, "0") == "0"}
         if stale:
             found[side] = stale

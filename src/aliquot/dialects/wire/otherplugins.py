@@ -8,7 +8,8 @@ give one card away twice. An amount of 0 counts too: the kubelet writes it after
 also while it restarts, before the plugin registers again. It does not count where the GPU Operator's label says that
 NVIDIA's plugin is switched off.
 
-Our own agent registers none of these names (wire/advertising.py).
+Of these names our own agent registers only nvidia.com/gpu, and only where the owner has set `hami.LABEL`: what the node
+has of it then is ours if it is as much as we would advertise for the cards in our inventory.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from typing import Any
 
 import msgspec
 
+from aliquot.dialects import hami, native
 from aliquot.dialects.kube import selects_node
 from aliquot.dialects.wire.objects import Amounts, Metadata, NodeObject
 from aliquot.model.quantity import QuantityError, parse_quantity
+from aliquot.model.refusal import Invalid
 
 SHARE = "aliquot.dev/share-cards-with-other-plugins"  # label of a Node; "true": its owner lets us share the cards
 DEPLOY = "nvidia.com/gpu.deploy.device-plugin"  # label of a Node; "false": the GPU Operator runs no plugin there
@@ -50,6 +53,14 @@ GROUP = "/apis/resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")  # of ResourceSlices, the newest first
 
 
+# The event of an agent that must not serve nvidia.com/gpu.
+TAKEN = Invalid(
+    f'metadata.labels["{hami.LABEL}"]',
+    "true",
+    f"only where no other device plugin serves {hami.CARDS}: remove that plugin from this node first",
+)
+
+
 def is_other_resource(name: str) -> bool:
     """Whether another product's plugin hands out NVIDIA cards by this resource."""
     return name.startswith(_PREFIXES) or name.removeprefix(DRIVER) in _DRIVERS
@@ -66,6 +77,10 @@ def other_resources(node: NodeObject) -> tuple[str, ...]:
     for amounts in _sides(node):
         for name in _others_among(tuple(amounts)):
             found[name] = found.get(name, False) or _some(amounts[name])
+    if hami.CARDS in found and hami.LABEL in (node.metadata.labels or {}):
+        cards = native.parse_inventory(node.metadata.annotations or {}, []) or ()
+        if not served_by_other(node, hami.TOKENS * len(cards)):
+            del found[hami.CARDS]
     if not found:
         return ()
     switched_off = (node.metadata.labels or {}).get(DEPLOY) == "false"
@@ -74,6 +89,15 @@ def other_resources(node: NodeObject) -> tuple[str, ...]:
         for name, some in sorted(found.items())
         if some or not (switched_off and name.startswith(_OF_NVIDIA))
     )
+
+
+def served_by_other(node: NodeObject, own: int) -> bool:
+    """Whether another plugin serves nvidia.com/gpu now; `own` is as much as we would advertise of it.
+
+    The capacity stays for minutes when a plugin is gone; nothing is allocatable then.
+    """
+    capacity, allocatable = (amounts.get(hami.CARDS) for amounts in _sides(node))
+    return _some(capacity if allocatable is None else allocatable) and capacity not in (own, str(own))
 
 
 def mentions_others(node: NodeObject) -> bool:
@@ -108,6 +132,8 @@ def _sides(node: NodeObject) -> tuple[Amounts, Amounts]:
 
 def _some(amount: object) -> bool:
     """Whether it is more than 0. An amount that cannot be read is taken for some."""
+    if amount is None:
+        return False
     try:
         return parse_quantity(amount) > 0
     except QuantityError:

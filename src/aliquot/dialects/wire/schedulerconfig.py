@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects import gpushare, hami, qgpu, rules, t9k
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.refusal import Invalid
 
@@ -30,8 +30,10 @@ DIALECTS = {
     qgpu.DIALECT: qgpu.RESOURCES,
     t9k.DIALECT: t9k.RESOURCES,
     gpushare.DIALECT: gpushare.RESOURCES,
+    hami.DIALECT: hami.RESOURCES,
 }
-RESOURCES = frozenset(name for names in DIALECTS.values() for name in names)
+# Those that are ours on every node: HAMi's may be another plugin's.
+RESOURCES = frozenset(name for dialect in rules.DIALECTS for name in DIALECTS[dialect])
 
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,4})(?:[.+-].*)?\Z", re.ASCII)
 _OLDEST = (1, 11)  # the first with managedResources for extenders
@@ -53,7 +55,7 @@ class KubeSchedulerSettings:
 
     version: tuple[int, int]
     url: str
-    dialects: tuple[str, ...] = tuple(DIALECTS)
+    dialects: tuple[str, ...] = rules.DIALECTS
     second: bool = False
     percentage: int | None = None
     kubeconfig: str | None = None
@@ -72,8 +74,9 @@ class KubeSchedulerSettings:
         return tuple(name for dialect in self.dialects for name in DIALECTS[dialect])
 
 
-def is_managed(pod: PodObject) -> bool:
+def is_managed(pod: PodObject, served: frozenset[str]) -> bool:
     """Whether kube-scheduler asks an extender with our `managedResources` about the Pod: it names one, even with 0."""
+    managed = frozenset(name for dialect in served for name in DIALECTS[dialect])
     containers = [*(pod.spec.containers or ()), *(pod.spec.init_containers or ())]
     named = (
         amounts
@@ -82,7 +85,13 @@ def is_managed(pod: PodObject) -> bool:
         for amounts in (resources.requests, resources.limits)
         if amounts
     )
-    return any(not RESOURCES.isdisjoint(amounts) for amounts in named)
+    return any(not managed.isdisjoint(amounts) for amounts in named)
+
+
+def dialects_of(mode: str) -> tuple[str, ...]:
+    """The dialects of a mode (all, one of them, or all+hami), in a fixed order."""
+    named = mode.split("+")
+    return tuple(name for name in DIALECTS if name in named or (rules.ALL in named and name in rules.DIALECTS))
 
 
 def parse_version(text: str) -> tuple[int, int] | Invalid:
@@ -178,5 +187,5 @@ def _tls(settings: KubeSchedulerSettings) -> dict[str, Any]:
 def _which_pods(settings: KubeSchedulerSettings) -> dict[str, Any]:
     return {
         "ignorable": False,
-        "managedResources": [{"name": name, "ignoredByScheduler": False} for name in settings.resources],
+        "managedResources": [{"name": name, "ignoredByScheduler": name in hami.PARTS} for name in settings.resources],
     }

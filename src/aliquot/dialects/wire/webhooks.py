@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from aliquot.dialects.pods import list_at, mapping_at
-from aliquot.dialects.wire import schedulerconfig
+from aliquot.dialects.rules import DIALECTS
 from aliquot.dialects.wire.matchconditions import asks_for_gpu, asks_for_gpu_unreviewed, lacks_limits
 from aliquot.dialects.wire.webhookslots import SLOTS
 
@@ -78,7 +78,7 @@ def webhook_configuration(
     where: ServiceRef | str,
     *,
     failure_policy: FailurePolicy = FailurePolicy.IGNORE,
-    served: frozenset[str] = frozenset(schedulerconfig.DIALECTS),
+    served: frozenset[str] = frozenset(DIALECTS),
     spared: Sequence[str] = (),
     slots: bool = False,
 ) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from aliquot.adapters.kubernetes.kube import Server
 from aliquot.adapters.storage import shims
 from aliquot.adapters.storage.cdifolder import CdiFolder
 from aliquot.adapters.storage.podstore import PodStore
+from aliquot.dialects import hami
 from aliquot.dialects.wire.cdi import parse_spec, render_spec
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from aliquot.model.tenant import SharingRules
@@ -76,7 +77,7 @@ def sweep_shims(settings: Settings, state: Path) -> None:
     refers to them. Without CDI the kubelet reuses its responses even after a reboot. If they cannot be read, all
     versions stay."""
     entries = read_checkpoint(settings.kubelet / "device-plugins" / CHECKPOINT)
-    responses = [entry.response() for entry in entries or () if entry.resource in RESOURCES]
+    responses = [entry.response() for entry in entries or () if entry.resource in (*RESOURCES, hami.CARDS)]
     if entries is None or None in responses:
         return
     folder = CdiFolder(settings.cdi_folder, render_spec, parse_spec)

@@ -16,7 +16,7 @@ from aliquot.adapters.host.home import TENANT_VARIABLE
 from aliquot.adapters.kubelet.checkpoint import CachedResponse, Entry
 from aliquot.adapters.kubernetes.reflector import key_of
 from aliquot.adapters.storage.podstore import StoreError
-from aliquot.dialects import native
+from aliquot.dialects import hami, native
 from aliquot.dialects.wire.handover import cards_given, is_ours, on_cards, render_own_grant
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
@@ -129,7 +129,8 @@ class ForeignPods:
 def _responses(entries: Iterable[Entry], *, ours: bool) -> Iterator[tuple[str, CachedResponse]]:
     """Pod UID and response for each resource that we serve, from our plugins or from others."""
     for entry in entries:
-        response = entry.response() if entry.resource in RESOURCES else None
+        known = entry.resource in RESOURCES or (ours and entry.resource == hami.CARDS)
+        response = entry.response() if known else None
         if response is not None and is_ours(response.cdi, response.env, mark=TENANT_VARIABLE) == ours:
             yield entry.pod_uid, response
 

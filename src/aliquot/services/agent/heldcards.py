@@ -16,6 +16,8 @@ from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.checkpoint import Entry
 from aliquot.adapters.kubelet.podresources import Holder
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
+from aliquot.dialects import hami
+from aliquot.dialects.wire.advertising import is_token
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.otherplugins import DRIVER, GROUP, CardIds, device_uuids, served_version
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
@@ -139,13 +141,22 @@ class HeldCards:
             if pod is not None and pod.finished:
                 continue
             for resource, devices in holder.devices.items():
-                if resource not in RESOURCES:
-                    yield f"{holder.namespace}/{holder.name}", resource, devices
+                theirs = _of_others(resource, devices)
+                if theirs:
+                    yield f"{holder.namespace}/{holder.name}", resource, theirs
         for entry in self._kubelet.checkpoint() or ():
             # The kubelet forgets entries of deleted Pods late; a Pod that we do not know yet is in PodResources.
-            pod = self._pods.by_uid(entry.pod_uid) if entry.resource not in RESOURCES else None
+            theirs = _of_others(entry.resource, entry.ids)
+            pod = self._pods.by_uid(entry.pod_uid) if theirs else None
             if pod is not None and not pod.finished:
-                yield f"{pod.metadata.namespace}/{pod.metadata.name}", entry.resource, entry.ids
+                yield f"{pod.metadata.namespace}/{pod.metadata.name}", entry.resource, theirs
+
+
+def _of_others(resource: str, devices: frozenset[str]) -> frozenset[str]:
+    """The devices that are not ours. nvidia.com/gpu may be ours or another plugin's: the form of the ID says whose."""
+    if resource == hami.CARDS:
+        return frozenset(device for device in devices if not is_token(device))
+    return frozenset() if resource in RESOURCES else devices
 
 
 def _of_drivers(holders: Iterable[Holder]) -> set[tuple[str, str]]:

@@ -20,7 +20,7 @@ from aliquot.dialects import Rules
 from aliquot.dialects.native import SEEN, render_agent
 from aliquot.dialects.wire.cdi import is_silent
 from aliquot.dialects.wire.objects import Metadata, NodeObject, PodObject
-from aliquot.dialects.wire.otherplugins import mentions_others
+from aliquot.dialects.wire.otherplugins import mentions_others, served_by_other
 from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
@@ -82,6 +82,10 @@ class NodeReporter:
     def beside_others(self) -> bool:
         """Whether another device plugin advertises cards on the Node, or did."""
         return self._seen is not None and mentions_others(self._seen)
+
+    def nvidia_gpu_is_taken(self, own: int) -> bool:
+        """Whether another plugin serves nvidia.com/gpu; `own` is as much as we would advertise of it."""
+        return self._seen is not None and served_by_other(self._seen, own)
 
     @property
     def runtime(self) -> str:

@@ -33,13 +33,14 @@ from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector, key_of
 from aliquot.adapters.storage.cdifolder import CdiFolder
 from aliquot.adapters.storage.podstore import PodStore, StoreError
-from aliquot.dialects import Rules
+from aliquot.dialects import Rules, hami
 from aliquot.dialects.wire.advertising import Token, adverts, tokens
 from aliquot.dialects.wire.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
+from aliquot.dialects.wire.otherplugins import TAKEN
 from aliquot.model.device import Card
 from aliquot.model.health import describe_out
-from aliquot.model.node import Node
+from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
 from aliquot.model.status import dashboard
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
@@ -174,7 +175,7 @@ class Agent:
         self._rules = SharingRules(release_delay=settings.release_delay, kill_after=settings.kill_after)
         self._offered: Mapping[str, tuple[Token, ...]] = {}
         self._device_holders = DeviceHolders(self.kubelet, self.tenants, time.monotonic)
-        self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]]] | None = None
+        self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]], bool] | None = None
         self._refused: Invalid | None = None  # why no resource can be advertised
         self._store_problem = ""
 
@@ -411,11 +412,14 @@ class Agent:
         if any(not card.usable for card in node.cards):
             await self._device_holders.refresh()
         held = self._device_holders.cards
-        if (node, held) == self._offered_by:  # building up to 20,000 devices each second would cost too much
+        taken = Offer.HAMI in node.offers and self.reporter.nvidia_gpu_is_taken(hami.TOKENS * len(node.cards))
+        if (node, held, taken) == self._offered_by:  # building up to 20,000 devices each second would cost too much
             return
-        self._offered_by = (node, held)
-        wanted = adverts(node, self.settings.rules)
+        self._offered_by = (node, held, taken)
+        wanted = adverts(replace(node, offers=node.offers - {Offer.HAMI}) if taken else node, self.settings.rules)
         self._refused = wanted if isinstance(wanted, Invalid) else None
+        if taken:
+            self.reporter.report_refused(TAKEN)
         if isinstance(wanted, Invalid):
             self.reporter.report_refused(wanted)
             wanted = ()

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from aliquot import dialects
-from aliquot.dialects import QgpuRules, Rules, gpushare, native, qgpu, t9k
+from aliquot.dialects import QgpuRules, Rules, gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.wire.admission import reads_environment
 from aliquot.dialects.wire.cdi import VENDOR
 from aliquot.dialects.wire.objects import PodObject, read_object
 from aliquot.model.claim import Claim
 from aliquot.model.edits import Spec
 from aliquot.model.grant import Grant
-from aliquot.model.node import Node
+from aliquot.model.node import Node, Offer
 from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.services.doctor.agent import restarting, runs
 from aliquot.services.doctor.findings import Finding, Json, found, ok, part
@@ -22,6 +22,11 @@ from aliquot.services.doctor.site import Held, Site
 from aliquot.services.explain.snapshot import pod_key
 
 _RESOURCES = frozenset((*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES))
+
+
+def _resources(node: Node) -> frozenset[str]:
+    """Those that the kubelet counts for us."""
+    return _RESOURCES | {hami.CARDS} if Offer.HAMI in node.offers else _RESOURCES
 
 
 def living(pods: list[Json]) -> dict[str, Json]:
@@ -129,7 +134,7 @@ def _specs(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> It
 def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iterator[Finding]:
     by_name = {pod_key(pod): pod for pod in pods}
     for held in site.held or ():
-        ours = {resource: count for resource, count in held.amounts.items() if resource in _RESOURCES}
+        ours = {resource: count for resource, count in held.amounts.items() if resource in _resources(node)}
         pod = by_name.get(f"{held.namespace}/{held.pod}")
         if not ours or pod is None or _finished(pod):
             continue
@@ -138,7 +143,7 @@ def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iter
             fix = "kubectl delete pod POD once kube-scheduler asks us: `aliquot manifests scheduler-config`"
             yield found("allocations", pod_key(pod), f"{what} past us", fix)
             continue
-        asked = _limits(pod, held)
+        asked = _limits(pod, held, _resources(node))
         for resource, count in ours.items():
             if asked is not None and asked.get(resource) != count:
                 what = f"container {held.container} holds {count} of {resource}, but asks for {asked.get(resource, 0)}"
@@ -146,13 +151,13 @@ def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iter
                 yield found("allocations", pod_key(pod), what, fix)
 
 
-def _limits(pod: Json, held: Held) -> dict[str, int] | None:
+def _limits(pod: Json, held: Held, resources: frozenset[str]) -> dict[str, int] | None:
     """What a container asks for; None where the Pod has none of that name."""
     lists = [part(pod, "spec", kind) for kind in ("initContainers", "containers")]
     for container in (container for items in lists if isinstance(items, list) for container in items):
         if part(container, "name") == held.container:
             limits = part(container, "resources", "limits")
-            return {limit: _count(limits[limit]) for limit in limits if limit in _RESOURCES} if limits else {}
+            return {limit: _count(limits[limit]) for limit in limits if limit in resources} if limits else {}
     return None
 
 

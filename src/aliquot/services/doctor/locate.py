@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError
-from aliquot.dialects import MemoryUnit, QgpuRules, Rules, guess_gpushare_unit
+from aliquot.dialects import MemoryUnit, QgpuRules, Rules, guess_gpushare_unit, hami
+from aliquot.dialects.kube import mapping
 from aliquot.dialects.rules import DIALECTS, parse_dialects
 from aliquot.model.refusal import Invalid
 
@@ -37,13 +38,21 @@ class SchedulerLocation(NamedTuple):
             )
         return value
 
-    def rules(self, qgpu: str | None, memory_unit: str, nodes: Iterable[dict[str, Any]]) -> Rules:
-        """What the scheduler itself goes by, unless the user names something else. Raises UnknownOptionError."""
+    def rules(self, qgpu: str | None, memory_unit: str, nodes: Sequence[dict[str, Any]]) -> Rules:
+        """What the scheduler itself goes by, unless the user names something else. Raises UnknownOptionError.
+
+        Where its options are not known, HAMi's dialect is served if a node is labelled for it.
+        """
         qgpu = qgpu or self.option("rules", QgpuRules, QgpuRules.SEED)
         if memory_unit == "auto":
             memory_unit = self.option("memory-unit", ["auto", *MemoryUnit], "auto")
         unit = guess_gpushare_unit(nodes) if memory_unit == "auto" else MemoryUnit(memory_unit)
-        return Rules(QgpuRules(qgpu), unit, self.served, self.account)
+        served = self.served
+        if not self.options and any(
+            hami.offers(mapping(mapping(node.get("metadata")).get("labels"))) for node in nodes
+        ):
+            served |= {hami.DIALECT}
+        return Rules(QgpuRules(qgpu), unit, served, self.account)
 
 
 def default_location() -> SchedulerLocation:

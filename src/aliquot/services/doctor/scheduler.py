@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from aliquot import dialects
-from aliquot.dialects import gpushare, native, qgpu, t9k
+from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.wire import webhooks
 from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
 from aliquot.model.claim import Claim
@@ -175,7 +175,7 @@ def _last_message(pod: ClusterPod) -> str | None:
     return None if scheduled is None else scheduled.message or ""
 
 
-_RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)
+_RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.RESOURCES)
 
 
 # --- the webhook -----------------------------------------------------------------------------------------------------
@@ -192,7 +192,11 @@ def broken_pod(served: frozenset[str] = _ALL) -> Json:
     name = "aliquot-doctor-breaks-a-rule"
     if qgpu.DIALECT in served:
         return _probe(name, {qgpu.CORE: "10"})
-    return _probe(name, {t9k.PERCENT: "101"} if t9k.DIALECT in served else {gpushare.MEMORY: "3", gpushare.COUNT: "2"})
+    if t9k.DIALECT in served:
+        return _probe(name, {t9k.PERCENT: "101"})
+    if gpushare.DIALECT in served:
+        return _probe(name, {gpushare.MEMORY: "3", gpushare.COUNT: "2"})
+    return _probe(name, {hami.CARDS: "1", hami.PERCENTAGE: "101"})
 
 
 def exclusive_pod() -> Json:
@@ -269,7 +273,7 @@ def _refuses(probe: Probe, name: str, served: frozenset[str]) -> Iterator[Findin
 
 def _names_broken_rule(refusal: str, served: frozenset[str]) -> bool:
     """Whether the refusal names the rule that the trial Pod breaks; kubectl puts field and rule in words of its own."""
-    broken = dialects.parse_pod(broken_pod(served))
+    broken = dialects.parse_pod(broken_pod(served), dialects.Rules(served=served))
     return isinstance(broken, tuple) and all(
         invalid.field in refusal and invalid.allowed in refusal for invalid in broken
     )

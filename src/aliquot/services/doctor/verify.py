@@ -51,7 +51,7 @@ async def _examine(kube: Kube, namespace: str) -> list[Finding]:
     findings = [*control_findings(control, snapshot, datetime.now(UTC), calls=False)]
     if not with_agent:
         what = "no node has an agent yet: none has a label of the mode, or of node feature discovery"
-        mode = "all" if len(served) > 1 else min(served)
+        mode = "all" if len(served) > 1 else min(served)  # with HAMi's, too: a label of any dialect will do
         fix = f"kubectl label node NODE {label_arguments(mode)}, or --nodes with the names of those that have cards"
         findings.append(Finding("nodes", Level.NOTE, (), what, fix))
     return [*findings, *node_findings(snapshot)]

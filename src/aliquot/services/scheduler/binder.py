@@ -140,7 +140,7 @@ class Binder:
 
         The port may be open to strangers, and the API server binds a Pod to any name: so we check both.
         """
-        if not is_managed(pod):
+        if not is_managed(pod, self._cluster.rules.served):
             raise Refused(
                 f"{binding.PodNamespace}/{binding.PodName} asks for no resource of aliquot: kube-scheduler binds it."
                 " Its extender needs the managedResources that `aliquot manifests scheduler-config` prints"

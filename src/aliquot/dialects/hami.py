@@ -1,0 +1,246 @@
+"""HAMi: a number of different cards, and of each of them memory in MiB or percent, and compute in percent.
+
+    resource of a container         allowed       meaning
+    nvidia.com/gpu                  1 or more     cards; without a part of their memory or compute: whole cards
+    nvidia.com/gpumem               1 or more     MiB of each
+    nvidia.com/gpumem-percentage    1..100        of each card's memory
+    nvidia.com/gpucores             1..100        of each card's compute; 100: no other Pod on the card
+    nvidia.com/priority             0 or 1        0: online, 1: offline; the same in all containers with cards
+
+The kubelet counts nvidia.com/gpu, of which a card has `TOKENS`; no node advertises the others. On most clusters that
+name belongs to NVIDIA's device plugin: so this dialect is served only where it is asked for, on nodes with our label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aliquot.dialects.pods import Container, Json, Pod, Words, unnamed
+from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Order, Preference, Slice
+from aliquot.model.device import CORE_MILLI, Card
+from aliquot.model.node import Offer
+from aliquot.model.quantity import QuantityError, parse_count
+from aliquot.model.refusal import Invalid
+
+DIALECT = "hami"
+CARDS = "nvidia.com/gpu"
+MEMORY = "nvidia.com/gpumem"
+PERCENTAGE = "nvidia.com/gpumem-percentage"
+CORES = "nvidia.com/gpucores"
+PRIORITY = "nvidia.com/priority"
+PARTS = (MEMORY, PERCENTAGE, CORES, PRIORITY)  # what no node advertises
+RESOURCES = (CARDS, *PARTS)
+
+USE_TYPES = "nvidia.com/use-gputype"
+AVOID_TYPES = "nvidia.com/nouse-gputype"
+USE_UUIDS = "nvidia.com/use-gpuuuid"
+AVOID_UUIDS = "nvidia.com/nouse-gpuuuid"
+NODE_POLICY = "hami.io/node-scheduler-policy"
+CARD_POLICY = "hami.io/gpu-scheduler-policy"
+_MODE = "nvidia.com/vgpu-mode"
+_NUMA = "nvidia.com/numa-bind"
+_WEIGHTS = "hami.io/device-scoring-weights"
+ANNOTATIONS = (USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, NODE_POLICY, CARD_POLICY, _MODE, _NUMA, _WEIGHTS)
+MARKS = ANNOTATIONS  # part of what a Pod requests
+
+LABEL = "aliquot.dev/serve-nvidia-gpu"  # of a Node, by its owner; "true": nvidia.com/gpu is ours there
+LABELS = (LABEL,)
+TOKENS = 100  # of nvidia.com/gpu for each card: more than any number of Pods that share one
+
+_PERCENT = CORE_MILLI // 100
+_WHOLE = Slice(memory_percent=100, exclusive=True)
+_CLASSES = {0: AppClass.ONLINE, 1: AppClass.OFFLINE}
+_PRIORITIES = {app_class: priority for priority, app_class in _CLASSES.items()}
+# Of HAMi's chart, where a Pod names only the other of the two.
+_DEFAULT_ORDER = {NODE_POLICY: Order.BINPACK, CARD_POLICY: Order.SPREAD}
+
+
+def first_mention(pod: Pod) -> str | None:
+    """The first field in which the Pod uses this dialect."""
+    return pod.first_mention(RESOURCES)
+
+
+def parse_pod(pod: Pod) -> Claim | list[Invalid]:
+    """The claim of a Pod of this dialect, or every rule it violates."""
+    asking = pod.asking(*RESOURCES)
+    problems = unnamed(asking)
+    containers = []
+    for container in asking:
+        before = len(problems)
+        count, piece = _cards(container, problems), _slice(container, problems)
+        if len(problems) == before:
+            containers.append(ContainerClaim(container.name, container.index, container.role, piece, count))
+    app_class = _app_class(asking, problems)
+    cards, preference = _card_filter(pod, problems), _preference(pod, problems)
+    _refuse_unsupported(pod, problems)
+    if problems:
+        return problems
+    return Claim(
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        dialect=DIALECT,
+        offer=Offer.HAMI,
+        containers=tuple(containers),
+        app_class=app_class,
+        cards=cards,
+        preference=preference,
+        owner=pod.owner,
+        cpu_milli=pod.cpu_milli,
+        memory_mib=pod.memory_mib,
+    )
+
+
+def _cards(container: Container, problems: list[Invalid]) -> int | None:
+    """The kubelet gives a container its cards only if it asks for some."""
+    if not container.asks(CARDS):
+        problems.append(
+            Invalid(container.field(CARDS), None, "the number of cards, at least 1: required with the other resources")
+        )
+        return None
+    return container.count(CARDS, problems, allowed="a whole number of cards, at least 1")
+
+
+def _slice(container: Container, problems: list[Invalid]) -> Slice:
+    """The part of each card. All of its memory, or all of its compute, means the card for this container alone."""
+    memory = container.count(MEMORY, problems, allowed="whole MiB of each card, at least 1, without a unit")
+    percent = container.count(
+        PERCENTAGE, problems, allowed="1 to 100 percent of each card's memory, without a unit", most=100
+    )
+    core = container.count(CORES, problems, allowed="1 to 100 percent of each card's compute, without a unit", most=100)
+    if container.asks(MEMORY) and container.asks(PERCENTAGE):
+        allowed = f"either {MEMORY} or {PERCENTAGE}; remove one of them"
+        problems.append(Invalid(container.field(PERCENTAGE), container.value(PERCENTAGE), allowed))
+    if memory is None and percent in (None, 100) and core in (None, 100):
+        return _WHOLE
+    return Slice(
+        memory_mib=memory or 0,
+        memory_percent=0 if memory else percent or 100,
+        core_milli=None if core is None else core * _PERCENT,
+        exclusive=core == 100,
+    )
+
+
+def _app_class(asking: list[Container], problems: list[Invalid]) -> AppClass:
+    """0 is a priority, although an amount of 0 of other resources asks for nothing."""
+    given: list[tuple[Container, int]] = []
+    for container in asking:
+        written = [amounts[PRIORITY] for amounts in (container.limits, container.requests) if PRIORITY in amounts]
+        for value in written:
+            try:
+                priority = parse_count(value)
+            except QuantityError:
+                priority = -1
+            if priority not in _CLASSES:
+                problems.append(Invalid(container.field(PRIORITY), value, "0 (high: online) or 1 (low: offline)"))
+                return AppClass.NORMAL
+            given.append((container, priority))
+    if not given:
+        return AppClass.NORMAL
+    _, first = given[0]
+    lacking = next((container for container in asking if container not in [named for named, _ in given]), None)
+    other = next((container for container, priority in given if priority != first), lacking)
+    if other is not None:
+        value = other.value(PRIORITY)
+        allowed = f"the same priority in all containers with cards: {first}"
+        problems.append(Invalid(other.field(PRIORITY), value, allowed))
+    return _CLASSES[first]
+
+
+def _text(pod: Pod, key: str, problems: list[Invalid]) -> str:
+    value = pod.annotation(key)
+    if value is None or isinstance(value, str):
+        return (value or "").strip()
+    problems.append(Invalid(_field(key), value, "text"))
+    return ""
+
+
+def _field(key: str) -> str:
+    return f'metadata.annotations["{key}"]'
+
+
+def _listed(pod: Pod, key: str, problems: list[Invalid]) -> tuple[str, ...]:
+    """Its words, separated by commas; none is no condition."""
+    words = {word.strip() for word in _text(pod, key, problems).split(",")}
+    return tuple(sorted(words - {""}))
+
+
+def _card_filter(pod: Pod, problems: list[Invalid]) -> CardFilter | None:
+    types, not_types = (
+        tuple(sorted({word.upper() for word in _listed(pod, key, problems)})) for key in (USE_TYPES, AVOID_TYPES)
+    )
+    uuids, not_uuids = (_listed(pod, key, problems) for key in (USE_UUIDS, AVOID_UUIDS))
+    return CardFilter(types, not_types, uuids, not_uuids) if types or not_types or uuids or not_uuids else None
+
+
+def _preference(pod: Pod, problems: list[Invalid]) -> Preference | None:
+    found: dict[str, Order] = {}
+    for key in (NODE_POLICY, CARD_POLICY):
+        text = _text(pod, key, problems)
+        if text in tuple(Order):
+            found[key] = Order(text)
+        elif text:
+            problems.append(Invalid(_field(key), text, "binpack or spread, or omit the annotation"))
+    if not found:
+        return None
+    orders = {**_DEFAULT_ORDER, **found}
+    return Preference(orders[NODE_POLICY], orders[CARD_POLICY])
+
+
+def _refuse_unsupported(pod: Pod, problems: list[Invalid]) -> None:
+    """Annotations that mean something in HAMi, and nothing here."""
+    mode = _text(pod, _MODE, problems)
+    if mode not in ("", "hami-core"):
+        allowed = "hami-core, or omit it: aliquot shares cards by itself, without MIG and MPS"
+        problems.append(Invalid(_field(_MODE), mode, allowed))
+    numa = _text(pod, _NUMA, problems)
+    if numa.lower() not in ("", "false", "f", "0"):
+        problems.append(Invalid(_field(_NUMA), numa, "false, or omit it: aliquot does not place by NUMA node"))
+    weights = _text(pod, _WEIGHTS, problems)
+    if weights:
+        allowed = f"omit it: aliquot has no such weights; {CARD_POLICY} may be binpack or spread"
+        problems.append(Invalid(_field(_WEIGHTS), weights, allowed))
+
+
+def words(claim: Claim) -> Words:
+    """The claim in the words of this dialect."""
+    priority = _PRIORITIES.get(claim.app_class)
+    limits: dict[str, Mapping[str, int]] = {
+        container.name: {**_spell(container), **({} if priority is None else {PRIORITY: priority})}
+        for container in claim.containers
+    }
+    annotations: dict[str, str] = {}
+    if claim.cards is not None:
+        lists = (claim.cards.models, claim.cards.not_models, claim.cards.uuids, claim.cards.not_uuids)
+        keys = (USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS)
+        annotations = {key: ",".join(names) for key, names in zip(keys, lists, strict=True) if names}
+    if claim.preference is not None:
+        annotations |= {NODE_POLICY: claim.preference.nodes.value, CARD_POLICY: claim.preference.cards.value}
+    return Words(limits, annotations)
+
+
+def _spell(container: ContainerClaim) -> dict[str, int]:
+    piece = container.slice
+    spelled = {CARDS: container.count or 1}
+    if piece == _WHOLE:
+        return spelled
+    if piece.memory_mib:
+        spelled[MEMORY] = piece.memory_mib
+    else:
+        spelled[PERCENTAGE] = piece.memory_percent
+    if piece.core_milli is not None:
+        spelled[CORES] = piece.core_milli // _PERCENT
+    return spelled
+
+
+def offers(labels: Json) -> frozenset[Offer]:
+    """What the node's label offers. HAMi's own, gpu=on, is not enough: it selects the nodes of HAMi's plugin."""
+    return frozenset({Offer.HAMI}) if labels.get(LABEL) == "true" else frozenset()
+
+
+ENABLED_BY = {Offer.HAMI: f"label {LABEL}=true, and no other device plugin that serves {CARDS}"}
+
+
+def amounts(card: Card, offers: frozenset[Offer]) -> dict[str, int]:
+    """What the card adds to the node's resources."""
+    return {CARDS: TOKENS} if Offer.HAMI in offers else {}

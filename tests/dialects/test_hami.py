@@ -1,0 +1,222 @@
+"""HAMi's resources and annotations, and the shapes of its example manifests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aliquot.dialects import PodReader, Rules, parse_node, parse_pod
+from aliquot.dialects.hami import LABEL
+from aliquot.dialects.wire.objects import PodObject, read_object
+from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Order, Preference, Role, Slice
+from aliquot.model.node import Isolation, Node, Offer
+from kit.manifests import a_container, a_node, a_pod
+
+RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami"}))
+GPU, MEM, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
+CORES, PRIORITY = "nvidia.com/gpucores", "nvidia.com/priority"
+WHOLE = Slice(memory_percent=100, exclusive=True)
+Json = dict[str, Any]
+
+
+def claim_of(*limits: Json, annotations: dict[str, str] | None = None) -> Claim:
+    containers = [a_container(f"c{at}", amounts) for at, amounts in enumerate(limits)]
+    claim = parse_pod(a_pod("p", *containers, annotations=annotations), RULES)
+    assert isinstance(claim, Claim), claim
+    return claim
+
+
+def refusal_of(*limits: Json, annotations: dict[str, str] | None = None) -> str:
+    containers = [a_container(f"c{at}", amounts) for at, amounts in enumerate(limits)]
+    found = parse_pod(a_pod("p", *containers, annotations=annotations), RULES)
+    assert isinstance(found, tuple), found
+    return "; ".join(invalid.sentence() for invalid in found)
+
+
+@pytest.mark.parametrize(
+    ("limits", "part", "count"),
+    [
+        ({GPU: 1, MEM: 3000}, Slice(3000), 1),
+        ({GPU: 1, MEM: 3000, CORES: 30}, Slice(3000, core_milli=300), 1),
+        ({GPU: 2, MEM: "3000"}, Slice(3000), 2),
+        ({GPU: 2, PERCENT: 50, CORES: 30}, Slice(memory_percent=50, core_milli=300), 2),
+        ({GPU: 2}, WHOLE, 2),
+        ({GPU: 2, PERCENT: 100}, WHOLE, 2),
+        ({GPU: 2, PERCENT: 100, CORES: 100}, WHOLE, 2),
+        ({GPU: 1, CORES: 100}, WHOLE, 1),
+        ({GPU: 1, CORES: 30}, Slice(memory_percent=100, core_milli=300), 1),
+        ({GPU: 1, MEM: 3000, CORES: 100}, Slice(3000, core_milli=1000, exclusive=True), 1),
+        ({GPU: 1, MEM: 0, CORES: 0}, WHOLE, 1),
+    ],
+)
+def test_part_of_each_card(limits: Json, part: Slice, count: int) -> None:
+    claim = claim_of(limits)
+    assert claim.containers == (ContainerClaim("c0", 0, Role.MAIN, part, count),)
+    assert (claim.dialect, claim.offer, claim.app_class) == ("hami", Offer.HAMI, AppClass.NORMAL)
+
+
+def test_each_container_asks_for_its_own_cards() -> None:
+    claim = claim_of({GPU: 1, MEM: 3000}, {}, {GPU: 1, MEM: 5000})
+    assert [(item.name, item.slice.memory_mib) for item in claim.containers] == [("c0", 3000), ("c2", 5000)]
+    assert not claim.together
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({MEM: 3000}, f'limits["{GPU}"] is missing: the number of cards'),
+        ({PRIORITY: 1}, f'limits["{GPU}"] is missing: the number of cards'),
+        ({GPU: "0.5"}, "a whole number of cards"),
+        ({GPU: 1, MEM: "3Gi"}, "whole MiB of each card"),
+        ({GPU: 1, MEM: -1}, "whole MiB of each card"),
+        ({GPU: 1, PERCENT: 101}, "1 to 100 percent of each card's memory"),
+        ({GPU: 1, CORES: 101}, "1 to 100 percent of each card's compute"),
+        ({GPU: 1, MEM: 3000, PERCENT: 50}, f"either {MEM} or {PERCENT}"),
+        ({GPU: 1, PRIORITY: 2}, "0 (high: online) or 1 (low: offline)"),
+        ({GPU: 1, "nvidia.com/gpumemory": 3000}, f"did you mean {MEM}?"),
+        ({GPU: 1, "aliyun.com/gpu-mem": 3}, "one dialect per Pod"),
+    ],
+)
+def test_broken_rule_is_refused_with_its_field(limits: Json, said: str) -> None:
+    assert said in refusal_of(limits)
+
+
+@pytest.mark.parametrize(
+    ("priority", "app_class"), [(0, AppClass.ONLINE), ("0", AppClass.ONLINE), (1, AppClass.OFFLINE)]
+)
+def test_priority_is_the_class(priority: object, app_class: AppClass) -> None:
+    assert claim_of({GPU: 1, MEM: 1, PRIORITY: priority}, {}).app_class is app_class
+
+
+def test_containers_with_cards_have_one_priority() -> None:
+    assert "the same priority in all containers with cards: 0" in refusal_of({GPU: 1, PRIORITY: 0}, {GPU: 1})
+    assert "the same priority in all containers with cards: 0" in refusal_of(
+        {GPU: 1, PRIORITY: 0}, {GPU: 1, PRIORITY: 1}
+    )
+
+
+def test_cards_are_chosen_by_type_and_uuid() -> None:
+    annotations = {
+        "nvidia.com/use-gputype": "A100, v100,",
+        "nvidia.com/nouse-gputype": "1080",
+        "nvidia.com/use-gpuuuid": "GPU-b,GPU-a",
+        "nvidia.com/nouse-gpuuuid": " ",
+    }
+    cards = claim_of({GPU: 2}, annotations=annotations).cards
+    assert cards == CardFilter(("A100", "V100"), ("1080",), ("GPU-a", "GPU-b"))
+    assert cards.allows_model("NVIDIA A100-SXM4-80GB")
+    assert cards.allows_model("Tesla V100-PCIE-32GB")
+    assert not cards.allows_model("NVIDIA T4")
+    assert not cards.allows_model("V100 1080")
+    assert cards.allows_card("GPU-a")
+    assert not cards.allows_card("GPU-c")
+    assert CardFilter(("NVIDIA-TESLA V100",)).allows_model("Tesla V100-PCIE-32GB")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "preference"),
+    [
+        (
+            {"hami.io/node-scheduler-policy": "spread", "hami.io/gpu-scheduler-policy": "binpack"},
+            (Order.SPREAD, Order.BINPACK),
+        ),
+        ({"hami.io/node-scheduler-policy": "spread"}, (Order.SPREAD, Order.SPREAD)),
+        ({"hami.io/gpu-scheduler-policy": "binpack"}, (Order.BINPACK, Order.BINPACK)),
+    ],
+)
+def test_scheduler_policies_are_the_pods_own_preference(
+    annotations: dict[str, str], preference: tuple[Order, Order]
+) -> None:
+    assert claim_of({GPU: 1, MEM: 1}, annotations=annotations).preference == Preference(*preference)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [
+        ("hami.io/gpu-scheduler-policy", "mutex", "binpack or spread"),
+        ("hami.io/gpu-scheduler-policy", "topology-aware", "binpack or spread"),
+        ("nvidia.com/vgpu-mode", "mig", "without MIG and MPS"),
+        ("nvidia.com/numa-bind", "true", "does not place by NUMA node"),
+        ("hami.io/device-scoring-weights", "{}", "no such weights"),
+        ("nvidia.com/use-gputypes", "A100", "did you mean nvidia.com/use-gputype?"),
+    ],
+)
+def test_unsupported_annotation_is_refused(key: str, text: str, said: str) -> None:
+    assert said in refusal_of({GPU: 1, MEM: 1}, annotations={key: text})
+
+
+@pytest.mark.parametrize(("key", "text"), [("nvidia.com/vgpu-mode", "hami-core"), ("nvidia.com/numa-bind", "false")])
+def test_annotation_that_says_what_aliquot_does_is_accepted(key: str, text: str) -> None:
+    assert claim_of({GPU: 1}, annotations={key: text}).containers[0].slice == WHOLE
+
+
+def test_pods_that_differ_in_annotations_only_are_read_apart() -> None:
+    reader = PodReader(RULES)
+    found = []
+    for kind in ("A100", "V100"):
+        pod = a_pod("p", a_container("c", {GPU: 1}), annotations={"nvidia.com/use-gputype": kind})
+        read = read_object(pod, PodObject, "pod")
+        assert isinstance(read, PodObject)
+        claim = reader.read(read).claim
+        assert isinstance(claim, Claim)
+        found.append(claim.cards)
+    assert found == [CardFilter(("A100",)), CardFilter(("V100",))]
+
+
+def test_nvidia_gpu_is_left_to_others_where_hami_is_not_served() -> None:
+    assert parse_pod(a_pod("p", a_container("c", {GPU: 1, MEM: 3000}))) is None
+
+
+@pytest.mark.parametrize(("label", "offered"), [("true", True), ("false", False), ("on", False), (None, False)])
+def test_node_offers_hami_by_our_label(label: str | None, offered: bool) -> None:
+    labels = {"gpu": "on", **({} if label is None else {LABEL: label})}
+    node = parse_node(a_node("n1", 16, labels=labels), RULES)
+    assert isinstance(node, Node)
+    assert (Offer.HAMI in node.offers) is offered
+    assert node.isolation is (Isolation.BURST_SHARE if offered else Isolation.BEST_EFFORT)
+
+
+def test_policy_label_rules_on_a_node_of_hami() -> None:
+    labels = {LABEL: "true", "tke.cloud.tencent.com/qgpu-schedule-policy": "fs"}
+    node = parse_node(a_node("n1", 16, labels=labels), RULES)
+    assert isinstance(node, Node)
+    assert node.isolation is Isolation.FIXED_SHARE
+
+
+# The manifests in HAMi's folder examples/nvidia, by name: resources and annotations of their shape.
+EXAMPLES: dict[str, tuple[Json, dict[str, str], Slice | str]] = {
+    "default_use": ({GPU: 1, MEM: 3000, CORES: 30}, {}, Slice(3000, core_milli=300)),
+    "default_use_legacy": ({GPU: 2}, {}, WHOLE),
+    "dynamic_mig_example": ({GPU: 2, MEM: 8000}, {"nvidia.com/vgpu-mode": "mig"}, "without MIG and MPS"),
+    "example": ({GPU: 1, MEM: 3000}, {}, Slice(3000)),
+    "mig_example": ({"nvidia.com/mig-3g.20gb": 1}, {}, "not ours"),
+    "specify_card_type_not_use": ({GPU: 2}, {"nvidia.com/nouse-gputype": "1080,2080"}, WHOLE),
+    "specify_card_type_to_use": ({GPU: 2}, {"nvidia.com/use-gputype": "A100,V100"}, WHOLE),
+    "specify_scheduling_policy": (
+        {GPU: 1},
+        {"hami.io/node-scheduler-policy": "spread", "hami.io/gpu-scheduler-policy": "binpack"},
+        WHOLE,
+    ),
+    "specify_uuid_not_use": ({GPU: 2}, {"nvidia.com/nouse-gpuuuid": "GPU-1"}, WHOLE),
+    "specify_uuid_to_use": ({GPU: 1}, {"nvidia.com/use-gpuuuid": "GPU-1,GPU-2"}, WHOLE),
+    "use_as_normal": ({GPU: 1}, {}, WHOLE),
+    "use_exclusive_card": ({GPU: 2, PERCENT: 100, CORES: 100}, {}, WHOLE),
+    "use_memory_fraction": ({GPU: 2, PERCENT: 50, CORES: 30}, {}, Slice(memory_percent=50, core_milli=300)),
+    "use_sharing_card": ({GPU: 1, PERCENT: 40, CORES: 60}, {}, Slice(memory_percent=40, core_milli=600)),
+    "vllm_cross_vgpu": ({GPU: 2, PERCENT: 30, CORES: 30}, {}, Slice(memory_percent=30, core_milli=300)),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_hamis_example_runs_or_is_refused_with_a_sentence(name: str) -> None:
+    limits, annotations, outcome = EXAMPLES[name]
+    found = parse_pod(a_pod("p", a_container("c", limits), annotations=annotations), RULES)
+    if outcome == "not ours":
+        assert found is None
+    elif isinstance(outcome, str):
+        assert isinstance(found, tuple)
+        assert outcome in found[0].sentence()
+    else:
+        assert isinstance(found, Claim)
+        assert found.containers[0].slice == outcome

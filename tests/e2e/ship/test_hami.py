@@ -1,0 +1,75 @@
+"""HAMi's manifests on a real kubelet: nvidia.com/gpu is ours on nodes with our label, never beside another plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from testbed import holdings, objects
+from testbed.fleet import HAMI, Fleet
+from testbed.images import Registry
+from testbed.inside import wait_running
+from testbed.nodes import RealNode, probe, remove_pods, standing
+from testbed.otherplugin import GPU, start_other_plugin
+from testbed.plane import ControlPlane
+from testbed.processes import wait_until
+
+MEM, CORES, PERCENT = "nvidia.com/gpumem", "nvidia.com/gpucores", "nvidia.com/gpumem-percentage"
+MIB = 1 << 20
+PATIENCE = 90.0
+
+
+@pytest.fixture(scope="module")
+def fleet(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One node with four cards of 16 GiB that serves HAMi's dialect, and no other."""
+    with ControlPlane(tmp_path_factory.mktemp("hami-plane")) as plane:
+        node = RealNode(plane, "n1", tmp_path_factory.mktemp("n1"), registry)
+        with standing([node]):
+            fleet = Fleet(plane, [node], tmp_path_factory.mktemp("fleet"), labels=HAMI, dialect="hami")
+            yield fleet
+            remove_pods(plane, [node])
+            fleet.stop()
+
+
+def capacity(fleet: Fleet) -> str:
+    return str(objects.get_node(fleet.plane, "n1")["status"]["capacity"].get(GPU, "0"))
+
+
+def test_pods_of_hami_get_their_part_of_as_many_cards(fleet: Fleet) -> None:
+    wait_until(lambda: capacity(fleet) == "400", PATIENCE, "the node advertises our devices")
+    fleet.create(
+        probe("default-use", limits={GPU: 1, MEM: 3000, CORES: 30}),
+        probe("memory-fraction", limits={GPU: 2, PERCENT: 50, CORES: 30}),
+        probe("as-normal", limits={GPU: 1}),
+    )
+    report = fleet.report("default-use")
+    (card,) = report["cuda"]["cards"]
+    assert report["env"]["NVIDIA_VISIBLE_DEVICES"] == card["uuid"]
+    assert card["total"] == card["total_mem"] == 3000 * MIB
+    halves = fleet.report("memory-fraction")["cuda"]["cards"]
+    assert len({half["uuid"] for half in halves}) == 2
+    assert [half["total"] for half in halves] == [8192 * MIB] * 2
+    (whole,) = fleet.report("as-normal")["cuda"]["cards"]
+    assert whole["total"] == 16384 * MIB
+    assert whole["uuid"] not in {card["uuid"], *(half["uuid"] for half in halves)}
+    assert fleet.overbooked() == []
+    remove_pods(fleet.plane, fleet.nodes)
+
+
+def test_node_on_which_another_plugin_serves_nvidia_gpu_is_not_taken_over(fleet: Fleet) -> None:
+    node = fleet.nodes[0]
+    fleet.wired.label_node("n1", {**dict.fromkeys(HAMI, "false")})
+    wait_until(lambda: capacity(fleet) == "0", PATIENCE, "our devices are withdrawn")
+    program = start_other_plugin(node, ["GPU-theirs-0", "GPU-theirs-1"])
+    try:
+        wait_until(lambda: capacity(fleet) == "2", PATIENCE, "the other plugin advertises", saw=program.tail)
+        fleet.wired.label_node("n1", HAMI)
+        fleet.create(probe("ours", limits={GPU: 1, MEM: 3000}))
+        fleet.wired.told("ours", "FailedScheduling", "(aliquot:other-plugin)", seconds=PATIENCE)
+        assert capacity(fleet) == "2"
+    finally:
+        program.stop()
+    wait_running(fleet, ["ours"], 400)  # the kubelet forgets the other plugin, and the agent registers by itself
+    assert capacity(fleet) == "400"
+    assert holdings.cards_of(objects.get_pod(fleet.plane, "ours")) == [0]

@@ -1,0 +1,156 @@
+"""Pods that say themselves which cards they may have, and in which order nodes and cards are taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aliquot.dialects import Rules, parse_pod
+from aliquot.model.choice import Rule
+from aliquot.model.claim import CardFilter, Claim, Order, Preference
+from aliquot.model.reason import Reason
+from aliquot.placement.board import Board
+from aliquot.placement.book import occupant_of
+from aliquot.placement.choose import POLICIES, Chooser
+from kit import manifests
+from kit.builders import a_board, a_node, asking
+
+B, S = Order.BINPACK, Order.SPREAD
+
+
+def chooser(board: Board, policy: str = "binpack") -> Chooser:
+    return Chooser(board, POLICIES[policy]())
+
+
+def cards_of(board: Board, claims: list[Claim], policy: str = "binpack") -> list[str]:
+    """Where the claims go one after the other, as NODECARD."""
+    found = []
+    for claim in claims:
+        grant = chooser(board, policy).choose(claim)
+        assert grant is not None
+        board.take(grant.node, occupant_of(claim, grant))
+        found += [f"{grant.node}{share.card}" for item in grant.containers for share in item.shares]
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("nodes", "cards", "expected"),
+    [
+        (B, B, ["a0", "a0", "a0"]),
+        (B, S, ["a0", "a1", "a0"]),
+        (S, B, ["a0", "b0", "a0"]),
+        (S, S, ["a0", "b0", "a1"]),
+    ],
+)
+def test_preference_orders_nodes_before_cards_under_every_policy(
+    policy: str, nodes: Order, cards: Order, expected: list[str]
+) -> None:
+    board = a_board(a_node("a", 16, 16), a_node("b", 16, 16))
+    claims = [asking(4, name=f"p{at}", preference=Preference(nodes, cards)) for at in range(3)]
+    assert cards_of(board, claims, policy) == expected
+
+
+def test_reason_of_a_preferred_choice() -> None:
+    board = a_board(a_node("a", 16, 16), a_node("b", 16, 16))
+    cards_of(board, [asking(4)])
+    claim = asking(4, name="next", preference=Preference(S, S))
+    found = chooser(board)
+    grant = found.choose(claim)
+    assert grant is not None
+    assert found.why(claim, grant).rules == (Rule.NODE_PODS,)
+
+
+def models_board() -> Board:
+    one, two = a_node("a", 16, 16), a_node("b", 16, 16)
+    kinds = {"a": "NVIDIA A100", "b": "Tesla V100"}
+    return a_board(
+        *(
+            replace(node, cards=tuple(replace(card, model=kinds[node.name]) for card in node.cards))
+            for node in (one, two)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("cards", "expected"),
+    [
+        (CardFilter(models=("V100",)), ["b0", "b0"]),
+        (CardFilter(not_models=("A100",)), ["b0", "b0"]),
+        (CardFilter(uuids=("a-1",)), ["a1", "a1"]),
+        (CardFilter(not_uuids=("a-0", "b-0", "b-1")), ["a1", "a1"]),
+        (CardFilter(models=("A100",), not_uuids=("a-0",)), ["a1", "a1"]),
+    ],
+)
+def test_only_cards_that_the_pod_may_have_are_taken(cards: CardFilter, expected: list[str]) -> None:
+    assert cards_of(models_board(), [asking(4, name=name, cards=cards) for name in ("p", "q")]) == expected
+
+
+def test_cards_that_the_pod_may_not_have_are_refused_as_such() -> None:
+    found = chooser(models_board()).refusals(asking(4, cards=CardFilter(uuids=("a-1",))))
+    assert {(refusal.node, refusal.card, refusal.reason) for refusal in found} == {
+        ("b", 0, Reason.MODEL),
+        ("b", 1, Reason.MODEL),
+    }
+
+
+def test_a_filter_follows_a_card_whose_uuid_changes() -> None:
+    board = models_board()
+    found = chooser(board)
+    claim = asking(4, cards=CardFilter(uuids=("new",)))
+    assert found.choose(claim) is None
+    node = board.node("b")
+    assert node is not None
+    board.set_node(replace(node, cards=(replace(node.cards[0], uuid="new"), *node.cards[1:])))
+    grant = found.choose(claim)
+    assert grant is not None
+    assert grant.node == "b"
+
+
+# All dialects on the same cards.
+
+RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami"}))
+GPU = "nvidia.com/gpu"
+few, percent = st.integers(1, 2), st.integers(1, 100)
+amounts = st.one_of(
+    st.fixed_dictionaries({manifests.QGPU_MEMORY: st.integers(1, 9), manifests.QGPU_CORE: percent}),
+    st.fixed_dictionaries({manifests.T9K_CARDS: few}),
+    st.fixed_dictionaries({manifests.T9K_PERCENT: percent}),
+    st.fixed_dictionaries({manifests.MEM: st.integers(1, 16)}),
+    st.fixed_dictionaries({GPU: few, "nvidia.com/gpumem": st.integers(1, 16384)}),
+    st.fixed_dictionaries({GPU: few, "nvidia.com/gpumem-percentage": percent, "nvidia.com/gpucores": percent}),
+    st.fixed_dictionaries({GPU: few}),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.lists(amounts, min_size=1, max_size=2), min_size=1, max_size=12), st.sampled_from(sorted(POLICIES)))
+def test_no_card_is_booked_twice_by_pods_of_all_dialects(pods: list[list[dict[str, Any]]], policy: str) -> None:
+    board = a_board(a_node("a", 16, 15, 24))
+    found = chooser(board, policy)
+    on_card: dict[int, list[tuple[int, int, bool]]] = {}
+    for at, limits in enumerate(pods):
+        containers = [manifests.a_container(f"c{place}", wanted) for place, wanted in enumerate(limits)]
+        claim = parse_pod(manifests.a_pod(f"p{at}", *containers), RULES)
+        grant = found.choose(claim) if isinstance(claim, Claim) else None
+        if grant is None:
+            continue
+        assert isinstance(claim, Claim)
+        board.take("a", occupant_of(claim, grant))
+        for card, use in grant.usage().items():
+            on_card.setdefault(card, []).append((use.memory_mib, use.core_milli, bool(use.exclusive)))
+        if claim.dialect == "hami":  # the MiB that were asked for, on as many different cards
+            for asked, given_ in zip(claim.containers, grant.containers, strict=True):
+                assert len({share.card for share in given_.shares}) == asked.count
+                for share in given_.shares:
+                    size = board.nodes[0].cards[share.card].memory_mib if board.nodes[0] else 0
+                    wanted_mib = asked.slice.memory_mib or asked.slice.memory_percent * size // 100
+                    assert share.memory_mib == wanted_mib
+    for card, uses in on_card.items():
+        assert sum(memory for memory, _, _ in uses) <= (16, 15, 24)[card] * 1024
+        assert sum(core for _, core, _ in uses) <= 1000
+        assert len(uses) == 1 or not any(exclusive for _, _, exclusive in uses)
