@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aliquot.dialects import PodReader, Rules, parse_node, parse_pod
+from aliquot.dialects import NodeReader, PodReader, Rules, hami, parse_grant, parse_node, parse_pod
 from aliquot.dialects.hami import LABEL
-from aliquot.dialects.wire.objects import PodObject, read_object
+from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Order, Preference, Role, Slice
+from aliquot.model.device import Card
+from aliquot.model.grant import Grant
 from aliquot.model.node import Isolation, Node, Offer
+from aliquot.model.refusal import Invalid
 from kit.manifests import a_container, a_node, a_pod
+from kit.strategies import anything
 
 RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami"}))
 GPU, MEM, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
@@ -177,6 +184,17 @@ def test_node_offers_hami_by_our_label(label: str | None, offered: bool) -> None
     assert node.isolation is (Isolation.BURST_SHARE if offered else Isolation.BEST_EFFORT)
 
 
+@pytest.mark.parametrize(("amount", "offered"), [("200", True), ("100", True), ("0", False), (None, False)])
+def test_node_offers_hami_only_while_the_kubelet_has_nvidia_gpu(amount: str | None, offered: bool) -> None:
+    """kube-scheduler ignores the resource, and a kubelet that does not know it starts Pods without a card."""
+    for read in (parse_node, lambda node, rules: NodeReader(rules).read(msgspec.convert(node, NodeObject))):
+        found = a_node("n1", 16, 16, labels={LABEL: "true"}, capacity={"cpu": "4"})
+        found["status"]["allocatable"] = {"cpu": "4", **({} if amount is None else {GPU: amount})}
+        node = read(found, RULES)
+        assert isinstance(node, Node)
+        assert (Offer.HAMI in node.offers) is offered
+
+
 def test_policy_label_rules_on_a_node_of_hami() -> None:
     labels = {LABEL: "true", "tke.cloud.tencent.com/qgpu-schedule-policy": "fs"}
     node = parse_node(a_node("n1", 16, labels=labels), RULES)
@@ -220,3 +238,60 @@ def test_hamis_example_runs_or_is_refused_with_a_sentence(name: str) -> None:
     else:
         assert isinstance(found, Claim)
         assert found.containers[0].slice == outcome
+
+
+# What HAMi's own scheduler wrote, for the Pods that run when Aliquot takes over.
+
+CARDS = Node("n1", tuple(Card(at, 16384, uuid=f"GPU-{at}") for at in range(3)))
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+
+
+def granted(text: str, *limits: Json, node: Node | None = CARDS) -> object:
+    containers = [a_container(f"c{at}", amounts) for at, amounts in enumerate(limits)]
+    pod = a_pod("p", *containers, annotations={ALLOCATED: text}, on="n1")
+    claim = parse_pod(pod, RULES)
+    assert isinstance(claim, Claim)
+    found = parse_grant(pod, claim, node)
+    if not isinstance(found, Grant):
+        return found
+    return [[(share.card, share.memory_mib) for share in item.shares] for item in found.containers]
+
+
+def test_hamis_own_assignment_is_a_grant() -> None:
+    assert granted("GPU-1,NVIDIA,3000,30:;", {GPU: 1, MEM: 3000, CORES: 30}) == [[(1, 3000)]]
+    assert granted("GPU-2,NVIDIA,8192,0:GPU-0,NVIDIA,8192,0:;", {GPU: 2, PERCENT: 50}) == [[(0, 8192), (2, 8192)]]
+    two: tuple[Json, ...] = ({GPU: 1, MEM: 3000}, {}, {GPU: 1, MEM: 5000})
+    assert granted("GPU-1,NVIDIA,3000,0:;;GPU-1,NVIDIA,5000,0:;", *two) == [[(1, 3000)], [(1, 5000)]]
+    assert granted("GPU-1,NVIDIA,3000,30:;", {GPU: 1, MEM: 3000}, node=None) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ";",
+        "GPU-9,NVIDIA,3000,0:;",  # not a card of the node
+        "GPU-1,NVIDIA,2999,0:;",  # less than the Pod asks for
+        "GPU-1,NVIDIA,much,0:;",
+        "GPU-1,NVIDIA:;",
+        "GPU-1,NVIDIA,3000,0:GPU-2,NVIDIA,3000,0:;",  # two cards, one is asked for
+        "GPU-1,NVIDIA,3000,0:;GPU-1,NVIDIA,3000,0:;",  # two containers
+    ],
+)
+def test_assignment_that_is_not_what_the_pod_asks_for_is_no_grant(text: str) -> None:
+    found = granted(text, {GPU: 1, MEM: 3000})
+    assert isinstance(found, tuple)
+    assert ALLOCATED in found[0].field
+
+
+@given(anything)
+def test_any_assignment_parses_or_is_refused(value: object) -> None:
+    claim = claim_of({GPU: 2, PERCENT: 50}, {GPU: 1})
+    found = hami.parse_grant({ALLOCATED: value}, claim, CARDS)
+    assert found is None or isinstance(found, (tuple, Invalid))
+
+
+@given(st.text("GPU-012,NVIDIA5000:; ", max_size=60))
+def test_any_text_of_an_assignment_parses_or_is_refused(text: str) -> None:
+    found = granted(text, {GPU: 1, MEM: 1})
+    assert isinstance(found, (tuple, list))

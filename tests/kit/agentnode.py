@@ -277,6 +277,7 @@ class AgentNode:
         self.steps: list[str] = []
         self.kill_at: int | None = None
         self.health = Health(CARDS)
+        self.labels, self.rules = QGPU, DEFAULT_RULES  # of the next agent
         self.driver: Callable[[Sequence[str]], Edits] = lambda uuids: Edits({})
         for name in ("cdi", "a", "t"):
             (folder / name).mkdir()
@@ -295,7 +296,13 @@ class AgentNode:
         libraries = Libraries((SHIM,), {}, lambda uuids: self.driver(uuids))
         parts = Parts(self.store, self.arbiter, self.health, libraries)
         settings = Settings(
-            NODE, self.folder / "t", self.folder / "a", cdi=self.cdi, cdi_folder=self.folder / "cdi", port=0
+            NODE,
+            self.folder / "t",
+            self.folder / "a",
+            cdi=self.cdi,
+            cdi_folder=self.folder / "cdi",
+            port=0,
+            rules=self.rules,
         )
         self.agent = Agent(Server("http://nowhere"), settings, parts)
         self.agent.events.emit = self._emitted  # type: ignore[method-assign]  # no API server to send to
@@ -314,7 +321,7 @@ class AgentNode:
 
     def sync(self) -> None:
         """The agent has read the Node and all Pods."""
-        node = {"metadata": {"name": NODE, "uid": "node", "labels": QGPU}}
+        node = {"metadata": {"name": NODE, "uid": "node", "labels": self.labels}}
         self.agent.reporter.changed(msgspec.convert(node, NodeObject))
         self.api.unsent = [{"type": "ADDED", "object": pod} for pod in self.api.pods.values()]
         self.watch()

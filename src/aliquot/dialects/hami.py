@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.pods import Container, Json, Pod, Words, unnamed
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Order, Preference, Slice
 from aliquot.model.device import CORE_MILLI, Card
-from aliquot.model.node import Offer
+from aliquot.model.grant import ContainerGrant, Share
+from aliquot.model.node import Node, Offer
 from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
 
@@ -28,7 +30,7 @@ MEMORY = "nvidia.com/gpumem"
 PERCENTAGE = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
 PRIORITY = "nvidia.com/priority"
-PARTS = (MEMORY, PERCENTAGE, CORES, PRIORITY)  # what no node advertises
+PARTS = (MEMORY, PERCENTAGE, CORES, PRIORITY)  # which no node advertises
 RESOURCES = (CARDS, *PARTS)
 
 USE_TYPES = "nvidia.com/use-gputype"
@@ -40,6 +42,8 @@ CARD_POLICY = "hami.io/gpu-scheduler-policy"
 _MODE = "nvidia.com/vgpu-mode"
 _NUMA = "nvidia.com/numa-bind"
 _WEIGHTS = "hami.io/device-scoring-weights"
+ALLOCATED = "hami.io/vgpu-devices-allocated"  # by HAMi's scheduler, until Aliquot takes over
+GRANT_ANNOTATIONS = (ALLOCATED, "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-node", "hami.io/vgpu-time")
 ANNOTATIONS = (USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, NODE_POLICY, CARD_POLICY, _MODE, _NUMA, _WEIGHTS)
 MARKS = ANNOTATIONS  # part of what a Pod requests
 
@@ -233,9 +237,55 @@ def _spell(container: ContainerClaim) -> dict[str, int]:
     return spelled
 
 
-def offers(labels: Json) -> frozenset[Offer]:
-    """What the node's label offers. HAMi's own, gpu=on, is not enough: it selects the nodes of HAMi's plugin."""
-    return frozenset({Offer.HAMI}) if labels.get(LABEL) == "true" else frozenset()
+def parse_grant(annotations: Json, claim: Claim, node: Node | None) -> tuple[ContainerGrant, ...] | Invalid | None:
+    """The grant that HAMi's own scheduler wrote; None if there is none, or if the node's cards are not known.
+
+    Per container with cards, init containers first: UUID,vendor,MiB,percent: for each card, and a semicolon.
+    """
+    value = annotations.get(ALLOCATED)
+    if value is None or node is None:
+        return None
+    entries = [entry for entry in str(value).split(";") if entry.strip()] if isinstance(value, str) else []
+    numbers = {card.uuid: card.index for card in node.cards if card.uuid}
+    granted = []
+    for container, entry in zip(claim.containers, entries, strict=False):
+        shares = _shares(container, entry, numbers)
+        if shares is None:
+            break
+        granted.append(ContainerGrant(container.name, container.index, container.role, shares))
+    if len(granted) != len(claim.containers) or len(entries) != len(granted):
+        allowed = "the cards of each container, as HAMi writes them: UUID,NVIDIA,MiB,percent:;"
+        return Invalid(_field(ALLOCATED), value, allowed)
+    return tuple(granted)
+
+
+def _shares(container: ContainerClaim, entry: str, numbers: Mapping[str, int]) -> tuple[Share, ...] | None:
+    """The cards of one container, with the MiB that HAMi counted; None if they are not what it asks for."""
+    found: dict[int, Share] = {}
+    for device in filter(None, entry.split(":")):
+        uuid, *rest = (word.strip() for word in device.split(","))
+        mib = rest[1] if len(rest) >= 3 else ""
+        if uuid not in numbers or not (mib.isascii() and mib.isdigit() and len(mib) <= 9):
+            return None
+        piece = container.slice
+        share = Share(numbers[uuid], int(mib), piece.core_milli, piece.greedy_milli, piece.exclusive, uuid)
+        if share.memory_mib < max(piece.memory_mib, 1):
+            return None
+        found[share.card] = share
+    return tuple(found[card] for card in sorted(found)) if len(found) == container.count else None
+
+
+def labelled(labels: Json) -> bool:
+    """Whether nvidia.com/gpu is to be ours. HAMi's own label, gpu=on, is not enough: its plugin's nodes have it."""
+    return bool(labels.get(LABEL) == "true")
+
+
+def offers(node: NodeView) -> frozenset[Offer]:
+    """What the node offers. kube-scheduler does not count nvidia.com/gpu (an extender's resources that it ignores
+    confuse its retries), so we look whether the kubelet has some. The agent reads the node without a status."""
+    has_status = bool(node.capacity or node.allocatable)
+    offered = labelled(node.labels) and (not has_status or node.amount(CARDS, 1, []))
+    return frozenset({Offer.HAMI}) if offered else frozenset()
 
 
 ENABLED_BY = {Offer.HAMI: f"label {LABEL}=true, and no other device plugin that serves {CARDS}"}

@@ -69,7 +69,7 @@ def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory:
     if gpushare.DIALECT in rules.served:
         found |= gpushare.offers(node, inventory=inventory)
     if hami.DIALECT in rules.served and inventory:
-        found |= hami.offers(node.labels)
+        found |= hami.offers(node)
     mix = node.labels.get(native.MIX_LABEL, "false")
     if mix not in ("true", "false"):
         problems.append(Invalid(f'metadata.labels["{native.MIX_LABEL}"]', mix, "true or false"))
@@ -124,7 +124,7 @@ class NodeReader:
 
 
 _NODE_LABELS = (*qgpu.LABELS, *t9k.LABELS, *gpushare.LABELS, *hami.LABELS, native.MIX_LABEL)
-_NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)
+_NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, hami.CARDS)
 
 
 def _capacities(node: NodeView, rules: Rules, notes: list[str], problems: list[Invalid]) -> list[Capacity]:

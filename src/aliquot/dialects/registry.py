@@ -241,9 +241,12 @@ def _parse_grant(
         return granted
     if claim.whole_node:
         return None if node is None else replace(t9k.whole_node_grant(claim, node), node=name)
-    if claim.dialect != gpushare.DIALECT:
+    if claim.dialect == hami.DIALECT:
+        containers = hami.parse_grant(annotations, claim, node)
+    elif claim.dialect == gpushare.DIALECT:
+        containers = gpushare.parse_grant(annotations, claim)
+    else:
         return None
-    containers = gpushare.parse_grant(annotations, claim)
     if isinstance(containers, Invalid):
         return (containers,)
     return None if containers is None else Grant(uid=claim.uid, node=name, containers=containers)

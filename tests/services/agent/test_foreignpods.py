@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.dialects import gpushare, native
+from aliquot.dialects import Rules, gpushare, hami, native
 from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.agent.deviceplugins import Allocation, Refused
 from kit.agentnode import NODE, AgentNode, Json, play
@@ -219,3 +219,43 @@ class TestWhichCard:
         agent_node.restart()
         assert agent_node.tenants.tenancies == {}
         play(agent_node.allocator.prepare(MEM, agent_node.kubelet.held[uid(pod)]["main", MEM]))
+
+
+class TestHami:
+    """Pods of HAMi's plugin, on a node whose nvidia.com/gpu is ours now."""
+
+    def live(self, agent_node: AgentNode, name: str, assigned: str = "") -> Json:
+        """A Pod to which HAMi's plugin gave card 1."""
+        annotations = {hami.ALLOCATED: assigned} if assigned else {}
+        pod = a_pod(name, a_container("main", {hami.CARDS: 1}), annotations=annotations, on=NODE)
+        pod["metadata"].update({"namespace": "default", "uid": f"peer-{next(NUMBERS)}"})
+        pod["status"] = {}
+        live(agent_node, pod, visible="GPU-1")
+        agent_node.kubelet.held[uid(pod)] = {("main", hami.CARDS): frozenset({"GPU-1-3"})}
+        return pod
+
+    def restarted(self, agent_node: AgentNode) -> dict[str, str]:
+        """The cards that are withheld once an agent that serves HAMi's dialect has started."""
+        agent_node.rules = Rules(served=frozenset({"qgpu", "hami"}))
+        agent_node.labels = {hami.LABEL: "true"}
+        agent_node.restart()
+        play(agent_node.agent.held_cards.refresh())
+        return dict(agent_node.agent.held_cards.why)
+
+    def test_pod_that_hami_placed_is_adopted_and_withholds_no_card(self, agent_node: AgentNode) -> None:
+        pod = self.live(agent_node, "theirs", "GPU-1,NVIDIA,16384,100:;")
+        assert self.restarted(agent_node) == {}
+        assert cards(agent_node, pod) == {"GPU-1": 16}
+        assert len(told(agent_node, pod)) == 1
+
+    def test_card_of_a_pod_that_nobody_placed_is_withheld(self, agent_node: AgentNode) -> None:
+        pod = self.live(agent_node, "of-nvidias-plugin")
+        assert self.restarted(agent_node) == {"GPU-1": "Pod default/of-nvidias-plugin holds it by nvidia.com/gpu"}
+        assert uid(pod) not in agent_node.tenants.tenancies
+
+    def test_pod_of_nvidia_gpu_is_left_alone_where_it_is_not_ours(self, agent_node: AgentNode) -> None:
+        pod = self.live(agent_node, "theirs", "GPU-1,NVIDIA,16384,100:;")
+        agent_node.restart()
+        play(agent_node.agent.held_cards.refresh())
+        assert uid(pod) not in agent_node.tenants.tenancies
+        assert list(agent_node.agent.held_cards.why) == ["GPU-1"]

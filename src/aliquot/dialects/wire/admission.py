@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.dialects import gpushare, native
+from aliquot.dialects import gpushare, hami, native
 from aliquot.dialects.pods import Json, list_at, mapping_at
 from aliquot.dialects.registry import parse_pod, render_env
 from aliquot.dialects.rules import Rules
@@ -44,7 +44,11 @@ _DEFAULT_SCHEDULER = "default-scheduler"  # the API server's default
 _MOST_LISTED = 10  # violations; a Pod with 1,000 containers may violate a rule 1,000 times
 _LONGEST_WARNING = 120  # characters; the API server truncates longer ones
 
-GRANT_ANNOTATIONS = (native.GRANT, *(key for key in gpushare.ANNOTATIONS if key != gpushare.COUNT))
+GRANT_ANNOTATIONS = (
+    native.GRANT,
+    *(key for key in gpushare.ANNOTATIONS if key != gpushare.COUNT),
+    *hami.GRANT_ANNOTATIONS,
+)
 ENV_PREFIX = "env.aliquot.dev/"
 _LONGEST_KEY = 63  # of an annotation key, after its prefix
 _YES = "true"

@@ -187,5 +187,7 @@ def _tls(settings: KubeSchedulerSettings) -> dict[str, Any]:
 def _which_pods(settings: KubeSchedulerSettings) -> dict[str, Any]:
     return {
         "ignorable": False,
-        "managedResources": [{"name": name, "ignoredByScheduler": name in hami.PARTS} for name in settings.resources],
+        "managedResources": [
+            {"name": name, "ignoredByScheduler": name in hami.RESOURCES} for name in settings.resources
+        ],
     }

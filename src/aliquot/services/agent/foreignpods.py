@@ -22,7 +22,7 @@ from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
-from aliquot.model.node import Node
+from aliquot.model.node import Node, Offer
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.agent.deviceplugins import Refused
@@ -78,7 +78,8 @@ class ForeignPods:
         """By Pod UID, the response of another plugin for a resource of ours: the first that names cards of this node.
         Responses for other resources, such as network cards, do not count."""
         found: dict[str, CachedResponse] = {}
-        for uid, response in _responses(entries, ours=False):
+        resources = RESOURCES | {hami.CARDS} if Offer.HAMI in self._node().offers else RESOURCES
+        for uid, response in _responses(entries, resources, ours=False):
             if uid not in found or cards_given(response.env, self._node()) is not None:
                 found[uid] = response
         return found
@@ -86,7 +87,7 @@ class ForeignPods:
     @staticmethod
     def admitted_by_us(entries: Iterable[Entry]) -> set[str]:
         """UIDs of the Pods that an agent of aliquot admitted."""
-        return {uid for uid, _ in _responses(entries, ours=True)}
+        return {uid for uid, _ in _responses(entries, RESOURCES | {hami.CARDS}, ours=True)}
 
     def adopt(self, pod: PodObject, response: CachedResponse, reader: Reader) -> None:
         """Count the Pod on the cards it has. Errors are only logged: the Pod runs anyway."""
@@ -126,11 +127,12 @@ class ForeignPods:
         return grant, ""
 
 
-def _responses(entries: Iterable[Entry], *, ours: bool) -> Iterator[tuple[str, CachedResponse]]:
-    """Pod UID and response for each resource that we serve, from our plugins or from others."""
+def _responses(
+    entries: Iterable[Entry], resources: frozenset[str], *, ours: bool
+) -> Iterator[tuple[str, CachedResponse]]:
+    """Pod UID and response for each of the resources, from our plugins or from others."""
     for entry in entries:
-        known = entry.resource in RESOURCES or (ours and entry.resource == hami.CARDS)
-        response = entry.response() if known else None
+        response = entry.response() if entry.resource in resources else None
         if response is not None and is_ours(response.cdi, response.env, mark=TENANT_VARIABLE) == ours:
             yield entry.pod_uid, response
 

@@ -93,8 +93,10 @@ class HeldCards:
         beside_others: Callable[[], bool],  # whether another plugin serves, or served, the node
         claimed: ClaimedDevices,
         clock: Callable[[], float],
+        adopted: Callable[[], Collection[str]] = frozenset,  # UIDs of other plugins' Pods that count as our tenants
     ) -> None:
         self.why: Mapping[str, str] = {}
+        self._adopted = adopted
         self._kubelet, self._pods, self._cards, self._minors = kubelet, pods, cards, minors
         self._beside_others, self._claimed, self._clock = beside_others, claimed, clock
         self._asked = float("-inf")
@@ -138,7 +140,7 @@ class HeldCards:
         """Pod, resource and devices of everything that others gave to Pods that have not ended."""
         for holder in holders:
             pod = self._pods.named(holder.namespace, holder.name)
-            if pod is not None and pod.finished:
+            if pod is not None and (pod.finished or pod.metadata.uid in self._adopted()):
                 continue
             for resource, devices in holder.devices.items():
                 theirs = _of_others(resource, devices)
@@ -148,7 +150,7 @@ class HeldCards:
             # The kubelet forgets entries of deleted Pods late; a Pod that we do not know yet is in PodResources.
             theirs = _of_others(entry.resource, entry.ids)
             pod = self._pods.by_uid(entry.pod_uid) if theirs else None
-            if pod is not None and not pod.finished:
+            if pod is not None and not pod.finished and entry.pod_uid not in self._adopted():
                 yield f"{pod.metadata.namespace}/{pod.metadata.name}", entry.resource, theirs
 
 

@@ -162,6 +162,7 @@ class Agent:
             beside_others=lambda: self.reporter.beside_others,
             claimed=ClaimedDevices(kube, settings.node_name, clock=time.monotonic),
             clock=time.monotonic,
+            adopted=lambda: self.foreign_pods.uids,
         )
         self.allocator = self._make_allocator()
         self.delay = LoopDelay()

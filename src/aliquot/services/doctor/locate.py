@@ -49,7 +49,7 @@ class SchedulerLocation(NamedTuple):
         unit = guess_gpushare_unit(nodes) if memory_unit == "auto" else MemoryUnit(memory_unit)
         served = self.served
         if not self.options and any(
-            hami.offers(mapping(mapping(node.get("metadata")).get("labels"))) for node in nodes
+            hami.labelled(mapping(mapping(node.get("metadata")).get("labels"))) for node in nodes
         ):
             served |= {hami.DIALECT}
         return Rules(QgpuRules(qgpu), unit, served, self.account)

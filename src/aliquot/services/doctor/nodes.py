@@ -75,8 +75,9 @@ def node_findings(snapshot: Snapshot) -> Iterator[Finding]:
 def _labels(node: NodeObject, served: frozenset[str]) -> Iterator[Finding]:
     name, labels = node.metadata.name, node.metadata.labels or {}
     ours = {resource for dialect in served for resource in DIALECTS[dialect]}
-    labelled = set(qgpu.offers(labels)) | set(t9k.offers(labels, [])) | set(hami.offers(labels))
+    labelled = set(qgpu.offers(labels)) | set(t9k.offers(labels, []))
     labelled |= {Offer.GPUSHARE} if labels.get(gpushare.NODE_LABEL) == "true" else set()
+    labelled |= {Offer.HAMI} if hami.labelled(labels) else set()
     if qgpu_bars_whole_cards(labels, served):
         labelled.discard(Offer.T9K_EXCLUSIVE)
         what = "is labelled for whole cards (xgn) and for qGPU: a node of qGPU offers no whole cards"
