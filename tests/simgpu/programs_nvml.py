@@ -13,6 +13,17 @@ from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.services.runtime import health
 
 
+def nvml_memory_limit(cgroup: str, limit: int) -> list[str | None]:
+    """Limits a cgroup twice, then one that has no such controller: what the adapter says."""
+    nvml = Nvml()
+    uuid = nvml.cards()[0].uuid
+    return [
+        nvml.limit_memory(uuid, cgroup, limit),
+        nvml.limit_memory(uuid, cgroup, limit + 1),
+        nvml.limit_memory(uuid, f"{cgroup}/none", limit),
+    ]
+
+
 def nvml(seconds: float) -> dict[str, Any]:
     """What pynvml sees of the cards and of the processes on the first one."""
     pynvml.nvmlInit()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from simgpu.rig import Player
@@ -44,3 +46,14 @@ def test_an_idle_card_has_neither_processes_nor_samples(player: Player) -> None:
 
 def test_without_a_player_there_is_no_driver(player: Player) -> None:
     assert player.run("nvml_without_driver", ALIQUOT_SIMGPU="/nowhere") == "driver not loaded"
+
+
+def test_driver_limits_the_memory_of_a_cgroup(player: Player, tmp_path: Path) -> None:
+    (tmp_path / "dmem.max").touch()
+    assert player.run("nvml_memory_limit", str(tmp_path), 4 << 30) == [
+        None,
+        None,
+        "the cgroup of the Pod has no dmem controller",
+    ]
+    lines = (tmp_path / "dmem.max").read_text().splitlines()
+    assert lines == [f"nvidia/0000:01:00.0/vidmem {4 << 30}", f"nvidia/0000:01:00.0/vidmem {(4 << 30) + 1}"]

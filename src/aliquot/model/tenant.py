@@ -78,6 +78,7 @@ class Standing:
     refused: int  # allocations refused because of its memory limit
     paused_by: str | None = None  # the name of the online tenant that has the card
     memory_over: int = 0  # bytes over its limit by NVML's figure; 0: within the margin (arbiter/overuse.py)
+    hard_limit: bool = False  # the driver itself limits its memory too
 
 
 class FindingKind(StrEnum):

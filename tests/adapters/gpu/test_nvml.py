@@ -296,3 +296,32 @@ def test_card_in_mig_mode_is_withheld(played: PlayedNvml, modes: list[int], why:
 def test_mps_clients_are_none_where_nvml_does_not_know_them(played: PlayedNvml) -> None:
     played.answers["nvmlDeviceGetMPSComputeRunningProcesses"] = PlayedNoFunctionError()
     assert Nvml().mps_clients("GPU-0") == set()
+
+
+class TestMemoryLimits:
+    """r615 and newer; the real binding's structures are used in tests/simgpu/test_nvml.py."""
+
+    def limited(self, played: PlayedNvml, *, says: int = 5, **answers: Any) -> str | None:
+        played.answers |= {
+            "c_nvmlSetMemoryLimits_v1_t": lambda cgroup, soft, hard: SimpleNamespace(hardLimit=hard),
+            "c_nvmlGetMemoryLimits_v1_t": lambda cgroup: SimpleNamespace(hardLimit=says),
+            "nvmlDeviceSetMemoryLimits_v1": None,
+            "nvmlDeviceGetMemoryLimits_v1": None,
+            **answers,
+        }
+        return Nvml().limit_memory("GPU-0", "/sys/fs/cgroup/pod", 5)
+
+    def test_limit_is_set_and_read_back(self, played: PlayedNvml) -> None:
+        assert self.limited(played) is None
+        assert self.limited(played, says=6) == "the driver says 6 bytes, not 5"
+
+    @pytest.mark.parametrize(
+        ("error", "said"),
+        [
+            (PlayedNoFunctionError(), "the driver is older than r615"),
+            (PlayedNotFoundError(), "the cgroup of the Pod has no dmem controller"),
+            (PlayedError("Insufficient Permissions"), "NVML: Insufficient Permissions"),
+        ],
+    )
+    def test_driver_that_does_not_limit_says_why(self, played: PlayedNvml, error: Exception, said: str) -> None:
+        assert self.limited(played, nvmlDeviceSetMemoryLimits_v1=error) == said

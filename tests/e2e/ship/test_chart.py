@@ -180,7 +180,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "without agents": ("--set=agent.enabled=false",),
     "with everything that may be said": (
         "--set=agent.simulate=4x16GiB,agent.runtimeClassName=nvidia,agent.driverFolder=/etc/cdi,agent.ignoreXids=94",
-        "--set=agent.enforce=kill,agent.enforceGrace=30s",
+        "--set=agent.enforce=kill,agent.enforceGrace=30s,agent.hardLimits=true",
         "--set=agent.seLinuxOptions.type=spc_t,agent.seLinuxOptions.level=s0",
         "--set=agent.maxUnavailable=1,agent.cdi=off,webhook.envByAnnotation=true,webhook.failurePolicy=ignore",
         "--set=imagePullSecrets[0].name=mine,scheduler.extraArgs={--shortlist=0},agent.extraArgs={--log-level=debug}",

@@ -356,6 +356,7 @@ def test_status_of_tenant(rig: Rig) -> None:
             "refused_allocations": 2,
             "paused_by": "serve",
             "memory_over_bytes": 0,
+            "hard_limit": False,
         }
     ]
     assert shown["cards"][0]["memory_used_bytes"] == 5

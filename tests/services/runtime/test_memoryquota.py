@@ -138,10 +138,12 @@ def test_process_is_ended_after_the_grace_and_no_other(rig: Rig, caplog: pytest.
     rig.tenant("good", root=rig.pid("good"))
     with caplog.at_level(logging.WARNING):
         on_card(rig, large=20 * GIB, good=10 * GIB, stranger=30 * GIB)
-        (finding,) = until(lambda: found(rig, FindingKind.ENDED), "the kill")
+        finding = until(lambda: found(rig, FindingKind.ENDED), "the kill")[0]
     assert (finding.pid, finding.owner) == (rig.pid("large"), "greedy")
     assert finding.text == "was ended: its tenant the greedy used 20 GiB, its limit is 10 GiB"
     until(lambda: not lives(rig, "large"), "the end of the process")
+    looks(rig)  # it is dead, and still listed
+    assert len(found(rig, FindingKind.ENDED)) == 1
     keys = [key for key, _ in logged(caplog)]
     assert keys.index("memory_limit_exceeded") < keys.index("process_ended")
     on_card(rig, good=10 * GIB, stranger=30 * GIB)

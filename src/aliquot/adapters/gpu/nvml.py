@@ -6,6 +6,7 @@ Every method may be called from any thread. NVML's errors become NvmlError here,
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -163,6 +164,27 @@ class Nvml:
         """Bytes used, and the total."""
         found = self._ask("nvmlDeviceGetMemoryInfo", uuid)
         return (0, 0) if found is None else (int(found.used), int(found.total))
+
+    def limit_memory(self, uuid: str, cgroup: str, limit: int) -> str | None:
+        """Have the driver limit what the processes of a cgroup have on the card, in bytes: r615 and newer. Returns why
+        it does not; None: it does, and says so when asked. Raises NvmlError."""
+        nvml = self._nvml
+        if not hasattr(nvml, "nvmlDeviceSetMemoryLimits_v1"):
+            return "the Python package nvidia-ml-py is older than 13.615"
+        wanted = nvml.c_nvmlSetMemoryLimits_v1_t(os.fsencode(cgroup), 0, limit)
+        found = nvml.c_nvmlGetMemoryLimits_v1_t(os.fsencode(cgroup))
+        with self._using():
+            handle = self._handle(uuid)
+            try:
+                nvml.nvmlDeviceSetMemoryLimits_v1(handle, wanted)
+                nvml.nvmlDeviceGetMemoryLimits_v1(handle, found)
+            except nvml.NVMLError_FunctionNotFound:
+                return "the driver is older than r615"
+            except nvml.NVMLError_NotFound:
+                return "the cgroup of the Pod has no dmem controller"
+            except nvml.NVMLError as error:
+                return f"NVML: {error}"
+        return None if found.hardLimit == limit else f"the driver says {found.hardLimit} bytes, not {limit}"
 
     def watch(self, uuids: Iterable[str]) -> Watch:
         """Watch the errors of these cards; those that support no events, or do not answer now, are left out."""

@@ -16,6 +16,8 @@ _UID = r"(?P<uid>[0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f
 _PLAIN = re.compile(rf"pod{_UID}")
 # A cgroup root's steps come first; a runtime that does not speak to systemd keeps "slice:runtime:id" as one name.
 _SLICE = re.compile(rf"(?:[^/]*-)?kubepods(?:-burstable|-besteffort)?-pod{_UID}\.slice(?::[^/]*)?")
+_STEPS = 5  # to a Pod's cgroup: two of a cgroup root, kubepods, the class, the Pod
+_NEVER_PODS = ("system.slice", "user.slice", "init.scope")
 _GONE = " (deleted)"  # what the kernel appends when the cgroup was removed and a last process is still in it
 
 
@@ -25,6 +27,29 @@ def pod_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
         return parse_cgroups((proc / str(pid) / "cgroup").read_text(errors="replace"))
     except OSError:
         return None
+
+
+def pod_folder(uid: str, *, root: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """The Pod's cgroup of version 2; None where it cannot be seen, as in a container that has only its own."""
+    folders = [path for path in _inside(root) if path.name not in _NEVER_PODS]
+    for _ in range(_STEPS):
+        pods = (path for path in folders if ":" not in path.name)  # with it a name is one container's
+        found = next((path for path in pods if parse_cgroups(f"0::/{path.name}") == uid), None)
+        if found is not None:
+            return found
+        folders = [path for folder in folders if not _is_pod(folder) for path in _inside(folder)]
+    return None
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_dir()]
+    except OSError:
+        return []
+
+
+def _is_pod(folder: Path) -> bool:
+    return parse_cgroups(f"0::/{folder.name}") is not None
 
 
 def pods_seen(*, proc: Path = Path("/proc")) -> dict[str, int]:

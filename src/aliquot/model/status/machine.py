@@ -104,6 +104,7 @@ class ShareStatus(Struct):
     greedy: bool = False
     paused_by: str | None = None  # the tenant that has the card while this one is paused
     memory_over_bytes: int = 0  # over its limit, by the driver's figure
+    hard_limit: bool = False  # the driver itself limits its memory too
 
     @property
     def limit_mib(self) -> int:

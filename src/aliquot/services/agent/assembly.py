@@ -23,6 +23,7 @@ from aliquot.model.tenant import SharingRules
 from aliquot.services.agent.libraries import install_libraries
 from aliquot.services.agent.service import Agent, Parts, Settings
 from aliquot.services.runtime.arbiterd import Arbiterd
+from aliquot.services.runtime.hardlimits import HardLimits
 from aliquot.services.runtime.health import CardHealth
 from aliquot.services.runtime.meter import CardMeter
 
@@ -49,7 +50,12 @@ def run_agent(
             raise NvmlError("NVML lists no card")
         numbers = {card.uuid: card.index for card in health.cards}
         arbiter = Arbiterd(
-            health.cards, rules=SharingRules(), nvml=nvml, simulated=playing is not None, whose=cgroups.pod_of
+            health.cards,
+            rules=SharingRules(),
+            nvml=nvml,
+            simulated=playing is not None,
+            whose=cgroups.pod_of,
+            hard_limits=HardLimits(nvml.limit_memory, cgroups.pod_folder),
         )
         file = None if driver == "runtime" else DriverFile(wanted=driver == "cdi")
         libraries = install_libraries(database.parent, playing, file, numbers)

@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.services.runtime.audit import Auditor, PageSlot, Registry
 from aliquot.services.runtime.cardloop import CardLoop
+from aliquot.services.runtime.hardlimits import HardLimits
 from aliquot.services.runtime.memoryquota import MemoryQuota, Owner
 from aliquot.services.runtime.registration import Registrar, Tenancy, log_fault
 
@@ -52,7 +54,9 @@ class Arbiterd:
         nvml: Nvml,
         simulated: bool,
         whose: Callable[[int], str | None] | None = None,
+        hard_limits: HardLimits | None = None,
     ) -> None:
+        self._hard_limits = hard_limits
         self._loops = {card.uuid: CardLoop(card.uuid, rules) for card in cards}
         self._whose = whose
         self._tenancies: dict[str, Tenancy] = {}
@@ -62,7 +66,7 @@ class Arbiterd:
         registry = Registry(self._lock, self._registered, self._owner_of, self._sweep, pods=whose is not None)
         self._quota = MemoryQuota(self._owner_now, spares_all=whose is not None)
         self._quota.kill_after = rules.kill_after
-        self._auditor = Auditor(self._loops, nvml, registry, self._quota)
+        self._auditor = Auditor(self._loops, nvml, registry, self._quota, self._refresh_hard_limits)
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._registrar.run, args=(self._stopping,), name="link", daemon=True),
@@ -153,10 +157,12 @@ class Arbiterd:
         """With the name of the online tenant that has the card, and the driver's figures of memory: a page does not
         know of processes that are not registered."""
         used, over = self._quota.use(standing.tenant, standing.uuid)
-        if standing.paused_by is None and used <= standing.memory_used and not over:
+        hard = self._hard_limits is not None and self._hard_limits.enforces(standing.tenant, standing.uuid)
+        if standing.paused_by is None and used <= standing.memory_used and not over and not hard:
             return standing
         by = None if standing.paused_by is None else self._name_of(standing.paused_by)
-        return replace(standing, paused_by=by, memory_used=max(used, standing.memory_used), memory_over=over)
+        used = max(used, standing.memory_used)
+        return replace(standing, paused_by=by, memory_used=used, memory_over=over, hard_limit=hard)
 
     def _name_of(self, tenant_id: str) -> str | None:
         tenancy = self._tenancies.get(tenant_id)
@@ -270,6 +276,13 @@ class Arbiterd:
         owner = owners[-1]
         tenancy = self._tenancies.get(owner)
         return Owner(owner) if tenancy is None else _as_owner(tenancy.tenant)
+
+    def _refresh_hard_limits(self) -> None:
+        if self._hard_limits is None:
+            return
+        with self._lock:
+            tenants = [tenancy.tenant for tenancy in self._tenancies.values()]
+        self._hard_limits.refresh([one for one in tenants if not self._quota.spares(one.id)], time.monotonic())
 
     def _owner_now(self, pid: int) -> Owner | None:
         """The same for the thread that ends processes."""

@@ -55,9 +55,16 @@ class Registry:
 class Auditor:
     """See the head of the file."""
 
-    def __init__(self, uuids: Iterable[str], nvml: Nvml, registry: Registry, quota: MemoryQuota) -> None:
+    def __init__(
+        self,
+        uuids: Iterable[str],
+        nvml: Nvml,
+        registry: Registry,
+        quota: MemoryQuota,
+        refresh_limits: Callable[[], None] = lambda: None,
+    ) -> None:
         self.findings: list[Finding] = []
-        self._quota = quota
+        self._quota, self._refresh_limits = quota, refresh_limits
         self._uuids = tuple(uuids)
         self._nvml = nvml
         self._register = registry
@@ -79,6 +86,10 @@ class Auditor:
                 self._sweep()
             except Exception:  # the next round must come
                 log.exception("page_sweep_failed")
+            try:
+                self._refresh_limits()
+            except Exception:
+                log.exception("hard_limits_failed")
 
     def _sweep(self) -> None:
         with self._register.lock:

@@ -55,6 +55,10 @@ class MemoryQuota:
         """Never end processes of these tenants. With `spares_all` no process is ended before the first call."""
         self._spared = tenants
 
+    def spares(self, tenant: str) -> bool:
+        """Whether the tenant is left alone."""
+        return self._spared is None or tenant in self._spared
+
     def use(self, tenant: str, uuid: str) -> tuple[int, int]:
         """Bytes that its processes have on the card by the driver's figures, and those over its limit."""
         found, over = self._uses.get(uuid, {}).get(tenant), self._over.get(uuid, {}).get(tenant)
@@ -78,7 +82,9 @@ class MemoryQuota:
             if over.is_reported
         ]
         kept = [(at, finding) for at, finding in self._ended.get(uuid, ()) if now - at < _SHOWN]
-        for use, victim in verdict.end:
+        for use, victim in (
+            one for one in verdict.end if one[1].started
+        ):  # others are dead, and their memory is not free
             ended = self._end(uuid, owners[use.tenant], use, victim)
             kept = [(at, finding) for at, finding in kept if finding != ended] + [(now, ended)]
         self._ended[uuid] = kept
@@ -86,7 +92,7 @@ class MemoryQuota:
 
     def _use(self, uuid: str, owner: Owner, there: list[OnCard]) -> TenantUse:
         """A tenant without a share of the card has a limit of 0 there."""
-        spared = self._spared is None or owner.id in self._spared
+        spared = self.spares(owner.id)
         uses = tuple(ProcessUse(process.pid, process.memory, process.registered) for process in there)
         use = TenantUse(owner.id, owner.limits.get(uuid, 0), uses, spared)
         if not use.excess:
@@ -97,9 +103,8 @@ class MemoryQuota:
     def _report(self, uuid: str, owner: Owner, over: Overuse, *, new: bool) -> Finding:
         used, limit = memory(over.shown >> 20), memory(over.limit >> 20)
         text = f"tenant {owner.name} uses {used} of the card's memory, its limit is {limit}"
-        if self.kill_after is not None:
-            spared = self._spared is None or owner.id in self._spared
-            text += "" if spared else f": processes of it are ended after {duration(self.kill_after)} of this"
+        if self.kill_after is not None and not self.spares(owner.id):
+            text += f": processes of it are ended after {duration(self.kill_after)} of this"
         if new:
             data = {"tenant": owner.name, "card": uuid, "used": used, "limit": limit, "kill_after": self.kill_after}
             log.warning("memory_limit_exceeded", extra={"data": data})
@@ -108,9 +113,7 @@ class MemoryQuota:
     def _end(self, uuid: str, owner: Owner, use: TenantUse, process: ProcessUse) -> Finding:
         why = f"its tenant {owner.name} used {memory(use.memory >> 20)}, its limit is {memory((use.limit or 0) >> 20)}"
         try:
-            ended = process.started != 0 and processes.kill_proven(
-                process.pid, process.started, lambda: self._belongs(process.pid, owner)
-            )
+            ended = processes.kill_proven(process.pid, process.started, lambda: self._belongs(process.pid, owner))
             text = f"was ended: {why}" if ended else "was to be ended, but is gone or belongs to another by now"
         except PermissionError:
             ended, text = False, f"could not be ended: we may not signal it (CAP_KILL is missing); {why}"

@@ -68,4 +68,5 @@ def _share(share: Share, standing: Standing | None) -> ShareStatus:
         refused_allocations=0 if standing is None else standing.refused,
         paused_by=None if standing is None else standing.paused_by,
         memory_over_bytes=0 if standing is None else standing.memory_over,
+        hard_limit=standing is not None and standing.hard_limit,
     )
