@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from aliquot.adapters.kubernetes.certificates import read_facts, split
+from aliquot.adapters.kubernetes.certificates import Pair, issue, make_authority, read_facts, split
 from aliquot.dialects import Rules, parse_pod, render_grant
 from aliquot.dialects.wire.admission import AdmissionSettings, render_env_annotations
 from aliquot.dialects.wire.webhooks import FailurePolicy
@@ -27,7 +27,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
 from aliquot.services.scheduler.certrotation import Lifetimes
-from aliquot.services.scheduler.webhook import WebhookSettings, serve_webhook
+from aliquot.services.scheduler.webhook import Clients, WebhookSettings, serve_webhook
 from e2e.aside import Aside
 from kit.logs import warnings
 from testbed import objects
@@ -57,10 +57,12 @@ class Webhook:
 
 
 @contextmanager
-def a_webhook(plane: ControlPlane, *, account: Path | None = None, wait: bool = True, **more: Any) -> Iterator[Webhook]:
+def a_webhook(
+    plane: ControlPlane, *, account: Path | None = None, wait: bool = True, port: int | None = None, **more: Any
+) -> Iterator[Webhook]:
     """A webhook on loopback that the API server knows of."""
     running = Webhook()
-    port = free_port()
+    port = port or free_port()
     settings = WebhookSettings(port=port, bind_address=HOST, where=f"https://{HOST}:{port}", **more)
 
     async def work(kube: Any) -> None:
@@ -109,6 +111,65 @@ def test_kubectl_apply_says_which_rule_a_pod_breaks(fresh: ControlPlane) -> None
     assert f'spec.containers[0].resources.limits["{CORE}"]' in said
     assert '"130" is not allowed: whole percent of one card, 1 to 99' in said
     assert objects.list_pods(fresh) == []
+
+
+def test_webhook_answers_only_the_api_server_if_it_shows_a_certificate(fresh: ControlPlane) -> None:
+    """As docs/security.md tells: an AdmissionConfiguration, and a kubeconfig with the certificate."""
+    port, now = free_port(), time.time()
+    authority = make_authority("clients", now, 86400.0)
+    clients = Clients(authority.certificate, frozenset({"kube-apiserver"}))
+    with a_webhook(fresh, port=port, clients=clients, wait=False) as webhook:
+        objects.wait_until(lambda: "webhooks" in _configuration(fresh), 60, "the API server knows of the webhook")
+        assert not trusted(fresh), "it shows no certificate yet, and its review is not answered"
+        fresh.tell_apiserver(
+            _client_of_webhook(fresh, port, issue(authority, ["kube-apiserver"], now, 86400.0, client=True))
+        )
+        fresh.restart_apiserver()
+        objects.wait_until(lambda: trusted(fresh), 60, "the API server asks the webhook")
+        assert webhook.calls["review"]
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            _review_without_certificate(port)
+
+
+def _configuration(plane: ControlPlane) -> Object:
+    try:
+        found: Object = plane.api("GET", CONFIGURATION)
+    except Refused:
+        return {}
+    return found
+
+
+def _client_of_webhook(plane: ControlPlane, port: int, shown: Pair) -> str:
+    """The flag by which the API server shows that certificate to the webhook."""
+    folder = plane.folder / "webhook-client"
+    folder.mkdir()
+    user = {
+        "client-certificate-data": base64.b64encode(shown.certificate).decode(),
+        "client-key-data": base64.b64encode(shown.key).decode(),
+    }
+    kubeconfig = {"apiVersion": "v1", "kind": "Config", "users": [{"name": f"{HOST}:{port}", "user": user}]}
+    (folder / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+    kind = {"apiVersion": "apiserver.config.k8s.io/v1", "kind": "WebhookAdmissionConfiguration"}
+    plugin = {
+        "name": "MutatingAdmissionWebhook",
+        "configuration": {**kind, "kubeConfigFile": str(folder / "kubeconfig")},
+    }
+    whole = {"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration", "plugins": [plugin]}
+    (folder / "admission.yaml").write_text(yaml.safe_dump(whole))
+    return f"--admission-control-config-file={folder / 'admission.yaml'}"
+
+
+def _review_without_certificate(port: int) -> bytes:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection(HOST, port, timeout=10, context=context)
+    try:
+        connection.request("POST", "/review", b"{}")
+        return connection.getresponse().read()
+    except http.client.HTTPException as error:
+        raise ConnectionError(repr(error)) from error
+    finally:
+        connection.close()
 
 
 def test_a_misspelled_resource_is_refused_with_the_name_that_was_meant(fresh: ControlPlane) -> None:

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from aliquot.adapters.kubernetes.kube import Server
-from aliquot.cli.cluster.scheduler import _scheduler_names, scheduler
+from aliquot.cli.cluster.scheduler import scheduler
+from aliquot.cli.cluster.webhookoptions import scheduler_names
 from aliquot.cli.errors import InputError
 from aliquot.dialects import MemoryUnit, QgpuRules
 from aliquot.services.dashboard.access import Listen
@@ -185,6 +186,17 @@ def test_missing_config_file_is_reported(started: Started, tmp_path: Path) -> No
         (["--kubeconfig", "/no/such/file"], "/no/such/file: No such file"),
         (["--webhook-url", "https://x"], "add --webhook-port"),
         (["--webhook-port", "1", "--webhook-url", "http://x"], "https://HOST:PORT"),
+        (["--webhook-client-names", "a"], "add --webhook-port"),
+        (["--webhook-port", "1", "--webhook-client-names", "a"], "need each other"),
+        (["--webhook-port", "1", "--webhook-client-ca", "/no/file"], "need each other"),
+        (
+            ["--webhook-port", "1", "--webhook-client-ca", "/no/file", "--webhook-client-names", "a"],
+            "--webhook-client-ca: /no/file: No such file",
+        ),
+        (
+            ["--webhook-port", "1", "--webhook-client-ca", "/dev/null", "--webhook-client-names", "a"],
+            "--webhook-client-ca: /dev/null: the authorities' certificates cannot be used",
+        ),
         (["--webhook-port", "1", "--webhook-service", "x"], "NAMESPACE/NAME"),
         (["--webhook-port", "1", "--webhook-service", "a/b", "--webhook-url", "https://x"], "omit one of them"),
     ],
@@ -289,9 +301,9 @@ def test_webhook_is_off_without_port(started: Started) -> None:
 
 
 def test_scheduler_name_option_per_dialect() -> None:
-    assert _scheduler_names("aliquot-scheduler,t9k=t9k-scheduler") == ("aliquot-scheduler", {"t9k": "t9k-scheduler"})
-    assert _scheduler_names("t9k=t9k-scheduler") == (None, {"t9k": "t9k-scheduler"})
-    assert _scheduler_names("") == (None, {})
+    assert scheduler_names("aliquot-scheduler,t9k=t9k-scheduler") == ("aliquot-scheduler", {"t9k": "t9k-scheduler"})
+    assert scheduler_names("t9k=t9k-scheduler") == (None, {"t9k": "t9k-scheduler"})
+    assert scheduler_names("") == (None, {})
     for wrong in ("a,b", "t9k=", "volcano=x"):
         with pytest.raises(InputError, match="--scheduler-name"):
-            _scheduler_names(wrong)
+            scheduler_names(wrong)

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from aliquot.dialects.wire import schedulerconfig
-from kit.chart import CHART, INSTALL, MODES, ROOT, Objects, runs_on
+from kit.chart import CHART, INSTALL, MODES, ROOT, Objects, containers, runs_on
 from testbed.build import CannotBuildError, binaries
 from testbed.cards import QCORE, QMEM
 from testbed.cluster import Cluster
@@ -116,6 +116,13 @@ def test_a_mode_serves_its_dialects_and_says_nothing_of_others(helm: Helm, mode:
     assert [resource for resource in unspoken if f"{resource}\n" in text] == []
 
 
+def test_digest_of_the_image_wins_over_its_tag(helm: Helm) -> None:
+    made = Objects(render(helm, f"--set=image.digest={DIGEST},image.tag=other"))
+    images = {container["image"] for spec in made.pods().values() for container in containers(spec)}
+    assert f"aliquot/aliquot@{DIGEST}" in images
+    assert not [image for image in images if image.startswith("aliquot/aliquot:")]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_agents_of_a_mode_run_on_its_nodes(helm: Helm, mode: str) -> None:
     spec = Objects(render(helm, f"--set=mode={mode}")).pods()["aliquot-agent"]
@@ -159,6 +166,8 @@ def test_chart_package_has_only_chart_files(helm: Helm, tmp_path: Path) -> None:
         ((IMAGE, "--set=scheduler.priority=best"), "/scheduler/priority"),
         ((IMAGE, "--set=webhook.port=443"), "/webhook/port"),
         ((IMAGE, "--set=image.repository=aliquot:1"), "/image/repository"),
+        ((IMAGE, "--set=image.digest=sha256:1"), "/image/digest"),
+        ((IMAGE, "--set=webhook.clientCA=mine"), "webhook.clientCA and webhook.clientNames need each other"),
         ((IMAGE, "--set=nameOverride=mine"), "/nameOverride"),
         ((), "kubectl get pods -n kube-system -l component=kube-scheduler"),
         (("--set=kubeScheduler.enabled=false",), "set webhook.setSchedulerName=false too"),
@@ -173,6 +182,7 @@ def test_invalid_chart_values_are_refused(helm: Helm, words: tuple[str, ...], to
 
 # --- what the API server says ----------------------------------------------------------------------------------------
 
+DIGEST = f"sha256:{'a' * 64}"
 VARIANTS: dict[str, tuple[str, ...]] = {
     **{mode: (f"--set=mode={mode}",) for mode in MODES},
     "beside the cluster's own kube-scheduler": OWN,
@@ -186,6 +196,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "--set=imagePullSecrets[0].name=mine,scheduler.extraArgs={--shortlist=0},agent.extraArgs={--log-level=debug}",
         "--set=agent.tolerations[0].operator=Exists,agent.nodeLabels[0].key=gpu,agent.nodeLabels[0].values={a,b}",
         "--set=scheduler.podLabels.team=a,scheduler.podAnnotations.b=c,agent.podLabels.team=a,agent.nodeSelector.d=e",
+        f"--set=webhook.clientCA=mine,webhook.clientNames={{a,b}},image.digest={DIGEST}",
         "--set=uninstall.runningPods=delete,scheduler.nodeSelector.f=g,scheduler.tolerations[0].operator=Exists",
     ),
 }

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -123,6 +123,13 @@ def require_clients(context: ssl.SSLContext, trusted: bytes) -> None:
     Raises CertificateError."""
     trust(context, trusted)
     context.verify_mode = ssl.CERT_REQUIRED
+
+
+def certificate_names(shown: Mapping[str, Any]) -> frozenset[str]:
+    """The common names and DNS names of a verified certificate, as the ssl module describes it."""
+    subject = [entry for part in shown.get("subject", ()) for entry in part]
+    common = {value for key, value in subject if key == "commonName"}
+    return frozenset(common | {value for key, value in shown.get("subjectAltName", ()) if key == "DNS"})
 
 
 def client_context() -> ssl.SSLContext:

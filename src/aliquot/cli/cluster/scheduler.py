@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import click
 
 from aliquot.cli.cluster.dialectoption import HELP as DIALECTS_HELP
 from aliquot.cli.cluster.dialectoption import parse_dialects
+from aliquot.cli.cluster.webhookoptions import webhook_settings
 from aliquot.cli.dashboardoptions import parse_listen
 from aliquot.cli.errors import InputError
 from aliquot.placement import POLICY_NAMES
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from aliquot.services.dashboard.access import Listen
     from aliquot.services.scheduler.service import Settings
     from aliquot.services.scheduler.verbstls import VerbsTls
-    from aliquot.services.scheduler.webhook import WebhookSettings
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +106,16 @@ _LOOPBACK = "127.0.0.1"
     "--webhook-failure",
     type=click.Choice(["ignore", "fail"]),
     help="While the webhook is down, accept GPU Pods unchecked or refuse them  [default: ignore]",
+)
+@click.option(
+    "--webhook-client-ca",
+    type=click.Path(path_type=Path),
+    help="File with the authorities of API servers' client certificates: the webhook then answers nobody else",
+)
+@click.option(
+    "--webhook-client-names",
+    metavar="NAME[,NAME]",
+    help="Common or DNS names of those certificates, required with --webhook-client-ca",
 )
 @click.option(
     "--scheduler-name",
@@ -268,7 +277,7 @@ def _settings(options: dict[str, Any]) -> Settings:
     unit = options.pop("memory_unit", "auto")
     rules = options.pop("rules", "seed")
     served = parse_dialects(options.pop("dialects", None))
-    webhook, tls = _webhook(options, served), _tls(options)
+    webhook, tls = webhook_settings(options, served), _tls(options)
     token_file = options.pop("dashboard_token_file", None)
     listen = parse_listen(
         options.pop("dashboard", None), None if token_file is None else Path(token_file), option="--dashboard"
@@ -327,61 +336,3 @@ def _metrics(options: dict[str, Any]) -> Listen:
 
     address, port = options.get("bind_address", USUAL_METRICS.address), options.pop("metrics_port", None)
     return Listen(address, USUAL_METRICS.port if port is None else port, usual=port is None)
-
-
-def _webhook(options: dict[str, Any], served: frozenset[str]) -> WebhookSettings | None:
-    """Take the webhook's options out of `options`. Raises InputError if they contradict each other."""
-    from aliquot.dialects.wire.admission import AdmissionSettings
-    from aliquot.dialects.wire.webhooks import FailurePolicy, ServiceRef
-    from aliquot.services.scheduler.webhook import WebhookSettings
-
-    port = options.pop("webhook_port", 0)
-    service, url = options.pop("webhook_service", None), options.pop("webhook_url", None)
-    slots = bool(options.pop("webhook_slots", False))
-    failure = options.pop("webhook_failure", "ignore")
-    name, by_annotation = options.pop("scheduler_name", None), options.pop("env_by_annotation", False)
-    if not port:
-        for option, value in (
-            ("--webhook-service", service),
-            ("--webhook-url", url),
-            ("--webhook-slots", slots),
-            ("--scheduler-name", name),
-            ("--env-by-annotation", by_annotation),
-        ):
-            if value:
-                raise InputError(f"{option} needs the webhook, which is off: add --webhook-port")
-        return None
-    namespace = options["lease_namespace"]
-    if url is not None and service is not None:
-        raise InputError("--webhook-service and --webhook-url exclude each other: omit one of them")
-    if url is not None and slots:
-        raise InputError("--webhook-slots and --webhook-url exclude each other: omit one of them")
-    if url is not None and not url.startswith("https://"):
-        raise InputError(f'--webhook-url: "{url}" is not allowed: https://HOST:PORT')
-    space, slash, service_name = (service or f"{namespace}/aliquot-webhook").partition("/")
-    if not (space and slash and service_name):
-        raise InputError(f'--webhook-service: "{service}" is not allowed: NAMESPACE/NAME')
-    return WebhookSettings(
-        port=port,
-        where=url or ServiceRef(namespace=space, name=service_name),
-        **({"bind_address": options["bind_address"]} if "bind_address" in options else {}),
-        namespace=namespace,
-        slots=slots,
-        replica=socket.gethostname(),  # of a Pod, its name
-        served=served,
-        failure_policy=FailurePolicy.FAIL if failure == "fail" else FailurePolicy.IGNORE,
-        admission=AdmissionSettings(*_scheduler_names(name or ""), env_by_field_ref=by_annotation),
-    )
-
-
-def _scheduler_names(text: str) -> tuple[str | None, dict[str, str]]:
-    """The name for all Pods, and names by dialect. Raises InputError."""
-    from aliquot.dialects.wire.schedulerconfig import DIALECTS
-
-    parts = [part.partition("=") for part in text.split(",") if part]
-    plain = [name for name, equals, _ in parts if not equals]
-    named = {dialect: name for dialect, equals, name in parts if equals}
-    if len(plain) > 1 or not all(named.values()) or not named.keys() <= DIALECTS.keys():
-        allowed = f"NAME, or DIALECT=NAME with one of {', '.join(DIALECTS)}, separated by commas"
-        raise InputError(f'--scheduler-name: "{text}" is not allowed: {allowed}')
-    return (plain[0] if plain else None), named

@@ -1,6 +1,7 @@
 """The admission webhook: answers reviews over TLS and maintains its keys and its configuration.
 
-    reviews         dialects.wire.admission computes the answer; this module serves it
+    reviews         dialects.wire.admission computes the answer; this module serves it, if wanted only to API servers
+                    that show a client certificate
     keys            in a Secret that the replicas share (sharedkeys.py). The leader creates and renews them, the others
                     read them
     configuration   written by the leader, with every authority whose certificate a replica may still present, before
@@ -22,7 +23,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
+from aliquot.adapters.kubernetes.certificates import certificate_names, require_clients
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects import DIALECTS, Rules
 from aliquot.dialects.wire.admission import AdmissionSettings, review
@@ -57,6 +60,15 @@ _OLD_PATH = "/mutate"
 
 
 @dataclass(frozen=True, slots=True)
+class Clients:
+    """Whose reviews are answered: who shows a certificate of these authorities with one of these names, as its common
+    name or as a DNS name. An API server shows one if its AdmissionConfiguration says so."""
+
+    authorities: bytes  # PEM
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class WebhookSettings:
     """Settings of the webhook. `where` is how the API server reaches it."""
 
@@ -70,6 +82,7 @@ class WebhookSettings:
     served: frozenset[str] = frozenset(DIALECTS)
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    clients: Clients | None = None  # None: anybody who reaches the port may send a review
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
 
     @property
@@ -98,7 +111,11 @@ async def serve_webhook(
     """
     keys = WebhookKeys(kube, settings, is_leader=is_leader, clock=clock)
     limits = Limits(_CONNECTIONS, unfinished=_ALL_BODIES)
-    runner = make_runner(review_app(rules, settings.admission, on_call, limits), limits)
+    app = review_app(rules, settings.admission, on_call, limits)
+    if settings.clients is not None:
+        require_clients(keys.context, settings.clients.authorities)
+        app.middlewares.append(named_only(settings.clients.names))
+    runner = make_runner(app, limits)
     await runner.setup()
     accepting: asyncio.Server | None = None
     try:
@@ -121,6 +138,19 @@ async def serve_webhook(
 
 
 # --- reviews -----------------------------------------------------------------------------------------------------
+
+
+def named_only(names: frozenset[str]) -> Middleware:
+    """Refuses callers whose certificate, which TLS has verified, has none of these names."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        shown = request.transport.get_extra_info("peercert") if request.transport is not None else None
+        if certificate_names(shown or {}).isdisjoint(names):
+            return _error(403, "only the API server may send reviews: the names of your certificate are not allowed")
+        return await handler(request)
+
+    return check
 
 
 def review_app(
