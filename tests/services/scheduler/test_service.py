@@ -13,6 +13,7 @@ from aliquot.adapters.kubernetes.kube import Server
 from aliquot.dialects.wire.webhooks import ServiceRef
 from aliquot.services.dashboard.access import NO_DASHBOARD, Listen
 from aliquot.services.scheduler.service import Scheduler, Settings
+from aliquot.services.scheduler.verbstls import VerbsTls
 from aliquot.services.scheduler.webhook import WebhookSettings
 from kit.virtualclock import play
 
@@ -88,6 +89,38 @@ def test_scheduler_runs_without_metrics_if_default_port_is_taken(caplog: pytest.
         settings = Settings(port=port, bind_address="127.0.0.1", metrics=usual)
         assert "version" in asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
     assert "metrics_port_taken" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tls", "advertise", "address"),
+    [
+        (None, "", "127.0.0.1:12345"),
+        (None, "h:1", "h:1"),
+        (VerbsTls(12348, "127.0.0.1"), "", "https://127.0.0.1:12348"),
+        (VerbsTls(12348, "127.0.0.1"), "h:1", "https://h:1"),
+    ],
+)
+def test_replicas_are_told_the_port_with_tls(tls: VerbsTls | None, advertise: str, address: str) -> None:
+    async def scene() -> str:
+        return Scheduler(Server("http://127.0.0.1:9"), Settings(tls=tls, advertise=advertise)).election.address
+
+    assert asyncio.run(scene()) == address
+
+
+def test_scheduler_is_ready_when_every_port_listens() -> None:
+    async def scene() -> list[str]:
+        scheduler, found = Scheduler(Server("http://127.0.0.1:9"), Settings()), []
+        for name, why in (("a", ""), ("b", "no keys"), ("a", None), ("b", None)):
+            scheduler._port_listens(name) if why is None else scheduler._port_waits(name, why)
+            found.append(scheduler.extender.unready())
+        return found
+
+    assert asyncio.run(scene()) == [
+        "a does not listen yet",
+        "a does not listen yet; b does not listen yet: no keys",
+        "b does not listen yet: no keys",
+        "the cluster is not read yet",
+    ]
 
 
 def _ended_after(where: ServiceRef | str) -> dict[str, float]:

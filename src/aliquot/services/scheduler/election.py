@@ -63,7 +63,7 @@ class Election:
         self._kube, self._clock, self._refresh = kube, clock, refresh
         self._collection = leases_path(namespace)
         self._path, self._name, self._namespace = f"{self._collection}/{name}", name, namespace
-        self._address, self._calls = address, calls
+        self.address, self._calls = address, calls
         self._seen = Observation(None, 0.0)
         self._until = 0.0  # we lead until then
         self._ready = False  # we have read everything that the previous leader wrote
@@ -182,5 +182,5 @@ class Election:
             anew=lease is None or lease.spec.holder_identity != self.identity,
             seconds=int(LEASE),
             at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            annotations={ADDRESS: self._address, CALLS: msgspec.json.encode(self._calls()).decode()},
+            annotations={ADDRESS: self.address, CALLS: msgspec.json.encode(self._calls()).decode()},
         )
