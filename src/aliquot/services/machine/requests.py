@@ -20,8 +20,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
 CORE_ALLOWED = "a whole number from 1 to 100, in percent of a card's compute (above 100: --rules 2026)"
 CORE_2026 = "5 to 95 in steps of 5, or 100 and more for several cards, by qGPU's rules of 2026"
-_MOST_WORDS = 64  # of the command line, kept for display
+_MOST_WORDS = 64  # of the command line, kept for display: everybody's `ps` gets it for every run
 _LONGEST_WORD = 256
+_LONGEST_COMMAND = 1024  # characters in all
 _INTERPRETERS = re.compile(r"python[0-9.]*|torchrun|bash|sh|node|perl|ruby")
 
 
@@ -98,7 +99,7 @@ def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
     for flag in ("wait", "detach"):
         if not isinstance(message.get(flag, False), bool):
             return Invalid(flag, message.get(flag), "true or false")
-    words = tuple(_printable(word[:_LONGEST_WORD]) for word in command[:_MOST_WORDS])
+    words = _shown(command)
     return RunRequest(
         words, name, app_class, core, memory, gpus, message.get("wait", True), message.get("detach", False)
     )
@@ -170,6 +171,17 @@ def _clean(word: str) -> str:
 
 def _within(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _shown(command: Sequence[str]) -> tuple[str, ...]:
+    words: list[str] = []
+    left = _LONGEST_COMMAND
+    for word in command[:_MOST_WORDS]:
+        if left <= 0:
+            break
+        words.append(_printable(word[: min(_LONGEST_WORD, left)]))
+        left -= len(words[-1]) + 1
+    return tuple(words)
 
 
 def _printable(word: str) -> str:

@@ -151,3 +151,20 @@ def test_run_that_cannot_be_stored_is_tried_again() -> None:
     store.is_full = False
     cron_jobs.tick(START + 11 * 60)
     assert store.jobs == named(10)
+
+
+def test_tick_looks_at_many_cron_jobs_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def numbered(at: int) -> Workload:
+        one = cron_job()
+        return replace(
+            one, name=f"c{at}", manifest={**one.manifest, "metadata": {"name": f"c{at}", "namespace": "default"}}
+        )
+
+    monkeypatch.setattr("aliquot.services.machine.pods.cron._AT_ONCE", 0.0)
+    store = Store(*(numbered(at) for at in range(5)))
+    cron_jobs = CronJobs(cast(PodManager, store))
+    started = []
+    for _ in range(5):
+        cron_jobs.tick(START + 600)
+        started.append(len(store.jobs))
+    assert started == [1, 2, 3, 4, 5]

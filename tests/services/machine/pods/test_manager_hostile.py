@@ -167,6 +167,23 @@ def test_pods_of_other_users_workload_are_not_adopted(rig: Rig) -> None:
     assert len(rig.pods.pods) == 2
 
 
+def test_pods_keep_their_place_in_the_queue_when_the_clock_is_set_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act() -> None:
+        for name, wall in (("first", 1e9 + 7200), ("second", 1e9), ("third", 1e9 + 60)):
+            monkeypatch.setattr("time.time", lambda wall=wall: wall)
+            await rig.apply(ANNA, pod(name))
+        later = PodManager(rig.pods.machine, rig.store.objects, rig.supervisors, lambda *_: {})  # type: ignore[arg-type]
+        later.restore(rebooted=False)
+        for pods in (rig.pods, later):
+            assert [found.name for found in pods.pods.values()] == ["first", "second", "third"]
+            since = [pods._since[uid] for uid in pods.pods]
+            assert since == sorted(since)
+
+    acted(act)
+
+
 def test_sweep_continues_after_failure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     enough = asyncio.Event()

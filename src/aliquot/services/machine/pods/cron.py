@@ -6,6 +6,7 @@ CronJob has a limited number of Pods at once.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any
@@ -28,6 +29,7 @@ from aliquot.services.machine.pods.records import workload_key
 
 _LOG = logging.getLogger("aliquot.pods")
 _LOOK_BACK = 25 * 3600  # seconds in which every missed run is looked at; before, only the first one
+_AT_ONCE = 0.02  # seconds of one tick
 _MOST_MISSED = 2000  # runs looked at, one per minute of that time and some
 _KEPT = {Phase.SUCCEEDED: ("successfulJobsHistoryLimit", 3), Phase.FAILED: ("failedJobsHistoryLimit", 1)}
 
@@ -69,6 +71,7 @@ class CronJobs:
     def __init__(self, pods: PodManager) -> None:
         self._pods = pods
         self._passed: dict[tuple[str, str, str], float] = {}  # the last run that was missed on purpose
+        self._turn = -1  # the CronJob that was looked at last
 
     def jobs(self, cron_job: Workload) -> list[Workload]:
         """Its Jobs, the oldest first."""
@@ -82,11 +85,18 @@ class CronJobs:
         return [job for _, job in sorted(found, key=lambda entry: entry[0])]
 
     def tick(self, now: float) -> None:
-        """Start the runs that are due, and remove Jobs beyond the limits."""
-        for cron_job in [workload for workload in self._pods.workloads.values() if workload.kind == CRON_JOB]:
+        """Start the runs that are due, and remove Jobs beyond the limits. Hundreds of CronJobs are looked at in several
+        ticks: a user may have that many to keep the event loop busy."""
+        cron_jobs = [workload for workload in self._pods.workloads.values() if workload.kind == CRON_JOB]
+        until = time.perf_counter() + _AT_ONCE
+        for _ in cron_jobs:
+            self._turn = (self._turn + 1) % len(cron_jobs)
+            cron_job = cron_jobs[self._turn]
             if not cron_job.manifest["spec"].get("suspend"):
                 self._start(cron_job, now)
             self._remove_old(cron_job)
+            if time.perf_counter() >= until:
+                return
 
     def _start(self, cron_job: Workload, now: float) -> None:
         due = self._due(cron_job, now)
