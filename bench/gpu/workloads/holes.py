@@ -31,13 +31,13 @@ class _Handle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * 64),)
 
 
-class _ChildNode(ctypes.Structure):  # CUgraphNodeParams with CUDA_CHILD_GRAPH_NODE_PARAMS
+class _ChildNode(ctypes.Structure):  # CUgraphNodeParams, 256 bytes, with CUDA_CHILD_GRAPH_NODE_PARAMS
     _fields_ = (
         ("type", c_int),
         ("reserved", c_int * 3),
         ("graph", c_void_p),
         ("ownership", c_int),
-        ("rest", ctypes.c_ubyte * 220),
+        ("rest", ctypes.c_ubyte * 228),
     )
 
 
