@@ -2,7 +2,7 @@
 
     python shim/build.py                    into src/aliquot/lib, for this machine
     python shim/build.py --arch aarch64     for another one, into src/aliquot/lib-aarch64
-    python shim/build.py --sanitize         for the tests: gcc with undefined-behaviour checks, into --out
+    python shim/build.py --sanitize         for the tests (make test-sanitized): gcc with ASan and UBSan, into --out
 
 The compiler is `zig cc` from the ziglang wheel, because it can build against glibc 2.17 on any machine and tenants
 bring old images; without it $CC, cc or gcc, and then the library needs a glibc as new as this machine's. CC=gcc forces.
@@ -81,7 +81,8 @@ def choose_compiler(arch: str, *, sanitize: bool) -> Compiler:
         gcc = shutil.which(os.environ.get("CC", "gcc"))
         if gcc is None:
             raise BuildError("--sanitize needs gcc")
-        return Compiler((gcc, "-fsanitize=undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"))
+        checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
+        return Compiler((gcc, *checks))
     forced = os.environ.get("CC")
     if forced:
         return Compiler(tuple(shlex.split(forced)))
@@ -170,7 +171,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build the shim and the stand-in GPU.")
     parser.add_argument("--out", type=Path, help="where to put them (default: src/aliquot/lib)")
     parser.add_argument("--arch", choices=ARCHES, help="machine to build for (default: this one)")
-    parser.add_argument("--sanitize", action="store_true", help="with undefined-behaviour checks, for tests")
+    parser.add_argument(
+        "--sanitize", action="store_true", help="with checks of addresses and of undefined behaviour, for tests"
+    )
     args = parser.parse_args()
     try:
         build_all(out=args.out, arch=args.arch, sanitize=args.sanitize)

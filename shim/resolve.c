@@ -12,6 +12,9 @@
 #include <string.h>
 #include "shim.h"
 
+/* A sanitizer looks its own functions up with our dlsym, before it can check anything. */
+#define EARLY __attribute__((no_sanitize("address", "undefined")))
+
 typedef void *dlsym_fn(void *handle, const char *name);
 static dlsym_fn *real_dlsym;
 
@@ -48,7 +51,7 @@ static int missing(void)
 extern void *dlvsym(void *handle, const char *name, const char *version) __attribute__((weak)); /* musl has none */
 
 /* dl_iterate_phdr: looks `dlsym` up in each library but our own, by hand. Only for a C library without dlvsym. */
-static int find_dlsym(struct dl_phdr_info *info, size_t size, void *out)
+EARLY static int find_dlsym(struct dl_phdr_info *info, size_t size, void *out)
 {
     (void)size;
     const ElfW(Sym) *symbols = NULL;
@@ -79,7 +82,7 @@ static int find_dlsym(struct dl_phdr_info *info, size_t size, void *out)
     return 0;
 }
 
-static dlsym_fn *the_real_dlsym(void)
+EARLY static dlsym_fn *the_real_dlsym(void)
 {
     dlsym_fn *found = __atomic_load_n(&real_dlsym, __ATOMIC_ACQUIRE);
     if (found)
@@ -256,12 +259,12 @@ static void *dlsym_without_libc(void *handle, const char *name)
 }
 
 /* Which function shall answer this dlsym. Not inlined, so that dlsym itself has nothing to undo before its jump. */
-__attribute__((noinline, used)) static dlsym_fn *route(void *handle, const char *name)
+EARLY __attribute__((noinline, used)) static dlsym_fn *route(void *handle, const char *name)
 {
     int saved = errno;
     dlsym_fn *real = the_real_dlsym(), *answer = real ? real : dlsym_without_libc;
     bool driver = name && real && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
-    bool nvml = name && real && name[0] == 'n' && !strncmp(name, "nvml", 4);
+    bool nvml = name && real && name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l';
     int at = (driver || nvml) && handle != RTLD_NEXT ? hook_named(name) : -1;
     if (at >= 0 && handle != RTLD_DEFAULT)
         answer = alq_on() ? dlsym_hooked : real;

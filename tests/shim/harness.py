@@ -150,9 +150,12 @@ class Tenant:
             heart.join()
 
     def environment(self, *, preload: str | None = None, tenant: str | None = None) -> dict[str, str]:
+        loaded = preload or f"{self.built.shim} {self.built.folder / 'librm.so'}"
         return {
             "PATH": os.environ["PATH"],
-            "LD_PRELOAD": preload or f"{self.built.shim} {self.built.folder / 'librm.so'}",
+            # a sanitizer's library comes before what it checks
+            "LD_PRELOAD": f"{os.environ.get('ALIQUOT_TEST_PRELOAD', '')} {loaded}".strip(),
+            "ASAN_OPTIONS": "detect_leaks=0",  # Python frees nothing at its end
             "LD_LIBRARY_PATH": str(self.built.folder / "lib"),
             "ALIQUOT_TENANT": str(self.folder) if tenant is None else tenant,
             "FAKE_RM_LOG": str(self.rm_log),
