@@ -97,6 +97,21 @@ class TestOptions:
         assert (started.more["playing"], started.more["driver"]) == (None, "auto")
         assert (started.level, started.server and started.server.url) == ("info", "http://environment")
 
+    @pytest.mark.parametrize(
+        ("words", "kill_after"),
+        [
+            ((), None),
+            (("--enforce", "report"), None),
+            (("--enforce", "kill"), 10.0),
+            (("--enforce", "kill", "--enforce-grace", "500ms"), 0.5),
+            (("--enforce", "kill", "--enforce-grace", "0"), 0.0),
+        ],
+    )
+    def test_agent_ends_processes_only_if_enforcement_says_so(
+        self, started: Started, words: tuple[str, ...], kill_after: float | None
+    ) -> None:
+        assert ran(started, *words).kill_after == kill_after
+
     def test_agent_accepts_qgpu_manager_command(
         self, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
