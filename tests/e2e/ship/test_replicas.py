@@ -6,14 +6,15 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from soak.faults import SCHEDULER, running
+from testbed.background import Background
 from testbed.cards import QCORE, QMEM
 from testbed.client import Refused
 from testbed.cluster import Cluster
@@ -103,28 +104,18 @@ def test_deleted_configuration_comes_back(shipped: Cluster) -> None:
     wait_until(reviewed, 60, "the API server asks the webhook again")
 
 
-class Creators:
+class Creators(Background):
     """Threads that create Pods all the time, and what became of them."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self._stop = cluster, threading.Event()
+        super().__init__(*(partial(self._create, f"c{number}") for number in range(CREATORS)))
+        self._cluster = cluster
         self.created, self.slowest = 0, 0.0
         self.refused: list[str] = []
-        self._threads = [threading.Thread(target=self._create, args=(f"c{number}",)) for number in range(CREATORS)]
-
-    def __enter__(self) -> Creators:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
 
     def _create(self, name: str) -> None:
         for number in itertools.count():
-            if self._stop.wait(EVERY):
+            if self.stopping.wait(EVERY):
                 return
             began = time.monotonic()
             try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from testbed import objects
+from testbed.background import Background
 from testbed.cards import QCORE, QMEM
 from testbed.client import Refused
 from testbed.cluster import Cluster
@@ -34,31 +34,20 @@ def _version(cluster: Cluster) -> set[str]:
     return {node["metadata"]["annotations"]["aliquot.dev/agent"] for node in nodes}
 
 
-class Churn:
+class Churn(Background):
     """Pods that nobody would make anew, one after the other, and what became of each; looked at all along."""
 
     def __init__(self, cluster: Cluster) -> None:
+        super().__init__(self._arrive, self._watch)
         self._cluster = cluster
-        self._stop = threading.Event()
         self.made: list[str] = []
         self.refused = 0  # while no webhook answered in time; nothing was made
         self.overbooked: list[str] = []
-        self._threads = [threading.Thread(target=work) for work in (self._arrive, self._watch)]
-
-    def __enter__(self) -> Churn:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
 
     def _arrive(self) -> None:
         for number in itertools.count():
-            while self._stop.wait(EVERY) or len(self.states()) >= MOST:
-                if self._stop.is_set():
+            while self.stopping.wait(EVERY) or len(self.states()) >= MOST:
+                if self.stopping.is_set():
                     return
             name = f"comes-{number}"
             # Whoever names no scheduler is sent to ours by the webhook, or not, where that does not answer in time.
@@ -73,7 +62,7 @@ class Churn:
             self.made.append(name)
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.5):
+        while not self.stopping.wait(0.5):
             self.overbooked += overbooked(self._cluster.plane)
 
     def states(self) -> dict[str, str]:
@@ -89,7 +78,7 @@ class Churn:
 
     def settle(self) -> None:
         """All have run to their end; whoever failed is told."""
-        self._stop.set()
+        self.stopping.set()
         wait_until(lambda: all(text.startswith("Failed") for text in self.states().values()), 90, "all Pods have run")
         assert self.states() == {}
 
