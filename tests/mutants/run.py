@@ -97,6 +97,7 @@ def sample(within: Sequence[str], count: int, seed: int) -> list[Mutation]:
         ]
         random.Random(f"{seed} {package}").shuffle(found)
         chosen += found[: -(-count // len(PACKAGES))]
+    random.Random(seed).shuffle(chosen)  # one that is interrupted has tried something of each
     return chosen
 
 
