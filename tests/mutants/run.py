@@ -91,6 +91,7 @@ def sample(within: Sequence[str], count: int, seed: int) -> list[Mutation]:
         found = [
             mutation
             for file in files(package)
+            if any(file.is_relative_to(path) for path, _ in places)
             for mutation in mutations(file)
             if any(file.is_relative_to(path) and line in ("", str(mutation.line)) for path, line in places)
             and (str(file.relative_to(ROOT)), mutation.source, mutation.change) not in known

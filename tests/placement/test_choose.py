@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.model.claim import Claim, Role, Slice
@@ -133,6 +133,7 @@ def test_ties_go_to_the_first_node_of_the_board() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=20)
 @given(cards=st.integers(1, 4), claims=arriving(), order=st.permutations(range(5)))
 def test_choice_does_not_depend_on_the_order_in_which_nodes_are_asked_about(
     policy: str, cards: int, claims: list[Claim], order: list[int]

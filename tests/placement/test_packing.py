@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.model.claim import Slice, Usage
@@ -125,6 +125,7 @@ _used = st.tuples(st.integers(0, 8), st.integers(0, 8))  # eighths of a card's m
 
 
 @pytest.mark.parametrize("policy", ["fgd", "dense"])
+@settings(max_examples=50)
 @given(cards=st.lists(_used, min_size=6, max_size=8), memory=st.sampled_from([0, 0, 1, 3]), core=st.integers(1, 3))
 def test_score_of_a_node_is_that_of_its_first_best_card(
     policy: str, cards: list[tuple[int, int]], memory: int, core: int
