@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -73,3 +74,43 @@ def test_node_on_which_another_plugin_serves_nvidia_gpu_is_not_taken_over(fleet:
     wait_running(fleet, ["ours"], 400)  # the kubelet forgets the other plugin, and the agent registers by itself
     assert capacity(fleet) == "400"
     assert holdings.cards_of(objects.get_pod(fleet.plane, "ours")) == [0]
+
+
+def test_pods_that_hami_placed_keep_their_cards_when_aliquot_takes_over(fleet: Fleet) -> None:
+    """HAMi is its stand-in here: a plugin with its device IDs, and a Pod bound with its annotation."""
+    remove_pods(fleet.plane, fleet.nodes)
+    node, agent = fleet.nodes[0], fleet.agents["n1"]
+    inventory = objects.get_node(fleet.plane, "n1")["metadata"]["annotations"][holdings.INVENTORY]
+    uuids = [card["uuid"] for card in json.loads(inventory)["cards"]]
+    fleet.wired.label_node("n1", dict.fromkeys(HAMI, "false"))
+    wait_until(lambda: capacity(fleet) == "0", PATIENCE, "our devices are withdrawn")
+    program = start_other_plugin(node, [f"{uuid}-{part}" for uuid in uuids for part in range(10)])
+    try:
+        wait_until(lambda: capacity(fleet) == "40", PATIENCE, "HAMi's stand-in advertises", saw=program.tail)
+        theirs = probe("theirs", "idle", limits={GPU: 1, MEM: 12000}, node="n1")
+        theirs["metadata"]["annotations"] = {"hami.io/vgpu-devices-allocated": f"{uuids[2]},NVIDIA,12000,0:;"}
+        fleet.create(theirs)
+        wait_running(fleet, ["theirs"], PATIENCE)
+    finally:
+        program.stop()
+    fleet.wired.label_node("n1", HAMI)
+    wait_until(lambda: capacity(fleet) == "400", PATIENCE, "our agent serves the node")
+    wait_until(
+        lambda: [tenant["name"] for tenant in agent.status()["tenants"]] == ["default/theirs"],
+        PATIENCE,
+        "the agent counts the Pod",
+        saw=agent.status,
+    )
+    names = [f"whole-{at}" for at in range(4)]
+    fleet.create(*(probe(name, limits={GPU: 1}) for name in names), probe("beside", limits={GPU: 1, MEM: 4000}))
+    wait_running(fleet, ["beside"], PATIENCE)
+    assert holdings.cards_of(objects.get_pod(fleet.plane, "beside")) == [2]  # only 4,384 MiB are left there
+
+    def bound() -> list[str]:
+        return [name for name in names if fleet.node_of(name)]
+
+    wait_until(lambda: len(bound()) == 3, PATIENCE, "three Pods have the three free cards", saw=bound)
+    cards = [holdings.cards_of(objects.get_pod(fleet.plane, name)) for name in bound()]
+    assert sorted(cards) == [[0], [1], [3]]
+    status = objects.get_pod(fleet.plane, "theirs")["status"]
+    assert (status["phase"], status["containerStatuses"][0]["restartCount"]) == ("Running", 0)

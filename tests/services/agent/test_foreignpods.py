@@ -248,6 +248,19 @@ class TestHami:
         assert cards(agent_node, pod) == {"GPU-1": 16}
         assert len(told(agent_node, pod)) == 1
 
+    def test_pod_is_adopted_when_the_label_comes_to_a_running_agent(self, agent_node: AgentNode) -> None:
+        pod = self.live(agent_node, "theirs", "GPU-1,NVIDIA,16384,100:;")
+        agent_node.rules = Rules(served=frozenset({"qgpu", "hami"}))
+        agent_node.restart()
+        play(agent_node.agent._advertise())
+        assert uid(pod) not in agent_node.tenants.tenancies
+        agent_node.labels = {hami.LABEL: "true"}
+        agent_node.sync()
+        play(agent_node.agent._advertise())
+        assert cards(agent_node, pod) == {"GPU-1": 16}
+        play(agent_node.agent.held_cards.refresh())
+        assert dict(agent_node.agent.held_cards.why) == {}
+
     def test_card_of_a_pod_that_nobody_placed_is_withheld(self, agent_node: AgentNode) -> None:
         pod = self.live(agent_node, "of-nvidias-plugin")
         assert self.restarted(agent_node) == {"GPU-1": "Pod default/of-nvidias-plugin holds it by nvidia.com/gpu"}

@@ -28,6 +28,7 @@ import msgspec
 import aliquot
 from aliquot import dialects
 from aliquot.adapters.host.processes import own_number
+from aliquot.adapters.kubelet.checkpoint import CachedResponse
 from aliquot.adapters.kubelet.holders import Kubelet
 from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector, key_of
@@ -356,10 +357,15 @@ class Agent:
         unknown = self.tenants.unknown_folders() | set(self.injector.owners().values()) | ours
         for uid in unknown - self.tenants.tenancies.keys():
             self._readmit(uid, pods.get(uid))
-        for uid, response in foreign.items():
-            if uid in pods:
-                self.foreign_pods.adopt(pods[uid], response, self.allocator)
+        self._adopt(foreign)
         self.restored.set()
+
+    def _adopt(self, foreign: Mapping[str, CachedResponse]) -> None:
+        """Count the Pods that another plugin admitted, and that have not ended."""
+        for uid, response in foreign.items():
+            pod = self.pod_cache.by_uid(uid)
+            if pod is not None and not pod.finished:
+                self.foreign_pods.adopt(pod, response, self.allocator)
 
     def _readmit(self, uid: str, pod: PodObject | None) -> None:
         if pod is None:
@@ -425,6 +431,8 @@ class Agent:
             self.reporter.report_refused(wanted)
             wanted = ()
         offered = {advert.resource: tokens(advert, node.cards, held.get(advert.resource, {})) for advert in wanted}
+        if hami.CARDS in offered and hami.CARDS not in self._offered:  # the label has come: HAMi's Pods are ours now
+            self._adopt(self.foreign_pods.foreign_responses(self.kubelet.checkpoint() or ()))
         if offered != self._offered:
             self._offered = offered
             self.plugins.offer(offered)
