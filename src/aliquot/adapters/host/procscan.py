@@ -35,7 +35,7 @@ class Seen:
     marks: Mapping[str, str]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Reading:
     """Where a scan is, for another thread: the process whose environment it reads."""
 

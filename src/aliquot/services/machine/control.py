@@ -12,6 +12,7 @@ identifies the caller. Errors are answers:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -36,6 +37,7 @@ from aliquot.services.daemon.control import Caller, RefusedError, caller_of, clo
 from aliquot.services.daemon.pace import Steps
 from aliquot.services.daemon.tasks import termination_signal
 from aliquot.services.machine.history import ended_status
+from aliquot.services.machine.members import user_of
 from aliquot.services.machine.pods.api import PodApi
 from aliquot.services.machine.pods.cron import CronJobs
 from aliquot.services.machine.pods.manager import PodManager
@@ -73,6 +75,8 @@ class ControlServer:
         self.about = about
         self._meter = meter
         self._stopping = asyncio.Event()
+        self._orphaned = asyncio.Event()  # the root process of a tenant has ended
+        machine.tenant_orphaned = self._orphaned.set
         self._for_good = False  # `aliquot down`; over a restart, queued runs keep waiting
         self._clients = Clients()
         self._next_status: asyncio.Future[bytes] | None = None  # for all who ask before it is made
@@ -105,10 +109,12 @@ class ControlServer:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SWEEP):
+                    await self._orphaned.wait()
+            self._orphaned.clear()
             try:
-                if self.machine.has_orphans:
-                    self.machine.sweep(time.time())
+                await self.pods.sweeper.look()
                 self._cron_jobs.tick(time.time())
                 self.pods.tick(time.time())
             except Exception:  # one failed sweep must not be the last
@@ -167,6 +173,8 @@ class ControlServer:
             if "event" not in answer:
                 done.set()
 
+        if self.machine.move_on(caller):
+            await self.pods.sweeper.look()
         entry = self.machine.submit(run_request, caller, time.time(), notify)
         if done.is_set():
             return
@@ -239,7 +247,7 @@ class ControlServer:
         tenant = found.tenant
         self._owner_only(caller, f"stop {tenant.name}", tenant.uid)
         for number, patience in ((signal.SIGTERM, float(timeout)), (signal.SIGKILL, 5.0)):
-            living = self.machine.all_processes(found)
+            living = await self._processes(found)
             send({"event": {"signal": number.name, "pids": sorted(living)}})
             _signal_all(living, number, caller.uid)
             deadline = time.monotonic() + patience
@@ -247,15 +255,19 @@ class ControlServer:
                 await asyncio.sleep(0.02)
                 if any(processes.lives(pid, started) for pid, started in living.items()):
                     continue
-                living = self.machine.all_processes(found)  # started meanwhile
+                living = await self._processes(found)  # started meanwhile
                 _signal_all(living, number, caller.uid)
                 if not living:
                     await asyncio.sleep(0.02)  # `watch_root` calls it first: that knows the exit code
                     self.machine.ended(tenant.id, time.time())
             if tenant.id not in self.machine.tenancies:
                 return {"name": tenant.name, "was": "running", "signal": number.name}
-        left = ", ".join(map(str, sorted(self.machine.all_processes(found)))) or "none"
+        left = ", ".join(map(str, sorted(await self._processes(found)))) or "none"
         raise RefusedError("failed", text=f"{tenant.name} has not ended; processes left: {left}")
+
+    async def _processes(self, tenancy: Tenancy) -> dict[int, int]:
+        """All live processes of the tenant, with their start times."""
+        return self.machine.members(tenancy, await self.pods.sweeper.scan({user_of(tenancy)}))
 
     async def _logs(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         """The path of the output. The caller reads it with its own permissions."""
@@ -296,7 +308,7 @@ class ControlServer:
         suspended: set[str] = set()
         if self.about["simulated"] is not None:
             suspended = {pod.key for pod in self.pods.pods.values()}
-            self.pods.suspend()
+            await self.pods.suspend()
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
         names = sorted({tenancy.tenant.name for tenancy in self.machine.tenancies.values()} - suspended)
         return {"pid": os.getpid(), "tenants": names, "waiting": [entry.name for entry in self.machine.queue]}

@@ -139,7 +139,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     logs = RunLogs(home.logs, setup.log_limit, machine.logs_in_use)
     tasks = [asyncio.create_task(run_forever(work)) for work in (delay.run, logs.run)]
     try:
-        machine.restore()
+        machine.restore(await pods.sweeper.scan(machine.stored_users()))
         pods.restore(rebooted=machine.rebooted)
         store.writer.start()
         listener = listen(home.control)

@@ -2,8 +2,9 @@
 
     submit    a run or a Pod requests a slice: it starts, waits or is refused
     leave     a queued request gives up
+    move_on   a process that has a tenant asks again: it leaves that tenant
     ended     the root process of a tenant has ended
-    sweep     checks tenants whose root process has ended while other processes are left
+    sweep     ends the tenants without a root process that have no other process left, by a scan of /proc
     restore   adopts the tenants that survived a restart of the daemon
 
 Single-threaded; callers pass the time in. Promises are persisted first: a tenant is in the store before its run may
@@ -15,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 from aliquot.adapters.gpu.page import PageError
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
-from aliquot.adapters.host.procscan import with_environment
+from aliquot.adapters.host.procscan import Scan, scan
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.store import Store, StoreError
@@ -40,6 +41,7 @@ from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.history import RunHistory
+from aliquot.services.machine.members import members, user_of
 from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
 from aliquot.services.machine.requests import RunRequest, never_fits, readable_name
 from aliquot.services.machine.runfiles import make_folder, new_id, new_log, remove_log
@@ -90,7 +92,8 @@ class LocalMachine:
         self.tenancies: dict[str, Tenancy] = {}
         self._watch = watch  # arranges that `ended` is called when the root process ends
         self._environment = environment  # of the tenant's processes
-        self._orphans: dict[str, dict[int, int]] = {}  # tenants without a root process -> processes seen last
+        self._orphans: dict[str, dict[int, int] | None] = {}  # without a root -> processes seen last; None: no look yet
+        self._left: set[str] = set()  # tenants whose root process lives and has asked again
         board = Board()
         for node in self.nodes:
             board.set_node(node)
@@ -108,6 +111,7 @@ class LocalMachine:
         # With an event loop (control.py) both are done a little later, once for all changes, and in small steps.
         self.room_changed: Callable[[], None] = lambda: _exhaust(self.start_waiting())
         self.queue_changed: Callable[[], None] = lambda: _exhaust(self.notify_waiting())
+        self.tenant_orphaned: Callable[[], None] = self.sweep_now  # with an event loop: in a thread (sweeper.py)
 
     # --- settings ----------------------------------------------------------------------------------------------
 
@@ -144,12 +148,18 @@ class LocalMachine:
 
     # --- after a restart ---------------------------------------------------------------------------------------
 
-    def restore(self) -> None:
-        """Adopt the tenants that are alive; discard the others."""
+    def restore(self, found: Scan | None = None) -> None:
+        """Adopt the tenants that are alive; discard the others. `found`: a scan of the users of `stored_users`."""
         same_boot = self.store.setting("boot") in (None, processes.boot_id())
         self.rebooted = not same_boot
-        for tenancy in self.store.tenancies():
-            if same_boot and self._is_alive(tenancy):
+        stored = sorted(self.store.tenancies(), key=lambda tenancy: tenancy.created)
+        if found is None:
+            found = scan((TENANT_VARIABLE,), self.stored_users())
+        newest = {(tenancy.root, tenancy.started): tenancy.id for tenancy in stored}
+        for tenancy in stored:
+            if newest[tenancy.root, tenancy.started] != tenancy.id:
+                self._left.add(tenancy.id)
+            if same_boot and self._is_alive(tenancy, found):
                 self._adopt(tenancy)
             else:
                 self.history.add(tenancy, None)
@@ -165,12 +175,22 @@ class LocalMachine:
         self._store_boot()
         self.store.add(tenancy)
 
-    def _is_alive(self, tenancy: Tenancy) -> bool:
+    def stored_users(self) -> set[int]:
+        """The users of the tenants that a daemon before this one had."""
+        return {user_of(tenancy) for tenancy in self.store.tenancies()}
+
+    def _is_alive(self, tenancy: Tenancy, found: Scan) -> bool:
         tenant = tenancy.tenant
-        if processes.lives(tenant.root, tenancy.started) or self._processes(tenant):
+        if self._has_root(tenancy):
+            return True
+        self._orphans[tenant.id] = None
+        if self.members(tenancy, found) or user_of(tenancy) in found.unfinished:
             return True
         # The arbiter sees which processes have a slot on the tenant's page.
         return self._register(tenant) and self.arbiter.alive(tenant.id)
+
+    def _has_root(self, tenancy: Tenancy) -> bool:
+        return tenancy.id not in self._left and processes.lives(tenancy.root, tenancy.started)
 
     def _register(self, tenant: Tenant) -> bool:
         """False if the arbiter cannot use the folder. The tenant owns it and may have broken it; others go on."""
@@ -233,6 +253,8 @@ class LocalMachine:
         """Request a slice for a Pod on behalf of its supervisor process. It waits without a limit. `since`: by `clock`;
         it may be earlier than that of others in the queue."""
         started = self._start_time(caller)
+        if claim.uid in self.tenancies:
+            raise RefusedError("failed", text="processes of its earlier grant are still alive")
         entry = QueuedRequest(
             claim, request, caller.pid, caller.uid, caller.gid, started, since, pod.notify, on_grant=pod.on_grant
         )
@@ -245,11 +267,12 @@ class LocalMachine:
         return entry
 
     def _start_time(self, caller: Caller) -> int:
-        """Start time of the calling process. Drops an earlier grant to it: the answer never reached it."""
+        """Start time of the calling process. It leaves the tenant that it has."""
         self.may_run(caller)
         if caller.started is None or not processes.lives(caller.pid, caller.started):
             raise RefusedError("denied", text="the requesting process has ended")
-        self._forget_earlier(caller.pid, caller.started)
+        if self.move_on(caller):
+            self.tenant_orphaned()
         return caller.started
 
     def why_never(self, claim: Claim) -> str | None:
@@ -363,11 +386,19 @@ class LocalMachine:
                 "denied", text=f"this daemon runs as {user_name(os.geteuid())} and serves only that user"
             )
 
-    def _forget_earlier(self, pid: int, started: int) -> None:
-        """A process asks once. If it asks again, it missed the answer, or its command was `aliquot run` again."""
-        for tenancy in list(self.tenancies.values()):
-            if (tenancy.tenant.root, tenancy.started) == (pid, started):
-                self._discard(tenancy)
+    def move_on(self, caller: Caller) -> bool:
+        """A process asks once. If it asks again, it missed the answer, or its command was `aliquot run` again. The
+        earlier tenant goes on without it, as long as other processes of it are alive. False if there is none."""
+        earlier = [
+            tenancy.id
+            for tenancy in self.tenancies.values()
+            if caller.started is not None and (tenancy.root, tenancy.started) == (caller.pid, caller.started)
+        ]
+        for tenant_id in earlier:
+            if tenant_id not in self._left:
+                self._left.add(tenant_id)
+                self._orphans[tenant_id] = None
+        return bool(earlier)
 
     def _name(self, request: RunRequest) -> str:
         taken = {tenancy.tenant.name for tenancy in self.tenancies.values()} | {entry.name for entry in self.queue}
@@ -398,34 +429,47 @@ class LocalMachine:
 
     def ended(self, tenant_id: str, now: float, code: int | None = None) -> None:
         """The root process has ended, with that code if it is known. The tenant ends with its last process."""
-        tenancy = self.tenancies.get(tenant_id)
-        if tenancy is None:
-            return
-        self.history.root_ended(tenant_id, code)
-        left = self._processes(tenancy.tenant)
-        if left or self.arbiter.alive(tenant_id):
-            self._orphans[tenant_id] = left
-        else:
-            self.history.add(tenancy, now)
-            self._discard(tenancy)
-            self._look_at_queue()
+        if tenant_id in self.tenancies:
+            self.history.root_ended(tenant_id, code)
+            self._left.discard(tenant_id)
+            self._orphans.setdefault(tenant_id, None)
+            self.tenant_orphaned()
 
-    def sweep(self, now: float) -> None:
-        """Check tenants without a root process. Checks the known processes first, which is nearly free."""
-        for tenant_id, seen in list(self._orphans.items()):
-            if not any(processes.lives(pid, started) for pid, started in seen.items()):
-                self.ended(tenant_id, now)
+    def suspects(self) -> dict[str, int]:
+        """Tenants that may have no process left, and their users. Nearly free while known processes are alive."""
+        return {
+            tenant_id: user_of(self.tenancies[tenant_id])
+            for tenant_id, seen in self._orphans.items()
+            if tenant_id in self.tenancies
+            and not any(processes.lives(pid, started) for pid, started in (seen or {}).items())
+        }
 
-    @property
-    def has_orphans(self) -> bool:
-        """Whether there is anything to sweep."""
-        return bool(self._orphans)
+    def sweep(self, now: float, found: Scan, tenants: Collection[str]) -> None:
+        """End those of the tenants that have no process left. They were suspects before the scan began."""
+        for tenant_id in tenants:
+            tenancy = self.tenancies.get(tenant_id)
+            if tenancy is None or tenant_id not in self._orphans or user_of(tenancy) in found.unfinished:
+                continue
+            left = self.members(tenancy, found)
+            if left or self.arbiter.alive(tenant_id):
+                self._orphans[tenant_id] = left
+            else:
+                if tenant_id not in self._left or self._orphans[tenant_id]:  # else nothing ever ran in it
+                    self.history.add(tenancy, now)
+                self._discard(tenancy)
+                self._look_at_queue()
+
+    def sweep_now(self) -> None:
+        """The same with a scan here and now."""
+        suspects = self.suspects()
+        self.sweep(time.time(), scan((TENANT_VARIABLE,), set(suspects.values())), suspects)
 
     def _discard(self, tenancy: Tenancy) -> None:
         """Forget the tenant and remove everything it had. Must not stop half way."""
         tenant_id = tenancy.tenant.id
         self.tenancies.pop(tenant_id, None)
         self._orphans.pop(tenant_id, None)
+        self._left.discard(tenant_id)
         self.ledger.forget(tenant_id)
         failed = _log_error("tenant_cleanup_failed", tenancy.tenant.name)
         try:
@@ -435,21 +479,13 @@ class LocalMachine:
         self._writer.put(lambda: self.store.remove(tenant_id), failed)
         remove_folder(self.directory(tenant_id))
 
-    def _processes(self, tenant: Tenant) -> dict[int, int]:
-        """Its live processes and their start times: those on cards and those with its environment variable."""
-        on_cards = {
-            pid for standing in self.arbiter.standings() if standing.tenant == tenant.id for pid in standing.processes
-        }
-        marked = with_environment(TENANT_VARIABLE, str(self.directory(tenant.id)), uid=tenant.uid)
-        return processes.identities(on_cards) | marked
-
-    def all_processes(self, tenancy: Tenancy) -> dict[int, int]:
-        """All live processes of the tenant, with the root process."""
-        found = self._processes(tenancy.tenant)
-        root, started = tenancy.tenant.root, tenancy.started
-        if root is not None and started is not None and processes.lives(root, started):
-            found[root] = started
-        return found
+    def members(self, tenancy: Tenancy, found: Scan) -> dict[int, int]:
+        """Its live processes, with their start times (members.py)."""
+        on_cards = processes.identities(
+            pid for standing in self.arbiter.standings() if standing.tenant == tenancy.id for pid in standing.processes
+        )
+        seen, left = self._orphans.get(tenancy.id, {}), tenancy.id in self._left
+        return members(tenancy, found, str(self.directory(tenancy.id)), on_cards=on_cards, seen=seen, root_left=left)
 
     # --- by name -----------------------------------------------------------------------------------------------
 

@@ -239,6 +239,7 @@ class PodApi:
                 raise RefusedError("failed", text=f"{left}: some processes have not ended; the daemon keeps trying")
             await asyncio.sleep(_STEP)
             self._pods.tick(time.time())
+            await self._pods.sweeper.look()
 
     # --- queries -----------------------------------------------------------------------------------------------
 

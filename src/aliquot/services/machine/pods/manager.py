@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.adapters.host import processes
-from aliquot.adapters.host.procscan import Scan, scan, with_environment
+from aliquot.adapters.host.home import TENANT_VARIABLE
+from aliquot.adapters.host.procscan import Scan
 from aliquot.adapters.host.supervisors import SupervisorError, Supervisors, make_log_folder
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.folders import remove_folder
@@ -40,6 +41,7 @@ from aliquot.services.machine.pods.reports import with_report
 from aliquot.services.machine.pods.startorder import StartOrder
 from aliquot.services.machine.pods.supervisor import POD_VARIABLE
 from aliquot.services.machine.queue import QueuedRequest
+from aliquot.services.machine.sweeper import Sweeper
 from aliquot.services.machine.tenants import LocalMachine
 from aliquot.wording.placement import why_there
 
@@ -74,6 +76,7 @@ class PodManager(PodRecords):
         self._kill_at: dict[str, float] = {}
         self._clearing: set[str] = set()  # Pods without a supervisor that may still have processes
         self._suspended = False  # start nothing more
+        self.sweeper = Sweeper(machine, self, (TENANT_VARIABLE, POD_VARIABLE))
 
     # --- after a restart ---------------------------------------------------------------------------------------
 
@@ -157,10 +160,6 @@ class PodManager(PodRecords):
     def tick(self, now: float) -> None:
         """Call it periodically and after every change."""
         try:
-            if self._clearing:
-                found = scan((POD_VARIABLE,))  # one scan for all Pods
-                for uid in list(self._clearing):
-                    self._clear(uid, found)
             self._kill_late()
             if not self._suspended:
                 self._reconcile_all(now)
@@ -267,6 +266,8 @@ class PodManager(PodRecords):
         self._connections[pod.uid] = send
         wants_grant = pod.ending is None and request.get("granted") is not True
         if wants_grant:
+            if self.machine.move_on(caller):  # an earlier grant never reached it
+                await self.sweeper.look()
             await self._start_order.wait_for_turn(pod.uid)
             pod = self.pods.get(pod.uid, pod)
             if self._connections.get(pod.uid) is not send:  # it is gone or has reconnected
@@ -388,6 +389,19 @@ class PodManager(PodRecords):
         except PermissionError as error:
             _LOG.warning("signal_failed", extra={"data": {"pid": supervisor[0], "error": str(error)}})
 
+    def to_clear(self) -> dict[str, int]:
+        """Pods without a supervisor that may still have processes, and their users."""
+        return {uid: self.pods[uid].applier.user for uid in self._clearing if uid in self.pods}
+
+    def clear(self, found: Scan, uids: Iterable[str]) -> None:
+        """Kill what is left of these Pods. They were to be cleared before the scan began."""
+        try:
+            for uid in uids:
+                if uid in self._clearing:
+                    self._clear(uid, found)
+        except StoreError as error:
+            _LOG.error("pod_not_removed", extra={"data": {"error": str(error)}})
+
     def _clear(self, uid: str, found: Scan) -> None:
         """Kill the processes left of the Pod, found by its environment variable. Remove it if it was deleted."""
         pod = self.pods.get(uid)
@@ -396,7 +410,7 @@ class PodManager(PodRecords):
             return
         left = found.marked(POD_VARIABLE, uid, pod.applier.user)
         processes.kill_all(left, user=pod.applier.user)
-        if left or pod.tenant in self.machine.tenancies:
+        if left or pod.tenant in self.machine.tenancies or pod.applier.user in found.unfinished:
             return
         if pod.ending is not None:
             self._write(pod.key, gone_pods=[pod])
@@ -405,16 +419,20 @@ class PodManager(PodRecords):
             self._forget(uid)
         self._clearing.discard(uid)
 
-    def suspend(self) -> None:
+    async def suspend(self) -> None:
         """The simulated cards are about to end: kill all Pods. They start over with the next simulated cards."""
         self._suspended = True
+        killed = {}
         for pod in list(self.pods.values()):
             if pod.supervisor is None:
                 continue
             self._signal(pod.supervisor, signal.SIGKILL)
-            processes.kill_all(with_environment(POD_VARIABLE, pod.uid, uid=pod.applier.user), user=pod.applier.user)
+            killed[pod.uid] = pod.applier.user
             if pod.ending is None and not pod.state.phase.over:
                 self._persist(replace(pod, supervisor=None, state=creation.started_over(pod, self.logs(pod))))
+        found = await self.sweeper.scan(set(killed.values()))
+        for uid, user in killed.items():
+            processes.kill_all(found.marked(POD_VARIABLE, uid, user), user=user)
 
     def logs(self, pod: LocalPod) -> str:
         """The folder of the logs of its containers."""

@@ -1,0 +1,114 @@
+"""However long it takes to read other users' processes, the event loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.host.procscan import Scan
+from aliquot.services.machine.sweeper import Scanner
+
+MANY = 200
+# Unmaps its own environment, so that reading it returns nothing, as in an exec; its children inherit that.
+UNREADABLE = f"""
+import ctypes, os, signal
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(fields[47]) & ~4095, (int(fields[48]) + 4095) & ~4095
+libc = ctypes.CDLL(None)
+for _ in range({MANY - 1}):
+    if os.fork() == 0:
+        break
+else:
+    print("ready", flush=True)
+libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(end - start))
+signal.pause()
+"""
+
+
+@pytest.fixture(scope="module")
+def unreadable() -> Iterator[int]:
+    """The parent of many processes whose environment cannot be read."""
+    command = [sys.executable, "-S", "-c", UNREADABLE, "x" * 16384]  # keeps the environment off the stack's pages
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={"A": "b"}, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        yield parent.pid
+        os.killpg(parent.pid, signal.SIGKILL)
+
+
+async def _delayed(scanner: Scanner) -> tuple[Scan, float, float]:
+    """What a scan finds, how long the event loop was held up meanwhile, and how long it all took."""
+    scanning = asyncio.create_task(scanner.scan({os.geteuid()}))
+    began = last = time.monotonic()
+    longest = 0.0
+    while not scanning.done():
+        await asyncio.sleep(0.005)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    return scanning.result(), longest, time.monotonic() - began
+
+
+def test_processes_with_unreadable_environments_do_not_block_the_event_loop(unreadable: int) -> None:
+    async def act() -> tuple[Scan, float, float]:
+        return await _delayed(Scanner(("ALIQUOT_TENANT",)))
+
+    found, longest, took = asyncio.run(act())
+    assert Path(f"/proc/{unreadable}/environ").read_bytes() == b""
+    children = [pid for pid, seen in found.processes.items() if seen.parent == unreadable]
+    assert len(children) == MANY - 1
+    assert found.unfinished == set()
+    assert longest < 3, "one after the other they took 11 seconds"
+    assert took < 8
+
+
+def test_scan_that_hangs_in_a_process_is_given_up_and_its_user_skipped(tmp_path: Path) -> None:
+    """A FIFO stands for memory that a hostile file system never delivers."""
+    folder = tmp_path / str(os.getpid())
+    folder.mkdir()
+    os.mkfifo(folder / "environ")
+    (folder / "stat").write_text(Path("/proc/self/stat").read_text())
+
+    async def act() -> None:
+        scanner = Scanner(("ALIQUOT_TENANT",), patience=0.3, proc=str(tmp_path))
+        found, longest, _ = await _delayed(scanner)
+        assert found.unfinished == {os.geteuid()}
+        assert longest < 3
+        skipped, _, _ = await _delayed(scanner)
+        assert (skipped.processes, skipped.unfinished) == ({}, {os.geteuid()})
+        os.close(os.open(folder / "environ", os.O_RDWR))  # now it can be read
+        (folder / "environ").unlink()
+        (folder / "environ").write_bytes(b"ALIQUOT_TENANT=x\0")
+        deadline = time.monotonic() + 60
+        while not (again := await scanner.scan({os.geteuid()})).processes:
+            assert time.monotonic() < deadline
+        assert again.marked("ALIQUOT_TENANT", "x").keys() == {os.getpid()}
+
+    asyncio.run(act())
+
+
+def test_scans_that_are_asked_for_meanwhile_are_one_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[set[int]] = []
+
+    def scan(_names: object, uids: set[int], **_: object) -> Scan:
+        asked.append(set(uids))
+        time.sleep(0.05)
+        return Scan()
+
+    monkeypatch.setattr("aliquot.services.machine.sweeper.procscan.scan", scan)
+
+    async def act() -> None:
+        scanner = Scanner(("ALIQUOT_TENANT",))
+        first = asyncio.create_task(scanner.scan({1}))
+        while not asked:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(first, *(scanner.scan({user}) for user in range(2, 50)))
+
+    asyncio.run(act())
+    assert asked == [{1}, set(range(2, 50))]
