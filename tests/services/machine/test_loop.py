@@ -49,14 +49,15 @@ def ask(request, reads=False):
         held.append(connection)
 container = {"name": "c", "image": "i", "command": ["true"]}
 spec = {"containers": [container], "schedulingGates": [{"name": "g"}]}
-def pod(at):
-    return {"kind": "Pod", "metadata": {"name": f"p-{at}"}, "spec": spec}
+def pod(at, start="p"):
+    return {"kind": "Pod", "metadata": {"name": f"{start}-{at}"}, "spec": spec}
 for at in range(100):
     ask({"op": "run", "command": ["x" * 200] * 60, "memory_mib": 1000 + at})
 for at in range(40):
     ask({"op": "status"})
 for at in range(20):
     ask(None)
+ask({"op": "apply", "dry_run": True, "objects": [pod(at, "dry") for at in range(256)]}, True)
 end = time.monotonic() + seconds
 while time.monotonic() < end:
     ask({"op": "ended"}, True)

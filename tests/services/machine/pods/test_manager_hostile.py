@@ -109,7 +109,9 @@ def test_apply_refuses_object_changed_by_other_user_meanwhile(rig: Rig) -> None:
     async def act() -> None:
         await rig.apply(ANNA, pod("p"))
         waiting = asyncio.create_task(rig.apply(ANNA, pod("p", container(gib=5)), workload("Deployment", "web", 1)))
-        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE):
+            while all(found.ending is None for found in rig.pods.pods.values()):
+                await asyncio.sleep(0.01)
         await rig.apply(BERT, workload("Deployment", "web", 2))
         rig.supervisors.end()
         with pytest.raises(RefusedError) as refused:
