@@ -95,6 +95,12 @@ def test_keep_drops_contexts_whose_leaving_was_lost() -> None:
     assert timeline.window(None, 101.0).tracks.keys() == {"server"}
 
 
+def test_a_bucket_shows_the_whole_card_at_most() -> None:
+    """Two stretches may overlap a little, when the clock was read between them."""
+    timeline = a_timeline((100.0, 100.1, {"p1": 1.0}, False), (100.09, 100.2, {"p1": 1.0}, False))
+    assert shares(timeline, "server")[:2] == [100, 100]
+
+
 @given(st.integers(0, 1024))
 def test_a_tenant_is_paused_in_a_bucket_of_which_it_was_held_off_half(part: int) -> None:
     """In 1024ths of the first bucket, whose ends are exact."""

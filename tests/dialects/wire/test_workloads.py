@@ -39,6 +39,10 @@ def test_ready_replicas_are_new_and_available_and_one_is_missing_while_old_ones_
     assert (found.ready, found.wanted) == (min(updated, available, wanted - 1 if old else 5), wanted)
 
 
+def test_deployment_of_no_replicas_is_complete_when_it_was_observed() -> None:
+    assert rollout_status({"kind": "Deployment", "metadata": {}, "spec": {"replicas": 0}}).complete
+
+
 def test_rollout_status_of_daemon_set() -> None:
     status = {"observedGeneration": 1, "desiredNumberScheduled": 2, "updatedNumberScheduled": 1, "numberAvailable": 2}
     daemons = {"kind": "DaemonSet", "metadata": {"generation": 1}, "status": status}
@@ -59,6 +63,15 @@ def test_not_ready_names_container_state() -> None:
         "lastState": {"terminated": {"exitCode": 2}},
     }
     assert not_ready(_pod(crash)) == "container agent: CrashLoopBackOff (its last exit code was 2)"
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [(0, "container agent is running but not ready"), (3, "container first exited with code 3: x")],
+)
+def test_not_ready_names_only_containers_that_failed(code: int, sentence: str) -> None:
+    first = {"name": "first", "ready": True, "state": {"terminated": {"exitCode": code, "reason": "x"}}}
+    assert not_ready(_pod(first, {"name": "agent", "state": {"running": {"startedAt": "now"}}})) == sentence
 
 
 def test_not_ready_reports_scheduler_message() -> None:
