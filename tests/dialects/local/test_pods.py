@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects.local.objects import read_objects
-from aliquot.dialects.local.pods import SAMPLE, PodPlan, expand, notes_of, plan_of
+from aliquot.dialects.local.pods import SAMPLE, PodPlan, _expanded_length, expand, notes_of, plan_of
 from aliquot.model.refusal import Invalid
 
 METADATA = {"name": "p", "namespace": "ns", "uid": "u1", "labels": {"app": "web"}}
@@ -63,6 +63,15 @@ def test_variables_are_expanded_as_kubernetes_does(text: str, expected: str) -> 
     given_ = ({"name": "A", "value": "1"}, {"name": "B", "value": "2"}, {"name": "C", "value": text})
     assert environment(*given_)["C"] == expected
     assert command(command=["echo", text], env=[*given_[:2]]) == ("echo", expected)
+
+
+@given(st.text("$(A)Bx", max_size=12), st.text("x", max_size=9))
+def test_expanded_text_is_no_longer_than_was_checked(text: str, value: str) -> None:
+    """As long, where no dollar is escaped."""
+    expanded = command(command=["echo", text], env=[{"name": "A", "value": value}])[1]
+    checked = _expanded_length(text, {"A": len(value)})
+    assert len(expanded) <= checked
+    assert "$$" in text or len(expanded) == checked
 
 
 def test_a_variable_knows_only_those_before_it() -> None:
