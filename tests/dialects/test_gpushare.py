@@ -293,6 +293,11 @@ def test_the_new_annotation_is_read() -> None:
     assert shares(manifest) == [[(0, 2048), (3, 2048)], [(0, 1024), (3, 1024)]]
 
 
+def test_card_of_which_the_new_annotation_gives_nothing_is_left_out() -> None:
+    manifest = pod({MEM: 3}, annotations={ALLOCATION: '{"0":{"2":3,"3":0}}'}, nodeName="n1")
+    assert shares(manifest) == [[(2, 3072)]]
+
+
 def test_new_annotation_unit_follows_pod_request() -> None:
     manifest = pod({MEM: 3000}, annotations={ALLOCATION: '{"0":{"2":3000}}'}, nodeName="n1")
     assert shares(manifest, IN_MIB) == [[(2, 3000)]]
