@@ -11,7 +11,7 @@ STEP   := $(PYTHON) deploy/step.py
 BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools native protos run quick quick-static quick-tests test test-as-user browser screenshots e2e check fuzz mutants audit chart docs format wheel image images release web contract web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
+.PHONY: help install tools native protos run quick quick-static quick-tests test test-sanitized test-as-user browser screenshots e2e check fuzz mutants audit chart docs format wheel image images release web contract web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,16 @@ release: $(STAMP) ## build everything of a release with its checksums, into dist
 
 test: native $(TOOLS) ## run every test that needs no cluster and no GPU; about six minutes
 	$(BIN)/python -m pytest -n auto
+
+# The sanitizers' library must come first in every process that loads the shim or the stand-ins.
+ASAN = $(shell gcc -print-file-name=libasan.so)
+SANITIZED := $(CURDIR)/out/sanitized
+
+test-sanitized: $(TOOLS) ## the tests of the shim and of the simulated driver on a build with ASan and UBSan; needs gcc, about two minutes
+	@$(BIN)/python shim/build.py --sanitize --out $(SANITIZED)
+	ALIQUOT_TEST_SHIM=$(SANITIZED)/libaliquot.so ALIQUOT_TEST_PRELOAD=$(ASAN) SIMGPU_LIBRARIES=$(SANITIZED)/simgpu \
+	    SIMGPU_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 \
+	    $(BIN)/python -m pytest -n auto tests/shim tests/simgpu/test_driver.py
 
 # The packages without IO: their tests need no library in C and no other process.
 PURE := tests/model tests/wording tests/dialects tests/placement tests/arbiter tests/sim

@@ -41,6 +41,11 @@ def load_build() -> ModuleType:
     return module
 
 
+def preloaded(libraries: str) -> str:
+    """The value of LD_PRELOAD: the library of a sanitizer comes before what it checks."""
+    return f"{os.environ.get('ALIQUOT_TEST_PRELOAD', '')} {libraries}".strip()
+
+
 class Built:
     """The files that tests need, made once: the shim, the driver and resource manager of straw, some programs."""
 
@@ -72,6 +77,7 @@ class Built:
             build.build(target, compiler, self.folder)
         # another build of the shim (--sanitize), when somebody wants these tests to run on it
         self.shim = Path(os.environ.get("ALIQUOT_TEST_SHIM", build.LIB / "libaliquot.so"))
+        self.preload = preloaded(str(self.shim))
         if "ALIQUOT_TEST_SHIM" not in os.environ:
             build.build(build.targets()[0], compiler, build.LIB)
 
@@ -150,11 +156,9 @@ class Tenant:
             heart.join()
 
     def environment(self, *, preload: str | None = None, tenant: str | None = None) -> dict[str, str]:
-        loaded = preload or f"{self.built.shim} {self.built.folder / 'librm.so'}"
         return {
             "PATH": os.environ["PATH"],
-            # a sanitizer's library comes before what it checks
-            "LD_PRELOAD": f"{os.environ.get('ALIQUOT_TEST_PRELOAD', '')} {loaded}".strip(),
+            "LD_PRELOAD": preloaded(preload or f"{self.built.shim} {self.built.folder / 'librm.so'}"),
             "ASAN_OPTIONS": "detect_leaks=0",  # Python frees nothing at its end
             "LD_LIBRARY_PATH": str(self.built.folder / "lib"),
             "ALIQUOT_TENANT": str(self.folder) if tenant is None else tenant,
