@@ -218,6 +218,7 @@ class Bench:
             if (share := neighbours.share()) > _BUSY:
                 self._ground.say(f"{name}: other programs took {share:.0%} of the machine meanwhile; measure again")
             self.results[name]["others"] = max(share, self.results[name].get("others", 0.0))
+            self.results[name]["stolen"] = max(neighbours.stolen(), self.results[name].get("stolen", 0.0))
         except (OSError, RuntimeError, TimeoutError) as error:
             self._ground.say(f"{name}: {error}")
             self.results[name]["failed"] = 1

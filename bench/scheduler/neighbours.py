@@ -17,10 +17,18 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._busy, self._own = _busy_seconds(), _own_seconds()
+        self._busy, self._own, self._stolen = _busy_seconds(), _own_seconds(), _stolen_seconds()
+
+    def stolen(self) -> float:
+        """The share of all cores that this machine wanted and its host gave to other machines: a call under way then
+        stands still, for milliseconds at a time."""
+        return (_stolen_seconds() - self._stolen) / self._took()
+
+    def _took(self) -> float:
+        return max(1e-9, (time.monotonic() - self._began) * (os.cpu_count() or 1))
 
     def share(self) -> float:
-        took = max(1e-9, (time.monotonic() - self._began) * (os.cpu_count() or 1))
+        took = self._took()
         others = (_busy_seconds() - self._busy) - (_own_seconds() - self._own)
         return min(1.0, max(0.0, others / took))
 
@@ -42,6 +50,10 @@ def _busy_seconds() -> float:
     """In programs; what interrupts and the host under us take is nobody's, and much of it is our own traffic."""
     user, nice, system = (int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:4])
     return (user + nice + system) / _TICKS
+
+
+def _stolen_seconds() -> float:
+    return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]) / _TICKS
 
 
 def _own_seconds() -> float:

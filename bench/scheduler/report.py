@@ -43,6 +43,8 @@ def figures(small: int, large: int, names: int, streams: int, pods: int, huge: i
     return [
         Figure("filter_p50_small", f"filter p50 ms, {small:,} nodes, {names} names, 1 stream", most=0.7, digits=2),
         Figure("filter_p99_small", "  p99 ms", most=2.0, digits=2),
+        Figure("machine_p50_small", "  the same calls to a program that answers at once, p50 ms", digits=2),
+        Figure("machine_p99_small", "  the same calls to a program that answers at once, p99 ms", digits=2),
         Figure("filter_p50_new_small", "  of shapes never seen before, p50 ms", digits=2),
         Figure("filter_p99_new_small", "  of shapes never seen before, p99 ms", digits=2),
         Figure("filter_p50_large", f"filter p50 ms, {large:,} nodes, all names", most=3.0, digits=2),
@@ -68,6 +70,7 @@ def figures(small: int, large: int, names: int, streams: int, pods: int, huge: i
         Figure("waiting_rest_percent", "12 waiting Pods: more CPU of the API server, % of a core, at rest", most=2.0),
         Figure("waiting_busy_percent", "  while a Pod a second comes and goes", most=10.0),
         Figure("others", "share of the machine that other programs took, at worst", digits=2),
+        Figure("stolen", "share of the machine that its host took for other machines, at worst", digits=3),
         Figure("all_wrongs", "cards over-allocated, Pods lost", most=0, digits=0),
     ]
 

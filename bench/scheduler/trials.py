@@ -9,13 +9,14 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 
 import msgspec
 from bench.scheduler.calls import Crowd, Object, asked, binding, read_bound, read_filtered, read_scores, trimmed
 from bench.scheduler.contestants import Contestant, Running
+from bench.scheduler.echo import answering_at_once
 from bench.scheduler.ground import EMPTY, Ground
 from bench.scheduler.line import Line, get
 from bench.scheduler.shapes import new_shapes
@@ -38,6 +39,10 @@ def latency(running: Running, ground: Ground, *, names: int, calls: int, seconds
         first = _requests(path, [_imagined(pod) for pod in ground.each_draft()], crowds)
         times = _timed(running, _requests(path, seen, crowds), calls, seconds, warm=first)
         found |= _figures(f"{verb}_{{}}_{label}", times)
+        if verb == "filter" and label == "small":
+            with answering_at_once() as url:
+                times = _timed(replace(running, url=url), _requests(path, seen, crowds), calls, seconds)
+            found |= _figures("machine_{}_small", times)
         if verb == "filter":
             shapes = list(new_shapes(calls // 2, gpushare_only=True))
             unseen = [_imagined(pod) for pod in ground.drafts(len(shapes), shapes)]

@@ -14,6 +14,7 @@ from bench.scheduler import report
 from bench.scheduler.calls import OURS, Crowd, Verbs, asked, read_filtered
 from bench.scheduler.chart import kube_scheduler_config, scheduler_flags
 from bench.scheduler.contestants import peer
+from bench.scheduler.echo import answering_at_once
 from bench.scheduler.ground import audit
 from bench.scheduler.line import Line, get
 from bench.scheduler.main import main
@@ -62,6 +63,14 @@ def test_an_answer_that_is_cut_short_is_an_error() -> None:
     cut = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nhello"
     with answering(cut) as url, Line(url, timeout=5) as line, pytest.raises(ConnectionError):
         line.call(get("/"))
+
+
+def test_the_program_that_answers_at_once_answers_calls_of_any_length() -> None:
+    with answering_at_once() as url, Line(url, timeout=60) as line:
+        for names in (["a"], ["a" * 100] * 10_000):
+            crowd = Crowd.of([{"metadata": {"name": name}} for name in names], OURS)
+            status, body = line.call(asked("/f", b"{}", crowd))
+            assert (status, read_filtered(body).fit) == (200, ["bench-00001"])
 
 
 def test_a_call_is_what_kube_scheduler_sends_with_a_cache_and_without() -> None:

@@ -181,3 +181,15 @@ def test_cpu_and_memory_are_the_effective_requests(manifest: dict[str, Any], cpu
 def test_claim_has_cpu_and_memory_requests() -> None:
     parsed = claim(pod(container(limits=GPU, requests={"cpu": "1500m", "memory": "2Gi"})))
     assert (parsed.cpu_milli, parsed.memory_mib) == (1500, 2048)
+
+
+def test_pod_with_annotations_that_say_nothing_is_read_from_the_same_template() -> None:
+    """A Pod gets annotations when it is bound: it is not parsed again for them."""
+    reader = PodReader(DEFAULT_RULES)
+    manifest = pod(container(limits=GPU))
+    first = reader.read(as_pod(manifest)).claim
+    manifest["metadata"] |= {"annotations": {"other": "1"}, "labels": {"app": "a"}}
+    second = reader.read(as_pod(manifest)).claim
+    assert isinstance(first, Claim)
+    assert isinstance(second, Claim)
+    assert second.containers is first.containers

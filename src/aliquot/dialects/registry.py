@@ -150,10 +150,9 @@ class PodReader:
     def _shape(pod: PodObject) -> object:
         """Everything that the result depends on, except the Pod's names."""
         metadata, spec = pod.metadata, pod.spec
-        labels, annotations = metadata.labels, metadata.annotations
         return (
-            tuple(map(labels.get, _MARKS)) if labels else None,
-            tuple(map(annotations.get, _MARKS)) if annotations else None,
+            _marks(metadata.labels),
+            _marks(metadata.annotations),
             tuple(map(_container_shape, spec.containers or ())),
             tuple(map(_container_shape, spec.init_containers or ())),
             _resources_shape(spec.resources),
@@ -162,6 +161,13 @@ class PodReader:
 
 
 _MARKS = qgpu.MARKS + gpushare.MARKS + hami.MARKS
+_NO_MARKS = (None,) * len(_MARKS)
+
+
+def _marks(texts: dict[str, str] | None) -> object:
+    """None also for texts without any: a Pod that is bound gets annotations, and is the same template still."""
+    found = tuple(map(texts.get, _MARKS)) if texts else _NO_MARKS
+    return None if found == _NO_MARKS else found
 
 
 def _container_shape(container: ContainerObject) -> object:

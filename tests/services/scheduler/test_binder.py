@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
+from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Unreachable
 from aliquot.dialects import parse_grant
 from aliquot.dialects.wire.extender import Binding
 from aliquot.dialects.wire.objects import NodeObject, PodObject
@@ -80,6 +80,8 @@ class Api:
                 raise ApiError(500, "InternalError", "etcd timed out")
             case int():
                 raise ApiError(outcome, "No", "no")
+            case "not sent":
+                raise NotSent("not sent")
             case ("lost", after):
                 if after is not None:
                     asyncio.get_running_loop().call_later(after, self._late, body)
@@ -168,8 +170,8 @@ def test_bind_writes_the_grant_with_the_binding() -> None:
     play(scene())
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
-def test_bind_refused_by_api_server_frees_cards(status: int) -> None:
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 422, "not sent"])
+def test_bind_that_did_not_happen_frees_cards(status: Any) -> None:
     async def scene() -> None:
         rig = Rig()
         rig.pod()

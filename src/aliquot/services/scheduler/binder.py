@@ -5,6 +5,7 @@ until we know it too, the cards stay booked:
 
     201                     bound; the watch confirms it, or a read of the Pod if that takes long (`_UNCONFIRMED`)
     409, 404, other 4xx     not bound, unless an earlier identical call succeeded: read the Pod
+    not sent                not bound
     no answer               read the Pod, but not before the write can no longer happen (`_SETTLED`)
 
 Two calls for the same Pod share one write and its outcome.
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from aliquot import dialects
-from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
+from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Unreachable
 from aliquot.dialects.kube import closing_taints, untolerated
 from aliquot.dialects.pods import Json
 from aliquot.dialects.wire import extender
@@ -180,6 +181,9 @@ class Binder:
             asyncio.get_running_loop().call_later(_UNCONFIRMED, self._check_confirmed, binding, claim)
         except ApiError as error:
             await self._after_error(binding, claim, error)
+        except NotSent as error:
+            self._cluster.unassume(claim.uid)
+            raise Refused(f"{claim.key}: {error}") from error
         except Unreachable as error:
             self._look_up_outcome(binding, claim)
             raise Refused(

@@ -14,6 +14,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from aiohttp import web
 
@@ -102,8 +103,7 @@ class VerbConnection(asyncio.Protocol):
     # --- what asyncio reports -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._server.connections.add(self)
         self._used = asyncio.get_running_loop().time()
         self._close_if_idle()

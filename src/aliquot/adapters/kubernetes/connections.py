@@ -1,0 +1,230 @@
+"""Small requests to the API server on connections of our own, at a quarter of aiohttp's CPU. Every bind is one.
+
+One request at a time on a connection. An answer has a length or comes in chunks; any other (one that lasts until the
+connection ends, another coding) counts as half an answer does: nothing is known of the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from typing import cast
+from urllib.parse import urlsplit
+
+from aliquot.adapters.kubernetes.kubeconfig import Server
+
+_LARGEST = 4 << 20  # bytes of an answer
+_OPENING = 4  # connections at a time
+_KEPT = 15.0  # seconds without a request; the API server keeps a connection longer
+_FIRST_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[^\r\n]*")
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")
+
+
+class AnswerError(ConnectionError):
+    """The answer cannot be read."""
+
+
+class NotSentError(ConnectionError):
+    """Nothing was sent."""
+
+
+def read_answer(received: bytes) -> tuple[int, bytes, bool] | None:
+    """Status, body, and whether the connection may be used again; None: the rest is still to come."""
+    while True:
+        end = received.find(b"\r\n\r\n")
+        if end < 0:
+            return None
+        first, *lines = received[:end].split(b"\r\n")
+        line = _FIRST_LINE.fullmatch(first)
+        if line is None:
+            raise AnswerError(f"not an answer of HTTP/1: {first[:40]!r}")
+        received, status = received[end + 4 :], int(line[1])
+        if status >= 200:
+            break  # 1xx comes before the answer
+    headers: dict[bytes, bytes] = {}
+    for header in lines:
+        name, _, value = header.partition(b":")
+        name, value = name.lower(), value.strip()
+        if name in (b"content-length", b"transfer-encoding") and headers.get(name, value) != value:
+            raise AnswerError(f"two values of {name.decode()}")
+        headers[name] = value
+    coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
+    keep = first.startswith(b"HTTP/1.1") and b"close" not in headers.get(b"connection", b"").lower()
+    if status in (204, 304):
+        body, rest = b"", received
+    elif coding is not None:
+        if coding.lower() != b"chunked" or length is not None:
+            raise AnswerError(f"the coding {coding[:40]!r} is not known")
+        found = _read_chunks(received)
+        if found is None:
+            return None
+        body, rest = found
+    else:
+        if length is None or not length.isdigit() or len(length) > 9:
+            raise AnswerError("the answer has no length")
+        if len(received) < int(length):
+            return None
+        body, rest = received[: int(length)], received[int(length) :]
+    return status, body, keep and not rest
+
+
+def _read_chunks(received: bytes) -> tuple[bytes, bytes] | None:
+    """The body that comes in chunks, and what follows it; None: the rest is still to come."""
+    body, at = [], 0
+    while True:
+        end = received.find(b"\r\n", at)
+        if end < 0:
+            return None
+        size = _SIZE.fullmatch(received[at:end])
+        if size is None:
+            raise AnswerError("a chunk has no size")
+        start, stop = end + 2, end + 2 + int(size[1], 16)
+        if stop == start:
+            break
+        if len(received) < stop + 2:
+            return None
+        if received[stop : stop + 2] != b"\r\n":
+            raise AnswerError("a chunk is longer than it says")
+        body.append(received[start:stop])
+        at = stop + 2
+    if received.startswith(b"\r\n", start):
+        return b"".join(body), received[start + 2 :]
+    end = received.find(b"\r\n\r\n", start)  # trailers
+    return (b"".join(body), received[end + 4 :]) if end >= 0 else None
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, with one request at a time."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.used = 0.0
+        self.keep = True
+        self._received = b""
+        self._waiter: asyncio.Future[tuple[int, bytes]] | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.keep and self.transport is not None and not self.transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        try:
+            if self._waiter is None or self._waiter.done() or len(self._received) > _LARGEST:
+                raise AnswerError("more than the answer came")
+            answer = read_answer(self._received)
+        except AnswerError as error:
+            self._end(error)
+            return
+        if answer is not None:
+            self.keep, self._received = answer[2], b""
+            self._waiter.set_result(answer[:2])
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        self._end(error or AnswerError("the API server closed the connection"))
+
+    def _end(self, error: Exception) -> None:
+        self.keep = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error if isinstance(error, OSError) else AnswerError(str(error)))
+        self.close()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Status and body of the answer. Raises OSError."""
+        assert self.transport is not None, "connected"
+        self._waiter = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return await self._waiter
+
+
+def can_connect(server: Server) -> bool:
+    """Whether this is enough for that server: without a proxy, a password in its address, or unknown authorities."""
+    plain = server.proxy is None and "@" not in server.url
+    return plain and (server.tls is not None or server.url.startswith("http://"))
+
+
+class Connections:
+    """Up to `limit` connections to one API server for which `can_connect` holds."""
+
+    def __init__(self, server: Server, headers: Iterable[tuple[str, str]], limit: int) -> None:
+        url = urlsplit(server.url)
+        self._server, self._host, self._secure = server, url.hostname or "", url.scheme == "https"
+        self._port = url.port or (443 if self._secure else 80)
+        self._prefix = url.path.rstrip("/")
+        self._head = _lines([("Host", url.netloc), *headers])
+        self._slots, self._opening = asyncio.Semaphore(limit), asyncio.Semaphore(_OPENING)
+        self._idle: list[_Connection] = []  # the last one used last
+
+    async def request(
+        self, method: str, target: str, headers: Iterable[tuple[str, str]], data: bytes, *, connect: float
+    ) -> tuple[int, bytes]:
+        """Status and body of the answer. Not sent if no connection is free within `connect` seconds. Raises OSError."""
+        first = f"{method} {self._prefix}{target} HTTP/1.1\r\n"
+        head = first + self._head + _lines([*headers, ("Content-Length", str(len(data)))]) + "\r\n"
+        try:
+            async with asyncio.timeout(connect):
+                connection = await self._take()
+        except TimeoutError as error:
+            raise NotSentError(f"not sent: no connection was free within {connect:g} s") from error
+        try:
+            answer = await connection.ask(head.encode("latin-1") + data)
+        except BaseException:  # also if the caller no longer waits: the answer may still come
+            connection.close()
+            raise
+        finally:
+            self._slots.release()
+        if connection.open:
+            connection.used = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return answer
+
+    async def _take(self) -> _Connection:
+        await self._slots.acquire()
+        try:
+            # The others wait rather for a connection that is free again: many handshakes at once take longer.
+            async with self._opening:
+                return self._kept() or await self._open()
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def _kept(self) -> _Connection | None:
+        since = asyncio.get_running_loop().time() - _KEPT
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open and connection.used > since:
+                return connection
+            connection.close()
+        return None
+
+    async def _open(self) -> _Connection:
+        name = (self._server.server_name or self._host) if self._secure else None
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            _Connection, self._host, self._port, ssl=self._server.tls if self._secure else None, server_hostname=name
+        )
+        return connection
+
+    def close(self) -> None:
+        """End those that wait for a request."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+
+def _lines(headers: Iterable[tuple[str, str]]) -> str:
+    lines = [f"{name}: {value}" for name, value in headers]
+    if any("\r" in line or "\n" in line for line in lines):
+        raise AnswerError("a header has a line break; is there one in the token?")
+    return "".join(f"{line}\r\n" for line in lines)
