@@ -47,6 +47,24 @@ def test_cached_scores_equal_fresh_scores(
             ledger.forget(f"p{at // 2}")
 
 
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_scores_kept_for_one_claim_are_not_used_for_another_owner_or_after_a_change(policy: str) -> None:
+    board = a_cluster([[8, 8]] * 3)
+    ledger, kept = Ledger(board), Chooser(board, POLICIES[policy]())
+    owners = ["a", "a", "b", "a", "b", None, "a", "b"]
+    coming = [a_claim(a_container(a_slice(1)), name=f"p{at}", owner=owner) for at, owner in enumerate(owners)]
+    for booked in coming[:4]:
+        for claim in coming[4:]:
+            fresh = Chooser(board, POLICIES[policy]())
+            assert kept.scores(claim).tolist() == fresh.scores(claim).tolist()
+            assert kept.choose(claim) == fresh.choose(claim)
+        grant = kept.choose(booked)
+        assert grant is not None
+        kept.scores(coming[-1])
+        ledger.assume(booked, grant, 1.0)
+        assert kept.scores(coming[-1]).tolist() == Chooser(board, POLICIES[policy]()).scores(coming[-1]).tolist()
+
+
 # --- several containers on one node: the search finds a way exactly when there is one -------------------------------
 
 
