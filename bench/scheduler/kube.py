@@ -132,14 +132,16 @@ class _Follower:
         return len(self.when) / max(1e-9, max(self.times) - began) if self.when else 0.0
 
     def _run(self) -> None:
-        try:
-            with self._ground.api.watch(_PODS_PATH, resourceVersion=self._version, timeout=600) as events:
-                for event in events:
-                    self._note(event["object"])
-                    if self._over.is_set():
-                        return
-        except OSError:
-            return
+        while not self._over.is_set():  # on a busy machine the API server drops a watch that reads slowly
+            try:
+                with self._ground.api.watch(_PODS_PATH, resourceVersion=self._version, timeout=600) as events:
+                    for event in events:
+                        self._version = event["object"]["metadata"].get("resourceVersion", self._version)
+                        self._note(event["object"])
+                        if self._over.is_set() or event["type"] == "ERROR":
+                            return
+            except OSError:
+                time.sleep(0.1)
 
     def _note(self, pod: dict[str, Any]) -> None:
         name = pod.get("metadata", {}).get("name", "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aliquot.adapters.kubernetes.certificates import issue, make_authority, present, server_context
 from aliquot.services.daemon.http import BodyError, Limits, listen, make_runner
 from aliquot.services.scheduler.verbserver import Answer, VerbServer, read_head
 
@@ -54,7 +57,7 @@ class Rig:
         return web.Response(text=f"aiohttp {len(body)}")
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[Rig]:
+    async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Rig]:
         app = web.Application()
         app.router.add_post("/v", self.by_aiohttp)
         app.router.add_get("/v", self.by_aiohttp)
@@ -65,7 +68,7 @@ class Rig:
         self.server = VerbServer(answers, runner.server, self.limits, largest=_LARGEST, idle=self.idle)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
-        accepting = await listen(runner, listener, self.limits, protocol=self.server)
+        accepting = await listen(runner, listener, self.limits, tls=tls, protocol=self.server)
         try:
             yield self
         finally:
@@ -157,6 +160,26 @@ def test_connection_is_kept_and_given_to_aiohttp_at_the_first_other_request() ->
             return answers
 
     assert run(scene)[0] == [b"direct 3", b"direct 0", b"direct 90000", b"aiohttp 2", b"aiohttp 3"]
+
+
+def test_connection_with_tls_is_given_to_aiohttp_too() -> None:
+    authority = make_authority("test", time.time(), 1e6)
+    context = server_context()
+    present(context, issue(authority, ("aliquot.example",), time.time(), 1e5))
+    client = ssl.create_default_context(cadata=authority.certificate.decode())
+
+    async def scenario() -> list[bytes]:
+        rig = Rig(Limits(8, unfinished=1 << 20), 60.0)
+        async with rig.serving(context):
+            reader, writer = await asyncio.open_connection(*rig.address, ssl=client, server_hostname="aliquot.example")
+            answers = []
+            for request in (post(b"abc"), post(b"x" * 90_000), CHUNKED + b"2\r\nab\r\n0\r\n\r\n", post(b"abc")):
+                writer.write(request)
+                answers.append(await _answer(reader))
+            writer.close()
+            return answers
+
+    assert asyncio.run(scenario()) == [b"direct 3", b"direct 90000", b"aiohttp 2", b"aiohttp 3"]
 
 
 OTHER_FORMS = {
