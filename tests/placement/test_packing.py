@@ -21,7 +21,7 @@ from aliquot.placement.packing import Packing
 from aliquot.placement.potential import Potential, Weights
 from aliquot.placement.prices import remainder_values
 from aliquot.placement.workload import Shape, Workload
-from kit.builders import GIB, a_claim, a_container, a_node, a_slice, asking
+from kit.builders import GIB, a_claim, a_container, a_node, a_slice, asking, whole_node
 
 Node_ = tuple[int, list[int], str]  # free CPU, free milli of each card, model
 
@@ -192,13 +192,27 @@ def test_workload_relearns_only_for_a_new_mix() -> None:
 
 
 def test_old_pods_are_forgotten() -> None:
-    workload = Workload()
-    for _ in range(40_000):
-        workload.observe(demand_of(asking(core=50)), 16 * GIB)
-    for _ in range(200_000):
-        workload.observe(demand_of(asking(core=10)), 16 * GIB)
+    workload, half, tenth = Workload(), demand_of(asking(core=50)), demand_of(asking(core=10))
+    for demand, times in ((half, 40_000), (tenth, 200_000)):
+        for _ in range(times):
+            workload.observe(demand, 16 * GIB)
     [(shape, _)] = workload.lesson()
     assert shape.milli == 100
+    for _ in range(200_000):  # until nothing is left of the first
+        workload.observe(tenth, 16 * GIB)
+    assert workload.everything() == [(shape, workload._total)]
+
+
+def test_dense_takes_the_whole_node_that_costs_others_least() -> None:
+    board = Board()
+    board.set_node(a_node("n0", *[16] * 8))
+    board.set_node(a_node("n1", 16))
+    chooser = Chooser(board, POLICIES["dense"]())
+    for _ in range(40):
+        chooser.observe(asking(8))
+    grant = chooser.choose(whole_node())
+    assert grant is not None
+    assert grant.node == "n1"
 
 
 def _pack(policy: str, seed: int) -> float:
