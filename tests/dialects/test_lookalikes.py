@@ -18,7 +18,7 @@ from aliquot.dialects.wire.webhooks import webhook_configuration
 from aliquot.model.claim import Claim
 
 EVERY = frozenset(DIALECTS)
-KNOWN = sorted(name for names in schedulerconfig.DIALECTS.values() for name in names)
+KNOWN = sorted(schedulerconfig.RESOURCES)  # without HAMi's: NVIDIA's domain is not ours to judge
 
 
 def pod(limits: dict[str, object], metadata: dict[str, object] | None = None, side: str = "limits") -> dict[str, Any]:
@@ -48,6 +48,29 @@ def test_a_misspelled_resource_is_refused_with_the_name_that_was_meant(written: 
     assert found[0].field == f'spec.containers[0].resources.{side}["{written}"]'
     assert found[0].value == 4
     assert found[0].allowed == f"no such resource; did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("nvidia.com/gpu-mem", "nvidia.com/gpumem"),
+        ("nvidia.com/gpumem-percent", "nvidia.com/gpumem-percentage"),
+        ("nvidia.com/gpucore", "nvidia.com/gpucores"),
+        ("nvidia.com/prioritty", "nvidia.com/priority"),
+        ("nvidia.com/mig-1g.5gb", None),
+        ("nvidia.com/gpu.shared", None),
+        ("nvidia.com/hostdev", None),
+    ],
+)
+def test_a_misspelled_resource_of_hami_is_refused_where_hami_is_served(written: str, meant: str | None) -> None:
+    manifest = pod({written: 1})
+    assert parse_pod(manifest) is None
+    found = parse_pod(manifest, Rules(served=EVERY | {"hami"}))
+    if meant is None:
+        assert found is None
+    else:
+        assert isinstance(found, tuple)
+        assert found[0].allowed == f"no such resource; did you mean {meant}?"
 
 
 def test_an_unknown_resource_under_a_prefix_of_ours_names_the_known_ones() -> None:
