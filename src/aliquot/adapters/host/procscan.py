@@ -37,9 +37,10 @@ class Seen:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """Where a scan is, for another thread: the process whose environment it reads."""
+    """Where a scan is, for another thread: the process whose environment it reads, and its user."""
 
     pid: int | None = None
+    uid: int | None = None
 
 
 @dataclass(slots=True)
@@ -115,6 +116,7 @@ class _Scanning:
             if self._late():
                 self._leave_out(owner)
                 continue
+            self._reading.uid = owner
             for entry in entries:
                 if self._late():
                     self._leave_out(owner)
@@ -132,8 +134,7 @@ class _Scanning:
         return time.monotonic() > self._deadline
 
     def _leave_out(self, owner: int) -> None:
-        """A process that is not dumpable looks like root's in /proc, whoever it belongs to."""
-        self._found.unfinished |= {owner} if owner else {0, *(self._uids or ())}
+        self._found.unfinished.add(owner)
 
     def _groups(self) -> Iterator[tuple[list[str], int]]:
         """All processes by their owners, with those that start meanwhile: a process may fork and end before we read it,
@@ -158,9 +159,9 @@ class _Scanning:
                 owner = os.stat(f"{self._proc}/{entry}").st_uid
             except OSError:
                 continue
-            if owner == 0 and self._skip:
+            if owner == 0:  # a process that is not dumpable looks like root's, whoever it belongs to
                 owner = uid_of(int(entry)) or 0
-            if self._uids is None or owner == 0 or owner in self._uids:
+            if self._uids is None or owner in self._uids:
                 yield entry, owner
 
     def _look(self, entry: str) -> None:

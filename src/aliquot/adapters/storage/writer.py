@@ -68,14 +68,20 @@ class Writer:
             self._waiting.put(None)
             self._thread.join()
             self._thread = None
+            while not self._waiting.empty():  # put by a `then` while we waited
+                item = self._waiting.get()
+                if item is not None:
+                    self._finish(*item)
 
     def _work(self) -> None:
-        assert self._loop is not None
         while (item := self._waiting.get()) is not None:
-            write, then = item
-            error = _error_of(write)
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(then, error)
+            self._finish(*item)
+
+    def _finish(self, write: Write, then: Then) -> None:
+        assert self._loop is not None
+        error = _error_of(write)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(then, error)
 
 
 def _error_of(write: Write) -> Exception | None:

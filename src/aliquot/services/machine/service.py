@@ -137,10 +137,11 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     arbiter.start()
     delay, dashboard = LoopDelay(), None
     logs = RunLogs(home.logs, setup.log_limit, machine.logs_in_use)
-    tasks = [asyncio.create_task(run_forever(work)) for work in (delay.run, logs.run)]
+    tasks = [asyncio.create_task(run_forever(delay.run))]
     try:
         machine.restore(await pods.sweeper.scan(machine.stored_users()))
         pods.restore(rebooted=machine.rebooted)
+        tasks.append(asyncio.create_task(run_forever(logs.run)))  # only now it is known which logs are in use
         store.writer.start()
         listener = listen(home.control)
         if listening:

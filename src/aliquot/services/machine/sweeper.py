@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Set
 from typing import Protocol
 
-from aliquot.adapters.host import processes, procscan
+from aliquot.adapters.host import procscan
 from aliquot.adapters.host.procscan import Reading, Scan
 
 _PATIENCE = procscan.SECONDS + 2.0  # for the thread; after that it hangs in one process
@@ -30,7 +30,7 @@ class Scanner:
         self._lock = asyncio.Lock()
         self._wanted: set[int] = set()
         self._next: asyncio.Task[Scan] | None = None
-        self._hung: dict[Reading, int] = {}  # scans that hang in a process of that user, each a thread
+        self._hung: dict[Reading, int | None] = {}  # scans that hang in a process of that user, each a thread
 
     async def scan(self, uids: Set[int]) -> Scan:
         """The processes of these users, from a scan that begins after this call."""
@@ -49,7 +49,7 @@ class Scanner:
         and this user's processes are not read until it returns."""
         loop, reading = asyncio.get_running_loop(), Reading()
         result: asyncio.Future[Scan] = loop.create_future()
-        skip = frozenset(self._hung.values())
+        skip = frozenset(user for user in self._hung.values() if user is not None)
 
         def work() -> None:
             found: Scan | Exception
@@ -71,8 +71,7 @@ class Scanner:
         await asyncio.wait({result}, timeout=self._patience)
         if result.done():
             return result.result()
-        pid = reading.pid
-        user = (None if pid is None else processes.uid_of(pid)) or 0
+        pid, user = reading.pid, reading.uid  # the process may be gone by now, and its number another's
         self._hung[reading] = user
         result.cancel()
         _LOG.warning("process_not_readable", extra={"data": {"pid": pid, "user": user}})

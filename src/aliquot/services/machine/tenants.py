@@ -304,10 +304,12 @@ class LocalMachine:
 
     def start_waiting(self) -> Iterator[None]:
         """Start every queued request that fits, one at a step, then notify the others of their position."""
-        self._room_is_new = False
-        while (found := self.queue.next()) is not None:
-            self._admit(*found, time.time())
-            yield
+        try:
+            while (found := self.queue.next()) is not None:
+                self._admit(*found, time.time())
+                yield
+        finally:
+            self._room_is_new = False  # only now: until then a newcomer would overtake those that wait
         self.queue_changed()
 
     def _start(self, entry: QueuedRequest, now: float) -> None:
@@ -429,9 +431,10 @@ class LocalMachine:
 
     def ended(self, tenant_id: str, now: float, code: int | None = None) -> None:
         """The root process has ended, with that code if it is known. The tenant ends with its last process."""
-        if tenant_id in self.tenancies:
+        if (tenancy := self.tenancies.get(tenant_id)) is not None:
             self.history.root_ended(tenant_id, code)
-            self._left.discard(tenant_id)
+            if not processes.lives(tenancy.root, tenancy.started):  # else it asked again, and is another tenant's now
+                self._left.discard(tenant_id)
             self._orphans.setdefault(tenant_id, None)
             self.tenant_orphaned()
 

@@ -123,6 +123,15 @@ def test_apply_refuses_object_changed_by_other_user_meanwhile(rig: Rig) -> None:
     assert found.applier.user == BERT
 
 
+def test_applies_at_the_same_time_are_counted_together(rig: Rig) -> None:
+    async def act() -> list[Any]:
+        asked = [rig.apply(ANNA, workload("StatefulSet", f"s{at}", 200)) for at in range(3)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    refused = [answer for answer in acted(act) if isinstance(answer, RefusedError)]
+    assert [answer.details["allowed"] for answer in refused] == ["at most 256 Pods per user: delete some"] * 2
+
+
 def test_apply_by_other_user_keeps_owner_and_environment(rig: Rig) -> None:
     async def act() -> list[Json]:
         await rig.apply(ANNA, workload("Deployment", "web", 1), HOME="/home/anna")

@@ -107,6 +107,7 @@ class PodApi:
                 await self._until_gone([pod.uid for pod in replaced])
             async with self._storing:
                 self._refuse_changed({workload_key(made): before[workload_key(made)] for made in workloads}, bare)
+                self._check_count(bare, workloads, replaced, caller.uid)  # others may have been stored meanwhile
                 await self._pods.put(applied, now)
             self._pods.tick(now)
             for result in results:

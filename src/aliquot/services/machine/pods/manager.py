@@ -139,7 +139,10 @@ class PodManager(PodRecords):
         uids = [pod.uid for pod in pods]
         gone, going = _gone(workload), self._going(uids, grace)
         await self._writer.run(lambda: self._store.write(gone=gone, pods=going))
-        self._end(workload, self._going(uids, grace))  # they may have changed meanwhile
+        changed = self._going(uids, grace)
+        if changed != going:  # a report came meanwhile, and was written over the end
+            self._write("pods", pods=changed)
+        self._end(workload, changed)
 
     def delete_later(self, *, workload: Workload | None, pods: Iterable[LocalPod], grace: float | None) -> None:
         """The same at once; what cannot be written now is found again after a restart."""
