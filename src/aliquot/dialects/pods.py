@@ -315,7 +315,7 @@ def tolerates(toleration: object, taint: Json) -> bool:
         return False
     if key and key != taint.get("key"):
         return False
-    if toleration.get("operator") == "Exists":
+    if toleration.get("operator") in ("Exists", "Gt", "Lt"):  # kube-scheduler has compared the numbers
         return True
     same = (toleration.get("value") or "") == (taint.get("value") or "")
     return bool(key) and same and toleration.get("operator") in (None, "", "Equal")

@@ -76,9 +76,12 @@ def of_nvidia_gpu(agent_node: AgentNode, label: str, capacity: str, allocatable:
 def test_nvidia_gpu_is_advertised_only_by_label_and_never_beside_another_plugin(agent_node: AgentNode) -> None:
     assert of_nvidia_gpu(agent_node, "false", "0", "0") == 0
     assert of_nvidia_gpu(agent_node, "true", "2", "2") == 0  # NVIDIA's plugin serves it
+    assert of_nvidia_gpu(agent_node, "true", "2", "0") == 0  # the kubelet has restarted, and that plugin comes back
+    agent_node.agent._nvidia_gpu_free_at = 0.0
     assert of_nvidia_gpu(agent_node, "true", "0", "0") == 200
     assert of_nvidia_gpu(agent_node, "true", "200", "200") == 200  # our own
     assert of_nvidia_gpu(agent_node, "true", "2", "2") == 0  # NVIDIA's plugin registered after us
+    agent_node.agent._nvidia_gpu_free_at = 0.0
     assert of_nvidia_gpu(agent_node, "true", "2", "0") == 200
 
 

@@ -72,6 +72,7 @@ from aliquot.services.runtime.meter import CardMeter
 log = logging.getLogger(__name__)
 
 _UPKEEP_INTERVAL = 1.0  # seconds
+_PLUGIN_RETURNS = 60.0  # seconds in which a device plugin is back after its own restart or the kubelet's
 
 
 class Arbiter(Tenants, Traced, Protocol):
@@ -176,6 +177,7 @@ class Agent:
         self._awake = asyncio.Event()
         self._rules = SharingRules(release_delay=settings.release_delay, kill_after=settings.kill_after)
         self._offered: Mapping[str, tuple[Token, ...]] = {}
+        self._nvidia_gpu_free_at = float("-inf")
         self._device_holders = DeviceHolders(self.kubelet, self.tenants, time.monotonic)
         self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]], bool] | None = None
         self._refused: Invalid | None = None  # why no resource can be advertised
@@ -413,13 +415,23 @@ class Agent:
                 log.warning("cards_not_persisted", extra={"data": {"why": str(error)}})
             self._store_problem = str(error)
 
+    def _nvidia_gpu_is_taken(self, own: int, now: float) -> bool:
+        """Whether another plugin serves nvidia.com/gpu, or did just now.
+
+        It registers again after the kubelet restarted, and whoever registers last has the name.
+        """
+        if self.reporter.nvidia_gpu_is_taken(own):
+            self._nvidia_gpu_free_at = now + _PLUGIN_RETURNS
+            return True
+        return hami.CARDS not in self._offered and now < self._nvidia_gpu_free_at
+
     async def _advertise(self) -> None:
         """Offer the devices to the kubelet, with those that unhealthy cards take out."""
         node = self.node()
         if any(not card.usable for card in node.cards):
             await self._device_holders.refresh()
         held = self._device_holders.cards
-        taken = Offer.HAMI in node.offers and self.reporter.nvidia_gpu_is_taken(hami.TOKENS * len(node.cards))
+        taken = Offer.HAMI in node.offers and self._nvidia_gpu_is_taken(hami.TOKENS * len(node.cards), time.monotonic())
         if (node, held, taken) == self._offered_by:  # building up to 20,000 devices each second would cost too much
             return
         self._offered_by = (node, held, taken)

@@ -23,14 +23,15 @@ from typing import Any
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules
+from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules, hami, native
 from aliquot.dialects.kube import closing_taints
+from aliquot.dialects.rules import EVERY
 from aliquot.dialects.wire.objects import ConfigMapObject, Names, NodeObject, PodObject, pod_names
-from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of
+from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of, served_by_other
 from aliquot.dialects.wire.ownpods import belongs_to_node
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
-from aliquot.model.node import Node
+from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid, Reason, Refusal
 from aliquot.model.value import value
 from aliquot.placement.board import Board, Ints, Occupant
@@ -92,6 +93,7 @@ class Cluster:
     _candidates: Candidates = field(init=False)
     _reader: PodReader = field(init=False)
     _whole_reader: PodReader = field(init=False)  # of Pods on nodes, in any dialect
+    _every_reader: PodReader = field(init=False)  # of Pods on our cards, HAMi's too where it is not served any more
     _node_reader: NodeReader = field(init=False)
     _unnamed: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # guessed when a list ends
     _reported: dict[str, Node] = field(default_factory=dict)  # nodes as they describe themselves
@@ -107,6 +109,7 @@ class Cluster:
     def _read_by(self, rules: Rules) -> None:
         self.rules, self._reader, self._node_reader = rules, PodReader(rules), NodeReader(rules)
         self._whole_reader = self._reader if rules.whole is rules else PodReader(rules.whole)
+        self._every_reader = PodReader(replace(rules, served=frozenset(EVERY)))
 
     # --- lists ------------------------------------------------------------------------------------------------
 
@@ -149,6 +152,8 @@ class Cluster:
         # Nobody would give a Pod its cards there now; what runs stays booked.
         if node.agent_away:
             reported = replace(reported, cards=tuple(replace(card, healthy=False) for card in reported.cards))
+        if Offer.HAMI in reported.offers and served_by_other(node, hami.TOKENS * len(reported.cards)):
+            reported = replace(reported, offers=reported.offers - {Offer.HAMI})  # the kubelet would ask that plugin
         resources = None if opted_in(node.metadata.labels) else other_resources(node)
         self._other_resources.pop(name, None)
         if resources != ():
@@ -300,10 +305,17 @@ class Cluster:
         if pod.spec.priority:
             self.priorities[uid] = pod.spec.priority
         asked = self._whole_reader.read(pod, names)
+        if asked.claim is None and native.GRANT in (pod.metadata.annotations or {}):
+            asked = self._every_reader.read(pod, names)  # of a dialect that was served when it was placed
         claim = asked.claim
         grant = dialects.parse_grant(pod, claim, self.board.node(name)) if isinstance(claim, Claim) else None
         if isinstance(claim, Claim) and claim.dialect not in self.rules.served and not isinstance(grant, Grant):
             claim = None  # somebody else's, and not on a card of ours
+        if isinstance(claim, tuple) and (known := self.placed.get(uid)) is not None and known.grant.node == name:
+            self._place(
+                replace(known, doubt=claim[0].sentence())
+            )  # its author changed it: it has its cards all the same
+            return
         if not isinstance(claim, Claim):
             self.placed.pop(uid, None)
             of_node = belongs_to_node(pod, self.rules.own_account)

@@ -1,0 +1,64 @@
+"""HAMi's Pods and nodes in the scheduler's view of the cluster: nothing that others do frees cards that are in use."""
+
+from __future__ import annotations
+
+from aliquot.dialects import Rules
+from aliquot.dialects.rules import DIALECTS, EVERY
+from aliquot.services.scheduler.cluster import Cluster
+from kit.manifests import Json
+from kit.watchobjects import as_pod, assumed, bound, claim_of, free, live_node, pod_json
+
+GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
+SERVED = {"aliquot.dev/serve-nvidia-gpu": "true"}
+SHARED = {**SERVED, "aliquot.dev/share-cards-with-other-plugins": "true"}
+RULES = Rules(served=frozenset(EVERY))
+ASKED = {GPU: "1", MEMORY: "4096"}
+
+
+def a_cluster(labels: dict[str, str], amount: int) -> Cluster:
+    """A node with a card of 16 GiB that has so many of nvidia.com/gpu."""
+    cluster = Cluster("binpack", RULES)
+    cluster.set_node(live_node("n1", 16, labels=labels, **{GPU: str(amount)}))
+    return cluster
+
+
+def running(cluster: Cluster) -> Json:
+    """A Pod that was bound by us."""
+    pod = pod_json("p", ASKED)
+    placed = assumed(cluster, as_pod(pod))
+    cluster.set_pod(bound(cluster, pod, placed))
+    assert free(cluster) == 12
+    annotations = bound(cluster, pod, placed).metadata.annotations
+    return {
+        **pod,
+        "metadata": {**pod["metadata"], "annotations": dict(annotations or {})},
+        "spec": {**pod["spec"], "nodeName": "n1"},
+        "status": {"phase": "Running"},
+    }
+
+
+def test_pod_of_hami_is_not_sent_to_a_node_where_another_plugin_serves_its_cards() -> None:
+    ours = a_cluster(SERVED, 100)
+    assert list(ours.filter(claim_of(ours, as_pod(pod_json("p", ASKED))), ["n1"]).fit) == ["n1"]
+    theirs = a_cluster(SHARED, 1)
+    assert list(theirs.filter(claim_of(theirs, as_pod(pod_json("p", ASKED))), ["n1"]).fit) == []
+
+
+def test_pod_whose_author_makes_its_request_invalid_keeps_its_cards() -> None:
+    cluster = a_cluster(SERVED, 100)
+    changed = running(cluster)
+    changed["metadata"]["annotations"]["nvidia.com/numa-bind"] = "true"
+    cluster.set_pod(as_pod(changed))
+    assert free(cluster) == 12
+    assert "numa-bind" in str(cluster.placed["uid-p"].doubt)
+
+
+def test_pod_of_a_dialect_that_is_not_served_any_more_keeps_its_cards() -> None:
+    pod = running(a_cluster(SERVED, 100))
+    cluster = Cluster("binpack", Rules(served=frozenset(DIALECTS)))
+    cluster.set_node(live_node("n1", 16))
+    cluster.set_pod(as_pod(pod))
+    assert free(cluster) == 12
+    del pod["metadata"]["annotations"]["aliquot.dev/grant"]
+    cluster.set_pod(as_pod(pod))
+    assert free(cluster) == 16  # somebody else's
