@@ -251,6 +251,7 @@ def asking(machine: Machine, *words: str) -> Iterator[list[str]]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield [process.stdout.readline().strip() for _ in words[1:]]
+        assert process.poll() is None, "it was killed meanwhile"
         process.kill()
 
 

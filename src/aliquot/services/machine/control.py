@@ -267,7 +267,10 @@ class ControlServer:
 
     async def _processes(self, tenancy: Tenancy) -> dict[int, int]:
         """All live processes of the tenant, with their start times."""
-        return self.machine.members(tenancy, await self.pods.sweeper.scan({user_of(tenancy)}))
+        found = await self.pods.sweeper.scan({user_of(tenancy)})
+        if tenancy.id not in self.machine.tenancies:  # it ended meanwhile; its root may be another tenant's
+            return {}
+        return self.machine.members(tenancy, found)
 
     async def _logs(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         """The path of the output. The caller reads it with its own permissions."""

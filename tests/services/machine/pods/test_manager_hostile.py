@@ -125,8 +125,12 @@ def test_apply_refuses_object_changed_by_other_user_meanwhile(rig: Rig) -> None:
 
 def test_applies_at_the_same_time_are_counted_together(rig: Rig) -> None:
     async def act() -> list[Any]:
-        asked = [rig.apply(ANNA, workload("StatefulSet", f"s{at}", 200)) for at in range(3)]
-        return await asyncio.gather(*asked, return_exceptions=True)
+        rig.pods._writer.start()  # as in the daemon: each waits for the disk
+        try:
+            asked = [rig.apply(ANNA, workload("StatefulSet", f"s{at}", 200)) for at in range(3)]
+            return await asyncio.gather(*asked, return_exceptions=True)
+        finally:
+            await asyncio.to_thread(rig.pods._writer.stop)
 
     refused = [answer for answer in acted(act) if isinstance(answer, RefusedError)]
     assert [answer.details["allowed"] for answer in refused] == ["at most 256 Pods per user: delete some"] * 2
