@@ -71,7 +71,9 @@ enum sim_what {
     SIM_RESTORE,     /* ... until it is back, for new contexts */
     SIM_XID,         /* NVML's event sets hear of it; nothing else happens */
     SIM_MIG,         /* `xid` 1: NVML says that MIG mode is on; 0: that the card has none */
+    SIM_INERT,       /* `xid` is a sum of enum sim_inert: these controls answer OK from now on and change nothing */
 };
+enum sim_inert { SIM_SLICES_INERT = 1, SIM_PAUSE_INERT = 2 };
 #define RM_GPU_IS_LOST 0x0f
 
 /* ---- the lane: one context's work ---- */

@@ -25,7 +25,7 @@ static struct group *contender(struct card *card)
 
 static uint64_t slice_end(const struct card *card)
 {
-    return card->slice_start + card->current->slice;
+    return card->slice_start + (card->inert & SIM_SLICES_INERT ? DEFAULT_SLICE : card->current->slice);
 }
 
 static void switch_to(struct card *card, struct group *group)

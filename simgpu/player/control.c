@@ -47,6 +47,7 @@ static uint32_t disable_channels(struct connection *connection, const struct car
         channel[i] = object_find(connection, order->client[i], order->channel[i]);
         if (!channel[i] || !rm_is_channel(channel[i]->class_) || channel[i]->card != card) return RM_INVALID_CHANNEL;
     }
+    if (order->disable && card->inert & SIM_PAUSE_INERT) return RM_OK;
     for (uint32_t i = 0; i < order->channels; i++) {
         bool on_card = card->active && channel[i]->group == card->current;
         if (!order->disable) channel[i]->stop_at = NEVER;

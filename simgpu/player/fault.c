@@ -1,4 +1,4 @@
-/* fault.c - what happens to cards: one falls off the bus, comes back, or has an Xid. */
+/* fault.c - what happens to cards: one falls off the bus, comes back, has an Xid, or obeys no slices or pauses. */
 #include "player.h"
 #include <errno.h>
 
@@ -29,6 +29,10 @@ int fault_happens(const struct sim_fault *fault)
             (struct sim_event){ player->events, fault->card, (uint32_t)fault->xid };
         return 0;
     case SIM_MIG: card->mig = fault->xid != 0; return 0;
+    case SIM_INERT:
+        if (fault->xid > (SIM_SLICES_INERT | SIM_PAUSE_INERT)) return EINVAL;
+        card->inert = (uint32_t)fault->xid;
+        return 0;
     default: return EINVAL;
     }
 }

@@ -33,6 +33,7 @@ static const char USAGE[] =
     "  --switch-us N         what it costs to switch between contexts (100)\n"
     "  --control-us N        how long setting a slice, a pause and a resume take to answer (0)\n"
     "  --refuse-controls     answer these with 'insufficient permissions'\n"
+    "  --inert WHAT          slices, pause or both: answer these with OK and do nothing\n"
     "  --hang-after N        answer no ioctl after N of these\n"
     "  --until-stdin-closes  end when standard input does, and leave nothing\n"
     "Prints `ready` when the cards are there. It may be killed at any time: clients wait, and the next player of these\n"
@@ -53,13 +54,25 @@ static bool number(const char *option, const char *text, uint64_t least, uint64_
     return true;
 }
 
-enum { SOCKET = 1, CARDS, MEMORY, NAME, CONTEXT, SWITCH, CONTROL, REFUSE, HANG, STDIN, HELP, STATE, ANY_USER, SEED };
+static bool inert(const char *text, uint32_t *which)
+{
+    static const char *const NAMES[] = { "slices", "pause", "both" }; /* as the bits of enum sim_inert */
+    for (uint32_t i = 0; i < 3; i++)
+        if (strcmp(text, NAMES[i]) == 0) {
+            *which = i + 1;
+            return true;
+        }
+    fprintf(stderr, "player: --inert: %s is none of slices, pause, both\n", text);
+    return false;
+}
+
+enum { SOCKET = 1, CARDS, MEMORY, NAME, CONTEXT, SWITCH, CONTROL, REFUSE, HANG, STDIN, HELP, STATE, ANY_USER, SEED, INERT };
 static const struct option OPTIONS[] = {
     { "socket", 1, NULL, SOCKET }, { "cards", 1, NULL, CARDS }, { "memory", 1, NULL, MEMORY },
     { "name", 1, NULL, NAME }, { "context-mib", 1, NULL, CONTEXT }, { "switch-us", 1, NULL, SWITCH },
     { "control-us", 1, NULL, CONTROL }, { "refuse-controls", 0, NULL, REFUSE }, { "hang-after", 1, NULL, HANG },
     { "until-stdin-closes", 0, NULL, STDIN }, { "state", 1, NULL, STATE }, { "any-user", 0, NULL, ANY_USER },
-    { "seed", 1, NULL, SEED }, { "help", 0, NULL, HELP }, { NULL, 0, NULL, 0 },
+    { "seed", 1, NULL, SEED }, { "inert", 1, NULL, INERT }, { "help", 0, NULL, HELP }, { NULL, 0, NULL, 0 },
 };
 
 /* Reads the options into player->set. Returns -1 to go on, or the exit code. */
@@ -77,6 +90,7 @@ static int read_options(int count, char **arguments)
         case SEED: if (!number(name, optarg, 0, UINT64_MAX, &n)) return 2; set->seed = n; break;
         case NAME: set->name = optarg; break;
         case REFUSE: set->refuse_controls = true; break;
+        case INERT: if (!inert(optarg, &set->inert)) return 2; break;
         case STDIN: set->until_stdin_closes = true; break;
         case CARDS: if (!number(name, optarg, 1, SIM_CARDS_MAX, &n)) return 2; set->cards = (uint32_t)n; break;
         case MEMORY: if (!number(name, optarg, 1, 1 << 24, &n)) return 2; set->memory = n << 20; break;

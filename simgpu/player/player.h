@@ -87,6 +87,7 @@ struct card {
     uint64_t memory, used;
     bool lost;               /* off the bus */
     bool mig;                /* in MIG mode, says NVML */
+    uint32_t inert;          /* of enum sim_inert: what is answered with OK and changes nothing */
     uint64_t now;            /* simulated time */
     struct group *runlist;   /* any of the circle */
     struct group *current;   /* whose state is loaded, busy or not */
@@ -128,6 +129,7 @@ struct settings {
     uint64_t memory, context_memory;  /* bytes */
     uint64_t switch_ns, control_ns;
     bool refuse_controls, until_stdin_closes, any_user;
+    uint32_t inert;                   /* of every card at first */
     uint64_t hang_after;              /* controls answered before the driver hangs; NEVER */
 };
 

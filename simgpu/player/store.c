@@ -188,6 +188,7 @@ static void set_up_cards(void)
         uint64_t high = mixed(seed ^ mixed(i));
         card->index = i;
         card->memory = player->set.memory;
+        card->inert = player->set.inert;
         card->now = player->real_now;
         if (!seed) snprintf(card->uuid, sizeof card->uuid, "GPU-%08x-51b6-4a11-9000-0000000000%02x", 0x5106f000u + i, i);
         else snprintf(card->uuid, sizeof card->uuid, "GPU-%08x-%04x-4%03x-9%03x-%010llx%02x",

@@ -1,4 +1,5 @@
-"""What happens to a simulated card: `python -m simgpu.faults SOCKET lose|restore CARD`, or `... xid CARD NUMBER`."""
+"""What happens to a simulated card: `python -m simgpu.faults SOCKET lose|restore CARD`, `... xid CARD NUMBER`, or
+`... inert CARD slices|pause|both|nothing`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import sys
 import time
 
 _MAGIC, _SIM_FAULT = 0x4D495347, 12
-_LOSE, _RESTORE, _XID, _MIG = 1, 2, 3, 4
+_LOSE, _RESTORE, _XID, _MIG, _INERT = 1, 2, 3, 4, 5
+INERT = {"nothing": 0, "slices": 1, "pause": 2, "both": 3}
 _FELL_OFF = 79
 
 
@@ -34,6 +36,11 @@ def set_mig(player: str, card: int, *, on: bool) -> None:
     _happens(player, card, _MIG, int(on))
 
 
+def make_inert(player: str, card: int, what: str) -> None:
+    """Its slices, pauses or both answer OK from now on and change nothing; "nothing": all have effect again."""
+    _happens(player, card, _INERT, INERT[what])
+
+
 def _happens(player: str, card: int, what: int, xid: int = 0) -> None:
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection, mine:
@@ -51,5 +58,7 @@ if __name__ == "__main__":
     path, verb, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if verb == "xid":
         raise_xid(path, number, int(sys.argv[4]))
+    elif verb == "inert":
+        make_inert(path, number, sys.argv[4])
     else:
         {"lose": lose, "restore": restore}[verb](path, number)
