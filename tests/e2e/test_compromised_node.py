@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from aliquot.dialects import gpushare, hami, qgpu
+from aliquot.dialects.wire.admission import GRANT_ANNOTATIONS
 from testbed import objects
 from testbed.client import Client, Refused
 from testbed.plane import HOST, ControlPlane
@@ -322,6 +324,7 @@ def author(installed: ControlPlane, agent: Client) -> Iterator[Client]:
     installed.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(made))
 
 
+REQUEST = (*qgpu.MARKS, *gpushare.MARKS, *hami.MARKS)  # annotations by which a Pod asks for cards
 MOVED = {"metadata": {"annotations": {"aliquot.dev/grant": '{"v":1,"node":"theirs"}'}}}
 
 
@@ -333,13 +336,9 @@ MOVED = {"metadata": {"annotations": {"aliquot.dev/grant": '{"v":1,"node":"their
         {"aliquot.dev/grant": None},
         {"aliquot.dev/reviewed": None, "aliquot.dev/grant": None},
         {"env.aliquot.dev/main.NVIDIA_VISIBLE_DEVICES": "all"},
-        {"ALIYUN_COM_GPU_MEM_IDX": "3"},
-        {ASSIGNED: "false"},
-        {"scheduler.framework.gpushare.allocation": "{}"},
-        {"aliyun.com/gpu-count": "2"},
-        {"tke.cloud.tencent.com/app-class": "online"},
+        *({key: "2"} for key in (*GRANT_ANNOTATIONS, *REQUEST)),
     ],
-    ids=["grant", "no grant", "no mark", "environment", "card", "assigned", "allocation", "count", "class"],
+    ids=lambda annotations: ", ".join(f"no {key}" if value is None else key for key, value in annotations.items()),
 )
 def test_pod_author_cannot_change_what_a_running_pod_has(author: Client, annotations: Any, sub: str) -> None:
     patch = {"metadata": {"annotations": annotations}}
@@ -372,5 +371,6 @@ def test_pod_author_changes_everything_else(installed: ControlPlane, author: Cli
             "metadata": {"annotations": {"note": sub or "mine", "aliquot.example/grant": "x"}, "labels": {"app": "a"}}
         }
         assert patched(author, POD.format("on-mine") + sub, free) == ""
-    of_others = {"metadata": {"annotations": {"ALIYUN_COM_GPU_MEM_IDX": "0", "aliyun.com/gpu-count": "1"}}}
+    names = {*GRANT_ANNOTATIONS, *REQUEST} - {"aliquot.dev/grant"}
+    of_others = {"metadata": {"annotations": dict.fromkeys(names, "1")}}
     assert patched(author, POD.format("on-theirs"), of_others) == ""  # a Pod that Aliquot has no part in
