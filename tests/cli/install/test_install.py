@@ -201,6 +201,33 @@ def test_install_goes_on_where_owners_have_decided(api: FakeApi, value: str) -> 
     assert invoked(install, "--kube-scheduler-image", "k", "--dry-run", "-o", "yaml").exit_code == 0
 
 
+@pytest.mark.parametrize("share", [{}, {"aliquot.dev/share-cards-with-other-plugins": "true"}], ids=["", "shared"])
+@pytest.mark.parametrize("command", [install, upgrade])
+def test_install_refuses_a_node_labelled_for_hami_where_another_plugin_serves_its_name(
+    api: FakeApi, command: click.Command, share: dict[str, str]
+) -> None:
+    labels = {"aliquot.dev/serve-nvidia-gpu": "true", **share}
+    api.answers["/api/v1/nodes"] = {"items": [{**OTHERS, "metadata": {"name": "gpu-1", "labels": labels}}]}
+    said = _refusal(command, "--kube-scheduler-image", "k", "--mode", "hami")
+    assert "node gpu-1: " in said
+    assert "only where no other device plugin serves nvidia.com/gpu" in said
+    assert "kubectl label node gpu-1 --overwrite aliquot.dev/serve-nvidia-gpu=false" in said
+    assert api.writes == []
+
+
+def test_install_sets_no_label_for_hami_where_another_plugin_serves_its_name(api: FakeApi) -> None:
+    shared = {"metadata": {"name": "gpu-1", "labels": {"aliquot.dev/share-cards-with-other-plugins": "true"}}}
+    given = ("--kube-scheduler-image", "k", "--mode", "hami", "--nodes", "gpu-1", "--beside-others")
+    for capacity in ("2", "0"):
+        node = {**shared, "status": {"capacity": {"nvidia.com/gpu": capacity}}}
+        api.answers["/api/v1/nodes/gpu-1"], api.answers["/api/v1/nodes"] = node, {"items": [node]}
+        if capacity == "2":
+            assert "--nodes: node gpu-1: " in _refusal(install, *given)
+        else:
+            assert invoked(install, *given, "--dry-run", "-o", "yaml").exit_code == 0
+    assert api.writes == []
+
+
 def test_install_beside_other_plugins_notes_the_nodes_that_offer_nothing(api: FakeApi) -> None:
     api.answers["/api/v1/nodes"] = {"items": [OTHERS]}
     said = invoked(install, "--kube-scheduler-image", "k", "--dry-run", "-o", "yaml", "--beside-others")

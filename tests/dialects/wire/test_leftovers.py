@@ -8,6 +8,7 @@ import pytest
 
 from aliquot.dialects.wire.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
 from aliquot.model.refusal import Invalid
+from kit.manifests import a_node
 
 MARK = "aliquot.dev/left-behind"
 
@@ -53,6 +54,20 @@ def test_node_leftovers_removes_all_marks() -> None:
     assert status == {
         "status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}], "capacity": {"aliyun.com/gpu-mem": None}}
     }
+
+
+@pytest.mark.parametrize("label", ["true", "false"])
+@pytest.mark.parametrize(
+    ("capacity", "allocatable", "removed"),
+    [("200", "200", True), ("200", "0", True), ("0", "0", True), ("2", "2", False), ("2", "0", False)],
+    ids=["our agent's", "after our agent", "of a plugin that is gone", "NVIDIA's plugin", "which restarts"],
+)
+def test_nvidia_gpu_is_removed_only_if_it_was_ours(label: str, capacity: str, allocatable: str, removed: bool) -> None:
+    node = a_node("n1", 16, 16, labels={"aliquot.dev/serve-nvidia-gpu": label})
+    gpu = "nvidia.com/gpu"
+    node["status"] = {"capacity": {gpu: capacity, "cpu": "8"}, "allocatable": {gpu: allocatable}}
+    gone = {"status": {"capacity": {gpu: None}, "allocatable": {gpu: None}}}
+    assert node_leftovers(node, {})[1] == (gone if removed else None)
 
 
 # --- where files of Pods stay ----------------------------------------------------------------------------------------

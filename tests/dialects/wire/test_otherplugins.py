@@ -268,8 +268,9 @@ def labelled(value: str, capacity: str, allocatable: str | None = None) -> NodeO
     [
         ("200", "200", ()),  # as we advertise it
         ("200", "100", ()),  # one card is unhealthy
-        ("0", "0", ()),  # nobody serves it now
-        ("2", "0", ()),  # NVIDIA's plugin is gone, and the kubelet has not forgotten it
+        ("200", "0", ()),  # our agent restarts
+        ("0", "0", (f"{GPU} (0 now)",)),  # the kubelet has restarted: whose plugin comes back?
+        ("2", "0", (GPU,)),  # NVIDIA's plugin restarts
         ("2", "2", (GPU,)),  # NVIDIA's plugin
         ("20", "20", (GPU,)),  # HAMi's
         ("2", None, (GPU,)),
@@ -281,6 +282,18 @@ def test_node_labelled_for_us_is_ours_only_while_no_other_plugin_serves_nvidia_g
 ) -> None:
     for value in ("true", "false"):
         assert serving_others(labelled(value, capacity, allocatable)) == others
+
+
+def test_labelled_node_at_zero_opens_where_the_gpu_operator_runs_no_plugin() -> None:
+    node = labelled("false", "0", "0")
+    assert node.metadata.labels is not None
+    node.metadata.labels[DEPLOY] = "false"
+    assert serving_others(node) == ()
+
+
+def test_zero_cards_in_the_inventory_advertise_nothing_of_nvidia_gpu() -> None:
+    found = a_node("n1", labels={SERVE: "true"}, capacity={GPU: "0"})
+    assert serving_others(msgspec.convert(found, NodeObject)) == (f"{GPU} (0 now)",)
 
 
 def test_label_for_nvidia_gpu_says_nothing_of_other_resources() -> None:

@@ -241,9 +241,13 @@ def _retagged(known: Record) -> str:
 
 def _notes(found: Preflight, known: Record | None) -> tuple[str, ...]:
     from aliquot.dialects.wire.otherplugins import hand_out
+    from aliquot.services.install.otherplugins import taken_by_other
 
     notes = [f"beside {competitor}" for competitor in found.competitors]
-    notes += [f"{node.name} offers nothing: {hand_out(node.others)}" for node in found.others]
+    notes += [
+        taken_by_other(node.name) if node.contested else f"{node.name} offers nothing: {hand_out(node.others)}"
+        for node in found.others
+    ]
     if known is not None and not known.settled:
         how = "applied with --no-wait and is not ready yet" if known.applied else "not finished"
         notes.append(f"an installation of {known.version} was {how}: resuming")

@@ -11,6 +11,8 @@ import msgspec
 
 from aliquot.dialects import hami, native, t9k
 from aliquot.dialects.wire import schedulerconfig
+from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.otherplugins import may_serve_nvidia_gpu
 from aliquot.dialects.wire.upkeep import CONDITION, written_labels
 from aliquot.model.refusal import Invalid
 
@@ -98,7 +100,9 @@ def node_leftovers(
         patch["spec"] = {"taints": kept}
     if patch:
         patch.setdefault("metadata", {})["resourceVersion"] = metadata.get("resourceVersion")
-    also = {hami.CARDS} if labels.get(hami.LABEL) == "true" else set()
+    read = read_object(node, NodeObject, "node")
+    free = hami.LABEL in labels and isinstance(read, NodeObject) and may_serve_nvidia_gpu(read)
+    also = {hami.CARDS} if free else set()
     of_status = _of_status(status, schedulerconfig.RESOURCES | also, theirs=not had_agent(node))
     return patch or None, {"status": of_status} if of_status else None
 

@@ -9,7 +9,7 @@ also while it restarts, before the plugin registers again. It does not count whe
 NVIDIA's plugin is switched off.
 
 Of these names our own agent registers only nvidia.com/gpu, and only where the owner has set `hami.LABEL`: what the node
-has of it then is ours if it is as much as we would advertise for the cards in our inventory.
+has of it then is ours if it is as much as we would advertise for the cards in our inventory. A 0 may be another's.
 """
 
 from __future__ import annotations
@@ -77,10 +77,8 @@ def other_resources(node: NodeObject) -> tuple[str, ...]:
     for amounts in _sides(node):
         for name in _others_among(tuple(amounts)):
             found[name] = found.get(name, False) or _some(amounts[name])
-    if hami.CARDS in found and hami.LABEL in (node.metadata.labels or {}):
-        cards = native.parse_inventory(node.metadata.annotations or {}, []) or ()
-        if not served_by_other(node, hami.TOKENS * len(cards)):
-            del found[hami.CARDS]
+    if hami.CARDS in found and hami.LABEL in (node.metadata.labels or {}) and _has_own_amount(node):
+        del found[hami.CARDS]
     if not found:
         return ()
     switched_off = (node.metadata.labels or {}).get(DEPLOY) == "false"
@@ -91,13 +89,29 @@ def other_resources(node: NodeObject) -> tuple[str, ...]:
     )
 
 
+def _has_own_amount(node: NodeObject) -> bool:
+    """Whether the node has as much of nvidia.com/gpu as our agent advertises for the cards in its inventory."""
+    cards = native.parse_inventory(node.metadata.annotations or {}, []) or ()
+    capacity, _ = _sides(node)
+    return bool(cards) and _is_own(capacity.get(hami.CARDS), hami.TOKENS * len(cards))
+
+
+def _is_own(capacity: object, own: int) -> bool:
+    return capacity in (own, str(own))
+
+
 def served_by_other(node: NodeObject, own: int) -> bool:
     """Whether another plugin serves nvidia.com/gpu now; `own` is as much as we would advertise of it.
 
     The capacity stays for minutes when a plugin is gone; nothing is allocatable then.
     """
     capacity, allocatable = (amounts.get(hami.CARDS) for amounts in _sides(node))
-    return _some(capacity if allocatable is None else allocatable) and capacity not in (own, str(own))
+    return _some(capacity if allocatable is None else allocatable) and not _is_own(capacity, own)
+
+
+def may_serve_nvidia_gpu(node: NodeObject) -> bool:
+    """Whether nvidia.com/gpu can be ours on the node: no other plugin has it now, whatever else its owner allows."""
+    return hami.CARDS not in other_resources(node)
 
 
 def mentions_others(node: NodeObject) -> bool:

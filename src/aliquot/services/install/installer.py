@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from aliquot.adapters.kubernetes.kube import ApiError
+from aliquot.dialects import hami
 from aliquot.dialects.wire.deployment import (
     DAEMON_SET,
     FIELD_MANAGER,
@@ -29,7 +30,10 @@ from aliquot.dialects.wire.deployment import (
     identity,
 )
 from aliquot.dialects.wire.installrecord import Record, previous_record, render_record, unpack
+from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.otherplugins import may_serve_nvidia_gpu
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
+from aliquot.services.install.otherplugins import taken_by_other
 from aliquot.services.install.rollout import Rollout
 
 
@@ -75,7 +79,8 @@ class Installer:
         return {**namespace, "metadata": {"name": metadata["name"], "labels": labels}}
 
     async def missing_labels(self, nodes: Iterable[str], mode: str) -> dict[str, dict[str, str]]:
-        """The labels of the mode that each node lacks. Raises InstallError if a node does not exist."""
+        """The labels of the mode that each node lacks. Raises InstallError if a node does not exist, or if the label
+        would make nvidia.com/gpu ours while another plugin serves it."""
         missing = {}
         for name in nodes:
             node = await self.objects.get(Identity("v1", "Node", "", name))
@@ -83,6 +88,9 @@ class Installer:
                 raise InstallError(f"--nodes: there is no node {name}; `kubectl get nodes` lists them")
             present = node["metadata"].get("labels") or {}
             lacking = {key: value for key, value in MODE_LABELS[mode].items() if key not in present}
+            read = read_object(node, NodeObject, "node")
+            if hami.LABEL in lacking and not (isinstance(read, NodeObject) and may_serve_nvidia_gpu(read)):
+                raise InstallError(f"--nodes: {taken_by_other(name)}")
             if lacking:
                 missing[name] = lacking
         return missing

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aliquot.adapters.kubernetes.kube import ApiError
+from aliquot.dialects import hami
 from aliquot.dialects.wire.objects import NodeObject, read_object
 from aliquot.dialects.wire.otherplugins import (
     GROUP,
     SHARE,
+    TAKEN,
     Drivers,
+    may_serve_nvidia_gpu,
     read_slices,
     served_version,
     serving_others,
@@ -27,18 +30,23 @@ class OtherNode:
 
     name: str
     others: tuple[str, ...]
+    contested: bool = False  # labelled for HAMi's dialect
 
 
 async def nodes_of_others(objects: ClusterObjects) -> tuple[OtherNode, ...]:
-    """Those nodes, by name, without those whose owner has decided by our label."""
+    """Those nodes, by name, without those whose owner has decided by our label. nvidia.com/gpu cannot be shared: with
+    both labels a node is among them while another plugin serves that name."""
     drivers = await _drivers(objects)
     found = []
     for obj in await objects.items("/api/v1/nodes"):
         node = read_object(obj, NodeObject, "node")
-        if isinstance(node, NodeObject) and SHARE not in (node.metadata.labels or {}):
-            others = serving_others(node, drivers.on(node.metadata.name, node.metadata.labels))
-            if others:
-                found.append(OtherNode(node.metadata.name, others))
+        if not isinstance(node, NodeObject):
+            continue
+        labels = node.metadata.labels or {}
+        contested = hami.labelled(labels) and not may_serve_nvidia_gpu(node)
+        others = (hami.CARDS,) if contested else serving_others(node, drivers.on(node.metadata.name, labels))
+        if contested or (others and SHARE not in labels):
+            found.append(OtherNode(node.metadata.name, others, contested))
     return tuple(sorted(found, key=lambda node: node.name))
 
 
@@ -53,11 +61,24 @@ async def _drivers(objects: ClusterObjects) -> Drivers:
         return Drivers()
 
 
+def taken_by_other(node: str) -> str:
+    """Why nvidia.com/gpu cannot be ours on the node, and the commands to use."""
+    return (
+        f"node {node}: {TAKEN.sentence()} (GPU Operator: `{switch_off_command(node)}`), or leave {hami.CARDS} to it: "
+        f"`kubectl label node {node} --overwrite {hami.LABEL}=false`"
+    )
+
+
 def refusal(nodes: tuple[OtherNode, ...]) -> str:
     """Why we do not install beside the other plugins, and the commands to use."""
     named = ", ".join(f"{node.name} ({', '.join(node.others)})" for node in nodes[:_MOST_NAMED])
     more = f" and {len(nodes) - _MOST_NAMED:,} more" if len(nodes) > _MOST_NAMED else ""
     first = nodes[0].name
+    for node in nodes:
+        if node.contested:
+            return (
+                f"{taken_by_other(node.name)}. Or install now with --beside-others: {hami.CARDS} stays with that plugin"
+            )
     return (
         f"another device plugin or DRA driver hands out the cards of {named}{more}: both would give one card away. "
         "Decide for each of these nodes:\n"
