@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,13 +11,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from aliquot.arbiter import slices
 from aliquot.arbiter.card import CardArbiter
-from aliquot.arbiter.orders import Arm, Pause, Resume, SetSlice
+from aliquot.arbiter.orders import Arm, Hold, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules, State
 
-LONGEST_PAUSE = 12.0  # a tenant of a hundredth pays a debt of a tenth of a second
+LONGEST_PAUSE = 120.0  # a tenant of a hundredth pays the longest debt
 _rules = st.builds(SharingRules, st.sampled_from(Isolation), st.sampled_from([0.0, 0.03, 0.1]))
 _members = st.tuples(st.sampled_from(AppClass), st.none() | st.integers(10, 1000))
 
@@ -33,6 +33,7 @@ class Process:
     outstanding: bool = False
     microseconds: int = 2048
     paused: bool = False
+    held: bool = False
     armed: bool = False
 
 
@@ -44,7 +45,7 @@ class Anything(RuleBasedStateMachine):
     def begin(self, rules: SharingRules) -> None:
         self.arbiter = CardArbiter(rules)
         self.processes: dict[str, Process] = {}
-        self.now = 0.0
+        self.now = self.read_at = 0.0
         self.ticked = False
 
     # --- events ------------------------------------------------------------------------------------------------
@@ -59,9 +60,7 @@ class Anything(RuleBasedStateMachine):
         """For the first time, or again with other channels, which are not paused."""
         name = f"{tenant}/{process}"
         before = self.processes.get(name, Process(tenant, preemptible))
-        self.processes[name] = Process(
-            tenant, preemptible, before.launches, before.waiting, before.outstanding, before.microseconds, before.paused
-        )
+        self.processes[name] = replace(before, tenant=tenant, preemptible=preemptible, armed=False)
         self.arbiter.join(name, tenant, now=-math.inf if made else self.now, preemptible=preemptible)
         return name
 
@@ -122,7 +121,11 @@ class Anything(RuleBasedStateMachine):
 
     def round(self) -> None:
         """As the daemon does it."""
-        readings = {n: Reading(p.launches, p.waiting, p.outstanding) for n, p in self.processes.items()}
+        elapsed, self.read_at = self.now - self.read_at, self.now
+        readings = {
+            n: Reading(p.launches, p.waiting, p.outstanding, elapsed if p.outstanding and not p.held else 0.0)
+            for n, p in self.processes.items()
+        }
         self.arbiter.read(readings, self.now)
         effects = []
         for order in self.arbiter.tick(self.now):
@@ -132,8 +135,10 @@ class Anything(RuleBasedStateMachine):
                     process.microseconds = microseconds
                 case Pause():
                     process.paused = True
+                case Hold():
+                    process.held = True
                 case Resume():
-                    process.paused = False
+                    process.paused = process.held = False
                 case Arm():
                     process.armed = True
             effects.append((order, self.now))
@@ -154,12 +159,14 @@ class Anything(RuleBasedStateMachine):
             assert process.microseconds == self.arbiter.slice_of(name)
             if process.paused:
                 assert self.arbiter.roster.contexts[name].active, "an idle context is never left paused"
+            if process.held:
+                assert self.arbiter.state(name) is State.WAITING
             if self.arbiter.roster.contexts[name].quiet:
                 assert process.armed, "whoever is quiet rings"
         tiny = [name for name, p in known.items() if p.microseconds < slices.SWITCH and not p.paused]
         assert sum(self.arbiter.roster.contexts[name].active for name in tiny) <= 1, "trap 1"
         front, behind = self.arbiter.weights()
-        assert front.keys() | behind.keys() == {name for name, p in known.items() if not p.paused}
+        assert front.keys() | behind.keys() == {name for name, p in known.items() if not p.paused and not p.held}
 
     @invariant()
     def preemptions_only_grow(self) -> None:
@@ -171,11 +178,11 @@ class Anything(RuleBasedStateMachine):
         if not getattr(self, "ticked", False):
             return
         end = self.now + LONGEST_PAUSE
-        waiting = {name for name, p in self.processes.items() if p.paused}
+        waiting = {name for name, p in self.processes.items() if p.paused or p.held}
         while waiting and self.now < end:
             self.now = self.arbiter.deadline
             self.round()
-            waiting = {name for name in waiting if self.processes[name].paused}
+            waiting = {name for name in waiting if self.processes[name].paused or self.processes[name].held}
         held = self.arbiter.held
         assert not waiting or (held and all(self.arbiter.state(n) is State.PAUSED for n in waiting))
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
+from aliquot.arbiter.account import divide
 from aliquot.arbiter.card import CardArbiter
-from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import SharingRules
@@ -58,7 +59,9 @@ class _Context:
     preemptible: bool
     slice: int = _STOCK
     paused: bool = False
+    held: bool = False
     armed: bool = False
+    busy: int = 0  # time in which it had work, since the daemon last looked
     jobs: deque[int] = field(default_factory=deque)  # when each that is not done yet came
     done: int = 0  # of the first of them
     launched: int = 0  # its kernels, so far
@@ -82,7 +85,7 @@ class _Context:
     @property
     def at_gate(self) -> bool:
         """Its next launch waits: that is all a pause does where the hardware is not controlled."""
-        return self.paused and not self.preemptible
+        return self.held or (self.paused and not self.preemptible)
 
     @property
     def runnable(self) -> bool:
@@ -122,6 +125,7 @@ class VirtualCard:
         self._gone: dict[str, int] = {}  # by tenant: what the contexts that left had
         self._now = 0
         self._marked = 0
+        self._read_at = 0
         self._current: _Context | None = None
         self._began = 0  # its stretch
         self._ready = 0  # until then it is being switched in
@@ -159,7 +163,7 @@ class VirtualCard:
         context.jobs.clear()
         if self._current is context:
             self._vacate()
-        self.post(lambda arbiter, now: arbiter.leave(name))
+        self.post(lambda arbiter, now: arbiter.leave(name, now))
         self._choose()
 
     def post(self, event: Event) -> None:
@@ -228,6 +232,8 @@ class VirtualCard:
             progress = max(0, then - max(self._now, self._ready))
             current.done += progress
             current.ran += progress
+        for context in self._contexts.values():
+            context.busy += max(0, then - self._now) if context.jobs and not context.at_gate else 0
         self._now = max(self._now, then)
 
     def _happen(self) -> None:
@@ -313,7 +319,14 @@ class VirtualCard:
         for context in self._contexts.values():
             self._hand_over(context)
             context.read = context.launches
-        self.arbiter.read({name: _reading(context) for name, context in self._contexts.items()}, self.now)
+        elapsed, self._read_at = self._now - self._read_at, self._now
+        busy = {name: context.busy / max(1, elapsed) for name, context in self._contexts.items()}
+        parts = divide(busy, *self.arbiter.weights())
+        readings = {}
+        for name, context in self._contexts.items():
+            readings[name] = _reading(context, parts.get(name, 0.0) * elapsed / 1e9)
+            context.busy = 0
+        self.arbiter.read(readings, self.now)
         orders = self.arbiter.tick(self.now)
         self._round_at = None
         if orders:
@@ -345,9 +358,10 @@ class VirtualCard:
                 return
             case SetSlice(_, microseconds):
                 context.slice = microseconds * 1000 if context.preemptible else context.slice
-            case Pause() | Resume():
+            case Pause() | Hold() | Resume():
                 self._hand_over(context)  # what it launched until now
                 context.paused = isinstance(order, Pause)
+                context.held = isinstance(order, Hold) or (context.held and context.paused)
                 self._hand_over(context)
             case Arm():
                 context.armed = True
@@ -367,9 +381,9 @@ class VirtualCard:
         self._round_at = max(self._now, due)
 
 
-def _reading(context: _Context) -> Reading:
+def _reading(context: _Context, had: float) -> Reading:
     outstanding = bool(context.jobs) or (context.launches > 0 and not context.load.sees)
-    return Reading(context.launches, context.load.waits and bool(context.jobs), outstanding)
+    return Reading(context.launches, context.load.waits and bool(context.jobs), outstanding, had)
 
 
 def _round_up(seconds: float) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kit.runtime import Node, near
+from kit.runtime import WINDOWS, Node, near
+from simgpu.rig import wait_until
 
 DEEP = ("--depth", "64")  # a queue that lasts while a busy machine lets its process wait
 
@@ -38,3 +39,17 @@ def test_under_burst_share_what_one_leaves_the_others_have(node: Node) -> None:
     node.shares_come_to(near([0.8, 0.2], 5), (leaving.pid,), (staying.pid,))
     leaving.finish()
     node.shares_come_to(lambda share: share >= 0.95, (staying.pid,))
+
+
+def test_under_fixed_share_the_first_moments_of_a_program_count_too(node: Node) -> None:
+    """It cannot be paused for 0.3 s: uncharged, it would have 48% of the first 1.2 s."""
+    node.configure("fixed-share")
+    seen = []
+    for _ in range(WINDOWS):
+        load = node.load(node.tenant(core=30, memory=1 << 30), "1ms", *DEEP)
+        wait_until(lambda pid=load.pid: node.busy(pid) > 0, "it computes")  # type: ignore[misc]
+        seen += node.shares(1.2, (load.pid,))
+        load.kill()
+        if 0.2 <= seen[-1] <= 0.38:
+            return
+    raise AssertionError(f"shares were {seen}")

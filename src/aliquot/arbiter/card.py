@@ -10,6 +10,7 @@ mid-kernel whenever anybody in front has work; and none at all while online work
 Such a slice would leave nothing beside busy ordinary work, and only online work may do that: so, while online work does
 not hold the card, ordinary and offline contexts take turns by policy.
 An idle context is never paused: it may be inside some call of the driver that needs the card and is no launch.
+Nor is one that is being made; under fixed-share what it has then is its tenant's debt (debts.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aliquot.arbiter import slices
-from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.debts import Debts
+from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import IDLE_AFTER, Context, Member, Reading, Roster
 from aliquot.arbiter.timeline import Taken
 from aliquot.arbiter.turns import FOREVER, Rotation, Windows
@@ -40,6 +42,7 @@ class _Ordered:
 
     microseconds: int | None = None
     enabled: bool | None = None
+    held: bool = False  # where it is not enabled: at the gate, not by a pause
     armed: bool = False
 
 
@@ -58,6 +61,7 @@ class CardArbiter:
     _gated: Rotation = field(default_factory=Rotation)  # those in front, where slices do not bind
     _behind: Rotation = field(default_factory=Rotation)  # offline contexts beside online ones, and ordinary ones
     _capped: Windows = field(default_factory=Windows)  # the same, under fixed-share
+    _debts: Debts = field(default_factory=Debts)
     _former: tuple[str | None, str | None] = (None, None)  # whose windows it was before the last step
     _lent: str | None = None  # the ordinary context that left a part of its turn to offline work
     _online_was_active: bool = False
@@ -73,6 +77,7 @@ class CardArbiter:
         """The tenant is gone, with all its contexts."""
         self.roster.members.pop(tenant, None)
         self.preemptions.pop(tenant, None)
+        self._debts.forget(tenant)
         for name in [context.name for context in self.roster.contexts.values() if context.tenant == tenant]:
             self.leave(name)
 
@@ -83,6 +88,8 @@ class CardArbiter:
 
         `paused`: for all we know a daemon before us died with it paused.
         """
+        if name not in self.roster.contexts:
+            self._debts.collect(tenant)
         context = self.roster.contexts.setdefault(name, Context(name, tenant, came=now))
         context.preemptible = preemptible
         self.settle(name, now)
@@ -96,9 +103,11 @@ class CardArbiter:
         if context is not None and not self.paused(name):
             context.touched(now)
 
-    def leave(self, name: str) -> None:
-        """The context is gone."""
-        self.roster.contexts.pop(name, None)
+    def leave(self, name: str, now: float = -FOREVER) -> None:
+        """The context is gone. What it had since the last reading cannot be read any more."""
+        context = self.roster.contexts.pop(name, None)
+        if context is not None and context.settling and context.has_work and self._bound(context):
+            self._debts.charge(context.tenant, min(SAMPLE, self.roster.unread(now)))
         self._ordered.pop(name, None)
 
     def forget(self, name: str) -> None:
@@ -115,6 +124,11 @@ class CardArbiter:
     def read(self, readings: Mapping[str, Reading], now: float) -> None:
         """What the pages say now."""
         self.roster.read(readings, [name for name, was in self._ordered.items() if was.enabled is not False], now)
+        for name, reading in readings.items():
+            context = self.roster.contexts.get(name)
+            if context is not None and context.settling and self._bound(context):
+                self._debts.charge(context.tenant, reading.had)
+                (self._capped if self._has_online() else self._front).refund(reading.had)
 
     # --- decision --------------------------------------------------------------------------------------------
 
@@ -127,12 +141,14 @@ class CardArbiter:
         )
         self._former = (self._front.turn, self._capped.turn)
         front, behind = self._ranks()
+        self._step_debts([*front, *behind], now)
         lengths = self._lengths(front, behind, now)
         enabled = self._enabled_front(front, now) | {context.name for context in behind}
         enabled -= self._waiting_behind(front, behind, now)
+        enabled -= {context.name for context in (*front, *behind) if context.settling and self._pays(context)}
         turns = (self._front, self._gated, self._behind, self._capped)
         interval = now + self._interval(front, behind)
-        self.deadline = min(interval, settled, self._release, *(turn.until for turn in turns))
+        self.deadline = min(interval, settled, self._release, self._debts.until, *(turn.until for turn in turns))
         return self._difference([*front, *behind], lengths, enabled)
 
     def performed(self, effects: Iterable[tuple[Order, float]]) -> None:
@@ -185,7 +201,7 @@ class CardArbiter:
     def paused(self, name: str) -> bool:
         """Whether its pause was ordered."""
         ordered = self._ordered.get(name)
-        return ordered is not None and ordered.enabled is False
+        return ordered is not None and ordered.enabled is False and not ordered.held
 
     # --- inside ----------------------------------------------------------------------------------------------
 
@@ -221,7 +237,9 @@ class CardArbiter:
         Under burst-share the slices do it all, unless there is one that they do not bind: then they take turns.
         """
         quotas = self.roster.quotas(context.tenant for context in front)
-        working = {context.tenant: quotas[context.tenant] for context in front if context.active}
+        working = {
+            context.tenant: quotas[context.tenant] for context in front if context.active and not self._pays(context)
+        }
         policy = self._turns_in_front(front)
         if policy is not Isolation.FIXED_SHARE:
             self._front = Windows()
@@ -231,6 +249,25 @@ class CardArbiter:
             return {context.name for context in front}
         turn = self._front.step(working, now) if policy is Isolation.FIXED_SHARE else self._gated.step(working, now)
         return {context.name for context in front if context.tenant == turn or not context.active}
+
+    def _bound(self, context: Context) -> bool:
+        """Whether windows bind it. Those in front of offline work they do not while online work is there."""
+        if self.rules.isolation is not Isolation.FIXED_SHARE:
+            return False
+        return not self._has_online() or self._class_of(context) is AppClass.OFFLINE
+
+    def _pays(self, context: Context) -> bool:
+        return self._debts.pays(context.tenant) and self._bound(context)
+
+    def _step_debts(self, contexts: Sequence[Context], now: float) -> None:
+        if self.rules.isolation is not Isolation.FIXED_SHARE:
+            self._debts = Debts()
+            return
+        for context in contexts:
+            if context.active:
+                self._debts.collect(context.tenant)
+        here = [context.tenant for context in contexts if self._bound(context)]
+        self._debts.step(self.roster.quotas([*here, *(self._debts.debtors() & self.roster.members.keys())]), now)
 
     def _turns_in_front(self, front: Sequence[Context]) -> Isolation | None:
         """By which policy those in front take turns; None: they all run, and the hardware divides."""
@@ -250,10 +287,11 @@ class CardArbiter:
             return {context.name for context in offline}
         ordinary = [context for context in front if context.active and self._class_of(context) is AppClass.NORMAL]
         working = [*ordinary, *offline] if offline else []
-        weights = self._weights_behind(working)
+        paying = {context.name for context in working if self._pays(context)}
+        weights = self._weights_behind([context for context in working if context.name not in paying])
         if self.rules.isolation is Isolation.FIXED_SHARE:
             self._behind = Rotation()
-            return weights.keys() - {self._capped.step(weights, now)}
+            return paying | weights.keys() - {self._capped.step(weights, now)}
         self._capped = Windows()
         turn = self._behind.step(weights, now)
         return weights.keys() - {turn, self._lent_to(turn, ordinary, offline)}
@@ -327,10 +365,12 @@ class CardArbiter:
                 was.microseconds = lengths[context.name]
                 sliced.append(SetSlice(context.name, was.microseconds))
             may = context.name in enabled
-            if was.enabled is not may:
+            holds = not may and context.settling and not self.paused(context.name)
+            if was.enabled is not may or (was.held and not holds):
                 # Resumed even when nothing is known of it: a daemon before us may have died with it paused.
-                (resumes if may else pauses).append(Resume(context.name) if may else Pause(context.name))
-                was.enabled = may
+                stop = Hold(context.name) if holds else Pause(context.name)
+                (resumes if may else pauses).append(Resume(context.name) if may else stop)
+                was.enabled, was.held = may, holds
             if not context.quiet:
                 was.armed = False
             elif not was.armed:

@@ -21,6 +21,13 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Launch nothing more; nothing on the card is stopped. For a context that is being made: a pause could break it."""
+
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
     """Go on where it stopped."""
 
@@ -34,4 +41,4 @@ class Arm:
     context: str
 
 
-Order = SetSlice | Pause | Resume | Arm
+Order = SetSlice | Pause | Hold | Resume | Arm

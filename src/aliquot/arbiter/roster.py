@@ -35,11 +35,13 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What a process's line on the page says: launches so far, whether a thread is inside a call that waits, whether
-    there is work that it has not yet seen done."""
+    there is work that it has not yet seen done; and what it had of the card since the last reading, in seconds
+    (account.py)."""
 
     launches: int
     waiting: bool
     outstanding: bool = False
+    had: float = 0.0
 
 
 @dataclass(slots=True)
@@ -68,10 +70,11 @@ class Context:
     @property
     def active(self) -> bool:
         """Whether it has work that may be stopped, as far as one can tell."""
-        return not self.settling and self._has_work
+        return not self.settling and self.has_work
 
     @property
-    def _has_work(self) -> bool:
+    def has_work(self) -> bool:
+        """The same, whether it may be stopped or not."""
         return not self.quiet or (self.reading is not None and self.reading.outstanding)
 
     @property
@@ -94,8 +97,7 @@ class Roster:
 
     def read(self, readings: Mapping[str, Reading], enabled: Iterable[str], now: float) -> None:
         """Take in what the pages say now. Contexts that were not enabled since the last time do not age."""
-        elapsed = 0.0 if self._read_at is None else max(0.0, now - self._read_at)
-        self._read_at = now
+        elapsed, self._read_at = self.unread(now), now
         running = set(enabled)
         for name, reading in readings.items():
             context = self.contexts.get(name)
@@ -107,6 +109,10 @@ class Roster:
                 self.touch(name, now)
             elif name in running:
                 context.idle_for += elapsed
+
+    def unread(self, now: float) -> float:
+        """Seconds since the last reading."""
+        return 0.0 if self._read_at is None else max(0.0, now - self._read_at)
 
     def touch(self, name: str, now: float) -> None:
         """It has work."""

@@ -103,6 +103,11 @@ class Windows:
             self.until += max(0.0, began - self._since)
             self._since = max(self._since, began)
 
+    def refund(self, seconds: float) -> None:
+        """Somebody who could not be stopped had so much of the window."""
+        if self.turn is not None and self.turn in self._left:
+            self._left[self.turn] += seconds
+
     def hold(self, now: float) -> None:
         """Nobody runs for now, for another reason than quotas: the time is nobody's."""
         if self.turn is not None and self.turn in self._left:

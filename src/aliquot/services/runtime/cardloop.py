@@ -18,7 +18,7 @@ from aliquot.adapters.gpu.page import Page
 from aliquot.arbiter import slices
 from aliquot.arbiter.account import Shares, divide
 from aliquot.arbiter.card import CardArbiter
-from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
 from aliquot.arbiter.timeline import Came, Left, Record
 from aliquot.model.claim import AppClass
@@ -83,7 +83,7 @@ class CardLoop:
 
     def dismiss(self, tenant: str, then: Callable[[], None]) -> None:
         """Remove the tenant; `then` is called when the thread touches nothing of it any more."""
-        self._inbox.put(lambda now: self._dismiss(tenant, then))
+        self._inbox.put(lambda now: self._dismiss(tenant, then, now))
 
     def join(self, context: Context) -> None:
         """Add a process's context, or replace its groups; its files are this thread's from here on."""
@@ -91,7 +91,7 @@ class CardLoop:
 
     def leave(self, name: str) -> None:
         """Remove the context."""
-        self._inbox.put(lambda now: self._leave(name))
+        self._inbox.put(lambda now: self._leave(name, now))
 
     def wake(self, name: str) -> None:
         """It was idle and launched work. A second wake before the first is handled is dropped: a process can send them
@@ -183,11 +183,11 @@ class CardLoop:
 
     def _read(self, now: float) -> None:
         stamp = time.monotonic_ns()
-        readings, busy = {}, {}
+        uses, busy = {}, {}
         elapsed = now - self._read_at
         for name, context in self._contexts.items():
             use = context.page.use(context.slot, context.card)
-            readings[name] = Reading(use.launches, context.waits(use, now), use.busy_since_ns != 0)
+            uses[name] = (use, context.waits(use, now))
             if context.last is not None and elapsed > 0:
                 before = busy_ns(context.last, stamp - int(elapsed * 1e9))
                 busy[name] = max(0, busy_ns(use, stamp) - before) / (elapsed * 1e9)
@@ -200,6 +200,10 @@ class CardLoop:
         self._shares.add(self._read_at, now, parts)
         self._trace.add((self._read_at, now, parts, self.arbiter.held))
         self._read_at = now
+        readings = {
+            name: Reading(use.launches, waits, use.busy_since_ns != 0, parts.get(name, 0.0) * elapsed)
+            for name, (use, waits) in uses.items()
+        }
         self.arbiter.read(readings, now)
 
     def _count_paused(self, busy: Mapping[str, float], parts: Mapping[str, float], elapsed: float) -> None:
@@ -232,9 +236,9 @@ class CardLoop:
         self.arbiter.admit(member)
         self._totals[member.tenant] = TenantTotals(member, page, card, limit)
 
-    def _dismiss(self, tenant: str, then: Callable[[], None]) -> None:
+    def _dismiss(self, tenant: str, then: Callable[[], None], now: float) -> None:
         for name in [name for name, context in self._contexts.items() if context.tenant == tenant]:
-            self._leave(name)
+            self._leave(name, now)
         self.arbiter.dismiss(tenant)
         self._totals.pop(tenant, None)
         then()
@@ -263,14 +267,14 @@ class CardLoop:
         preemptible, paused = context.level is Level.HARDWARE, bool(use.paused or use.gate)
         self.arbiter.join(context.name, context.tenant, now=now, preemptible=preemptible, paused=paused)
 
-    def _leave(self, name: str) -> None:
+    def _leave(self, name: str, now: float) -> None:
         context = self._contexts.pop(name, None)
         if context is not None:
             self._release(context)  # it need not be dead: it may have reconnected, or was expelled
             context.close()
             self._clear_findings(context.pid)
             self._trace.add(Left(name))
-        self.arbiter.leave(name)
+        self.arbiter.leave(name, now)
 
     def _keep_trace(self, wanted: bool) -> None:
         if wanted == self._trace.active:
@@ -312,6 +316,8 @@ class CardLoop:
                 contextcontrol.set_slice(context, microseconds)
             case Pause():
                 contextcontrol.pause(context)
+            case Hold():
+                contextcontrol.hold(context)
             case Resume():
                 contextcontrol.resume(context)
             case Arm():

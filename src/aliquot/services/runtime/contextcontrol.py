@@ -33,6 +33,12 @@ def pause(context: Context) -> None:
         context.page.set_gate(context.slot, context.card, closed=True)
 
 
+def hold(context: Context) -> None:
+    """Let it launch nothing more, whatever its level."""
+    context.page.beat(context.card, time.monotonic_ns())
+    context.page.set_gate(context.slot, context.card, closed=True)
+
+
 def resume(context: Context) -> None:
     """Let it run again. Raises RmError."""
     context.page.set_gate(context.slot, context.card, closed=False)
