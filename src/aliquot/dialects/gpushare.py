@@ -18,7 +18,7 @@ import msgspec
 
 from aliquot.dialects.nodes import MOST_CARDS, Capacity, NodeView, advertised
 from aliquot.dialects.pods import Json, Pod, Words, count_at, mapping_at, unnamed
-from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
+from aliquot.model.claim import Claim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
@@ -86,21 +86,10 @@ def parse_pod(pod: Pod, unit: MemoryUnit) -> Claim | list[Invalid]:
             allowed = f"a multiple of {cards}: {COUNT} spreads it evenly over {cards} cards"
             problems.append(Invalid(container.field(MEMORY), container.value(MEMORY), allowed))
         piece = Slice(memory_mib=memory // cards * unit.mib)
-        containers.append(ContainerClaim(container.name, container.index, container.role, piece, cards))
+        containers.append(container.claim(piece, cards))
     if problems:
         return problems
-    return Claim(
-        uid=pod.uid,
-        namespace=pod.namespace,
-        name=pod.name,
-        dialect=DIALECT,
-        offer=Offer.GPUSHARE,
-        containers=tuple(containers),
-        together=True,
-        owner=pod.owner,
-        cpu_milli=pod.cpu_milli,
-        memory_mib=pod.memory_mib,
-    )
+    return pod.claim(DIALECT, Offer.GPUSHARE, containers, together=True)
 
 
 def _cards(pod: Pod, problems: list[Invalid]) -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aliquot.dialects.nodes import NodeView
-from aliquot.dialects.pods import Container, Json, Pod, Words, unnamed
+from aliquot.dialects.pods import Container, Json, Pod, Words, annotation_field, unnamed
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Order, Preference, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Share
@@ -73,26 +73,13 @@ def parse_pod(pod: Pod) -> Claim | list[Invalid]:
         before = len(problems)
         count, piece = _cards(container, problems), _slice(container, problems)
         if len(problems) == before:
-            containers.append(ContainerClaim(container.name, container.index, container.role, piece, count))
+            containers.append(container.claim(piece, count))
     app_class = _app_class(asking, problems)
     cards, preference = _card_filter(pod, problems), _preference(pod, problems)
     _refuse_unsupported(pod, problems)
     if problems:
         return problems
-    return Claim(
-        uid=pod.uid,
-        namespace=pod.namespace,
-        name=pod.name,
-        dialect=DIALECT,
-        offer=Offer.HAMI,
-        containers=tuple(containers),
-        app_class=app_class,
-        cards=cards,
-        preference=preference,
-        owner=pod.owner,
-        cpu_milli=pod.cpu_milli,
-        memory_mib=pod.memory_mib,
-    )
+    return pod.claim(DIALECT, Offer.HAMI, containers, app_class=app_class, cards=cards, preference=preference)
 
 
 def _cards(container: Container, problems: list[Invalid]) -> int | None:
@@ -151,21 +138,9 @@ def _app_class(asking: list[Container], problems: list[Invalid]) -> AppClass:
     return _CLASSES[first]
 
 
-def _text(pod: Pod, key: str, problems: list[Invalid]) -> str:
-    value = pod.annotation(key)
-    if value is None or isinstance(value, str):
-        return (value or "").strip()
-    problems.append(Invalid(_field(key), value, "text"))
-    return ""
-
-
-def _field(key: str) -> str:
-    return f'metadata.annotations["{key}"]'
-
-
 def _listed(pod: Pod, key: str, problems: list[Invalid]) -> tuple[str, ...]:
     """Its words, separated by commas; none is no condition."""
-    words = {word.strip() for word in _text(pod, key, problems).split(",")}
+    words = {word.strip() for word in pod.text(key, problems).split(",")}
     return tuple(sorted(words - {""}))
 
 
@@ -180,11 +155,11 @@ def _card_filter(pod: Pod, problems: list[Invalid]) -> CardFilter | None:
 def _preference(pod: Pod, problems: list[Invalid]) -> Preference | None:
     found: dict[str, Order] = {}
     for key in (NODE_POLICY, CARD_POLICY):
-        text = _text(pod, key, problems)
+        text = pod.text(key, problems)
         if text in tuple(Order):
             found[key] = Order(text)
         elif text:
-            problems.append(Invalid(_field(key), text, "binpack or spread, or omit the annotation"))
+            problems.append(Invalid(annotation_field(key), text, "binpack or spread, or omit the annotation"))
     if not found:
         return None
     orders = {**_DEFAULT_ORDER, **found}
@@ -193,17 +168,18 @@ def _preference(pod: Pod, problems: list[Invalid]) -> Preference | None:
 
 def _refuse_unsupported(pod: Pod, problems: list[Invalid]) -> None:
     """Annotations that mean something in HAMi, and nothing here."""
-    mode = _text(pod, _MODE, problems)
+    mode = pod.text(_MODE, problems)
     if mode not in ("", "hami-core"):
         allowed = "hami-core, or omit it: aliquot shares cards by itself, without MIG and MPS"
-        problems.append(Invalid(_field(_MODE), mode, allowed))
-    numa = _text(pod, _NUMA, problems)
+        problems.append(Invalid(annotation_field(_MODE), mode, allowed))
+    numa = pod.text(_NUMA, problems)
     if numa.lower() not in ("", "false", "f", "0"):
-        problems.append(Invalid(_field(_NUMA), numa, "false, or omit it: aliquot does not place by NUMA node"))
-    weights = _text(pod, _WEIGHTS, problems)
+        allowed = "false, or omit it: aliquot does not place by NUMA node"
+        problems.append(Invalid(annotation_field(_NUMA), numa, allowed))
+    weights = pod.text(_WEIGHTS, problems)
     if weights:
         allowed = f"omit it: aliquot has no such weights; {CARD_POLICY} may be binpack or spread"
-        problems.append(Invalid(_field(_WEIGHTS), weights, allowed))
+        problems.append(Invalid(annotation_field(_WEIGHTS), weights, allowed))
 
 
 def words(claim: Claim) -> Words:
@@ -255,7 +231,7 @@ def parse_grant(annotations: Json, claim: Claim, node: Node | None) -> tuple[Con
         granted.append(ContainerGrant(container.name, container.index, container.role, shares))
     if len(granted) != len(claim.containers) or len(entries) != len(granted):
         allowed = "the cards of each container, as HAMi writes them: UUID,NVIDIA,MiB,percent:;"
-        return Invalid(_field(ALLOCATED), value, allowed)
+        return Invalid(annotation_field(ALLOCATED), value, allowed)
     return tuple(granted)
 
 

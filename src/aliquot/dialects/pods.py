@@ -12,7 +12,8 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from aliquot.model.claim import Claim, Role, Usage, peak
+from aliquot.model.claim import Claim, ContainerClaim, Role, Slice, Usage, peak
+from aliquot.model.node import Offer
 from aliquot.model.quantity import QuantityError, parse_count, parse_quantity
 from aliquot.model.refusal import Invalid
 
@@ -78,6 +79,11 @@ def amount_at(value: object, field: str, problems: list[Invalid]) -> Fraction:
     return amount
 
 
+def annotation_field(key: str) -> str:
+    """Where a Pod's annotation stands."""
+    return f'metadata.annotations["{key}"]'
+
+
 def _is_zero(value: object) -> bool:
     """Whether it is the quantity 0; what cannot be read is not."""
     try:
@@ -123,6 +129,10 @@ class Container:
     def value(self, resource: str) -> object:
         """What is written there."""
         return self.limits[resource] if resource in self.limits else self.requests.get(resource)
+
+    def claim(self, piece: Slice, count: int | None = 1) -> ContainerClaim:
+        """Its claim of `count` such slices."""
+        return ContainerClaim(self.name, self.index, self.role, piece, count)
 
     def count(
         self, resource: str, problems: list[Invalid], *, allowed: str, least: int = 1, most: int = LARGEST_COUNT
@@ -174,6 +184,29 @@ class Pod:
     def annotation(self, key: str) -> object:
         """The annotation, even a misplaced one, so that one slip is one problem, without its consequences."""
         return self.annotations[key] if key in self.annotations else self.misplaced.get(key)
+
+    def text(self, key: str, problems: list[Invalid]) -> str:
+        """The annotation's text without blanks around it; empty: there is none, or it became one more problem."""
+        value = self.annotation(key)
+        if value is None or isinstance(value, str):
+            return (value or "").strip()
+        problems.append(Invalid(annotation_field(key), value, "text"))
+        return ""
+
+    def claim(self, dialect: str, offer: Offer, containers: Iterable[ContainerClaim], **more: Any) -> Claim:
+        """The Pod's claim, with what every dialect reads of it in the same way."""
+        return Claim(
+            uid=self.uid,
+            namespace=self.namespace,
+            name=self.name,
+            dialect=dialect,
+            offer=offer,
+            containers=tuple(containers),
+            owner=self.owner,
+            cpu_milli=self.cpu_milli,
+            memory_mib=self.memory_mib,
+            **more,
+        )
 
     def asking(self, *resources: str) -> list[Container]:
         """The containers that name any of the resources."""

@@ -74,24 +74,13 @@ def parse_pod(pod: Pod, rules: QgpuRules) -> Claim | list[Invalid]:
         before = len(problems)
         piece, count = _PIECES[app_class](container, rules, problems) if app_class else _any_class(container, problems)
         if len(problems) == before:
-            containers.append(ContainerClaim(container.name, container.index, container.role, piece, count))
+            containers.append(container.claim(piece, count))
     if app_class is AppClass.OFFLINE and not problems:
         problems += _greedy_beyond_one_card(asking, containers)
     if problems or app_class is None:
         return problems
-    return Claim(
-        uid=pod.uid,
-        namespace=pod.namespace,
-        name=pod.name,
-        dialect=DIALECT,
-        offer=Offer.QGPU if app_class is AppClass.NORMAL else Offer.QGPU_MIXED,
-        containers=tuple(containers),
-        app_class=app_class,
-        together=app_class is AppClass.OFFLINE,
-        owner=pod.owner,
-        cpu_milli=pod.cpu_milli,
-        memory_mib=pod.memory_mib,
-    )
+    offer = Offer.QGPU if app_class is AppClass.NORMAL else Offer.QGPU_MIXED
+    return pod.claim(DIALECT, offer, containers, app_class=app_class, together=app_class is AppClass.OFFLINE)
 
 
 def _app_class(pod: Pod, problems: list[Invalid]) -> AppClass | None:

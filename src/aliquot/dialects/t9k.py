@@ -64,25 +64,15 @@ def parse_pod(pod: Pod) -> Claim | list[Invalid]:
     if problems:
         return problems
     shared = asking[0].asks(PERCENT)
-    return Claim(
-        uid=pod.uid,
-        namespace=pod.namespace,
-        name=pod.name,
-        dialect=DIALECT,
-        offer=Offer.T9K_SHARED if shared else Offer.T9K_EXCLUSIVE,
-        containers=tuple(containers),
-        whole_node=asking[0].asks(NODE),
-        owner=pod.owner,
-        cpu_milli=pod.cpu_milli,
-        memory_mib=pod.memory_mib,
-    )
+    offer = Offer.T9K_SHARED if shared else Offer.T9K_EXCLUSIVE
+    return pod.claim(DIALECT, offer, containers, whole_node=asking[0].asks(NODE))
 
 
 def _claim(container: Container, resource: str, count: int) -> ContainerClaim:
     if resource == PERCENT:
-        return ContainerClaim(container.name, container.index, container.role, Slice(memory_percent=count))
+        return container.claim(Slice(memory_percent=count))
     whole = Slice(memory_percent=100, exclusive=True)
-    return ContainerClaim(container.name, container.index, container.role, whole, None if resource == NODE else count)
+    return container.claim(whole, None if resource == NODE else count)
 
 
 def _mixed(asking: list[Container]) -> list[Invalid]:
