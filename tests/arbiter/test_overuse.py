@@ -143,3 +143,29 @@ def test_reported_figure_changes_seldom() -> None:
     looks = [(float(at), use(6 * GIB + at * (GIB // 16))) for at in range(32)]
     shown = [over.shown for _, _, _, over in run(looks, None) if over is not None]
     assert len(set(shown)) == 2
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=40, max_size=40), st.floats(0.0, 20.0))
+def test_process_that_moves_between_tenants_is_ended_after_one_grace(tenants: list[str], kill_after: float) -> None:
+    """A process may ask for a grant as often as it likes, and is the newest tenant's each time."""
+    looks = [(float(at), use(6 * GIB, tenant=tenant)) for at, tenant in enumerate(tenants)]
+    first = next(now for now, _, ended, _ in run(looks, kill_after) if ended)
+    assert max(kill_after, REPORT_AFTER) <= first <= max(kill_after, REPORT_AFTER) + 1
+
+
+def test_tenant_within_its_limit_or_without_those_processes_inherits_nothing() -> None:
+    over = check({}, [use(6 * GIB, tenant="a")], 0.0, None).over
+    over = check(over, [use(6 * GIB, tenant="a")], 2.0, None).over
+    assert check(over, [use(1 * GIB, tenant="b")], 4.0, None).over == {}
+    other = TenantUse("b", LIMIT, (ProcessUse(99, 6 * GIB),))
+    assert check(over, [other], 4.0, None).over["b"].spent == 0.0
+
+
+def test_reported_figure_changes_once_the_use_has_grown_by_more_than_a_quarter() -> None:
+    told = run([(0.0, use(8 * GIB)), (1.0, use(10 * GIB)), (2.0, use(10 * GIB + 1))], None)
+    assert [over.shown for _, _, _, over in told if over is not None] == [8 * GIB, 8 * GIB, 10 * GIB + 1]
+
+
+def test_overuse_is_reported_after_exactly_that_time() -> None:
+    told = run([(0.0, use(6 * GIB)), (REPORT_AFTER, use(6 * GIB))], None)
+    assert [over.is_reported for _, _, _, over in told if over is not None] == [False, True]

@@ -6,7 +6,8 @@ limit already. So each process has a margin, and no more than a few of a tenant'
 would get memory by starting processes.
 
 Time counts while a tenant is over, up to the last check. A tenant that goes back for a moment starts where it was: only
-after a while within its limit all is forgotten.
+after a while within its limit all is forgotten. A process that becomes another tenant's takes its time along: a process
+may ask for a grant again, and would begin anew each time.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ class TenantUse:
     spared: bool = False  # its processes are never ended
 
     @property
+    def pids(self) -> frozenset[int]:
+        """Those of its processes."""
+        return frozenset(process.pid for process in self.processes)
+
+    @property
     def memory(self) -> int:
         """Bytes of all its processes."""
         return sum(process.memory for process in self.processes)
@@ -64,6 +70,7 @@ class Overuse:
     since: float  # when it was first seen over
     last: float  # when it was last seen over
     spent: float = 0.0  # seconds over, since the last process was ended for it
+    pids: frozenset[int] = frozenset()  # of its processes at the last check
 
     @property
     def is_reported(self) -> bool:
@@ -90,7 +97,7 @@ def check(before: Mapping[str, Overuse], uses: Iterable[TenantUse], now: float, 
     over: dict[str, Overuse] = {}
     end: list[tuple[TenantUse, ProcessUse]] = []
     for use in uses:
-        found = _next(before.get(use.tenant), use, now)
+        found = _next(_history(before, use), use, now)
         if found is None:
             continue
         if kill_after is not None and not use.spared and found.is_reported and found.spent >= kill_after:
@@ -100,17 +107,25 @@ def check(before: Mapping[str, Overuse], uses: Iterable[TenantUse], now: float, 
     return Verdict(over, tuple(end))
 
 
+def _history(before: Mapping[str, Overuse], use: TenantUse) -> Overuse | None:
+    """Its own, or that of a tenant which one of its processes had been of, whichever has been over for longer."""
+    own, pids = before.get(use.tenant), use.pids
+    brought = (over for tenant, over in before.items() if tenant != use.tenant and use.excess and over.pids & pids)
+    return max(brought if own is None else (own, *brought), key=lambda over: over.spent, default=None)
+
+
 def _next(before: Overuse | None, use: TenantUse, now: float) -> Overuse | None:
     excess = use.excess
     if use.limit is None or (before is None and not excess):
         return None
     if before is None:
-        return Overuse(use.limit, use.memory, excess, since=now, last=now)
+        return Overuse(use.limit, use.memory, excess, since=now, last=now, pids=use.pids)
     if not excess:
-        return replace(before, excess=0) if now - before.last < FORGET_AFTER else None
+        return replace(before, excess=0, pids=use.pids) if now - before.last < FORGET_AFTER else None
     shown = use.memory if use.memory > _GROWN * before.shown else before.shown
     step = min(_LONGEST_STEP, max(0.0, now - before.last)) if before.excess else 0.0
-    return replace(before, limit=use.limit, shown=shown, excess=excess, last=now, spent=before.spent + step)
+    spent = before.spent + step
+    return replace(before, limit=use.limit, shown=shown, excess=excess, last=now, spent=spent, pids=use.pids)
 
 
 def chosen(use: TenantUse) -> tuple[ProcessUse, ...]:

@@ -152,6 +152,25 @@ def test_process_is_ended_after_the_grace_and_no_other(rig: Rig, caplog: pytest.
     assert lives(rig, "stranger")
 
 
+@pytest.mark.parametrize("registered", [True, False])
+def test_process_that_asks_for_more_grants_is_ended_all_the_same(rig: Rig, registered: bool) -> None:
+    """Once over the limit of its first grant, it is the root of a second tenant, too, and of a third..."""
+    rig.daemon.configure(SharingRules(kill_after=0.3))
+    pid = rig.pid((rig.folder / "first", 0))
+    folder = rig.tenant("first", root=pid)
+    if registered:
+        rig.registered(folder, 11)
+    rig.nvml.on_card[UUIDS[0]] = {pid: 20 * GIB}
+    names = iter(range(1_000_000))
+
+    def ended() -> bool:
+        rig.tenant(f"again-{next(names)}", root=pid)
+        looks(rig, 10)  # less than the grace
+        return processes.start_time(pid) is None
+
+    until(ended, "the end of the process")
+
+
 def test_finding_announces_the_kill(rig: Rig) -> None:
     rig.daemon.configure(SharingRules(kill_after=600))
     rig.tenant("greedy", root=rig.pid("a"))

@@ -64,7 +64,7 @@ class Arbiterd:
         self._lock = threading.RLock()  # guards the tenancies and everything they hold
         self._registrar = Registrar(self._lock, self._loops, simulated=simulated, refusal=self._refusal)
         registry = Registry(self._lock, self._registered, self._owner_of, self._sweep, pods=whose is not None)
-        self._quota = MemoryQuota(self._owner_now, spares_all=whose is not None)
+        self._quota = MemoryQuota(self._owners_now, spares_all=whose is not None)
         self._quota.kill_after = rules.kill_after
         self._auditor = Auditor(self._loops, nvml, registry, self._quota, self._refresh_hard_limits)
         self._stopping = threading.Event()
@@ -271,11 +271,11 @@ class Arbiterd:
     def _owner_of(self, pid: int) -> Owner | None:
         """The tenant that a process on a card belongs to."""
         owners = self._owners(pid)
-        if not owners:
-            return None
-        owner = owners[-1]
-        tenancy = self._tenancies.get(owner)
-        return Owner(owner) if tenancy is None else _as_owner(tenancy.tenant)
+        return self._owner(owners[-1]) if owners else None
+
+    def _owner(self, name: str) -> Owner:
+        tenancy = self._tenancies.get(name)
+        return Owner(name) if tenancy is None else _as_owner(tenancy.tenant)
 
     def _refresh_hard_limits(self) -> None:
         if self._hard_limits is None:
@@ -284,10 +284,10 @@ class Arbiterd:
             tenants = [tenancy.tenant for tenancy in self._tenancies.values()]
         self._hard_limits.refresh([one for one in tenants if not self._quota.spares(one.id)], time.monotonic())
 
-    def _owner_now(self, pid: int) -> Owner | None:
-        """The same for the thread that ends processes."""
+    def _owners_now(self, pid: int) -> list[Owner]:
+        """The tenants that it may belong to, for the thread that ends processes."""
         with self._lock:
-            return self._owner_of(pid)
+            return [self._owner(name) for name in self._owners(pid)]
 
     def _sweep(self) -> list[int]:
         """Each second, so it is cheap: a shim takes the first free slot, so what lies past those that we know of is

@@ -41,11 +41,11 @@ class OnCard:
 
 
 class MemoryQuota:
-    """See the head of the file. `owner` returns whom a process belongs to now."""
+    """See the head of the file. `owners` returns whom a process may belong to now: several, if it asked again."""
 
-    def __init__(self, owner: Callable[[int], Owner | None], *, spares_all: bool) -> None:
+    def __init__(self, owners: Callable[[int], Iterable[Owner]], *, spares_all: bool) -> None:
         self.kill_after: float | None = None
-        self._owner = owner
+        self._owners = owners
         self._spared: frozenset[str] | None = None if spares_all else frozenset()
         self._over: dict[str, Mapping[str, Overuse]] = {}  # by card, then by tenant
         self._uses: dict[str, dict[str, TenantUse]] = {}
@@ -122,8 +122,8 @@ class MemoryQuota:
         return Finding(uuid, process.pid, FindingKind.ENDED, text, owner.id)
 
     def _belongs(self, pid: int, owner: Owner) -> bool:
-        """Whether the process is that tenant's, as the kernel says now."""
-        found = self._owner(pid)
-        if found is None or found.id != owner.id or found.name is None:
-            return False
-        return found.user is None or processes.uid_of(pid) == found.user
+        """Whether the process may be that tenant's, as the kernel says now."""
+        return any(
+            found.id == owner.id and found.name is not None and found.user in (None, processes.uid_of(pid))
+            for found in self._owners(pid)
+        )
