@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shlex
 import sys
@@ -15,6 +16,7 @@ from bench.scheduler.calls import OURS, Verbs
 from bench.scheduler.chart import scheduler_flags
 from bench.scheduler.line import Line, get
 
+import aliquot
 from testbed.plane import HOST
 from testbed.processes import Program, free_port
 
@@ -47,6 +49,9 @@ class Contestant:
 
 
 def ours(flags: Sequence[str] = ()) -> Contestant:
+    """Our scheduler, compiled as pip and the image build compile what they install: a checkout in whose environment
+    PYTHONDONTWRITEBYTECODE is set would be compiled at every start."""
+    compileall.compile_dir(Path(aliquot.__file__).parent, quiet=2)
     where = (f"--bind-address={HOST}", "--port={port}", "--metrics-port=0", "--kubeconfig={kubeconfig}")
     command = (sys.executable, "-m", "aliquot", "scheduler", *where, *scheduler_flags(), *flags)
     return Contestant(name="ours", verbs=OURS, command=command, ours=True)

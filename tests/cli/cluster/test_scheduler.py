@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +309,16 @@ def test_scheduler_name_option_per_dialect() -> None:
     for wrong in ("a,b", "t9k=", "volcano=x"):
         with pytest.raises(InputError, match="--scheduler-name"):
             scheduler_names(wrong)
+
+
+def test_scheduler_starts_without_threads_for_matrices(tmp_path: Path) -> None:
+    lines = [
+        "import os",
+        "from aliquot.cli.cluster.scheduler import scheduler",
+        "from aliquot.cli.errors import InputError",
+        "try: scheduler(['--kubeconfig', 'missing'], standalone_mode=False)",
+        "except InputError: print(len(os.listdir('/proc/self/task')))",
+    ]
+    program = [sys.executable, "-c", "\n".join(lines)]
+    answer = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert answer == "1\n"

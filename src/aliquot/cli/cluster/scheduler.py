@@ -157,6 +157,7 @@ def scheduler(**given: Any) -> None:
     import gc
 
     gc.disable()  # it would walk what is loaded again and again: 0.1 s of a start of 1.5 s
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads for matrices, which we do not have, busy-wait
     try:
         load_aiohttp()
         from aliquot.adapters.host.logs import start_logging
