@@ -6,11 +6,22 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
 
+from aliquot.adapters.kubernetes.certificates import (
+    client_context,
+    issue,
+    make_authority,
+    present,
+    server_context,
+    trust,
+)
+from aliquot.services.daemon import http
 from aliquot.services.daemon.http import BodyError, Limits, listen, make_runner, serve_limited
 
 _QUESTION = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -60,8 +71,10 @@ def test_an_error_of_a_handler_is_logged(caplog: pytest.LogCaptureFixture) -> No
 
 
 @contextlib.asynccontextmanager
-async def visitor(listener: socket.socket, sent: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    reader, writer = await asyncio.open_connection(*listener.getsockname())
+async def visitor(
+    listener: socket.socket, sent: bytes, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection(*listener.getsockname(), ssl=tls)
     writer.write(sent)
     try:
         yield reader
@@ -108,6 +121,92 @@ def test_connection_is_closed_while_all_others_are_busy() -> None:
     assert asyncio.run(scenario()) == (b"HTTP/1.1 200 OK\r\n", b"")
 
 
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_silent_connections_are_bounded_from_accept_on(monkeypatch: pytest.MonkeyPatch, encrypted: bool) -> None:
+    """Each that waits for a handshake takes 256 KiB. Those with a request stay, and a newcomer still gets in."""
+    monkeypatch.setattr(http, "_HANDSHAKE", 3600.0)
+    served, trusting = contexts() if encrypted else (None, None)
+    most, strangers = 4, 60
+
+    async def scenario() -> list[bytes]:
+        listener, limits = http.bind_port("127.0.0.1", 0), Limits(most)
+        runner = make_runner(web.Application(), limits)
+        await runner.setup()
+        accepting = listen(runner, listener, limits, tls=served)
+        silent = [socket.create_connection(listener.getsockname()) for _ in range(strangers)]
+        ended = [asyncio.get_running_loop().create_task(_ends(one)) for one in silent]
+        lines = []
+        try:
+            async with asyncio.timeout(60), contextlib.AsyncExitStack() as visitors:
+                while sum(one.done() for one in ended) < strangers - most:
+                    await asyncio.sleep(0.01)
+                for _ in range(3):  # the second and third find those before idle
+                    reader = await visitors.enter_async_context(visitor(listener, _QUESTION, trusting))
+                    lines.append(await reader.readline())
+                while sum(one.done() for one in ended) < strangers - most + 3:
+                    await asyncio.sleep(0.01)
+        finally:
+            for waiting in ended:
+                waiting.cancel()
+            await asyncio.gather(*ended, return_exceptions=True)
+            accepting.close()
+            await runner.cleanup()
+            for one in silent:
+                one.close()
+        return lines
+
+    assert asyncio.run(scenario()) == [b"HTTP/1.1 404 Not Found\r\n"] * 3
+
+
+def test_connection_that_is_replaced_ends_at_once_though_its_peer_does_not_answer() -> None:
+    """The end of TLS waits for the peer's part of it, for as long as 30 s: meanwhile it would hold its place."""
+    served, trusting = contexts()
+
+    async def scenario() -> int:
+        listener, limits = http.bind_port("127.0.0.1", 0), Limits(2)
+        runner = make_runner(web.Application(), limits)
+        await runner.setup()
+        assert runner.server is not None
+        accepting = listen(runner, listener, limits, tls=served)
+        largest, deaf = 0, []
+        try:
+            for _ in range(6):
+                one = await asyncio.to_thread(_deaf_client, listener.getsockname(), trusting)
+                deaf.append(one)
+                await asyncio.sleep(0.01)
+                largest = max(largest, len(runner.server.connections))
+        finally:
+            accepting.close()
+            for one in deaf:
+                one.close()
+            await runner.cleanup()
+        return largest
+
+    assert asyncio.run(scenario()) == 2
+
+
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of a server, and of a client that trusts it."""
+    authority = make_authority("ours", time.time(), 3600.0)
+    served, trusting = server_context(), client_context()
+    present(served, issue(authority, ["localhost"], time.time(), 3600.0))
+    trust(trusting, authority.certificate)
+    trusting.check_hostname = False
+    return served, trusting
+
+
+def _deaf_client(address: tuple[str, int], context: ssl.SSLContext) -> ssl.SSLSocket:
+    """One that has done its handshake, and reads nothing after it."""
+    return context.wrap_socket(socket.create_connection(address, timeout=60))
+
+
+async def _ends(one: socket.socket) -> None:
+    """Wait until the server has closed it."""
+    one.setblocking(False)
+    with contextlib.suppress(ConnectionResetError):
+        await asyncio.get_running_loop().sock_recv(one, 1)
+
+
 async def _rest(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.read()
@@ -131,7 +230,7 @@ def posted(*bodies: bytes, limits: Limits, most: int = 1 << 20) -> list[bytes]:
         app.router.add_post("/", read)
         runner = make_runner(app, limits)
         await runner.setup()
-        accepting = await listen(runner, listener, limits)
+        accepting = listen(runner, listener, limits)
         try:
             async with contextlib.AsyncExitStack() as stack:
                 readers = [await stack.enter_async_context(visitor(listener, body)) for body in bodies]

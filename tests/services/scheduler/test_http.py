@@ -78,7 +78,7 @@ def serve(scene: Callable[[Rig], Awaitable[None]]) -> Rig:
         assert runner.server is not None
         listener = socket.create_server(("127.0.0.1", 0))
         verbs = VerbServer(rig.extender.answers(), runner.server, limits, largest=module.LARGEST_BODY)
-        accepting = await listen(runner, listener, limits, protocol=verbs)
+        accepting = listen(runner, listener, limits, server=verbs)
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as rig.client:
                 await scene(rig)

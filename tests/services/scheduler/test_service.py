@@ -111,7 +111,7 @@ def test_scheduler_is_ready_when_every_port_listens() -> None:
     async def scene() -> list[str]:
         scheduler, found = Scheduler(Server("http://127.0.0.1:9"), Settings()), []
         for name, why in (("a", ""), ("b", "no keys"), ("a", None), ("b", None)):
-            scheduler._port_listens(name) if why is None else scheduler._port_waits(name, why)
+            scheduler._port_state(name, why)
             found.append(scheduler.extender.unready())
         return found
 

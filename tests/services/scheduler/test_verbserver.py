@@ -68,7 +68,7 @@ class Rig:
         self.server = VerbServer(answers, runner.server, self.limits, largest=_LARGEST, idle=self.idle)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
-        accepting = await listen(runner, listener, self.limits, tls=tls, protocol=self.server)
+        accepting = listen(runner, listener, self.limits, tls=tls, server=self.server)
         try:
             yield self
         finally:
@@ -338,7 +338,7 @@ def test_damaged_requests_leave_the_server_whole(noise: bytes, at: int) -> None:
 
     answers, rig = run(scene)
     assert b"direct 5" in answers
-    assert (rig.limits._arriving, rig.limits._busy, rig.server.connections) == (0, {}, set())
+    assert (rig.limits._arriving, rig.limits._busy, rig.server.own) == (0, {}, {})
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

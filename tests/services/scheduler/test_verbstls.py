@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 
 from aliquot.adapters.kubernetes.certificates import Pair, client_context, present, read_facts, signed_by, split, trust
-from aliquot.services.daemon.http import Limits, bind_port, listen, make_runner
+from aliquot.adapters.kubernetes.kube import ApiError
+from aliquot.services.daemon.http import Accepting, Limits, bind_port, listen, make_runner
 from aliquot.services.scheduler.certrotation import Keys, Lifetimes, renewed
 from aliquot.services.scheduler.verbstls import VerbsKeys, VerbsTls, serve_verbs
 from kit.fakeapi import Api, Clock, forbidden
@@ -128,11 +129,11 @@ def called(caller: Any) -> Any:
         await runner.setup()
         listener, started = bind_port("127.0.0.1", 0), asyncio.Event()
 
-        async def start(keys: VerbsKeys) -> asyncio.Server:
-            return await listen(runner, listener, limits, tls=keys.context)
+        def start(keys: VerbsKeys) -> Accepting:
+            return listen(runner, listener, limits, tls=keys.context)
 
-        def waiting(why: str) -> None:
-            if not why:
+        def waiting(why: str | None) -> None:
+            if why is None:
                 started.set()
 
         serving = asyncio.create_task(serve_verbs(keys, start, on_waiting=waiting))
@@ -152,6 +153,36 @@ async def get(url: str, context: ssl.SSLContext) -> str:
     name = "aliquot-scheduler"
     async with aiohttp.ClientSession() as session, session.get(url, ssl=context, server_hostname=name) as answer:
         return await answer.text()
+
+
+def test_port_waits_without_a_reason_until_it_listens() -> None:
+    """Another replica was faster to write the keys: ours are read a second later, and only then the port listens."""
+
+    async def scene() -> list[str | None]:
+        api, told, listens = Api(), list[str | None](), asyncio.Event()
+        keys = VerbsKeys(api.kube, VerbsTls(port=0), clock=time.time)
+        refused = iter([ApiError(409, "Conflict", "another was faster")])
+        api.refuse = lambda verb, path: next(refused, None) if verb == "patch" else None
+        listener, limits = bind_port("127.0.0.1", 0), Limits(10)
+        runner = make_runner(web.Application(), limits)
+        await runner.setup()
+
+        def waiting(why: str | None) -> None:
+            told.append(why)
+            if why is None:
+                listens.set()
+
+        serving = asyncio.create_task(
+            serve_verbs(keys, lambda keys: listen(runner, listener, limits, tls=keys.context), on_waiting=waiting)
+        )
+        async with asyncio.timeout(60):
+            await listens.wait()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await runner.cleanup()
+        return told
+
+    assert asyncio.run(scene()) == ["", None, ""]
 
 
 def test_other_replica_gets_in() -> None:

@@ -36,8 +36,8 @@ def answered(shown: Pair | None, clients: Clients | None) -> tuple[int, str]:
         api, listening = Api(), asyncio.Event()
         keys: dict[str, Any] = {"is_leader": lambda: True, "on_call": lambda verb: None, "clock": time.time}
 
-        def waits(why: str) -> None:
-            if not why:
+        def waits(why: str | None) -> None:
+            if why is None:
                 listening.set()
 
         serving = asyncio.create_task(serve_webhook(api.kube, settings, Rules, on_waiting=waits, **keys))

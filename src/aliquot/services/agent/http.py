@@ -113,5 +113,5 @@ class AgentPort:
                 raise
             self.trouble = f"another program listens on port {self._port} (set another with --port)"
             return
-        self._stack.callback((await listen(self._runner, listener, self._limits)).close)
+        self._stack.callback(listen(self._runner, listener, self._limits).close)
         self.trouble = None

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import aiohttp
@@ -19,6 +20,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 _log = logging.getLogger(__name__)
 _HANDSHAKE = 5.0  # seconds
 _BACKLOG = 1024
+_AT_ONCE = 64  # connections, before others have their turn
+_ACCEPT_AGAIN = 1.0  # seconds
 KEEPALIVE = 3630.0  # seconds; an hour, or kube-scheduler would find a connection closed that it is about to use
 
 
@@ -40,45 +43,66 @@ def make_runner(
     return web.AppRunner(app, access_log=None, logger=_log, shutdown_timeout=shutdown, keepalive_timeout=keepalive)
 
 
-class _TooMany(asyncio.Protocol):
-    """A connection beyond the limit: it is closed at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
-
-
 class Connection(Protocol):
     """One of aiohttp's connections, or of a protocol of our own."""
 
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
+
     def force_close(self) -> None: ...
+
+
+class Server(Protocol):
+    """Makes the protocols of new connections, and has those that are connected, the oldest first."""
+
+    @property
+    def connections(self) -> Sequence[Connection]: ...
+
+    def __call__(self) -> asyncio.BaseProtocol: ...
 
 
 class Limits:
     """What strangers can take of one server: `connections`, and `unfinished` bytes of bodies that arrive.
 
-    Each connection takes a file descriptor, which the process needs for more important work. A new connection beyond
-    the limit replaces one without a request, those that never sent one first; if all are busy it is closed.
+    Each connection takes a file descriptor, which the process needs for more important work, and one with TLS 256 KiB
+    from its first byte on. A new connection beyond the limit replaces one that is still in its handshake, or else one
+    without a request, those that never sent one first; if all are busy it is closed.
     """
 
     def __init__(self, connections: int, *, unfinished: int = 0, body_seconds: float = 10.0) -> None:
         self._connections, self._unfinished, self.body_seconds = connections, unfinished, body_seconds
         self._arriving = 0  # bytes of bodies that are not complete
+        self._joining: dict[asyncio.Task[None], None] = {}  # accepted, and not connected yet; the oldest first
+        self._ended: set[Connection] = set()  # by us; they are present for a moment longer
         self._busy: Counter[Connection] = Counter()
-        self._used: dict[Connection, tuple[bool, float]] = {}  # has it sent a request; when last
+        self._used: dict[Connection, float] = {}  # when its last request was answered, if it has sent one
 
-    def protocol(self, present: Sequence[Connection], make: Callable[[], Connection]) -> asyncio.Protocol:
-        """The protocol of a new connection, beside those that are present."""
+    def make_room(self, present: Sequence[Connection]) -> bool:
+        """Whether one more connection may join those that are present, oldest first; ends another one if need be."""
         self._used = {one: self._used[one] for one in present if one in self._used}
-        if len(present) >= self._connections:
-            idle = [one for one in present if one not in self._busy]
-            if not idle:
-                return _TooMany()
-            min(idle, key=lambda one: self._used.get(one, (False, 0.0))).force_close()
-        made = make()
-        assert isinstance(made, asyncio.Protocol)
-        self._used[made] = (False, time.monotonic())
-        return made
+        self._ended &= {*present}
+        there = [one for one in present if one not in self._ended]
+        if len(there) + len(self._joining) < self._connections:
+            return True
+        for joining in list(self._joining):
+            del self._joining[joining]
+            if joining.cancel():
+                return True
+        idle = [one for one in there if one not in self._busy]
+        if not idle:
+            return False
+        victim = min(idle, key=lambda one: self._used.get(one, 0.0))
+        self._ended.add(victim)
+        transport = victim.transport
+        victim.force_close()
+        if transport is not None:
+            transport.abort()  # aiohttp closes it, and with TLS waits for the peer's answer to that
+        return True
+
+    def join(self, task: asyncio.Task[None]) -> None:
+        """The task connects one more, for which there is room."""
+        self._joining[task] = None
+        task.add_done_callback(lambda task: self._joining.pop(task, None))
 
     def begin(self, connection: Connection) -> None:
         """It has a request under way."""
@@ -86,7 +110,7 @@ class Limits:
 
     def end(self, connection: Connection) -> None:
         """That is answered."""
-        self._used[connection] = (True, time.monotonic())
+        self._used[connection] = time.monotonic()
         self._busy[connection] -= 1
         if not self._busy[connection]:
             del self._busy[connection]
@@ -149,32 +173,77 @@ def bind_port(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=_BACKLOG)
 
 
-async def listen(
+class Accepting:
+    """Accepts connections on a socket until it is closed: asyncio's server would not count those in a handshake."""
+
+    def __init__(self, listener: socket.socket, server: Server, limits: Limits, tls: ssl.SSLContext | None) -> None:
+        self._listener, self._server, self._limits, self._tls = listener, server, limits, tls
+        self._loop = asyncio.get_running_loop()
+        self._retry: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        self._start()
+
+    def _start(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file descriptor is left; the socket stays readable
+                _log.error("accept_failed", extra={"data": {"why": str(error)}})
+                self._loop.remove_reader(self._listener)
+                self._retry = self._loop.call_later(_ACCEPT_AGAIN, self._start)
+                return
+            if not self._limits.make_room(self._server.connections):
+                accepted.close()
+                continue
+            task = self._loop.create_task(self._connect(accepted))
+            self._limits.join(task)
+            task.add_done_callback(partial(_close_if_cancelled, accepted))
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        handshake = _HANDSHAKE if self._tls else None
+        with contextlib.suppress(OSError):  # it speaks no TLS, say: anybody can do that
+            await self._loop.connect_accepted_socket(
+                self._server, accepted, ssl=self._tls, ssl_handshake_timeout=handshake
+            )
+
+    def close(self) -> None:
+        """Accept no more. Those that are connected stay."""
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
+
+def _close_if_cancelled(accepted: socket.socket, task: asyncio.Task[None]) -> None:
+    """A task that is cancelled before it began has no transport yet that would close it."""
+    if task.cancelled():
+        accepted.close()
+
+
+def listen(
     runner: web.AppRunner,
     listener: socket.socket,
     limits: Limits,
     *,
     tls: ssl.SSLContext | None = None,
-    protocol: Callable[[], asyncio.Protocol] | None = None,
-) -> asyncio.Server:
-    """Serve a runner that is set up on that socket. `protocol` takes new connections, if they do not begin with it."""
-    server = runner.server
-    assert server is not None
-    loop = asyncio.get_running_loop()
-    return await loop.create_server(
-        protocol or (lambda: limits.protocol(server.connections, server)),
-        sock=listener,
-        ssl=tls,
-        ssl_handshake_timeout=_HANDSHAKE if tls else None,
-        backlog=_BACKLOG,
-    )
+    server: Server | None = None,
+) -> Accepting:
+    """Serve a runner that is set up on that socket. `server` takes new connections, if not aiohttp's."""
+    assert runner.server is not None
+    return Accepting(listener, server or runner.server, limits, tls)
 
 
 @contextlib.asynccontextmanager
 async def serve_limited(runner: web.AppRunner, listener: socket.socket, limits: Limits) -> AsyncIterator[None]:
     """Serve on that socket as long as the context lasts."""
     await runner.setup()
-    accepting = await listen(runner, listener, limits)
+    accepting = listen(runner, listener, limits)
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.ownpods import account_of_token
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.events import Events
-from aliquot.services.daemon.http import bind_port, listen, make_runner
+from aliquot.services.daemon.http import Accepting, bind_port, listen, make_runner
 from aliquot.services.daemon.memory import freeze
 from aliquot.services.daemon.tasks import run_forever, termination_signal
 from aliquot.services.dashboard.access import NO_DASHBOARD, Access, Listen
@@ -153,7 +153,7 @@ class Scheduler:
         self._rereading: asyncio.Task[None] | None = None
         self._rereading_nodes: asyncio.Task[None] | None = None
         self._dashboard: tuple[socket.socket, Access] | None = None
-        self._start_verbs: Callable[..., Awaitable[asyncio.Server]] | None = None  # on a socket, `tls` or without
+        self._start_verbs: Callable[..., Accepting] | None = None  # on a socket, `tls` or without
         self._waits: dict[str, str] = {}  # ports that do not listen yet, and why
 
     def _election(self) -> Election:
@@ -194,7 +194,7 @@ class Scheduler:
         stack.callback(listener.close)
         for name, with_keys in ((_WEBHOOK, settings.webhook), (_TLS, settings.tls)):
             if with_keys is not None:  # only a check; they listen once they have keys
-                self._port_waits(name, "")  # until then a Service must not send anything here
+                self._port_state(name, "")  # until then a Service must not send anything here
                 bind_port(with_keys.bind_address, with_keys.port).close()
         app = read_app(metrics=self._metrics, status=self.extender.status, unready=self.extender.unready)
         await stack.enter_async_context(serve_read_port(settings.metrics, app))
@@ -208,17 +208,17 @@ class Scheduler:
         assert runner.server is not None, "it is set up"
         verbs = VerbServer(self.extender.answers(), runner.server, self.extender.limits, largest=LARGEST_BODY)
         stack.push_async_callback(verbs.close)
-        self._start_verbs = partial(listen, runner, limits=self.extender.limits, protocol=verbs)
-        stack.callback((await self._start_verbs(listener)).close)
+        self._start_verbs = partial(listen, runner, limits=self.extender.limits, server=verbs)
+        stack.callback(self._start_verbs(listener).close)
         address = f"{settings.bind_address}:{settings.port}"
         log.info("listening", extra={"data": {"address": address, "identity": self.election.identity}})
 
-    def _port_waits(self, name: str, why: str) -> None:
-        self._waits[name] = f"{name} does not listen yet: {why}" if why else f"{name} does not listen yet"
-        self.extender.awaited = "; ".join(self._waits.values())
-
-    def _port_listens(self, name: str) -> None:
-        self._waits.pop(name, None)
+    def _port_state(self, name: str, why: str | None) -> None:
+        """Why it does not listen yet; None: it does."""
+        if why is None:
+            self._waits.pop(name, None)
+        else:
+            self._waits[name] = f"{name} does not listen yet: {why}" if why else f"{name} does not listen yet"
         self.extender.awaited = "; ".join(self._waits.values())
 
     def _programs(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
@@ -274,7 +274,7 @@ class Scheduler:
             is_leader=self._leading,
             on_call=lambda verb: self.calls.count(verb, "ok", 0.0),
             clock=time.time,
-            on_waiting=lambda why: self._port_waits(_WEBHOOK, why) if why else self._port_listens(_WEBHOOK),
+            on_waiting=lambda why: self._port_state(_WEBHOOK, why),
         )
 
     async def _verbs_with_tls(self) -> None:
@@ -283,15 +283,13 @@ class Scheduler:
         await serve_verbs(
             self.verbs_keys,
             self._start_tls,
-            on_waiting=lambda why: self._port_waits(_TLS, why) if why else self._port_listens(_TLS),
+            on_waiting=lambda why: self._port_state(_TLS, why),
         )
 
-    async def _start_tls(self, keys: VerbsKeys) -> asyncio.Server:
+    def _start_tls(self, keys: VerbsKeys) -> Accepting:
         assert self.settings.tls is not None
         assert self._start_verbs is not None
-        return await self._start_verbs(
-            bind_port(self.settings.tls.bind_address, self.settings.tls.port), tls=keys.context
-        )
+        return self._start_verbs(bind_port(self.settings.tls.bind_address, self.settings.tls.port), tls=keys.context)
 
     async def _show(self) -> None:
         assert self._dashboard is not None

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from aiohttp import web
 
-from aliquot.services.daemon.http import KEEPALIVE, BodyError, Limits
+from aliquot.services.daemon.http import KEEPALIVE, BodyError, Connection, Limits
 
 _LONGEST_HEAD = 4096  # bytes
 _PATIENCE = 2.0  # seconds for requests in progress when we end
@@ -73,15 +73,20 @@ class VerbServer:
     ) -> None:
         self.answers, self.others, self.limits = answers, others, limits
         self.largest, self.idle = largest, idle
-        self.connections: set[VerbConnection] = set()
+        self.own: dict[VerbConnection, None] = {}  # the oldest first
 
-    def __call__(self) -> asyncio.Protocol:
+    @property
+    def connections(self) -> Sequence[Connection]:
+        """Ours, and those that were given to aiohttp."""
+        return [*self.others.connections, *self.own]
+
+    def __call__(self) -> VerbConnection:
         """The protocol of a new connection."""
-        return self.limits.protocol([*self.others.connections, *self.connections], lambda: VerbConnection(self))
+        return VerbConnection(self)
 
     async def close(self) -> None:
         """End every connection, with a moment for requests under way."""
-        await asyncio.gather(*(connection.finish(_PATIENCE) for connection in [*self.connections]))
+        await asyncio.gather(*(connection.finish(_PATIENCE) for connection in [*self.own]))
 
 
 class VerbConnection(asyncio.Protocol):
@@ -89,7 +94,7 @@ class VerbConnection(asyncio.Protocol):
 
     def __init__(self, server: VerbServer) -> None:
         self._server, self._limits = server, server.limits
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._request: _Request | None = None  # whose body is being received
         self._late: asyncio.TimerHandle | None = None  # when the request that is being received must be there
@@ -103,8 +108,8 @@ class VerbConnection(asyncio.Protocol):
     # --- what asyncio reports -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._server.connections.add(self)
+        self.transport = cast(asyncio.Transport, transport)
+        self._server.own[self] = None
         self._used = asyncio.get_running_loop().time()
         self._close_if_idle()
 
@@ -115,9 +120,9 @@ class VerbConnection(asyncio.Protocol):
         self._received += data
         if self._may_answer():
             self._step()
-        elif not self._paused and self._transport is not None:  # the next request, before this one is answered
+        elif not self._paused and self.transport is not None:  # the next request, before this one is answered
             self._paused = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def pause_writing(self) -> None:
         self._full = True
@@ -129,15 +134,15 @@ class VerbConnection(asyncio.Protocol):
     # --- one request after the other ------------------------------------------------------------------------------
 
     def _may_answer(self) -> bool:
-        return self._task is None and not self._full and not self._ending and self._transport is not None
+        return self._task is None and not self._full and not self._ending and self.transport is not None
 
     def _go_on(self) -> None:
         """With what was received meanwhile."""
         if not self._may_answer():
             return
-        if self._paused and self._transport is not None:
+        if self._paused and self.transport is not None:
             self._paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
         if self._received:
             self._step()
 
@@ -185,8 +190,8 @@ class VerbConnection(asyncio.Protocol):
         if request is not None:
             self._end_request()
             self._respond(request.answer(self._limits.slow_body()))
-        elif self._transport is not None:
-            self._transport.close()
+        elif self.transport is not None:
+            self.transport.close()
 
     def _end_request(self) -> None:
         """It is received, or given up."""
@@ -217,11 +222,11 @@ class VerbConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._used = loop.time()
         self._limits.end(self)
-        if self._transport is None or self._transport.is_closing():
+        if self.transport is None or self.transport.is_closing():
             return
-        self._transport.write(_ANSWER % (len(body), b"Connection: close\r\n" if self._ending else b"") + body)
+        self.transport.write(_ANSWER % (len(body), b"Connection: close\r\n" if self._ending else b"") + body)
         if self._ending:
-            self._transport.close()
+            self.transport.close()
         elif self._received or self._paused:
             loop.call_soon(self._go_on)  # other connections come first
 
@@ -229,16 +234,16 @@ class VerbConnection(asyncio.Protocol):
 
     def force_close(self) -> None:
         """At once, also if the peer does not read its answer."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     async def finish(self, patience: float) -> None:
         """Close the connection once the request in progress is answered, or after that many seconds."""
         self._ending = True
         if self._task is not None:
             await asyncio.wait([self._task], timeout=patience)
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
     def _close_if_idle(self) -> None:
         loop = asyncio.get_running_loop()
@@ -250,7 +255,7 @@ class VerbConnection(asyncio.Protocol):
 
     def _hand_over(self) -> None:
         """To aiohttp, with what was received."""
-        transport, received = self._transport, bytes(self._received)
+        transport, received = self.transport, bytes(self._received)
         assert transport is not None
         self._forget()
         protocol = self._server.others()
@@ -262,8 +267,8 @@ class VerbConnection(asyncio.Protocol):
         if self._request is not None:
             self._limits.end(self)
         self._end_request()
-        self._transport = None
+        self.transport = None
         self._received.clear()
-        self._server.connections.discard(self)
+        self._server.own.pop(self, None)
         if self._idle is not None:
             self._idle.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aliquot.adapters.kubernetes.certificates import Pair, client_context, present, require_clients, trust
@@ -16,6 +16,7 @@ from aliquot.adapters.kubernetes.kube import Kube
 from aliquot.dialects.wire.leases import leases_path
 from aliquot.dialects.wire.schedulerconfig import SERVER_NAME
 from aliquot.dialects.wire.webhooks import VERBS_SECRET
+from aliquot.services.daemon.http import Accepting
 from aliquot.services.scheduler.certrotation import Keys, Lifetimes
 from aliquot.services.scheduler.sharedkeys import KeySettings, SharedKeys
 
@@ -75,19 +76,20 @@ class VerbsKeys(SharedKeys):
 
 
 async def serve_verbs(
-    keys: VerbsKeys, start: Callable[[VerbsKeys], Awaitable[asyncio.Server]], *, on_waiting: Callable[[str], None]
+    keys: VerbsKeys, start: Callable[[VerbsKeys], Accepting], *, on_waiting: Callable[[str | None], None]
 ) -> None:
     """Maintain the keys until cancelled, and `start` the server once they are there. `on_waiting` gets the reason why
-    it does not listen yet; "" once it does."""
-    accepting: asyncio.Server | None = None
+    it does not listen, if one is known; None once it does."""
+    accepting: Accepting | None = None
     try:
         while True:
             pause = await keys.step()
             if keys.keys is not None and accepting is None:
-                accepting = await start(keys)
+                accepting = start(keys)
                 log.info("verbs_listening_with_tls")
-            on_waiting("" if accepting else keys.waiting)
+            on_waiting(None if accepting else keys.waiting)
             await asyncio.sleep(pause)
     finally:
+        on_waiting("")
         if accepting is not None:
             accepting.close()

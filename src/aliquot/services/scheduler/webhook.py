@@ -45,7 +45,7 @@ from aliquot.dialects.wire.webhooks import (
 )
 from aliquot.dialects.wire.webhookslots import REPLICAS, render_slot, slot_to_take
 from aliquot.model.refusal import Invalid
-from aliquot.services.daemon.http import BodyError, Limits, bind_port, listen, make_runner
+from aliquot.services.daemon.http import Accepting, BodyError, Limits, bind_port, listen, make_runner
 from aliquot.services.scheduler.certrotation import Keys, Lifetimes
 from aliquot.services.scheduler.sharedkeys import KeySettings, SharedKeys, sleep_unless_elected
 
@@ -103,11 +103,11 @@ async def serve_webhook(
     is_leader: Callable[[], bool],
     on_call: Callable[[str], None],
     clock: Callable[[], float],
-    on_waiting: Callable[[str], None] = lambda why: None,
+    on_waiting: Callable[[str | None], None] = lambda why: None,
 ) -> None:
     """Run the webhook until cancelled. Raises OSError if its port is taken. `clock` returns seconds since 1970.
 
-    `on_waiting` gets the reason why it does not listen yet; "" once it does.
+    `on_waiting` gets the reason why it does not listen, if one is known; None once it does.
     """
     keys = WebhookKeys(kube, settings, is_leader=is_leader, clock=clock)
     limits = Limits(_CONNECTIONS, unfinished=_ALL_BODIES)
@@ -117,21 +117,22 @@ async def serve_webhook(
         app.middlewares.append(named_only(settings.clients.names))
     runner = make_runner(app, limits)
     await runner.setup()
-    accepting: asyncio.Server | None = None
+    accepting: Accepting | None = None
     try:
         listening = False
         while True:
             pause = await keys.step()
             if keys.keys is not None and not listening:
                 listener = bind_port(settings.bind_address, settings.port)
-                accepting = await listen(runner, listener, limits, tls=keys.context)
+                accepting = listen(runner, listener, limits, tls=keys.context)
                 listening = True
                 log.info("webhook_listening", extra={"data": {"port": settings.port, "names": settings.names}})
                 pause = 0.0  # now the API server may be configured
             keys.listening = listening
-            on_waiting("" if listening else keys.waiting)
+            on_waiting(None if listening else keys.waiting)
             await sleep_unless_elected(pause, is_leader)
     finally:
+        on_waiting("")
         if accepting is not None:
             accepting.close()
         await runner.cleanup()
