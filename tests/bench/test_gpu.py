@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from bench.gpu.children import Child, ChildError
 from bench.gpu.drawing import Lane, Panel, held, timeline
-from bench.gpu.main import ROWS
+from bench.gpu.main import EXTRA, ROWS
 from bench.gpu.report import Row, render
 from bench.gpu.rows import shares
 from bench.gpu.rows.chaos import Life
@@ -138,7 +138,7 @@ def test_a_row_can_be_measured_on_a_simulated_card(tmp_path: Path) -> None:
 
 
 def test_the_rows_can_be_listed() -> None:
-    assert command("--list").stdout.split() == list(ROWS)
+    assert command("--list").stdout.split() == [*ROWS, *EXTRA]
 
 
 @pytest.mark.parametrize("arguments", [["--only", "nonsense"], ["--seconds", "0"], ["--what"]])

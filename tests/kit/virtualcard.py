@@ -37,7 +37,8 @@ class SpinError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a process does, in seconds: a job of `work` every `period` from `start` on, kernel after kernel.
+    """What a process does, in seconds: a job of `work` every `period` from `start` on, kernel after kernel. A request
+    is several such jobs, `pieces`, each handed over `gap` after the end of the one before: tokens, say.
 
     As it stands it has work all the time. `waits`: it waits for the job in a blocking call; otherwise only its
     launches show that it has work, and `sees` whether it ever asks if its work is done.
@@ -49,6 +50,8 @@ class Load:
     kernel: float = 0.001
     waits: bool = True
     sees: bool = True
+    pieces: int = 1
+    gap: float = 0.00005
 
 
 @dataclass(slots=True)
@@ -69,6 +72,8 @@ class _Context:
     read: int = 0  # launches when the daemon last looked
     ran: int = 0
     latencies: list[float] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)  # those of the first piece of each request
+    left: int = 0  # pieces of the request to come
 
     @property
     def kernel(self) -> int:
@@ -182,6 +187,7 @@ class VirtualCard:
         for context in self._contexts.values():
             context.ran = 0
             context.latencies.clear()
+            context.firsts.clear()
 
     def share(self, tenant: str) -> float:
         """Of the time since the mark, 0 to 1: what its work had of the card, switches not counted."""
@@ -191,6 +197,10 @@ class VirtualCard:
     def latencies(self, name: str) -> list[float]:
         """Of each job that ended since the mark, from its coming to its end, in seconds."""
         return self._contexts[name].latencies
+
+    def firsts(self, name: str) -> list[float]:
+        """The same of the first piece of each request, where a request has several."""
+        return self._contexts[name].firsts
 
     def paused(self, name: str) -> bool:
         """Whether it is stopped now."""
@@ -256,9 +266,17 @@ class VirtualCard:
         if self._contexts.get(context.name) is not context:
             return
         context.jobs.append(self._now)
+        context.left += context.load.pieces - 1
         if context.load.period != inf:
             self._at(self._now + round(context.load.period * 1e9), lambda: self._come(context))
         self._hand_over(context)
+
+    def _come_again(self, context: _Context) -> None:
+        """The next piece of the request."""
+        if self._contexts.get(context.name) is context and context.left:
+            context.left -= 1
+            context.jobs.append(self._now)
+            self._hand_over(context)
 
     def _hand_over(self, context: _Context) -> None:
         if context.launch():
@@ -267,7 +285,11 @@ class VirtualCard:
     def _go_on(self, context: _Context) -> None:
         """Its job may have ended, or its kernel: then it hands over the next."""
         if context.jobs and context.done >= context.work:
-            context.latencies.append((self._now - context.jobs.popleft()) / 1e9)
+            took = (self._now - context.jobs.popleft()) / 1e9
+            first = context.load.pieces > 1 and (context.left + 1) % context.load.pieces == 0
+            (context.firsts if first else context.latencies).append(took)
+            if context.left and not context.jobs:
+                self._at(self._now + round(context.load.gap * 1e9), lambda: self._come_again(context))
             context.launched_before += context.launched
             context.done = context.launched = 0
         self._hand_over(context)
@@ -324,7 +346,7 @@ class VirtualCard:
         parts = divide(busy, *self.arbiter.weights())
         readings = {}
         for name, context in self._contexts.items():
-            readings[name] = _reading(context, parts.get(name, 0.0) * elapsed / 1e9)
+            readings[name] = _reading(context, parts.get(name, 0.0) * elapsed / 1e9, context.busy / 1e9)
             context.busy = 0
         self.arbiter.read(readings, self.now)
         orders = self.arbiter.tick(self.now)
@@ -381,9 +403,9 @@ class VirtualCard:
         self._round_at = max(self._now, due)
 
 
-def _reading(context: _Context, had: float) -> Reading:
+def _reading(context: _Context, had: float, busy: float) -> Reading:
     outstanding = bool(context.jobs) or (context.launches > 0 and not context.load.sees)
-    return Reading(context.launches, context.load.waits and bool(context.jobs), outstanding, had)
+    return Reading(context.launches, context.load.waits and bool(context.jobs), outstanding, had, busy)
 
 
 def _round_up(seconds: float) -> int:

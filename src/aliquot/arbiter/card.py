@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from aliquot.arbiter import slices
 from aliquot.arbiter.debts import Debts
+from aliquot.arbiter.gaps import LATENCY, Gaps
 from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import IDLE_AFTER, Context, Member, Reading, Roster
 from aliquot.arbiter.timeline import Taken
@@ -62,6 +63,7 @@ class CardArbiter:
     _behind: Rotation = field(default_factory=Rotation)  # offline contexts beside online ones, and ordinary ones
     _capped: Windows = field(default_factory=Windows)  # the same, under fixed-share
     _debts: Debts = field(default_factory=Debts)
+    _gaps: dict[str, Gaps] = field(default_factory=dict)  # of online tenants
     _former: tuple[str | None, str | None] = (None, None)  # whose windows it was before the last step
     _lent: str | None = None  # the ordinary context that left a part of its turn to offline work
     _online_was_active: bool = False
@@ -71,6 +73,8 @@ class CardArbiter:
 
     def admit(self, member: Member) -> None:
         """A tenant of this card, or what changed about it."""
+        if member.app_class is AppClass.ONLINE:
+            self._gaps.setdefault(member.tenant, Gaps()).latency = member.latency or LATENCY
         self.roster.members[member.tenant] = member
 
     def dismiss(self, tenant: str) -> None:
@@ -78,6 +82,7 @@ class CardArbiter:
         self.roster.members.pop(tenant, None)
         self.preemptions.pop(tenant, None)
         self._debts.forget(tenant)
+        self._gaps.pop(tenant, None)
         for name in [context.name for context in self.roster.contexts.values() if context.tenant == tenant]:
             self.leave(name)
 
@@ -106,6 +111,8 @@ class CardArbiter:
     def leave(self, name: str, now: float = -FOREVER) -> None:
         """The context is gone. What it had since the last reading cannot be read any more."""
         context = self.roster.contexts.pop(name, None)
+        if context is not None and context.tenant in self._gaps:
+            self._gaps[context.tenant].forget(name)
         if context is not None and context.settling and context.has_work and self._bound(context):
             self._debts.charge(context.tenant, min(SAMPLE, self.roster.unread(now)))
         self._ordered.pop(name, None)
@@ -123,12 +130,23 @@ class CardArbiter:
 
     def read(self, readings: Mapping[str, Reading], now: float) -> None:
         """What the pages say now."""
+        self._read_gaps(readings, now)
         self.roster.read(readings, [name for name, was in self._ordered.items() if was.enabled is not False], now)
         for name, reading in readings.items():
             context = self.roster.contexts.get(name)
             if context is not None and context.settling and self._bound(context):
                 self._debts.charge(context.tenant, reading.had)
                 (self._capped if self._has_online() else self._front).refund(reading.had)
+
+    def _read_gaps(self, readings: Mapping[str, Reading], now: float) -> None:
+        """Of online contexts, from what they did since the last reading."""
+        elapsed = self.roster.unread(now)
+        for name, reading in readings.items():
+            context = self.roster.contexts.get(name)
+            if context is None or context.reading is None or context.tenant not in self._gaps or elapsed <= 0:
+                continue
+            launches = reading.launches - context.reading.launches
+            self._gaps[context.tenant].read(name, elapsed, reading.busy, launches, reading.outstanding)
 
     # --- decision --------------------------------------------------------------------------------------------
 
@@ -223,7 +241,7 @@ class CardArbiter:
             tiny = {context.name: slices.TINY if context.active else slices.BRIEF for context in behind}
             # Ordinary work takes turns with offline work: no length keeps the latter from cutting in.
             online = all(self._class_of(context) is AppClass.ONLINE for context in busy)
-            return tiny | slices.online(front, busy, cut=bool(behind) and online and self.rules.release_delay == 0)
+            return tiny | slices.online(front, busy, cut=bool(behind) and online and not self.rules.release_delay)
         if self.rules.isolation is Isolation.BURST_SHARE:
             by_quota = self.roster.quotas(context.tenant for context in front)
             return slices.proportional(front, by_quota) | slices.proportional(busy, by_quota)
@@ -249,6 +267,18 @@ class CardArbiter:
             return {context.name for context in front}
         turn = self._front.step(working, now) if policy is Isolation.FIXED_SHARE else self._gated.step(working, now)
         return {context.name for context in front if context.tenant == turn or not context.active}
+
+    def delay_of(self, tenant: str) -> float:
+        """Seconds for which this online tenant keeps an idle card."""
+        if self.rules.release_delay is not None:
+            return self.rules.release_delay
+        gaps = self._gaps.get(tenant)
+        return 0.0 if gaps is None else gaps.delay
+
+    def missed_of(self, tenant: str) -> int:
+        """Seconds in which this online tenant had more latency added than it accepts, by what switches cost."""
+        gaps = self._gaps.get(tenant)
+        return 0 if gaps is None else gaps.missed
 
     def _bound(self, context: Context) -> bool:
         """Whether windows bind it. Those in front of offline work they do not while online work is there."""
@@ -327,14 +357,16 @@ class CardArbiter:
     def _note_online(self, front: Sequence[Context], offline: Sequence[Context], now: float) -> None:
         """Whether offline work is held, by whom, and from whom the card was just taken."""
         online = [context for context in front if self._class_of(context) is AppClass.ONLINE]
-        delay = self.rules.release_delay
-        if not all(context.preemptible for context in offline):  # only a closed gate takes the card from them
-            delay = max(delay, IDLE_AFTER)
+        # Only a closed gate takes the card from those that are not preemptible.
+        least = 0.0 if all(context.preemptible for context in offline) else IDLE_AFTER
+        delays = {context.name: max(least, self.delay_of(context.tenant)) for context in online}
         latest = max((context.last_active for context in online), default=float("-inf"))
-        by = next((context.tenant for context in online if context.last_active == latest), None)
-        was_held, held = self.held, bool(offline) and delay > 0 and now < latest + delay
+        last = max(online, key=lambda one: (one.last_active + delays[one.name], one.last_active), default=None)
+        by, delay = (None, 0.0) if last is None else (last.tenant, delays[last.name])
+        release = float("-inf") if last is None else last.last_active + delay
+        was_held, held = self.held, bool(offline) and delay > 0 and now < release
         self.held_by = by if held else None
-        self._release = latest + delay if held else FOREVER
+        self._release = release if held else FOREVER
         active = now - latest < max(delay, IDLE_AFTER)
         taken = held and not was_held if delay > 0 else active and not self._online_was_active
         if taken:
@@ -371,7 +403,8 @@ class CardArbiter:
                 stop = Hold(context.name) if holds else Pause(context.name)
                 (resumes if may else pauses).append(Resume(context.name) if may else stop)
                 was.enabled, was.held = may, holds
-            if not context.quiet:
+            # Online work that was let go is to be heard of at once: its next launch takes the card.
+            if not (context.resting if self._class_of(context) is AppClass.ONLINE else context.quiet):
                 was.armed = False
             elif not was.armed:
                 was.armed = True

@@ -25,23 +25,26 @@ _LEAST = 0.01  # the part of a card that is left to a tenant beside those who bo
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A tenant of the card: its class, and its quota of compute (None: it asked for none)."""
+    """A tenant of the card: its class, its quota of compute (None: it asked for none), and the latency in seconds that
+    online work accepts to have added (None: it did not say)."""
 
     tenant: str
     app_class: AppClass
     quota_milli: int | None
+    latency: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What a process's line on the page says: launches so far, whether a thread is inside a call that waits, whether
-    there is work that it has not yet seen done; and what it had of the card since the last reading, in seconds
-    (account.py)."""
+    there is work that it has not yet seen done; and, since the last reading, in seconds: what it had of the card
+    (account.py), and how long it had work."""
 
     launches: int
     waiting: bool
     outstanding: bool = False
     had: float = 0.0
+    busy: float = 0.0
 
 
 @dataclass(slots=True)
@@ -66,6 +69,11 @@ class Context:
     def quiet(self) -> bool:
         """Whether nothing was heard of it lately: its next launch is worth a call."""
         return self.idle_for >= IDLE_AFTER
+
+    @property
+    def resting(self) -> bool:
+        """Whether it did nothing since the last reading and has nothing to do."""
+        return self.quiet or (self.idle_for > 0 and self.reading is not None and not self.reading.outstanding)
 
     @property
     def active(self) -> bool:

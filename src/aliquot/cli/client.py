@@ -15,6 +15,7 @@ from aliquot.adapters.host.home import SYSTEM_RUN, homes
 from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, parse_duration
 from aliquot.cli.errors import InputError
 from aliquot.model.status.machine import Status
+from aliquot.model.tenant import AUTO
 
 _DENIED = 77
 _LONGEST_DELAY = 60.0
@@ -55,16 +56,18 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
 
 class Delay(Duration):
-    """A release delay. A number alone is refused: 100 would be seconds, and milliseconds are meant."""
+    """A release delay, or `auto`. A number alone is refused: 100 would be seconds, and milliseconds are meant."""
 
     name = "delay"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == AUTO:
+            return AUTO
         if isinstance(value, str) and re.fullmatch(r"\s*[0-9.]*[1-9][0-9.]*\s*", value):
-            self.fail(f"{value} needs a unit, as in {value.strip()}ms: 0 to 60s", param, ctx)
+            self.fail(f"{value} needs a unit, as in {value.strip()}ms: auto, or 0 to 60s", param, ctx)
         seconds = super().convert(value, param, ctx)
         if seconds > _LONGEST_DELAY:  # as the daemon would refuse it
-            self.fail(f"{value} is not allowed: 0 to 60s, for example 100ms", param, ctx)
+            self.fail(f"{value} is not allowed: auto, or 0 to 60s, for example 100ms", param, ctx)
         return seconds
 
 

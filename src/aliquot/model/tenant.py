@@ -35,12 +35,15 @@ class Tenant:
     started: int | None = None
 
 
+AUTO = "auto"  # a release delay that is learned, in words
+
+
 @dataclass(frozen=True, slots=True)
 class SharingRules:
     """The node's policy: how tenants of one class share, and how long online work keeps a card when it is idle."""
 
     isolation: Isolation = Isolation.BEST_EFFORT
-    release_delay: float = 0.1  # seconds; 0: an idle card is released at once
+    release_delay: float | None = 0.1  # seconds; 0: an idle card is released at once; None: learned (arbiter/gaps.py)
     kill_after: float | None = None  # seconds that a tenant may be over its memory limit; None: it is only reported
 
 

@@ -51,6 +51,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def release_delay(seconds: float | None) -> str:
+    """ "100ms"; None: "auto"."""
+    return "auto" if seconds is None else duration(seconds)
+
+
 def duration(seconds: float) -> str:
     """In one or two units: "100ms", "5s", "2m05s", "3h00m", "2d01h"."""
     if 0 < seconds < 1:

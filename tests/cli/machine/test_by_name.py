@@ -111,7 +111,7 @@ def test_ps_shows_who_runs_and_who_waits(machine: Machine) -> None:
 def test_top_shows_each_card_with_its_tenants(machine: Machine) -> None:
     machine.detach("--name", "serve", "--class", "online", "--memory", "8", "--core", "30", "--", *FOREVER)
     shown = machine.aliquot("top").stdout
-    assert "policy best-effort, release delay 100ms" in shown
+    assert "policy best-effort, release delay auto" in shown
     assert "card 0  Paper 1000, busy 0%, 0 GiB of 24 GiB in use, 8 GiB and 30% of compute booked" in shown
     assert "serve  online   30%      -              0 GiB / 8 GiB  none        -  idle" in shown
     told = machine.status()
@@ -176,17 +176,18 @@ def test_stop_continues_after_unknown_name(machine: Machine) -> None:
 
 
 def test_policy_set_while_running(machine: Machine) -> None:
-    assert machine.aliquot("policy").stdout == "policy best-effort, release delay 100ms\n"
-    assert machine.aliquot("policy", "set", "fixed-share").stdout == "policy fixed-share, release delay 100ms\n"
+    assert machine.aliquot("policy").stdout == "policy best-effort, release delay auto\n"
+    assert machine.aliquot("policy", "set", "fixed-share").stdout == "policy fixed-share, release delay auto\n"
     assert machine.aliquot("policy", "release-delay", "0").stdout == "policy fixed-share, release delay 0s\n"
     assert machine.aliquot("policy", "get").stdout == "policy fixed-share, release delay 0s\n"
     assert machine.aliquot("policy", "release-delay", "1500ms").stdout == "policy fixed-share, release delay 1.5s\n"
-    for text, allowed in (("2m", "is not allowed: 0 to 60s, for example"), ("100", "needs a unit, as in")):
+    assert machine.aliquot("policy", "release-delay", "auto").stdout == "policy fixed-share, release delay auto\n"
+    for text, allowed in (("2m", "is not allowed: auto, or 0 to 60s, for example"), ("100", "needs a unit, as in")):
         result = machine.aliquot("policy", "release-delay", text)
         assert result.returncode == 2
         assert f"{text} {allowed} 100ms" in result.stderr
     machine.aliquot("policy", "set", "best-effort")
-    machine.aliquot("policy", "release-delay", "100ms")
+    machine.aliquot("policy", "release-delay", "auto")
 
 
 def _state(pid: int) -> str:

@@ -82,7 +82,7 @@ def test_users_stop_only_their_own_runs(machine: Machine) -> None:
 def test_only_owner_changes_settings(machine: Machine, words: list[str], what: str) -> None:
     result = as_nobody(machine, *words)
     assert (result.returncode, result.stderr) == (77, f"aliquot: only root may {what}\n")
-    assert as_nobody(machine, "policy").stdout == "policy best-effort, release delay 100ms\n"
+    assert as_nobody(machine, "policy").stdout == "policy best-effort, release delay auto\n"
 
 
 def test_up_refuses_home_of_other_user(tmp_path: Path) -> None:

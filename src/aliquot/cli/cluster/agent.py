@@ -18,6 +18,7 @@ from aliquot.cli.cluster.nodeoptions import node_name, nodename_option, run_dir_
 from aliquot.cli.enforcement import check_enforcement, enforce_options, kill_after
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
+from aliquot.model.tenant import AUTO
 
 if TYPE_CHECKING:
     from aliquot.adapters.gpu.player import Playing
@@ -115,7 +116,7 @@ def _enforcement(command: Any) -> Any:
     type=Delay(),
     default="100ms",
     show_default=True,
-    help="How long online work keeps a card after its last kernel; 0: release it at once",
+    help="How long online work keeps a card after its last kernel; 0: release it at once; auto: learned from its gaps",
 )
 @_enforcement
 @click.option(
@@ -263,7 +264,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         environment_by_file=bool(given["host_access"].lacking),
         kubelet=given["kubelet_dir"],
         rules=Rules(gpushare_unit=MemoryUnit(given["memory_unit"]), served=given["served"]),
-        release_delay=given["release_delay"],
+        release_delay=None if given["release_delay"] == AUTO else given["release_delay"],
         kill_after=kill_after(given["enforce"], given["enforce_grace"]),
         port=given["port"],
         bind_address=given["bind_address"],

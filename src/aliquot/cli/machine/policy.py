@@ -8,7 +8,7 @@ import click
 
 from aliquot.cli.client import Delay, ask
 from aliquot.cli.machine.up import POLICY_CHOICES
-from aliquot.wording.amounts import duration
+from aliquot.wording.amounts import release_delay as delay_text
 
 
 @click.group(invoke_without_command=True)
@@ -40,10 +40,11 @@ def set_policy(name: str) -> None:
 
 @policy.command(name="release-delay", short_help="Set how long an idle card stays reserved for online work.")
 @click.argument("delay", type=Delay())
-def release_delay(delay: float) -> None:
-    """Set how long an idle card stays reserved for online work: 100ms, or 0 to release it at once."""
+def release_delay(delay: float | str) -> None:
+    """Set how long an idle card stays reserved for online work: auto (learned from the gaps in its work), a time such
+    as 100ms, or 0 to release it at once."""
     _show(ask({"op": "policy", "release_delay": delay}))
 
 
 def _show(answer: dict[str, Any]) -> None:
-    click.echo(f"policy {answer['policy']}, release delay {duration(answer['release_delay_seconds'])}")
+    click.echo(f"policy {answer['policy']}, release delay {delay_text(answer['release_delay_seconds'])}")

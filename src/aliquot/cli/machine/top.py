@@ -20,7 +20,7 @@ from aliquot.cli.client import ask, parse_status, read_status
 from aliquot.cli.pods.rows import compute, paused_time, waiting_lines
 from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
 from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
-from aliquot.wording.amounts import duration, memory
+from aliquot.wording.amounts import duration, memory, release_delay
 from aliquot.wording.shortage import reason
 from aliquot.wording.states import state_words
 
@@ -69,7 +69,7 @@ def view(status: Status, width: int | None = None) -> str:
     kill_after = status.rules.kill_after_seconds
     lines = [
         (f"node {node}, " if node else "")
-        + f"policy {status.rules.policy}, release delay {duration(status.rules.release_delay_seconds)}"
+        + f"policy {status.rules.policy}, release delay {release_delay(status.rules.release_delay_seconds)}"
         + (f", simulated cards {simulated}" if simulated else "")
         + ("" if kill_after is None else f", ends processes over their memory limit after {duration(kill_after)}")
     ]

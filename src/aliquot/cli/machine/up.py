@@ -51,8 +51,8 @@ _OPTIONS = (
     click.option(
         "--release-delay",
         type=Delay(),
-        help="How long an idle card stays reserved for online work: 100ms, or 0 to release it at once  "
-        "[default: as set last]",
+        help="How long an idle card stays reserved for online work: auto (learned from its gaps), a time such as "
+        "100ms, or 0 to release it at once  [default: as set last, at first auto]",
     ),
     *enforce_options("as set last, at first report"),
     click.option(
@@ -106,7 +106,7 @@ def check_up_options(
 
 def up_words(
     policy: str | None,
-    release_delay: float | None,
+    release_delay: float | str | None,
     rules: str | None,
     simulate: str | None,
     listen: str | None,
@@ -123,7 +123,7 @@ def up_words(
         ("--simulate", simulate),
         ("--listen", listen),
         ("--token-file", None if token_file is None else token_file.absolute()),
-        ("--release-delay", None if release_delay is None else f"{release_delay * 1000:g}ms"),
+        ("--release-delay", f"{release_delay * 1000:g}ms" if isinstance(release_delay, float) else release_delay),
         ("--log-limit", None if log_limit is None else f"{log_limit >> 20}MiB" if log_limit else "0"),
         ("--enforce", enforce),
         ("--enforce-grace", None if enforce_grace is None else f"{enforce_grace * 1000:g}ms"),

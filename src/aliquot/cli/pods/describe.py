@@ -35,7 +35,7 @@ from aliquot.model.status.machine import (
     Status,
     WorkloadStatus,
 )
-from aliquot.wording.amounts import duration, memory
+from aliquot.wording.amounts import memory, release_delay
 from aliquot.wording.states import state_words
 
 _KEY = 12  # columns of the names on the left
@@ -207,7 +207,7 @@ def _node(status: Status, node: NodeStatus) -> Iterator[str]:
     if status.daemon.simulated:
         yield _line("Simulated", status.daemon.simulated)
     yield _line("Offers", ", ".join(node.offers) or "nothing")
-    yield _line("Policy", f"{node.policy}, release delay {duration(status.rules.release_delay_seconds)}")
+    yield _line("Policy", f"{node.policy}, release delay {release_delay(status.rules.release_delay_seconds)}")
     for card in cards_on(status, node):
         yield ""
         yield from _node_card(status, card)

@@ -38,7 +38,7 @@ class RulesStatus(Struct):
     """How tenants share."""
 
     policy: Isolation
-    release_delay_seconds: float
+    release_delay_seconds: float | None  # null: auto
     kill_after_seconds: float | None = None  # null: a tenant over its memory limit is only reported
 
 

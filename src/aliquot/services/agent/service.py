@@ -105,7 +105,7 @@ class Settings:
     environment_by_file: bool = False  # without CDI and without the webhook: the shim sets the environment
     kubelet: Path = Path("/var/lib/kubelet")
     rules: Rules = dialects.DEFAULT_RULES
-    release_delay: float = 0.1
+    release_delay: float | None = 0.1  # None: learned
     kill_after: float | None = None  # seconds over its memory limit after which a Pod's processes are ended
     handover: float = 3.0  # seconds for the scheduler to acknowledge that the agent stops
     port: int = 9479

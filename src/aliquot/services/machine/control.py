@@ -32,6 +32,7 @@ from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenancy import Tenancy
+from aliquot.model.tenant import AUTO
 from aliquot.services.daemon.connections import PIECE, Client, Clients
 from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of, send
 from aliquot.services.daemon.pace import Steps
@@ -222,9 +223,10 @@ class ControlServer:
             except ValueError:
                 raise invalid(Invalid("policy", policy, ", ".join(Isolation))) from None
         if delay is not None:
-            if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay <= _LONGEST_DELAY:
-                raise invalid(Invalid("release-delay", delay, "0 to 60s, for example 100ms"))
-            rules = replace(rules, release_delay=float(delay))
+            known = not isinstance(delay, bool) and isinstance(delay, int | float) and 0 <= delay <= _LONGEST_DELAY
+            if delay != AUTO and not known:
+                raise invalid(Invalid("release-delay", delay, "auto, or 0 to 60s, for example 100ms"))
+            rules = replace(rules, release_delay=None if delay == AUTO else float(delay))
         if rules != self.machine.rules:
             self._owner_only(caller, "change the policy")
             await self.machine.change_rules(rules)

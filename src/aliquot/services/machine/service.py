@@ -27,7 +27,7 @@ from aliquot.dialects import QgpuRules
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
 from aliquot.model.tenancy import Tenancy
-from aliquot.model.tenant import SharingRules
+from aliquot.model.tenant import AUTO, SharingRules
 from aliquot.placement.waste import Waste
 from aliquot.services.daemon.control import about, listen, unlink
 from aliquot.services.daemon.home import StartError, make_home, take_lock
@@ -41,7 +41,7 @@ from aliquot.services.machine.logs import RunLogs
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import Arbiter, LocalMachine
 from aliquot.services.runtime.meter import CardMeter
-from aliquot.wording.amounts import duration, memory
+from aliquot.wording.amounts import duration, memory, release_delay
 
 USUAL = Listen("127.0.0.1", 9478, usual=True)
 _LOG = logging.getLogger("aliquot")
@@ -70,7 +70,7 @@ class Setup:
     environment: dict[str, str]  # of every tenant
     front: dict[str, list[str]]  # prepended to path lists of every tenant, for example LD_PRELOAD
     policy: Isolation | None = None
-    release_delay: float | None = None
+    release_delay: float | str | None = None  # "auto": learned
     enforce: str | None = None  # report or kill
     kill_after: float | None = None  # seconds over its memory limit; only with `enforce`
     qgpu_rules: QgpuRules | None = None  # for manifests that are applied without --rules
@@ -181,7 +181,9 @@ def _rules(rules: SharingRules, setup: Setup) -> SharingRules:
         rules = replace(rules, isolation=setup.policy)
     if setup.enforce is not None:
         rules = replace(rules, kill_after=setup.kill_after)
-    return rules if setup.release_delay is None else replace(rules, release_delay=setup.release_delay)
+    if setup.release_delay is None:
+        return rules
+    return replace(rules, release_delay=None if setup.release_delay == AUTO else float(setup.release_delay))
 
 
 def _qgpu_rules(store: Store, chosen: QgpuRules | None) -> QgpuRules:
@@ -224,7 +226,7 @@ def _ready(machine: LocalMachine, simulated: str | None, url: str | None, qgpu: 
     count = len(machine.cards)
     words = [
         f"ready: {count} {'simulated ' if simulated else ''}card{'s' * (count > 1)} ({cards})",
-        f"policy {machine.rules.isolation.value}, release delay {machine.rules.release_delay * 1000:g}ms",
+        f"policy {machine.rules.isolation.value}, release delay {release_delay(machine.rules.release_delay)}",
     ]
     if machine.rules.kill_after is not None:
         words.append(f"ends processes over their memory limit after {duration(machine.rules.kill_after)}")

@@ -35,7 +35,7 @@ from aliquot.model.grant import Grant
 from aliquot.model.node import Isolation, deal
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy, shares_of
-from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
+from aliquot.model.tenant import AUTO, Finding, SharingRules, Standing, Tenant
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
@@ -118,10 +118,10 @@ class LocalMachine:
     def _stored_rules(self) -> SharingRules:
         isolation, delay = self.store.setting("policy"), self.store.setting("release_delay")
         kill_after = self.store.setting("kill_after")
-        rules = SharingRules(kill_after=float(kill_after) if kill_after else None)
+        rules = SharingRules(release_delay=None, kill_after=float(kill_after) if kill_after else None)
         if isolation is not None:
             rules = replace(rules, isolation=Isolation(isolation))
-        return rules if delay is None else replace(rules, release_delay=float(delay))
+        return rules if delay in (None, AUTO) else replace(rules, release_delay=float(delay))
 
     def configure(self, rules: SharingRules) -> None:
         """Apply the rules now, and keep them if the disk has room."""
@@ -139,7 +139,7 @@ class LocalMachine:
     def _keep_rules(self, rules: SharingRules) -> None:
         """For the next daemon."""
         self.store.set("policy", rules.isolation.value)
-        self.store.set("release_delay", repr(rules.release_delay))
+        self.store.set("release_delay", AUTO if rules.release_delay is None else repr(rules.release_delay))
         self.store.set("kill_after", "" if rules.kill_after is None else repr(rules.kill_after))
 
     def _apply_rules(self, rules: SharingRules) -> None:

@@ -201,7 +201,13 @@ class CardLoop:
         self._trace.add((self._read_at, now, parts, self.arbiter.held))
         self._read_at = now
         readings = {
-            name: Reading(use.launches, waits, use.busy_since_ns != 0, parts.get(name, 0.0) * elapsed)
+            name: Reading(
+                use.launches,
+                waits,
+                use.busy_since_ns != 0,
+                parts.get(name, 0.0) * elapsed,
+                busy.get(name, 0.0) * elapsed,
+            )
             for name, (use, waits) in uses.items()
         }
         self.arbiter.read(readings, now)
