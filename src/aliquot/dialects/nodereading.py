@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from aliquot.dialects import gpushare, hami, native, qgpu, t9k
+from aliquot.dialects import dra, gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.nodes import Capacity, NodeView, cards_from
 from aliquot.dialects.pods import Json
@@ -73,6 +73,11 @@ def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory:
     mix = node.labels.get(native.MIX_LABEL, "false")
     if mix not in ("true", "false"):
         problems.append(Invalid(f'metadata.labels["{native.MIX_LABEL}"]', mix, "true or false"))
+    by_claims = node.labels.get(dra.LABEL, "false")
+    if by_claims not in ("true", "false"):
+        problems.append(Invalid(f'metadata.labels["{dra.LABEL}"]', by_claims, "true or false"))
+    if by_claims == "true":  # kube-scheduler gives its cards to claims
+        return frozenset()
     return found if mix == "true" or Offer.QGPU not in found else found - {Offer.T9K_EXCLUSIVE}
 
 
@@ -123,7 +128,7 @@ class NodeReader:
         )
 
 
-_NODE_LABELS = (*qgpu.LABELS, *t9k.LABELS, *gpushare.LABELS, *hami.LABELS, native.MIX_LABEL)
+_NODE_LABELS = (*qgpu.LABELS, *t9k.LABELS, *gpushare.LABELS, *hami.LABELS, *dra.LABELS, native.MIX_LABEL)
 _NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, hami.CARDS)
 
 

@@ -15,7 +15,7 @@ class Tenancy:
     """`shares` has one entry per card, by its UUID: the most that the tenant uses there at once. The card numbers in it
     were right when it was booked."""
 
-    id: str  # of a Pod its UID
+    id: str  # of a Pod or a claim its UID
     namespace: str  # empty for a run
     name: str
     app_class: AppClass
@@ -27,6 +27,8 @@ class Tenancy:
     started: int | None = None  # when the kernel started that
     command: tuple[str, ...] = ()
     log: str | None = None  # output file of a detached run
+    # Only of a node:
+    claim: bool = False  # a ResourceClaim, which several Pods may share
 
     @property
     def key(self) -> str:

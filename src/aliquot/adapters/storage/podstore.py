@@ -1,4 +1,4 @@
-"""The agent's state in SQLite: which Pods hold how much of which card, and the cards.
+"""The agent's state in SQLite: which Pods and ResourceClaims hold how much of which card, and the cards.
 
 There are no copies: when the file is lost, the agent asks the API server and the kubelet again. When it is lost while
 the agent runs (people delete files that are in use), everything known is written to a new file before the next write.
@@ -53,6 +53,8 @@ _STEPS = (
     ) {STRICT};
     CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) {STRICT};
     """,
+    # 2: ResourceClaims are tenants too
+    "ALTER TABLE tenancies ADD COLUMN claim INTEGER NOT NULL DEFAULT 0;",
 )
 _OLDEST = 1  # the first version whose program may use a file that all steps have made
 
@@ -63,7 +65,7 @@ class PodStore(TenantStore):
     table, owner = "tenancies", "pod"
     columns: ClassVar[Mapping[str, str]] = {
         "uid": "id",
-        **{name: name for name in ("namespace", "name", "created")},
+        **{name: name for name in ("namespace", "name", "created", "claim")},
         "class": "app_class",
     }
 

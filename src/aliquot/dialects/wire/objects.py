@@ -46,11 +46,19 @@ class Metadata(msgspec.Struct, rename="camel", gc=False):
     creation_timestamp: str | None = None
 
 
+class UsedClaim(msgspec.Struct, gc=False):
+    """A claim of the Pod that a container uses, or one request of it."""
+
+    name: str = ""
+    request: str = ""
+
+
 class Resources(msgspec.Struct, gc=False):
     """What a container, or a whole Pod, asks for."""
 
     limits: Amounts | None = None
     requests: Amounts | None = None
+    claims: list[UsedClaim] | None = None
 
 
 class FieldRef(msgspec.Struct, rename="camel", gc=False):
@@ -81,6 +89,13 @@ class ContainerObject(msgspec.Struct, rename="camel", gc=False):
     env: list[EnvObject] | None = None
 
 
+class PodClaim(msgspec.Struct, rename="camel", gc=False):
+    """A ResourceClaim that the Pod uses, under a name of its own; in the status, the name of one that was made."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
 class PodSpec(msgspec.Struct, rename="camel", gc=False):
     """What is read of it."""
 
@@ -94,6 +109,7 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
     resources: Resources | None = None
     scheduling_gates: list[Any] | None = None
     tolerations: list[Any] | None = None
+    resource_claims: list[PodClaim] | None = None
 
 
 class Condition(msgspec.Struct, rename="camel", gc=False):
@@ -111,6 +127,8 @@ class PodStatus(msgspec.Struct, rename="camel", gc=False):
     phase: str | None = None
     start_time: str | None = None
     conditions: list[Condition] | None = None
+    resource_claim_statuses: list[PodClaim] | None = None
+    extended_resource_claim_status: PodClaim | None = None  # of a DeviceClass with an extended resource's name
 
 
 class PodObject(msgspec.Struct, gc=False):

@@ -21,7 +21,7 @@ from aliquot.dialects.wire.cdi import parse_spec, render_spec
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from aliquot.model.tenant import SharingRules
 from aliquot.services.agent.libraries import install_libraries
-from aliquot.services.agent.service import Agent, Parts, Settings
+from aliquot.services.agent.service import Agent, ClaimUsers, Parts, Settings
 from aliquot.services.runtime.arbiterd import Arbiterd
 from aliquot.services.runtime.hardlimits import HardLimits
 from aliquot.services.runtime.health import CardHealth
@@ -49,12 +49,14 @@ def run_agent(
         if not health.cards:
             raise NvmlError("NVML lists no card")
         numbers = {card.uuid: card.index for card in health.cards}
+        users = ClaimUsers()
         arbiter = Arbiterd(
             health.cards,
             rules=SharingRules(),
             nvml=nvml,
             simulated=playing is not None,
             whose=cgroups.pod_of,
+            claims_of=users,
             hard_limits=HardLimits(nvml.limit_memory, cgroups.pod_folder),
         )
         file = None if driver == "runtime" else DriverFile(wanted=driver == "cdi")
@@ -71,6 +73,8 @@ def run_agent(
                     libraries,
                     CardMeter(health.cards, nvml, every=_METER_INTERVAL),
                     nvml.minors(),
+                    nvml.driver(),
+                    users,
                 ),
             )
         )

@@ -16,7 +16,7 @@ from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.checkpoint import Entry
 from aliquot.adapters.kubelet.podresources import Holder
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
-from aliquot.dialects import hami
+from aliquot.dialects import dra, hami
 from aliquot.dialects.wire.advertising import is_token
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.otherplugins import DRIVER, GROUP, CardIds, device_uuids, served_version
@@ -29,6 +29,7 @@ _INTERVAL = 2.0  # seconds between two calls where another plugin serves the nod
 _SELDOM = 10.0  # ... and where none is known
 _READ = 10.0  # seconds between two readings of ResourceSlices for a new name ...
 _SELDOM_READ = 600.0  # ... and for names that they did not explain
+_OWN_DRIVER = f"{DRIVER}{dra.DRIVER}"
 _UNKNOWN = "the kubelet does not say which cards Pods of other device plugins hold"
 
 
@@ -158,7 +159,7 @@ def _of_others(resource: str, devices: frozenset[str]) -> frozenset[str]:
     """The devices that are not ours. nvidia.com/gpu may be ours or another plugin's: the form of the ID says whose."""
     if resource == hami.CARDS:
         return frozenset(device for device in devices if not is_token(device))
-    return frozenset() if resource in RESOURCES else devices
+    return frozenset() if resource in RESOURCES or resource == _OWN_DRIVER else devices
 
 
 def _of_drivers(holders: Iterable[Holder]) -> set[tuple[str, str]]:
@@ -167,7 +168,7 @@ def _of_drivers(holders: Iterable[Holder]) -> set[tuple[str, str]]:
     return {
         (resource.removeprefix(DRIVER), device)
         for resource, devices in held
-        if resource.startswith(DRIVER)
+        if resource.startswith(DRIVER) and resource != _OWN_DRIVER
         for device in devices
     }
 

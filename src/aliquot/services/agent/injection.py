@@ -87,7 +87,7 @@ class CdiInjector:
         self._names.pop(name, None)
         return Allocation(cdi=(name.qualified,))
 
-    def inject(self, resource: str, ids: frozenset[str], injection: Injection, pod: PodObject) -> None:
+    def inject(self, resource: str, ids: frozenset[str], injection: Injection, pod: PodObject | None = None) -> None:
         tenancy, libraries, name = injection.tenancy, self._libraries, name_of(resource, ids)
         driver = libraries.driver(injection.cards)
         edits = Edits(
@@ -108,6 +108,10 @@ class CdiInjector:
 
     def owners(self) -> dict[str, str]:
         return {name.qualified: uid for name, uid in self._names.items()}
+
+    def specs(self) -> list[Spec]:
+        """All specs that are there. Raises CdiError."""
+        return self._folder.specs() if self._folder.path.is_dir() else []
 
 
 class MountInjector:

@@ -79,6 +79,16 @@ class NodeReporter:
         return self._seen is not None
 
     @property
+    def labels(self) -> Mapping[str, str]:
+        """The Node's labels, as last reported."""
+        return self._labels or {}
+
+    @property
+    def uid(self) -> str:
+        """The Node's UID; empty while there is none of our name."""
+        return self._seen.metadata.uid if self._seen else ""
+
+    @property
     def beside_others(self) -> bool:
         """Whether another device plugin advertises cards on the Node, or did."""
         return self._seen is not None and mentions_others(self._seen)
@@ -302,7 +312,7 @@ class NodeReporter:
         self._events.emit(self._reference(), reason, text, type=type, action="Watch")
 
     def _reference(self) -> ObjectRef:
-        return ObjectRef("Node", self._name, uid=self._seen.metadata.uid if self._seen else "")
+        return ObjectRef("Node", self._name, uid=self.uid)
 
 
 def _pod_ref(tenancy: Tenancy) -> ObjectRef:

@@ -2,7 +2,8 @@
 
     plugins     a device plugin for each resource that the node's labels enable, through restarts of the kubelet
     allocator   which Pod holds a container's devices, and which cards it was granted
-    tenants     the Pods as tenants of the arbiter, whose threads run beside this loop
+    tenants     the Pods and claims as tenants of the arbiter, whose threads run beside this loop
+    dra         on nodes labelled for it: the same cards by ResourceClaims, instead of device plugins
     health      unhealthy cards: reported to the kubelet, to the scheduler (inventory) and in events
     upkeep      once a second: releases ended Pods, emits findings, writes what has changed
 
@@ -16,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,6 +52,9 @@ from aliquot.services.agent.allocation import Allocator
 from aliquot.services.agent.control import AgentControl
 from aliquot.services.agent.deviceholders import DeviceHolders
 from aliquot.services.agent.deviceplugins import ALLOCATE, PRESTART, Plugins, Refused, timed
+from aliquot.services.agent.dra.driver import DraDriver
+from aliquot.services.agent.dra.preparation import ClaimPreparer
+from aliquot.services.agent.dra.site import AgentSite
 from aliquot.services.agent.foreignpods import ForeignPods
 from aliquot.services.agent.handover import hand_over
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
@@ -125,6 +129,18 @@ class Parts:
     libraries: Libraries
     meter: CardMeter | None = None  # samples the cards' usage; None: usage is not known
     minors: Mapping[str, int] = field(default_factory=dict)  # numbers of the cards' device files, by UUID
+    driver_version: str = ""
+    claim_users: ClaimUsers = field(default_factory=lambda: ClaimUsers())
+
+
+@dataclass(slots=True)
+class ClaimUsers:
+    """Tells the arbiter, which exists before the agent, which claims a Pod uses: their UIDs, by the Pod's."""
+
+    find: Callable[[str], Sequence[str]] = lambda pod: ()
+
+    def __call__(self, pod: str) -> Sequence[str]:
+        return self.find(pod)
 
 
 class Agent:
@@ -137,8 +153,9 @@ class Agent:
         self.events = Events(kube, "aliquot-agent", time.time, instance=settings.node_name)
         self.kubelet = Kubelet(settings.kubelet)
         self.reporter = NodeReporter(kube, self.events, settings.node_name, changed=self._node_changed)
+        cdi = CdiInjector(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.libraries)
         self.injector = RuntimeInjector(
-            CdiInjector(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.libraries),
+            cdi,
             MountInjector(settings.links, settings.tenants, parts.libraries, by_file=settings.environment_by_file),
             has_cdi=self._has_cdi,
         )
@@ -167,6 +184,8 @@ class Agent:
             adopted=lambda: self.foreign_pods.uids,
         )
         self.allocator = self._make_allocator()
+        self.claims = self._make_preparer(cdi)
+        self.dra = self._make_driver()
         self.delay = LoopDelay()
         self.calls = Calls(lambda: timestamp(time.time()), (ALLOCATE, PRESTART))
         handler = timed(self.allocator, self.calls, time.monotonic)
@@ -197,6 +216,37 @@ class Agent:
             clock=time.time,
             foreign_pods=self.foreign_pods,
             mark_assigned=self.reporter.mark_assigned,
+        )
+
+    def _make_preparer(self, injector: CdiInjector) -> ClaimPreparer:
+        preparer = ClaimPreparer(
+            self.kube,
+            self.pod_cache,
+            self.tenants,
+            injector,
+            node=self.node,
+            why_unhealthy=self._why_unhealthy,
+            admits=lambda: self.dra.admits_claims,
+            clock=time.time,
+        )
+        self.parts.claim_users.find = preparer.claims_of
+        return preparer
+
+    def _make_driver(self) -> DraDriver:
+        site = AgentSite(
+            self.reporter, self.tenants, self.pod_cache, self.node, self.parts.arbiter.standings, self._has_cdi
+        )
+        return DraDriver(
+            self.kube,
+            site,
+            self.parts.store,
+            self.claims,
+            node=self.settings.node_name,
+            kubelet=self.settings.kubelet,
+            driver_version=self.parts.driver_version,
+            simulated=self.settings.simulated is not None,
+            clock=time.monotonic,
+            changed=self.wake,
         )
 
     # --- start and stop ------------------------------------------------------------------------------------------
@@ -238,6 +288,7 @@ class Agent:
             self.reporter.run,
             self._restore,
             self.plugins.run,
+            self._serve_claims,
             self._upkeep,
             partial(collect_garbage, self.restored),
             self.delay.run,
@@ -286,6 +337,9 @@ class Agent:
             return f"the kubelet has not accepted {', '.join(sorted(missing))} yet"
         if self._refused is not None:
             return f"no resource can be advertised: {self._refused.sentence()}"
+        waits_for = self.dra.ready()
+        if waits_for is not None:
+            return waits_for
         return None if self.reporter.published else "the inventory is not on the Node yet"
 
     @property
@@ -340,6 +394,7 @@ class Agent:
             self._rules = rules
             self.parts.arbiter.configure(rules)
         self.wake()
+        self.dra.wake()
 
     # --- restore -------------------------------------------------------------------------------------------------
 
@@ -349,15 +404,16 @@ class Agent:
         await self.pods.synced.wait()
         await self.reporter.node_known.wait()
         pods = {pod.metadata.uid: pod for pod in self.pod_cache if not pod.finished}
-        for uid in list(self.tenants.tenancies):
-            if uid not in pods:
-                self.tenants.mark_ended(uid)
+        for tenancy in list(self.tenants.tenancies.values()):
+            if tenancy.id not in pods and not tenancy.claim:
+                self.tenants.mark_ended(tenancy.id)
+        await self.claims.recover()
         entries = self.kubelet.checkpoint() or ()
         foreign = self.foreign_pods.foreign_responses(entries)
         running = {uid for uid, pod in pods.items() if pod.runs}  # Pods that we refused hold devices, too
         ours = self.foreign_pods.admitted_by_us(entries) & running - foreign.keys()
         unknown = self.tenants.unknown_folders() | set(self.injector.owners().values()) | ours
-        for uid in unknown - self.tenants.tenancies.keys():
+        for uid in unknown - self.tenants.tenancies.keys() - self.claims.left_alone:
             self._readmit(uid, pods.get(uid))
         self._adopt(foreign)
         self.restored.set()
@@ -379,6 +435,12 @@ class Agent:
             log.info("tenant_readmitted", extra={"data": {"pod": key, "uid": uid}})
         except (Refused, AdmissionError, StoreError) as error:
             log.warning("tenant_not_readmitted", extra={"data": {"pod": key, "why": str(error)}})
+
+    async def _serve_claims(self) -> None:
+        await self.reporter.node_known.wait()
+        await self.restored.wait()
+        await self.claims.release_gone()
+        await self.dra.run()
 
     # --- upkeep --------------------------------------------------------------------------------------------------
 
@@ -428,6 +490,8 @@ class Agent:
     async def _advertise(self) -> None:
         """Offer the devices to the kubelet, with those that unhealthy cards take out."""
         node = self.node()
+        if not self.dra.offers_resources:
+            node = replace(node, offers=frozenset())
         if any(not card.usable for card in node.cards):
             await self._device_holders.refresh()
         held = self._device_holders.cards

@@ -43,7 +43,8 @@ class Arbiterd:
     """See the head of the file. All methods may be called from any thread, and are quick.
 
     `whose` returns the id of the tenant that a process belongs to. Where it is given, it alone decides: a process that
-    it does not know registers nowhere. Without it a process belongs to the tenant whose descendant it is.
+    it does not know registers nowhere. Without it a process belongs to the tenant whose descendant it is. `claims_of`
+    returns the tenants that are ResourceClaims of the Pod that `whose` has found.
     """
 
     def __init__(
@@ -54,11 +55,12 @@ class Arbiterd:
         nvml: Nvml,
         simulated: bool,
         whose: Callable[[int], str | None] | None = None,
+        claims_of: Callable[[str], Sequence[str]] = lambda pod: (),
         hard_limits: HardLimits | None = None,
     ) -> None:
         self._hard_limits = hard_limits
         self._loops = {card.uuid: CardLoop(card.uuid, rules) for card in cards}
-        self._whose = whose
+        self._whose, self._claims_of = whose, claims_of
         self._tenancies: dict[str, Tenancy] = {}
         self._sweeps = 0
         self._lock = threading.RLock()  # guards the tenancies and everything they hold
@@ -208,7 +210,7 @@ class Arbiterd:
             holders = [tenancy.page.holder(slot) for slot in tenancy.page.sweep()]
             # A Pod may have passed its page to another Pod, which would then keep its place after its end.
             return any(
-                pid == 0 or self._whose is None or self._whose(pid) == tenant_id for pid in holders if pid is not None
+                pid == 0 or self._whose is None or tenant_id in self._owners(pid) for pid in holders if pid is not None
             )
 
     # --- the tenant of a process --------------------------------------------------------------------------------
@@ -235,8 +237,11 @@ class Arbiterd:
         """As `whose` says; without it, the tenants whose descendant it is, the newest last: a process that asked again
         is the root of two. Empty: unknown (it left its parents, say)."""
         if self._whose is not None:
-            owner = self._whose(pid)
-            return [] if owner is None else [owner]
+            pod = self._whose(pid)
+            if pod is None:
+                return []
+            claims = [] if pod in self._tenancies else list(self._claims_of(pod))
+            return claims or [pod]
         anchors: dict[int, list[tuple[str, int | None]]] = {}
         for name, tenancy in self._tenancies.items():
             root = tenancy.tenant.root
