@@ -15,7 +15,7 @@ from aliquot.cli.cluster.agent import agent
 from aliquot.cli.cluster.installshim import install_shim
 from aliquot.cli.cluster.scheduler import scheduler
 from aliquot.cli.main import COMMANDS
-from aliquot.dialects import gpushare, hami, qgpu, t9k
+from aliquot.dialects import gpushare, hami, kai, qgpu, t9k
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.webhooks import CONFIGURATION, SECRET, VERBS_SECRET
 from kit.chart import CHART, ROOT, Json, Objects, containers, installed
@@ -236,6 +236,7 @@ def test_the_chart_knows_the_label_of_each_dialects_nodes() -> None:
         t9k.DIALECT: (t9k.ACCELERATOR_LABEL, "nvidia-gpu"),
         gpushare.DIALECT: (gpushare.NODE_LABEL, "true"),
         hami.DIALECT: (hami.LABEL, "true"),
+        kai.DIALECT: (kai.LABEL, "true"),
     }
 
 

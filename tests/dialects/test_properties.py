@@ -49,7 +49,7 @@ from kit.strategies import anything, mutated, places_of
 modest = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SEED, LATER = Rules(), Rules(qgpu=QgpuRules.Y2026, gpushare_unit=MemoryUnit.MIB)
-HAMI = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami"}))
+HAMI = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami", "kai"}))
 words = st.text("abcdefghij-0123456789", min_size=1, max_size=8)
 
 # Claims, each with the rules it was written under.
@@ -176,7 +176,16 @@ def hami_claims(draw: st.DrawFn) -> tuple[Claim, Rules]:
     ), HAMI
 
 
-claims = st.one_of(qgpu_claims(), t9k_claims(), gpushare_claims(), hami_claims())
+@st.composite
+def kai_claims(draw: st.DrawFn) -> tuple[Claim, Rules]:
+    percent = st.integers(1, 99) | st.integers(1001, 1999).map(lambda parts: parts / 1000)
+    pieces = st.tuples(
+        percent.map(lambda part: Slice(memory_percent=part)) | st.integers(1, 10**6).map(Slice), st.integers(1, 8)
+    )
+    return _claim(draw, draw(placed(pieces, most=1)), "kai", Offer.KAI), HAMI
+
+
+claims = st.one_of(qgpu_claims(), t9k_claims(), gpushare_claims(), hami_claims(), kai_claims())
 
 
 @modest

@@ -58,7 +58,13 @@ class Webhook:
 
 @contextmanager
 def a_webhook(
-    plane: ControlPlane, *, account: Path | None = None, wait: bool = True, port: int | None = None, **more: Any
+    plane: ControlPlane,
+    *,
+    account: Path | None = None,
+    wait: bool = True,
+    port: int | None = None,
+    rules: Rules | None = None,
+    **more: Any,
 ) -> Iterator[Webhook]:
     """A webhook on loopback that the API server knows of."""
     running = Webhook()
@@ -66,7 +72,9 @@ def a_webhook(
     settings = WebhookSettings(port=port, bind_address=HOST, where=f"https://{HOST}:{port}", **more)
 
     async def work(kube: Any) -> None:
-        await serve_webhook(kube, settings, Rules, is_leader=lambda: True, on_call=running.count, clock=time.time)
+        await serve_webhook(
+            kube, settings, lambda: rules or Rules(), is_leader=lambda: True, on_call=running.count, clock=time.time
+        )
 
     with Aside(plane, work, account=account):
         if wait:
@@ -219,6 +227,18 @@ def test_a_t9k_pod_gets_its_toleration_and_its_scheduler(fresh: ControlPlane) ->
     assert TOLERATION in spec["tolerations"]
     assert TOLERATION not in shared["tolerations"]
     assert [pod_spec["schedulerName"] for pod_spec in (spec, shared, own)] == ["t9k-scheduler", "t9k-scheduler", "mine"]
+
+
+def test_a_pod_of_kai_gets_the_resource_by_which_the_kubelet_calls_us(fresh: ControlPlane) -> None:
+    served = frozenset({"qgpu", "kai"})
+    with a_webhook(fresh, rules=Rules(served=served), served=served):
+        pod = objects.pod("half", {}, scheduler="kai-scheduler")
+        pod["metadata"]["annotations"] = {"gpu-fraction": "0.5"}
+        resources = created(fresh, pod)["spec"]["containers"][0]["resources"]
+        pod["metadata"]["annotations"] = {"nvidia.com/container.main.gpu-memory.requests": "4Gi"}
+        with pytest.raises(Refused, match=r"did you mean nvidia\.com/container\.main\.gpu-memory\.request"):
+            created(fresh, pod)
+    assert resources["limits"]["aliquot.dev/card-place"] == resources["requests"]["aliquot.dev/card-place"] == "1"
 
 
 def test_a_grant_that_was_left_in_a_template_is_taken_off_and_kubectl_warns(fresh: ControlPlane) -> None:

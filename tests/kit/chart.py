@@ -19,7 +19,8 @@ MODES = {
     "t9k": ("t9k",),
     "gpushare": ("gpushare",),
     "hami": ("hami",),
-    "all+hami": ("qgpu", "t9k", "gpushare", "hami"),
+    "kai": ("kai",),
+    "all+hami+kai": ("qgpu", "t9k", "gpushare", "hami", "kai"),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +16,7 @@ from aliquot.model.choice import Rule
 from aliquot.model.claim import CardFilter, Claim, Order, Preference
 from aliquot.model.reason import Reason
 from aliquot.placement.board import Board
-from aliquot.placement.book import occupant_of
+from aliquot.placement.book import Booking, Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from kit import manifests
 from kit.builders import a_board, a_node, asking
@@ -113,7 +115,7 @@ def test_a_filter_follows_a_card_whose_uuid_changes() -> None:
 
 # All dialects on the same cards.
 
-RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami"}))
+RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami", "kai"}))
 GPU = "nvidia.com/gpu"
 few, percent = st.integers(1, 2), st.integers(1, 100)
 amounts = st.one_of(
@@ -127,15 +129,27 @@ amounts = st.one_of(
 )
 
 
+fractions = st.one_of(
+    st.fixed_dictionaries({"gpu-fraction": st.integers(1000, 99_999).map("{}e-5".format)}),
+    st.fixed_dictionaries({"gpu-memory": st.integers(1, 16384).map(str)}),
+    st.fixed_dictionaries({"gpu-fraction": st.just("0.5"), "gpu-fraction-num-devices": few.map(str)}),
+)
+every_pod: st.SearchStrategy[tuple[list[dict[str, Any]], dict[str, str]]] = st.one_of(
+    st.tuples(st.lists(amounts, min_size=1, max_size=2), st.just({})), st.tuples(st.just([{}]), fractions)
+)
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.lists(amounts, min_size=1, max_size=2), min_size=1, max_size=12), st.sampled_from(sorted(POLICIES)))
-def test_no_card_is_booked_twice_by_pods_of_all_dialects(pods: list[list[dict[str, Any]]], policy: str) -> None:
+@given(st.lists(every_pod, min_size=1, max_size=12), st.sampled_from(sorted(POLICIES)))
+def test_no_card_is_booked_twice_by_pods_of_all_dialects(
+    pods: list[tuple[list[dict[str, Any]], dict[str, str]]], policy: str
+) -> None:
     board = a_board(a_node("a", 16, 15, 24))
     found = chooser(board, policy)
     on_card: dict[int, list[tuple[int, int, bool]]] = {}
-    for at, limits in enumerate(pods):
+    for at, (limits, marks) in enumerate(pods):
         containers = [manifests.a_container(f"c{place}", wanted) for place, wanted in enumerate(limits)]
-        claim = parse_pod(manifests.a_pod(f"p{at}", *containers), RULES)
+        claim = parse_pod(manifests.a_pod(f"p{at}", *containers, annotations=marks), RULES)
         grant = found.choose(claim) if isinstance(claim, Claim) else None
         if grant is None:
             continue
@@ -143,14 +157,38 @@ def test_no_card_is_booked_twice_by_pods_of_all_dialects(pods: list[list[dict[st
         board.take("a", occupant_of(claim, grant))
         for card, use in grant.usage().items():
             on_card.setdefault(card, []).append((use.memory_mib, use.core_milli, bool(use.exclusive)))
-        if claim.dialect == "hami":  # the MiB that were asked for, on as many different cards
+        if claim.dialect in ("hami", "kai"):  # the MiB that were asked for, on as many different cards
             for asked, given_ in zip(claim.containers, grant.containers, strict=True):
                 assert len({share.card for share in given_.shares}) == asked.count
                 for share in given_.shares:
                     size = board.nodes[0].cards[share.card].memory_mib if board.nodes[0] else 0
-                    wanted_mib = asked.slice.memory_mib or asked.slice.memory_percent * size // 100
+                    wanted_mib = asked.slice.memory_on(size)
                     assert share.memory_mib == wanted_mib
     for card, uses in on_card.items():
         assert sum(memory for memory, _, _ in uses) <= (16, 15, 24)[card] * 1024
         assert sum(core for _, core, _ in uses) <= 1000
         assert len(uses) == 1 or not any(exclusive for _, _, exclusive in uses)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_sixteen_halves_at_once_fill_eight_cards_and_overbook_none(policy: str) -> None:
+    """KAI issue 2153 reports three and four such Pods on one card. All are chosen before any is confirmed."""
+    order = random.Random(5)
+    for _ in range(100):
+        board = a_board(a_node("a", 16, 16, 16, 16), a_node("b", 16, 16, 16, 16))
+        ledger, found = Ledger(board), chooser(board, policy)
+        half = {"gpu-fraction": "0.5"}
+        pods = [manifests.a_pod(f"p{at}", manifests.a_container(), annotations=half) for at in range(17)]
+        claims = [claim for pod in pods if isinstance(claim := parse_pod(pod, RULES), Claim)]
+        grants = []
+        for claim in claims:
+            grant = found.choose(claim)
+            if grant is not None:
+                assert isinstance(ledger.assume(claim, grant, 60.0), Booking)
+                grants.append((claim, grant))
+        order.shuffle(grants)
+        for claim, grant in grants:  # binds are answered in any order
+            ledger.confirm(claim.uid, grant.node, occupant_of(claim, grant))
+        cards = Counter((grant.node, share.card) for _, grant in grants for share in grant.containers[0].shares)
+        assert set(cards.values()) == {2}
+        assert len(cards) == 8

@@ -22,7 +22,8 @@ EXCLUSIVE = {f"{_T9K}/accelerator": "nvidia-gpu", f"{_T9K}/node-alloc-mode": "xg
 SHARED = {f"{_T9K}/accelerator": "nvidia-gpu", f"{_T9K}/node-alloc-mode": "sgn"}
 POLICY = "tke.cloud.tencent.com/qgpu-schedule-policy"
 HAMI = {"aliquot.dev/serve-nvidia-gpu": "true"}
-ALL_LABELS = {*MIXED, *GPUSHARE, *EXCLUSIVE, *HAMI, POLICY}
+KAI = {"aliquot.dev/serve-kai": "true"}
+ALL_LABELS = {*MIXED, *GPUSHARE, *EXCLUSIVE, *HAMI, *KAI, POLICY}
 
 
 class Fleet:
@@ -39,7 +40,7 @@ class Fleet:
         dialect: str | None = None,
     ) -> None:
         self.plane, self.nodes = plane, tuple(nodes)
-        served = () if dialect is None else (f"--dialects={dialect}",)
+        served = () if dialect is None else (f"--dialects={dialect.replace('+', ',')}",)
         self.wired = Wired(plane, folder, *served, dialect=dialect or "all")
         self.agents: dict[str, AliquotAgent] = {}
         try:

@@ -1,6 +1,6 @@
 """How is it spelled: parses Kubernetes objects to the model, and renders them back. Pure.
 
-`qgpu`, `t9k`, `gpushare` and `hami` are the dialects; none imports another. `registry` finds the dialect of a Pod,
+`qgpu`, `t9k`, `gpushare`, `hami` and `kai` are the dialects; none imports another. `registry` finds a Pod's dialect,
 `nodereading` those that a node offers, by the `rules` of the cluster; `native` has our own annotations. `pods`, `nodes`
 and `podfields` read what all dialects share; `kube` is what kube-scheduler itself would decide. `lookalikes` finds
 misspelled names. `wire` has Kubernetes' own forms, `local` manifests on one machine. Every annotation key, label key

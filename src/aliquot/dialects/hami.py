@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aliquot.dialects.nodes import NodeView
-from aliquot.dialects.pods import Container, Json, Pod, Words, annotation_field, unnamed
+from aliquot.dialects.pods import NVIDIA_GPU, Container, Json, Pod, Words, annotation_field, unnamed
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Order, Preference, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Share
@@ -25,7 +25,7 @@ from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
 
 DIALECT = "hami"
-CARDS = "nvidia.com/gpu"
+CARDS = NVIDIA_GPU
 MEMORY = "nvidia.com/gpumem"
 PERCENTAGE = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
@@ -207,7 +207,7 @@ def _spell(container: ContainerClaim) -> dict[str, int]:
     if piece.memory_mib:
         spelled[MEMORY] = piece.memory_mib
     else:
-        spelled[PERCENTAGE] = piece.memory_percent
+        spelled[PERCENTAGE] = int(piece.memory_percent)
     if piece.core_milli is not None:
         spelled[CORES] = piece.core_milli // _PERCENT
     return spelled

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from aliquot.dialects import gpushare, hami, native, qgpu, t9k
+from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.pods import Json, Pod
 from aliquot.model.refusal import Invalid
 
@@ -50,7 +50,7 @@ _OWNED = (
         # Cards shared by NVIDIA's own plugin, and those of virtual machines.
         frozenset({"nvidia.com/gpu.shared", "nvidia.com/vgpu", "nvidia.com/pgpu"}),
     ),
-    _Owned(None, native.PREFIX, ()),  # no resource has our own prefix
+    _Owned(None, native.PREFIX, (), frozenset({native.PLACE})),  # which the webhook adds; people write none
 )
 
 
@@ -110,7 +110,7 @@ def _closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _bare(name: str) -> str:
-    return "".join(letter for letter in name.partition("/")[2] if letter.isalnum())
+    return "".join(letter for letter in name.rpartition("/")[2] if letter.isalnum())
 
 
 def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
@@ -118,7 +118,12 @@ def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
 
     Only near misses: cloud vendors set other annotations under the same domains.
     """
-    marks = ((qgpu.DIALECT, qgpu.MARKS), (gpushare.DIALECT, gpushare.MARKS), (hami.DIALECT, hami.MARKS))
+    marks = (
+        (qgpu.DIALECT, qgpu.MARKS),
+        (gpushare.DIALECT, gpushare.MARKS),
+        (hami.DIALECT, hami.MARKS),
+        (kai.DIALECT, kai.ANNOTATIONS),
+    )
     known = [mark for dialect, names in marks if dialect in served for mark in names]
     return [
         problem
@@ -131,7 +136,7 @@ def _misspelled(kind: str, present: Json, known: list[str]) -> Iterator[Invalid]
     for name, value in present.items():
         if not isinstance(name, str) or name in known or len(name) > _LONGEST:
             continue
-        domain = name.lower().partition("/")[0]
-        meant = _closest(name.lower(), [mark for mark in known if mark.partition("/")[0] == domain])
+        domain = name.lower().rpartition("/")[0]
+        meant = _closest(name.lower(), [mark for mark in known if mark.rpartition("/")[0] == domain])
         if meant is not None:
             yield Invalid(f'metadata.{kind}["{name}"]', value, f"unknown; did you mean {meant}?")

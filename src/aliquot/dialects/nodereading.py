@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from aliquot.dialects import dra, gpushare, hami, native, qgpu, t9k
+from aliquot.dialects import dra, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.nodes import Capacity, NodeView, cards_from
 from aliquot.dialects.pods import Json
@@ -70,6 +70,8 @@ def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory:
         found |= gpushare.offers(node, inventory=inventory)
     if hami.DIALECT in rules.served and inventory:
         found |= hami.offers(node)
+    if kai.DIALECT in rules.served and inventory:
+        found |= kai.offers(node.labels)
     mix = node.labels.get(native.MIX_LABEL, "false")
     if mix not in ("true", "false"):
         problems.append(Invalid(f'metadata.labels["{native.MIX_LABEL}"]', mix, "true or false"))
@@ -128,7 +130,15 @@ class NodeReader:
         )
 
 
-_NODE_LABELS = (*qgpu.LABELS, *t9k.LABELS, *gpushare.LABELS, *hami.LABELS, *dra.LABELS, native.MIX_LABEL)
+_NODE_LABELS = (
+    *qgpu.LABELS,
+    *t9k.LABELS,
+    *gpushare.LABELS,
+    *hami.LABELS,
+    *kai.LABELS,
+    *dra.LABELS,
+    native.MIX_LABEL,
+)
 _NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, hami.CARDS)
 
 

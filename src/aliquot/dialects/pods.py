@@ -22,6 +22,8 @@ LARGEST_COUNT = 10**9
 LARGEST_AMOUNT = 2**63 - 1
 MIB = 2**20
 
+NVIDIA_GPU = "nvidia.com/gpu"  # of NVIDIA's plugin, unless a dialect serves it
+
 Json = Mapping[str, Any]
 
 

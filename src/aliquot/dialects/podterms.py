@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aliquot.dialects import gpushare, hami, qgpu, t9k
+from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.kube import as_text, condition_text, holds, mapping, sequence
 from aliquot.dialects.pods import Json, Pod, total_request
 
-_COUNTED_ELSEWHERE = frozenset({"cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.PARTS})
+_COUNTED_ELSEWHERE = frozenset(
+    {"cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.PARTS, native.PLACE}
+)
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # the one label of a namespace that its name tells
 _EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # of a host port without hostIP
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

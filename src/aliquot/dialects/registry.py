@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aliquot.dialects import gpushare, hami, native, pods, qgpu, t9k
+from aliquot.dialects import gpushare, hami, kai, native, pods, qgpu, t9k
 from aliquot.dialects.lookalikes import misspelled_marks, misspelled_resources
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
@@ -18,7 +18,7 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.value import value
 
 # What a node needs for each offer, in words.
-ENABLED_BY = {**qgpu.ENABLED_BY, **t9k.ENABLED_BY, **gpushare.ENABLED_BY, **hami.ENABLED_BY}
+ENABLED_BY = {**qgpu.ENABLED_BY, **t9k.ENABLED_BY, **gpushare.ENABLED_BY, **hami.ENABLED_BY, **kai.ENABLED_BY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,23 @@ _DIALECTS = (
         lambda pod, rules: hami.parse_pod(pod),
         lambda claim, rules: hami.words(claim),
     ),
+    _Dialect(
+        kai.DIALECT,
+        kai.first_mention,
+        lambda pod, rules: kai.parse_pod(pod),
+        lambda claim, rules: kai.words(claim),
+    ),
 )
 
 _OUR_ANNOTATIONS = frozenset(
-    qgpu.ANNOTATIONS + t9k.ANNOTATIONS + gpushare.ANNOTATIONS + hami.ANNOTATIONS + native.ANNOTATIONS
+    (
+        *qgpu.ANNOTATIONS,
+        *t9k.ANNOTATIONS,
+        *gpushare.ANNOTATIONS,
+        *hami.ANNOTATIONS,
+        *kai.ANNOTATIONS,
+        *native.ANNOTATIONS,
+    )
 )
 
 
@@ -121,6 +134,7 @@ class PodReader:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
+        self._of_kai = kai.DIALECT in rules.served
         self._known: dict[object, PodRequest] = {}
 
     def read(self, pod: PodObject, names: Names | None = None) -> PodRequest:
@@ -146,8 +160,7 @@ class PodReader:
             self._known.clear()
         self._known[key] = request
 
-    @staticmethod
-    def _shape(pod: PodObject) -> object:
+    def _shape(self, pod: PodObject) -> object:
         """Everything that the result depends on, except the Pod's names."""
         metadata, spec = pod.metadata, pod.spec
         return (
@@ -157,10 +170,11 @@ class PodReader:
             tuple(map(_container_shape, spec.init_containers or ())),
             _resources_shape(spec.resources),
             tuple(spec.overhead.items()) if spec.overhead else None,
+            kai.container_annotations(metadata.annotations) if self._of_kai else None,
         )
 
 
-_MARKS = qgpu.MARKS + gpushare.MARKS + hami.MARKS
+_MARKS = (*qgpu.MARKS, *gpushare.MARKS, *hami.MARKS, *kai.MARKS)
 _NO_MARKS = (None,) * len(_MARKS)
 
 
@@ -218,6 +232,13 @@ def render_pod(claim: Claim, rules: Rules = DEFAULT_RULES) -> dict[str, Any]:
         if dialect.name == claim.dialect:
             return pods.render_pod(claim, dialect.words(claim, rules))
     raise ValueError(f"unknown dialect {claim.dialect}")
+
+
+def places(claim: Claim) -> dict[str, int]:
+    """By container, how many of `native.PLACE` it needs so that the kubelet calls us."""
+    if claim.dialect != kai.DIALECT:
+        return {}
+    return {container.name: container.count or 1 for container in claim.containers}
 
 
 def parse_grant(pod: object, claim: Claim, node: Node | None) -> Grant | tuple[Invalid, ...] | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from aliquot.dialects import gpushare, hami, qgpu, t9k
+from aliquot.dialects import gpushare, hami, kai, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.qgpu import QgpuRules
 from aliquot.model.refusal import Invalid
 
 DIALECTS = (qgpu.DIALECT, t9k.DIALECT, gpushare.DIALECT)  # those that are served unless others are named
-EVERY = (*DIALECTS, hami.DIALECT)  # nvidia.com/gpu belongs to NVIDIA's plugin unless the cluster's owner names hami
+# Whose names are others' unless the cluster's owner names the dialect: nvidia.com/gpu is NVIDIA's plugin's, KAI's
+# annotations are its own scheduler's.
+ON_REQUEST = (hami.DIALECT, kai.DIALECT)
+EVERY = (*DIALECTS, *ON_REQUEST)
 ALL = "all"  # stands for DIALECTS
 
 
@@ -26,8 +29,8 @@ class Rules:
 
     @property
     def whole(self) -> Rules:
-        """The same with all dialects: a Pod on a card counts in whatever dialect it requested the card. Where HAMi's is
-        not served, its resources are another plugin's."""
+        """The same with all dialects: a Pod on a card counts in whatever dialect it requested the card. Those on
+        request are others' where they are not served."""
         return self if self.served >= frozenset(DIALECTS) else replace(self, served=self.served | frozenset(DIALECTS))
 
 
@@ -35,8 +38,9 @@ DEFAULT_RULES = Rules()
 
 
 def parse_dialects(text: str | None) -> frozenset[str] | Invalid:
-    """Parse `--dialects`: names separated by commas; without the option all but HAMi's."""
+    """Parse `--dialects`: names separated by commas; without the option all but those on request."""
     named = {word.strip() for word in (ALL if text is None else text).split(",")}
     if named <= {ALL, *EVERY}:
         return frozenset((named - {ALL}).union(DIALECTS if ALL in named else ()))
-    return Invalid("--dialects", text, f"{', '.join(EVERY)}, separated by commas; all is every one but hami")
+    allowed = f"{', '.join(EVERY)}, separated by commas; all is every one but {' and '.join(ON_REQUEST)}"
+    return Invalid("--dialects", text, allowed)

@@ -109,7 +109,7 @@ def _spell(container: ContainerClaim) -> dict[str, int]:
         return {NODE: 1}
     if container.slice.exclusive:
         return {CARDS: container.count}
-    return {PERCENT: container.slice.memory_percent}
+    return {PERCENT: int(container.slice.memory_percent)}
 
 
 def offers(labels: Json, problems: list[Invalid]) -> frozenset[Offer]:

@@ -32,14 +32,14 @@ class Slice:
     """How much of one card. Memory is absolute or a percentage of whichever card is chosen, never both."""
 
     memory_mib: int = 0
-    memory_percent: int = 0
+    memory_percent: float = 0  # whole, but for KAI's fractions
     core_milli: int | None = None  # compute; None: none was asked for
     greedy_milli: int | None = None  # offline compute
     exclusive: bool = False  # the whole card
 
     def memory_on(self, card_memory_mib: int) -> int:
         """The MiB this slice takes of a card of that size."""
-        return self.memory_mib + self.memory_percent * card_memory_mib // 100
+        return self.memory_mib + int(self.memory_percent * card_memory_mib // 100)
 
 
 @dataclass(frozen=True, slots=True)

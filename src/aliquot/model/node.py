@@ -19,6 +19,7 @@ class Offer(StrEnum):
     T9K_EXCLUSIVE = "t9k-xgn"  # whole cards and whole nodes
     T9K_SHARED = "t9k-sgn"
     HAMI = "hami"
+    KAI = "kai"
     ANY = "any"  # the simulator's: no label is needed
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Role, Slice, Usage, peak
 from aliquot.model.device import CORE_MILLI
@@ -105,7 +106,7 @@ def _stacked(asking: tuple[ContainerClaim, ...], tenants: int) -> Part:
     return Part(
         Slice(
             memory_mib=most(lambda part: part.memory_mib) or 0,
-            memory_percent=most(lambda part: part.memory_percent) or 0,
+            memory_percent=most(lambda part: ceil(part.memory_percent)) or 0,
             core_milli=most(lambda part: part.core_milli),
             greedy_milli=most(lambda part: part.greedy_milli),
             exclusive=any(container.slice.exclusive for container in asking),

@@ -80,7 +80,8 @@ def memory_need(board: Board, part: Slice, rows: Ints | slice) -> Ints | int:
     """MiB of each card that the slice would take; one number where it is the same for all."""
     if not part.memory_percent:
         return part.memory_mib
-    return board.memory[rows] * part.memory_percent // 100 + part.memory_mib
+    need = board.memory[rows] * part.memory_percent // 100 + part.memory_mib
+    return need.astype(np.int64, copy=False)
 
 
 def enough(cards: Bools, count: int) -> Bools:

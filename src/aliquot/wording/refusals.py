@@ -65,7 +65,7 @@ def short_reason(reason: Reason, never: bool, claim: Claim) -> str:
     amount = needed(reason, claim)
     wanted, _ = reasons.needed_and_had(reason, amount, 0)
     if reason is Reason.MEMORY and not amount:
-        wanted = f"{needed_percent(claim)}%"
+        wanted = f"{needed_percent(claim):g}%"
     facts = Facts(wanted=wanted, dialect=claim.dialect, requires=requires(reason, claim) or "")
     one = [ONE] * (amount <= 1)
     return reasons.short(reason, facts, *one, *_cases(reason, never, claim))
@@ -114,7 +114,7 @@ def needed(reason: Reason, claim: Claim) -> int:
             return 0
 
 
-def needed_percent(claim: Claim) -> int:
+def needed_percent(claim: Claim) -> float:
     """Of a card's memory, where the claim asks for no amount."""
     return max((part.slice.memory_percent for part in demand_of(claim).parts), default=0)
 

@@ -25,7 +25,7 @@ def _of_container(container: ContainerClaim) -> str:
     part = container.slice
     if part.exclusive:
         return on_cards([], container.count)
-    parts = [f"{part.memory_percent}% of memory"] if part.memory_percent else []
+    parts = [f"{part.memory_percent:g}% of memory"] if part.memory_percent else []
     parts += [memory(part.memory_mib)] if part.memory_mib else []
     core = part.core_milli if part.greedy_milli is None else part.greedy_milli
     offline = " offline" * (part.greedy_milli is not None)

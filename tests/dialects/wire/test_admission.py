@@ -293,6 +293,25 @@ def test_bound_pod_shows_whether_webhook_reviewed_it(case: tuple[Claim, Rules, G
         assert not reads_environment(convert(pod | written, PodObject), container.name, variables)
 
 
+# KAI: only annotations ask for cards.
+
+KAI = Rules(served=frozenset({"kai"}))
+
+
+@pytest.mark.parametrize("resources", [{}, {"limits": {"cpu": "1"}}, {"requests": {"cpu": "1"}}, None])
+def test_container_of_kai_gets_the_resource_by_which_the_kubelet_calls_us(resources: Json | None) -> None:
+    container = {"name": "main", **({} if resources is None else {"resources": resources})}
+    annotations = {"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}
+    pod = a_pod("p", container, {"name": "other"}, annotations=annotations, schedulerName="kai-scheduler")
+    chosen = AdmissionSettings(scheduler_name="aliquot-scheduler")
+    found = patched(pod, answer(asked(pod), chosen, KAI))
+    limits = {**(resources or {}).get("limits", {}), "aliquot.dev/card-place": "2"}
+    assert found["spec"]["containers"][0]["resources"]["limits"] == limits
+    assert "resources" not in found["spec"]["containers"][1]
+    assert found["spec"]["schedulerName"] == "kai-scheduler"
+    assert patched(found, answer(asked(found), chosen, KAI)) == found
+
+
 # Always.
 
 some_settings = st.builds(

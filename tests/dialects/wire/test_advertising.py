@@ -46,12 +46,13 @@ def totals(*offers: Offer, rules: Rules = GIB) -> dict[str, int]:
         ((Offer.T9K_SHARED,), {f"{T9K}-percent": 200}),
         ((Offer.GPUSHARE,), {"aliyun.com/gpu-mem": 40, "aliyun.com/gpu-count": 2}),
         ((Offer.HAMI,), {"nvidia.com/gpu": 200}),
+        ((Offer.KAI,), {"aliquot.dev/card-place": 200}),
         (
             (Offer.QGPU, Offer.T9K_SHARED),
             {f"{QGPU}core": 200, f"{QGPU}memory": 40, f"{T9K}-percent": 200},
         ),
     ],
-    ids=["nothing", "qGPU", "qGPU mixed", "xgn", "sgn", "gpushare", "HAMi", "two dialects"],
+    ids=["nothing", "qGPU", "qGPU mixed", "xgn", "sgn", "gpushare", "HAMi", "KAI", "two dialects"],
 )
 def test_node_advertises_resources_of_its_offers(offers: tuple[Offer, ...], amounts: dict[str, int]) -> None:
     assert totals(*offers) == amounts

@@ -47,7 +47,7 @@ def test_tailored_objects_have_images_version_and_manager() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "dialects"),
-    [("all", "qgpu,t9k,gpushare"), ("t9k", "t9k"), ("hami", "hami"), ("all+hami", "qgpu,t9k,gpushare,hami")],
+    [("all", "qgpu,t9k,gpushare"), ("t9k", "t9k"), ("hami", "hami"), ("all+hami+kai", "qgpu,t9k,gpushare,hami,kai")],
 )
 def test_tailored_programs_get_the_mode(mode: str, dialects: str) -> None:
     found = _by_kind(mode=mode)
@@ -65,6 +65,7 @@ def test_kube_scheduler_config_has_resources_of_the_mode() -> None:
 
     assert asked("gpushare") == (["aliyun.com/gpu-mem", "aliyun.com/gpu-count"], ["aliquot-scheduler"])
     assert asked("all")[1] == ["aliquot-scheduler", "t9k-scheduler"]
+    assert asked("kai") == (["aliquot.dev/card-place"], ["aliquot-scheduler", "kai-scheduler"])
 
 
 def test_agents_select_nodes_of_the_mode() -> None:
@@ -75,15 +76,16 @@ def test_agents_select_nodes_of_the_mode() -> None:
     assert keys == ["gpushare", share, "nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"]
 
 
-def test_agents_select_nodes_of_hami_beside_all_others() -> None:
-    spec = _by_kind(mode="all+hami")["DaemonSet"]["spec"]["template"]["spec"]
+def test_agents_select_nodes_of_dialects_on_request_beside_all_others() -> None:
+    spec = _by_kind(mode="all+hami+kai")["DaemonSet"]["spec"]["template"]["spec"]
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    first = [term["matchExpressions"][0] for term in terms[:4]]
+    first = [term["matchExpressions"][0] for term in terms[:5]]
     assert [expression["key"] for expression in first] == [
         "qgpu-device-enable",
         "sched.tensorstack.dev/accelerator",
         "gpushare",
         "aliquot.dev/serve-nvidia-gpu",
+        "aliquot.dev/serve-kai",
     ]
     assert first[3] == {"key": "aliquot.dev/serve-nvidia-gpu", "operator": "In", "values": ["true"]}
 

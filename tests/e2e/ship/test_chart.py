@@ -38,6 +38,7 @@ NODES: Labels = {
     "t9k": {"sched.tensorstack.dev/accelerator": "nvidia-gpu", "sched.tensorstack.dev/node-alloc-mode": "sgn"},
     "gpushare": {"gpushare": "true"},
     "hami": {"aliquot.dev/serve-nvidia-gpu": "true"},
+    "kai": {"aliquot.dev/serve-kai": "true"},
 }
 OTHERS: Labels = {
     "amd": {"sched.tensorstack.dev/accelerator": "amd-gpu", "gpushare": "true"},
@@ -231,7 +232,7 @@ def test_kubernetes_itself_sends_agents_to_nvidias_nodes_and_to_no_others(instal
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/aliquot-agent"
     wait_until(lambda: "observedGeneration" in installed.api("GET", path)["status"], 20, "the DaemonSet is looked at")
     assert installed.api("GET", path)["status"]["desiredNumberScheduled"] == len(MODES["all"]), (
-        "HAMi's must be asked for"
+        "HAMi's and KAI's must be asked for"
     )
 
 

@@ -1,14 +1,16 @@
-"""HAMi's manifests on a real kubelet: nvidia.com/gpu is ours on nodes with our label, never beside another plugin."""
+"""HAMi's and KAI's manifests on a real kubelet: nvidia.com/gpu is ours on nodes with our label, never beside another
+plugin."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from testbed import holdings, objects
-from testbed.fleet import HAMI, Fleet
+from testbed.fleet import HAMI, KAI, Fleet
 from testbed.images import Registry
 from testbed.inside import wait_running
 from testbed.nodes import RealNode, probe, remove_pods, standing
@@ -23,11 +25,13 @@ PATIENCE = 90.0
 
 @pytest.fixture(scope="module")
 def fleet(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One node with four cards of 16 GiB that serves HAMi's dialect, and no other."""
+    """One node with four cards of 16 GiB that serves the dialects of HAMi and KAI."""
     with ControlPlane(tmp_path_factory.mktemp("hami-plane")) as plane:
         node = RealNode(plane, "n1", tmp_path_factory.mktemp("n1"), registry)
         with standing([node]):
-            fleet = Fleet(plane, [node], tmp_path_factory.mktemp("fleet"), labels=HAMI, dialect="hami")
+            fleet = Fleet(
+                plane, [node], tmp_path_factory.mktemp("fleet"), labels={**HAMI, **KAI}, dialect="all+hami+kai"
+            )
             yield fleet
             remove_pods(plane, [node])
             fleet.stop()
@@ -54,6 +58,29 @@ def test_pods_of_hami_get_their_part_of_as_many_cards(fleet: Fleet) -> None:
     (whole,) = fleet.report("as-normal")["cuda"]["cards"]
     assert whole["total"] == 16384 * MIB
     assert whole["uuid"] not in {card["uuid"], *(half["uuid"] for half in halves)}
+    assert fleet.overbooked() == []
+    remove_pods(fleet.plane, fleet.nodes)
+
+
+def half(name: str) -> dict[str, Any]:
+    """As the webhook leaves it (tests/e2e/test_webhook.py)."""
+    pod = probe(name, limits={"aliquot.dev/card-place": 1})
+    pod["metadata"]["annotations"] = {"gpu-fraction": "0.5"}
+    pod["spec"]["schedulerName"] = "kai-scheduler"
+    return pod
+
+
+def test_halves_of_kai_created_at_once_fill_the_cards_and_overbook_none(fleet: Fleet) -> None:
+    names = [f"half-{at}" for at in range(8)]
+    fleet.create(*map(half, names))
+    for name in names:
+        (card,) = fleet.report(name)["cuda"]["cards"]
+        assert card["total"] == 8192 * MIB
+    assert sorted(holdings.cards_of(objects.get_pod(fleet.plane, name)) for name in names) == [
+        [at] for at in range(4) for _ in range(2)
+    ]
+    fleet.create(half("ninth"))
+    fleet.wired.told("ninth", "FailedScheduling", "(aliquot:memory)", seconds=PATIENCE)
     assert fleet.overbooked() == []
     remove_pods(fleet.plane, fleet.nodes)
 

@@ -99,7 +99,7 @@ def test_failed_upgrade_rolls_back(bare: Cluster) -> None:
 
 # What an option is called in the chart, and both with the same value; every option at once too.
 SAID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    **{mode: (("--mode", mode), {"mode": mode}) for mode in ("all", "qgpu", "t9k", "gpushare", "hami", "all+hami")},
+    **{mode: (("--mode", mode), {"mode": mode}) for mode in ("all", "qgpu", "t9k", "gpushare", "hami", "all+hami+kai")},
     "pull secrets": (
         ("--image-pull-secret", "mine", "--image-pull-secret", "yours"),
         {"imagePullSecrets[0].name": "mine", "imagePullSecrets[1].name": "yours"},

@@ -33,6 +33,7 @@ qgpu: [tke.cloud.tencent.com/qgpu-memory, tke.cloud.tencent.com/qgpu-core, tke.c
 t9k: [tensorstack.dev/nvidia-gpu, tensorstack.dev/nvidia-gpu-percent, tensorstack.dev/nvidia-gpu-node]
 gpushare: [aliyun.com/gpu-mem, aliyun.com/gpu-count]
 hami: [nvidia.com/gpu, nvidia.com/gpumem, nvidia.com/gpumem-percentage, nvidia.com/gpucores, nvidia.com/priority]
+kai: [aliquot.dev/card-place]
 {{- end -}}
 
 {{/* The labels by which the nodes of each dialect are known. */}}
@@ -41,6 +42,7 @@ qgpu: {key: qgpu-device-enable, values: [enable]}
 t9k: {key: sched.tensorstack.dev/accelerator, values: [nvidia-gpu]}
 gpushare: {key: gpushare, values: ["true"]}
 hami: {key: aliquot.dev/serve-nvidia-gpu, values: ["true"]}
+kai: {key: aliquot.dev/serve-kai, values: ["true"]}
 {{- end -}}
 
 {{/* Whether what Prometheus' operator knows is made. */}}

@@ -40,10 +40,10 @@ def manifests() -> None:
 )
 @click.option(
     "--dialect",
-    type=click.Choice(["all", "qgpu", "t9k", "gpushare", "hami", "all+hami"]),
+    type=click.Choice(["all", "qgpu", "t9k", "gpushare", "hami", "kai", "all+hami", "all+kai", "all+hami+kai"]),
     default="all",
     show_default=True,
-    help="all: every one but hami",
+    help="all: every one but hami and kai",
 )
 @click.option(
     "--second/--in-place",

@@ -13,7 +13,7 @@ import aliquot
 from aliquot.cli.client import Duration
 from aliquot.cli.errors import InputError
 
-_MODE = click.Choice(["all", "qgpu", "t9k", "gpushare", "hami", "all+hami"])
+_MODE = click.Choice(["all", "qgpu", "t9k", "gpushare", "hami", "kai", "all+hami", "all+kai", "all+hami+kai"])
 _OUTPUT = click.Choice(["text", "json", "yaml"])
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")  # of an object

@@ -8,14 +8,14 @@ from aliquot.dialects import gpushare, hami, qgpu, t9k
 from aliquot.dialects.pods import read_pod
 from aliquot.dialects.qgpu import QgpuRules
 from aliquot.dialects.registry import parse_pod
-from aliquot.dialects.rules import DEFAULT_RULES, Rules
+from aliquot.dialects.rules import DEFAULT_RULES, ON_REQUEST, Rules
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
 
 
 def parse_local_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invalid, ...] | None:
     """The Pod's claim, every rule it violates, or None for a Pod without GPUs. Accepts any JSON, never raises."""
-    return parse_pod(pod, replace(rules, served=rules.served | {hami.DIALECT}))
+    return parse_pod(pod, replace(rules, served=rules.served | frozenset(ON_REQUEST)))
 
 
 def accepted_claim(pod: object) -> Claim | None:

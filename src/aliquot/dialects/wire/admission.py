@@ -7,7 +7,8 @@ patch:
     schedulerName    if one is configured; a name that the user chose stays
     annotations      of a grant are removed: only the scheduler grants cards
     env              for runtimes without CDI: each promised variable from an annotation that the binding will set
-    limits           of our resources, where there are only requests; also in the template of a workload (podlimits.py)
+    limits           of our resources, where there are only requests; also in the template of a workload (podlimits.py);
+                     and of `native.PLACE`, for Pods whose annotations alone ask for cards (KAI)
     reviewed         an annotation, so that the API server need not ask again (webhooks.py)
 
 Reviewing the patched Pod again changes nothing. One webhook both mutates and refuses: `reinvocationPolicy: IfNeeded`
@@ -27,7 +28,7 @@ import msgspec
 
 from aliquot.dialects import gpushare, hami, native
 from aliquot.dialects.pods import Json, list_at, mapping_at
-from aliquot.dialects.registry import parse_pod, render_env
+from aliquot.dialects.registry import parse_pod, places, render_env
 from aliquot.dialects.rules import Rules
 from aliquot.dialects.t9k import missing_tolerations
 from aliquot.dialects.wire import schedulerconfig
@@ -186,7 +187,8 @@ def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSetting
         patch.append({"op": "add", "path": "/metadata/annotations", "value": {native.REVIEWED: _YES}})
     elif annotations.get(native.REVIEWED) != _YES:
         patch.append({"op": "add", "path": f"/metadata/annotations/{escaped(native.REVIEWED)}", "value": _YES})
-    patch += complete_limits(pod, ("spec",), _resources(rules))
+    more = {name: {native.PLACE: str(count)} for name, count in places(claim).items()}
+    patch += complete_limits(pod, ("spec",), _resources(rules), more=more)
     missing = missing_tolerations(pod, claim)
     if missing and not spec.get("tolerations"):
         patch.append({"op": "add", "path": "/spec/tolerations", "value": missing})

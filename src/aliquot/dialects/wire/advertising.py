@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, islice
 
-from aliquot.dialects import gpushare, hami, qgpu, t9k
+from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.rules import Rules
 from aliquot.model.device import Card
-from aliquot.model.node import Node
+from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
 
 # Of one resource. The kubelet copies the whole list each time, and accepts no message of more than 4 MiB.
@@ -74,6 +74,7 @@ def _amounts(card: Card, node: Node, rules: Rules) -> dict[str, int]:
         **t9k.amounts(card, node.offers),
         **gpushare.amounts(card, node.offers, rules.gpushare_unit),
         **hami.amounts(card, node.offers),
+        **({native.PLACE: native.PLACES} if Offer.KAI in node.offers else {}),
     }
 
 

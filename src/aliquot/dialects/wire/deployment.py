@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.dialects import gpushare, hami, qgpu, rules, t9k
+from aliquot.dialects import gpushare, hami, kai, qgpu, rules, t9k
 from aliquot.dialects.wire import schedulerconfig, workloads
 
 Json = dict[str, Any]
@@ -32,7 +32,7 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 SELECTOR = f"{NAME_LABEL}=aliquot"
 
-MODES = ("all", *schedulerconfig.DIALECTS, f"all+{hami.DIALECT}")
+MODES = ("all", *schedulerconfig.DIALECTS, "all+hami", "all+kai", "all+hami+kai")
 # The labels that `--nodes` sets, by mode, unless the node has them already.
 MODE_LABELS: Mapping[str, Mapping[str, str]] = {
     "all": {qgpu.ENABLE_LABEL: "enable"},
@@ -40,13 +40,15 @@ MODE_LABELS: Mapping[str, Mapping[str, str]] = {
     t9k.DIALECT: {t9k.ACCELERATOR_LABEL: "nvidia-gpu", t9k.MODE_LABEL: "sgn"},
     gpushare.DIALECT: {gpushare.NODE_LABEL: "true"},
     hami.DIALECT: {hami.LABEL: "true"},
-    f"all+{hami.DIALECT}": {qgpu.ENABLE_LABEL: "enable"},
+    kai.DIALECT: {kai.LABEL: "true"},
+    **{mode: {qgpu.ENABLE_LABEL: "enable"} for mode in ("all+hami", "all+kai", "all+hami+kai")},
 }
 _NODE_LABELS = {
     qgpu.DIALECT: qgpu.ENABLE_LABEL,
     t9k.DIALECT: t9k.ACCELERATOR_LABEL,
     gpushare.DIALECT: gpushare.NODE_LABEL,
     hami.DIALECT: hami.LABEL,
+    kai.DIALECT: kai.LABEL,
 }
 
 _EXAMPLES = {
@@ -54,6 +56,7 @@ _EXAMPLES = {
     t9k.DIALECT: {t9k.PERCENT: "25"},
     gpushare.DIALECT: {gpushare.MEMORY: "4"},
     hami.DIALECT: {hami.CARDS: "1", hami.MEMORY: "4000"},
+    kai.DIALECT: {},
 }
 _CONFIG = "config.yaml"
 _CHECKSUM = "checksum/kube-scheduler"
@@ -234,9 +237,10 @@ def _edit_agent(daemons: Json, options: Options) -> None:
     required = inner["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     terms = {term["matchExpressions"][0]["key"]: term for term in required["nodeSelectorTerms"]}
     ours = set(_NODE_LABELS.values())
-    of_hami = copy.deepcopy(terms[gpushare.NODE_LABEL])  # the file has none: HAMi's dialect is not served by default
-    of_hami["matchExpressions"][0] |= {"key": hami.LABEL, "values": ["true"]}
-    labelled = {**terms, hami.LABEL: of_hami}
+    labelled = dict(terms)
+    for label in map(_NODE_LABELS.get, rules.ON_REQUEST):  # the file has none of these
+        labelled[label] = copy.deepcopy(terms[gpushare.NODE_LABEL])
+        labelled[label]["matchExpressions"][0] |= {"key": label, "values": ["true"]}
     required["nodeSelectorTerms"] = [
         *(labelled[_NODE_LABELS[dialect]] for dialect in _dialects(options)),
         *(term for key, term in terms.items() if key not in ours),
@@ -319,5 +323,6 @@ def example_pod(mode: str) -> str:
         "resources": {"limits": _EXAMPLES[qgpu.DIALECT if rules.ALL in mode else mode]},
     }
     spec = {"restartPolicy": "Never", "containers": [container]}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "first"}, "spec": spec}
+    of_kai = {"annotations": {kai.MEMORY: "4000"}} if mode == kai.DIALECT else {}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "first", **of_kai}, "spec": spec}
     return msgspec.json.encode(pod).decode()

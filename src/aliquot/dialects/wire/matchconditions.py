@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aliquot.dialects import gpushare, lookalikes, native
+from aliquot.dialects import gpushare, kai, lookalikes, native
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.admission import ENV_PREFIX, GRANT_ANNOTATIONS
 
@@ -27,7 +27,12 @@ def asks_for_gpu(served: frozenset[str]) -> str:
     side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, " + ours + "))"
     asks = f"has(c.resources) && ({side.format('limits')} || {side.format('requests')})"
     mark = "(has(object.metadata.{0}) && '" + gpushare.COUNT + "' in object.metadata.{0})"
-    marks = (mark.format("labels"), mark.format("annotations")) if gpushare.DIALECT in served else ()
+    marks: tuple[str, ...] = ()
+    if gpushare.DIALECT in served:
+        marks = (mark.format("labels"), mark.format("annotations"))
+    if kai.DIALECT in served:
+        named = f"k in {_listed(kai.ANNOTATIONS)} || k.startsWith('{kai.PREFIX}')"
+        marks += (f"(has(object.metadata.annotations) && object.metadata.annotations.exists(k, {named}))",)
     return " || ".join((_any_container(_SPEC, asks), *marks))
 
 

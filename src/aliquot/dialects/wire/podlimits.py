@@ -10,7 +10,7 @@ Limits that a user wrote are never changed: where they differ from the requests,
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from aliquot.dialects.pods import Json, list_at, mapping_at
@@ -30,12 +30,14 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def complete_limits(
-    obj: object, path: tuple[str, ...], resources: Collection[str], before: object = None
+    obj: object,
+    path: tuple[str, ...],
+    resources: Collection[str],
+    before: object = None,
+    more: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Operation]:
-    """The JSON patch that completes the Pod spec at `path` of the object; `before` is the object that it replaces.
-
-    Accepts any JSON, never raises.
-    """
+    """The JSON patch that completes the Pod spec at `path` of the object; `before` is the object that it replaces, and
+    `more` has limits that containers lack, by their names. Accepts any JSON, never raises."""
     patch: list[Operation] = []
     spec, old_spec = _inner(obj, path), _inner(before, path)
     for siblings in ("initContainers", "containers"):
@@ -45,8 +47,13 @@ def complete_limits(
             name = container.get("name")
             old = earlier.get(name, {}) if isinstance(name, str) else {}
             wanted = _missing(container, old, resources)
+            limits = _side(container, "limits")
+            if more and isinstance(name, str):
+                wanted |= {key: amount for key, amount in more.get(name, {}).items() if limits.get(key) != amount}
             where = f"/{'/'.join(path)}/{siblings}/{index}/resources/limits"
-            if wanted and not _side(container, "limits"):
+            if wanted and not isinstance(container.get("resources"), dict):
+                patch.append({"op": "add", "path": where.removesuffix("/limits"), "value": {"limits": wanted}})
+            elif wanted and not limits:
                 patch.append({"op": "add", "path": where, "value": wanted})
             else:
                 patch += [

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from aliquot.dialects import gpushare, hami, qgpu, rules, t9k
+from aliquot.dialects import gpushare, hami, kai, qgpu, rules, t9k
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.refusal import Invalid
 
@@ -31,9 +31,10 @@ DIALECTS = {
     t9k.DIALECT: t9k.RESOURCES,
     gpushare.DIALECT: gpushare.RESOURCES,
     hami.DIALECT: hami.RESOURCES,
+    kai.DIALECT: kai.RESOURCES,
 }
 # Those that are ours on every node: HAMi's may be another plugin's.
-RESOURCES = frozenset(name for dialect in rules.DIALECTS for name in DIALECTS[dialect])
+RESOURCES = frozenset(name for dialect, names in DIALECTS.items() if dialect != hami.DIALECT for name in names)
 
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,4})(?:[.+-].*)?\Z", re.ASCII)
 _OLDEST = (1, 11)  # the first with managedResources for extenders
@@ -64,9 +65,10 @@ class KubeSchedulerSettings:
 
     @property
     def scheduler_names(self) -> tuple[str, ...]:
-        """The schedulerNames to serve; T9k's manifests use their own."""
+        """The schedulerNames to serve; the manifests of T9k and KAI use their own."""
         first = SCHEDULER_NAME if self.second else DEFAULT_SCHEDULER_NAME
-        return (first, T9K_SCHEDULER_NAME) if t9k.DIALECT in self.dialects else (first,)
+        own = {t9k.DIALECT: T9K_SCHEDULER_NAME, kai.DIALECT: kai.SCHEDULER_NAME}
+        return (first, *(name for dialect, name in own.items() if dialect in self.dialects))
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -89,7 +91,7 @@ def is_managed(pod: PodObject, served: frozenset[str]) -> bool:
 
 
 def dialects_of(mode: str) -> tuple[str, ...]:
-    """The dialects of a mode (all, one of them, or all+hami), in a fixed order."""
+    """The dialects of a mode (all, one of them, or all and others, such as all+hami), in a fixed order."""
     named = mode.split("+")
     return tuple(name for name in DIALECTS if name in named or (rules.ALL in named and name in rules.DIALECTS))
 

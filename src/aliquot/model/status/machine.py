@@ -154,7 +154,7 @@ class RequestStatus(Struct, omit_defaults=True):
     whole: bool = False  # of cards, or of a node
     node: bool = False  # everything on the node
     memory_mib: int = 0
-    memory_percent: int = 0
+    memory_percent: float = 0
     core: float | None = None  # percent
     offline: bool = False  # compute that online work leaves
 

@@ -21,7 +21,7 @@ from aliquot.services.doctor.findings import Finding, Json, found, ok, part
 from aliquot.services.doctor.site import Held, Site
 from aliquot.services.explain.snapshot import pod_key
 
-_RESOURCES = frozenset((*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES))
+_RESOURCES = frozenset((*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, native.PLACE))
 
 
 def _resources(node: Node) -> frozenset[str]:

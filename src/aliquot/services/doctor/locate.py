@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError
-from aliquot.dialects import MemoryUnit, QgpuRules, Rules, guess_gpushare_unit, hami
+from aliquot.dialects import MemoryUnit, QgpuRules, Rules, guess_gpushare_unit, hami, kai
 from aliquot.dialects.kube import mapping
 from aliquot.dialects.rules import DIALECTS, parse_dialects
 from aliquot.model.refusal import Invalid
@@ -41,17 +41,16 @@ class SchedulerLocation(NamedTuple):
     def rules(self, qgpu: str | None, memory_unit: str, nodes: Sequence[dict[str, Any]]) -> Rules:
         """What the scheduler itself goes by, unless the user names something else. Raises UnknownOptionError.
 
-        Where its options are not known, HAMi's dialect is served if a node is labelled for it.
+        Where its options are not known, a dialect on request is served if a node is labelled for it.
         """
         qgpu = qgpu or self.option("rules", QgpuRules, QgpuRules.SEED)
         if memory_unit == "auto":
             memory_unit = self.option("memory-unit", ["auto", *MemoryUnit], "auto")
         unit = guess_gpushare_unit(nodes) if memory_unit == "auto" else MemoryUnit(memory_unit)
         served = self.served
-        if not self.options and any(
-            hami.labelled(mapping(mapping(node.get("metadata")).get("labels"))) for node in nodes
-        ):
-            served |= {hami.DIALECT}
+        for dialect in () if self.options else (hami, kai):
+            if any(dialect.labelled(mapping(mapping(node.get("metadata")).get("labels"))) for node in nodes):
+                served |= {dialect.DIALECT}
         return Rules(QgpuRules(qgpu), unit, served, self.account)
 
 

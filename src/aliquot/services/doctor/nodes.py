@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from aliquot import dialects
-from aliquot.dialects import Rules, gpushare, hami, native, qgpu, t9k
+from aliquot.dialects import Rules, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.nodereading import qgpu_bars_whole_cards
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.schedulerconfig import DIALECTS
@@ -25,6 +25,7 @@ _ADVERTISED = {
     Offer.T9K_SHARED: (t9k.PERCENT, t9k.MODE_LABEL),
     Offer.GPUSHARE: (gpushare.MEMORY, gpushare.NODE_LABEL),
     Offer.HAMI: (hami.CARDS, hami.LABEL),
+    Offer.KAI: (native.PLACE, kai.LABEL),
 }
 
 # What makes a node serve a dialect.
@@ -33,6 +34,7 @@ _LABELS = {
     t9k.DIALECT: f"{t9k.ACCELERATOR_LABEL}=nvidia-gpu {t9k.MODE_LABEL}=sgn",
     gpushare.DIALECT: f"{gpushare.NODE_LABEL}=true",
     hami.DIALECT: f"{hami.LABEL}=true",
+    kai.DIALECT: f"{kai.LABEL}=true",
 }
 
 # Labels that are on or off, and how both are written.
@@ -41,6 +43,7 @@ _SWITCHES = (
     (qgpu.MIXED_LABEL, "enable", "disable"),
     (gpushare.NODE_LABEL, "true", "false"),
     (hami.LABEL, "true", "false"),
+    (kai.LABEL, "true", "false"),
 )
 
 
@@ -75,7 +78,7 @@ def node_findings(snapshot: Snapshot) -> Iterator[Finding]:
 def _labels(node: NodeObject, served: frozenset[str]) -> Iterator[Finding]:
     name, labels = node.metadata.name, node.metadata.labels or {}
     ours = {resource for dialect in served for resource in DIALECTS[dialect]}
-    labelled = set(qgpu.offers(labels)) | set(t9k.offers(labels, []))
+    labelled = set(qgpu.offers(labels)) | set(t9k.offers(labels, [])) | set(kai.offers(labels))
     labelled |= {Offer.GPUSHARE} if labels.get(gpushare.NODE_LABEL) == "true" else set()
     labelled |= {Offer.HAMI} if hami.labelled(labels) else set()
     if qgpu_bars_whole_cards(labels, served):

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from aliquot import dialects
-from aliquot.dialects import gpushare, hami, native, qgpu, t9k
+from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.wire import webhooks
 from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
 from aliquot.model.claim import Claim
@@ -175,7 +175,7 @@ def _last_message(pod: ClusterPod) -> str | None:
     return None if scheduled is None else scheduled.message or ""
 
 
-_RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.RESOURCES)
+_RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.RESOURCES, *kai.RESOURCES)
 
 
 # --- the webhook -----------------------------------------------------------------------------------------------------
@@ -196,7 +196,11 @@ def broken_pod(served: frozenset[str] = _ALL) -> Json:
         return _probe(name, {t9k.PERCENT: "101"})
     if gpushare.DIALECT in served:
         return _probe(name, {gpushare.MEMORY: "3", gpushare.COUNT: "2"})
-    return _probe(name, {hami.CARDS: "1", hami.PERCENTAGE: "101"})
+    if hami.DIALECT in served:
+        return _probe(name, {hami.CARDS: "1", hami.PERCENTAGE: "101"})
+    pod = _probe(name, {})
+    pod["metadata"]["annotations"] = {kai.FRACTION: "1"}
+    return pod
 
 
 def exclusive_pod() -> Json:

@@ -1,0 +1,183 @@
+"""KAI's annotations, those of NvFractions, and the shapes of KAI's example manifests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aliquot.dialects import PodReader, Rules, parse_node, parse_pod
+from aliquot.dialects.kai import LABEL, MARKS, PREFIX
+from aliquot.dialects.wire.objects import PodObject, read_object
+from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
+from aliquot.model.node import Isolation, Node, Offer
+from kit.manifests import a_container, a_node, a_pod
+from kit.strategies import anything
+
+RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami", "kai"}))
+ALONE = Rules(served=frozenset({"kai"}))
+OF_C0 = "nvidia.com/container.c0.gpu-memory"
+MODE = "nvidia.com/container.c0.gpu-compute.mode"
+Json = dict[str, Any]
+
+
+def parsed(annotations: Json, *limits: Json, rules: Rules = RULES, **more: Any) -> Any:
+    containers = [a_container(f"c{at}", amounts) for at, amounts in enumerate(limits or ({},))]
+    return parse_pod(a_pod("p", *containers, annotations=annotations, **more), rules)
+
+
+def refusal_of(annotations: Json, *limits: Json, rules: Rules = RULES) -> str:
+    found = parsed(annotations, *limits, rules=rules)
+    assert isinstance(found, tuple), found
+    return "; ".join(invalid.sentence() for invalid in found)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "part", "count"),
+    [
+        ({"gpu-fraction": "0.5"}, Slice(memory_percent=50), 1),
+        ({"gpu-fraction": ".25"}, Slice(memory_percent=25), 1),
+        ({"gpu-fraction": "5e-1"}, Slice(memory_percent=50), 1),
+        ({"gpu-fraction": "0.29"}, Slice(memory_percent=29), 1),
+        ({"gpu-fraction": "0.125"}, Slice(memory_percent=12.5), 1),
+        ({"gpu-memory": "2000"}, Slice(2000), 1),
+        ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}, Slice(memory_percent=50), 2),
+        ({"gpu-memory": "2000", "gpu-fraction-num-devices": "3"}, Slice(2000), 3),
+        ({f"{OF_C0}.request": "7680Mi"}, Slice(7680), 1),
+        ({f"{OF_C0}.request": "8Gi", f"{OF_C0}.limit": "8Gi"}, Slice(8192), 1),
+        ({f"{OF_C0}.request": "4096Mi", f"{OF_C0}.limit": "8192Mi"}, Slice(8192), 1),
+        ({f"{OF_C0}.limit": "1G"}, Slice(954), 1),
+        ({"gpu-fraction": "0.5", MODE: "time-slicing"}, Slice(memory_percent=50), 1),
+        ({"gpu-fraction": "0.5", "kai.scheduler/gpu-compute-sharing-mode": "time-slicing"}, Slice(0, 50), 1),
+        ({"gpu-fraction": "0.5", "mps": "false", "pod-group-name": "g"}, Slice(memory_percent=50), 1),
+    ],
+)
+def test_part_of_each_card(annotations: Json, part: Slice, count: int) -> None:
+    claim = parsed(annotations, {"aliquot.dev/card-place": "1"})
+    assert isinstance(claim, Claim), claim
+    assert claim.containers == (ContainerClaim("c0", 0, Role.MAIN, part, count),)
+    assert (claim.dialect, claim.offer, claim.together) == ("kai", Offer.KAI, False)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "said"),
+    [
+        ({"gpu-fraction": "1"}, "at least 0.01 and less than 1"),
+        ({"gpu-fraction": "0"}, "at least 0.01 and less than 1"),
+        ({"gpu-fraction": "0.001"}, "at least 0.01 and less than 1"),
+        ({"gpu-fraction": "-0.5"}, "at least 0.01 and less than 1"),
+        ({"gpu-fraction": "500m"}, "at least 0.01 and less than 1"),
+        ({"gpu-fraction": "NaN"}, "at least 0.01 and less than 1"),
+        ({"gpu-fraction": "0x1p-1"}, "at least 0.01 and less than 1"),
+        ({"gpu-memory": "0"}, "whole MiB of each card"),
+        ({"gpu-memory": "0.5"}, "whole MiB of each card"),
+        ({"gpu-fraction": "0.5", "gpu-memory": "2000"}, "either this or gpu-memory"),
+        ({"gpu-memory": "2000", f"{OF_C0}.request": "4Gi"}, "either this or nvidia.com/container.NAME.gpu-memory"),
+        ({"gpu-fraction-num-devices": "2"}, '"gpu-fraction"] is missing'),
+        ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "0"}, "a whole number of cards"),
+        ({"gpu-fraction": "0.5", "gpu-fraction-container-name": "other"}, "the name of a container of this Pod: c0"),
+        ({"nvidia.com/container.other.gpu-memory.request": "4Gi"}, "the name of a container of this Pod: c0"),
+        ({f"{OF_C0}.request": "4Gi", "gpu-fraction-container-name": "c1"}, "the same container as in"),
+        ({f"{OF_C0}.request": "8Gi", f"{OF_C0}.limit": "4Gi"}, "at most the limit, 4Gi"),
+        ({f"{OF_C0}.request": "4"}, "a Kubernetes quantity of at least 1Mi"),
+        ({f"{OF_C0}.request": "much"}, "a Kubernetes quantity of at least 1Mi"),
+        ({f"{OF_C0}.requests": "4Gi"}, f"did you mean {OF_C0}.request?"),
+        ({"nvidia.com/container.c0.gpus": "1"}, "known are nvidia.com/container.NAME.gpu-memory.request"),
+        ({"gpu-fraction": "0.5", MODE: "sm-sharing"}, "one Pod runs at a time"),
+        ({"gpu-fraction": "0.5", MODE: ""}, "time-slicing, or omit it"),
+        ({"gpu-fraction": "0.5", "kai.scheduler/gpu-compute-sharing-mode": "sm-sharing"}, "one Pod runs at a time"),
+        ({"gpu-fraction": "0.5", "mps": "true"}, "without MPS"),
+        ({"gpu-fraction": "0.5", "gpu-fraction-numdevices": "2"}, "did you mean gpu-fraction-num-devices?"),
+    ],
+)
+def test_broken_rule_is_refused_with_its_field(annotations: Json, said: str) -> None:
+    assert said in refusal_of(annotations)
+
+
+def test_only_one_container_has_cards() -> None:
+    both = {f"{OF_C0}.request": "4Gi", "nvidia.com/container.c1.gpu-memory.request": "4Gi"}
+    assert "one container of a Pod has cards" in refusal_of(both, {}, {})
+
+
+def test_fraction_beside_whole_cards_is_refused() -> None:
+    assert "a part of cards or for whole ones" in refusal_of(
+        {"gpu-fraction": "0.5"}, {"nvidia.com/gpu": 1}, rules=ALONE
+    )
+    assert "one dialect per Pod" in refusal_of({"gpu-fraction": "0.5"}, {"nvidia.com/gpu": 1})
+    assert "one dialect per Pod" in refusal_of({"gpu-fraction": "0.5"}, {"aliyun.com/gpu-mem": 1})
+
+
+@pytest.mark.parametrize(
+    ("annotations", "name", "role"),
+    [
+        ({}, "first", Role.MAIN),
+        ({"gpu-fraction-container-name": "second"}, "second", Role.MAIN),
+        ({"gpu-fraction-container-name": "early"}, "early", Role.INIT),
+    ],
+)
+def test_first_container_has_the_card_unless_another_is_named(annotations: Json, name: str, role: Role) -> None:
+    containers = (a_container("first"), a_container("second"))
+    pod = a_pod("p", *containers, annotations={"gpu-fraction": "0.5", **annotations}, init=[a_container("early")])
+    claim = parse_pod(pod, RULES)
+    assert isinstance(claim, Claim)
+    assert [(item.name, item.role) for item in claim.containers] == [(name, role)]
+
+
+def test_kais_annotations_are_left_to_kai_where_it_is_not_served() -> None:
+    assert parsed({"gpu-fraction": "0.5"}, rules=Rules()) is None
+    assert parsed({"gpu-fraction": "7"}, rules=Rules(), schedulerName="kai-scheduler") is None
+
+
+def test_what_kai_writes_on_a_pod_that_it_placed_is_not_read() -> None:
+    annotations = {f"{OF_C0}.request": "4Gi", "nvidia.com/container.c0.gpus.devices": "GPU-1"}
+    claim = parsed(annotations)
+    assert isinstance(claim, Claim)
+    assert claim.containers[0].slice == Slice(4096)
+
+
+def test_pods_that_differ_in_a_containers_annotation_only_are_read_apart() -> None:
+    reader = PodReader(RULES)
+    found = []
+    for memory in ("4Gi", "8Gi"):
+        pod = a_pod("p", a_container("c0"), annotations={f"{OF_C0}.request": memory})
+        read = read_object(pod, PodObject, "pod")
+        assert isinstance(read, PodObject)
+        claim = reader.read(read).claim
+        assert isinstance(claim, Claim)
+        found.append(claim.containers[0].slice.memory_mib)
+    assert found == [4096, 8192]
+
+
+@pytest.mark.parametrize(("label", "offered"), [("true", True), ("false", False), ("on", False), (None, False)])
+def test_node_offers_kai_by_our_label(label: str | None, offered: bool) -> None:
+    node = parse_node(a_node("n1", 16, labels={} if label is None else {LABEL: label}), RULES)
+    assert isinstance(node, Node)
+    assert (Offer.KAI in node.offers) is offered
+    assert node.isolation is Isolation.BEST_EFFORT
+
+
+def test_node_without_an_inventory_offers_no_fractions() -> None:
+    node = parse_node(a_node("n1", labels={LABEL: "true"}, capacity={"nvidia.com/gpu": "2"}), RULES)
+    assert isinstance(node, Node)
+    assert node.offers == frozenset()
+
+
+keys = st.sampled_from((*MARKS, f"{OF_C0}.request", f"{OF_C0}.limit", MODE, f"{PREFIX}.gpu-memory.limit", PREFIX))
+texts = st.sampled_from(["0.5", "1", "c0", "4Gi", "time-slicing", "sm-sharing", "1e-99", "9" * 40, ""]) | anything
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(keys, texts, max_size=4), st.booleans())
+def test_any_annotations_parse_or_are_refused(annotations: Json, misplaced: bool) -> None:
+    pod = a_pod("p", a_container("c0"), annotations={} if misplaced else annotations)
+    if misplaced:
+        pod["annotations"] = annotations
+    found = parse_pod(pod, RULES)
+    if isinstance(found, tuple):
+        assert all(invalid.sentence() for invalid in found)
+    elif found is not None:
+        assert isinstance(found, Claim)
+        piece = found.containers[0].slice
+        assert piece.memory_mib > 0 or 1 <= piece.memory_percent < 100
