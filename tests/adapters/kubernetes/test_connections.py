@@ -114,6 +114,38 @@ def test_refusal_is_an_apierror_and_the_connection_is_kept() -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+def test_long_answers_arrive_whole_on_one_connection_which_then_keeps_little_room(
+    chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ROOM_KEPT", 0.0)
+    pages = [bytes([page]) * 300_000 + b"\r\n\r\n" for page in range(3)]  # the end of an answer may be in one
+
+    def page(body: bytes) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if not chunked:
+                return web.Response(body=body)
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for at in range(0, len(body), 70_000):
+                await response.write(body[at : at + 70_000])
+                await asyncio.sleep(0)
+            return response
+
+        return answer
+
+    async def scene(server: ApiServer, kube: Kube) -> None:
+        server.faults += [page(body) for body in pages]
+        found = [await kube.get("/api/v1/pods", into=bytes, connect=10.0) for _ in pages]
+        assert found == pages
+        assert len({call.transport for call in server.calls}) == 1
+        await asyncio.sleep(0.01)
+        assert kube._direct is not None
+        assert [len(connection._buffer) for connection in kube._direct._idle] == [module._ROOM]
+
+    play(scene)
+
+
 async def _never(request: Any) -> Any:
     await asyncio.sleep(30)
 

@@ -1,4 +1,4 @@
-"""Small requests to the API server on connections of our own, at a quarter of aiohttp's CPU. Every bind is one.
+"""Requests to the API server on connections of our own, at a fraction of aiohttp's CPU: every bind, and lists.
 
 One request at a time on a connection. An answer has a length or comes in chunks; any other (one that lasts until the
 connection ends, another coding) counts as half an answer does: nothing is known of the outcome.
@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from aliquot.adapters.kubernetes.kubeconfig import Server
 
-_LARGEST = 4 << 20  # bytes of an answer
+_LARGEST = 1 << 30  # bytes of an answer; a page of a list has many megabytes
+_ROOM = 1 << 16  # bytes that a connection is ready to receive
+_ROOM_KEPT = 1.0  # seconds that it keeps more, for the next page of a list
 _OPENING = 4  # connections at a time
 _KEPT = 15.0  # seconds without a request; the API server keeps a connection longer
 _FIRST_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[^\r\n]*")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")
+_END = b"\r\n\r\n"
 
 
 class AnswerError(ConnectionError):
@@ -29,17 +32,34 @@ class NotSentError(ConnectionError):
     """Nothing was sent."""
 
 
+class Head(NamedTuple):
+    """The head of an answer."""
+
+    status: int
+    start: int  # where the body begins
+    length: int | None  # of the body; None: it comes in chunks
+    keep: bool  # whether the connection may be used again
+
+
 def read_answer(received: bytes) -> tuple[int, bytes, bool] | None:
     """Status, body, and whether the connection may be used again; None: the rest is still to come."""
+    head = read_head(received)
+    found = None if head is None else read_body(head, received, len(received))
+    return None if head is None or found is None else (head.status, found[0], head.keep and found[1] == len(received))
+
+
+def read_head(received: bytes | bytearray) -> Head | None:
+    """The head of the answer; None: the rest of it is still to come. Raises AnswerError."""
+    start = 0
     while True:
-        end = received.find(b"\r\n\r\n")
+        end = received.find(_END, start)
         if end < 0:
             return None
-        first, *lines = received[:end].split(b"\r\n")
+        first, *lines = bytes(received[start:end]).split(b"\r\n")
         line = _FIRST_LINE.fullmatch(first)
         if line is None:
             raise AnswerError(f"not an answer of HTTP/1: {first[:40]!r}")
-        received, status = received[end + 4 :], int(line[1])
+        start, status = end + len(_END), int(line[1])
         if status >= 200:
             break  # 1xx comes before the answer
     headers: dict[bytes, bytes] = {}
@@ -52,56 +72,60 @@ def read_answer(received: bytes) -> tuple[int, bytes, bool] | None:
     coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     keep = first.startswith(b"HTTP/1.1") and b"close" not in headers.get(b"connection", b"").lower()
     if status in (204, 304):
-        body, rest = b"", received
-    elif coding is not None:
+        return Head(status, start, 0, keep)
+    if coding is not None:
         if coding.lower() != b"chunked" or length is not None:
             raise AnswerError(f"the coding {coding[:40]!r} is not known")
-        found = _read_chunks(received)
-        if found is None:
-            return None
-        body, rest = found
-    else:
-        if length is None or not length.isdigit() or len(length) > 9:
-            raise AnswerError("the answer has no length")
-        if len(received) < int(length):
-            return None
-        body, rest = received[: int(length)], received[int(length) :]
-    return status, body, keep and not rest
+        return Head(status, start, None, keep)
+    if length is None or not length.isdigit() or len(length) > 9:
+        raise AnswerError("the answer has no length")
+    return Head(status, start, int(length), keep)
 
 
-def _read_chunks(received: bytes) -> tuple[bytes, bytes] | None:
-    """The body that comes in chunks, and what follows it; None: the rest is still to come."""
-    body, at = [], 0
+def read_body(head: Head, received: bytes | bytearray, size: int) -> tuple[bytes, int] | None:
+    """The body of the answer, of which `size` bytes have come, and where it ends; None: the rest is still to come.
+
+    Raises AnswerError.
+    """
+    if head.length is None:
+        return _read_chunks(received, head.start, size)
+    end = head.start + head.length
+    return (bytes(received[head.start : end]), end) if size >= end else None
+
+
+def _read_chunks(received: bytes | bytearray, at: int, size: int) -> tuple[bytes, int] | None:
+    """The body that comes in chunks, and where it ends; None: the rest is still to come."""
+    view, pieces = memoryview(received), []
     while True:
-        end = received.find(b"\r\n", at)
+        end = received.find(b"\r\n", at, size)
         if end < 0:
             return None
-        size = _SIZE.fullmatch(received[at:end])
-        if size is None:
+        length = _SIZE.fullmatch(received, at, end)
+        if length is None:
             raise AnswerError("a chunk has no size")
-        start, stop = end + 2, end + 2 + int(size[1], 16)
+        start, stop = end + 2, end + 2 + int(length[1], 16)
         if stop == start:
             break
-        if len(received) < stop + 2:
+        if size < stop + 2:
             return None
-        if received[stop : stop + 2] != b"\r\n":
+        if not received.startswith(b"\r\n", stop):
             raise AnswerError("a chunk is longer than it says")
-        body.append(received[start:stop])
+        pieces.append(view[start:stop])
         at = stop + 2
-    if received.startswith(b"\r\n", start):
-        return b"".join(body), received[start + 2 :]
-    end = received.find(b"\r\n\r\n", start)  # trailers
-    return (b"".join(body), received[end + 4 :]) if end >= 0 else None
+    # Without trailers, the end of the last line is the first half of the end.
+    end = received.find(_END, start - 2, size)
+    return (b"".join(pieces), end + len(_END)) if end >= 0 else None
 
 
-class _Connection(asyncio.Protocol):
-    """One connection, with one request at a time."""
+class _Connection(asyncio.BufferedProtocol):
+    """One connection, with one request at a time. What it receives is decrypted into one buffer."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.used = 0.0
         self.keep = True
-        self._received = b""
+        self._buffer, self._filled = bytearray(_ROOM), 0
+        self._head: Head | None = None  # of the answer that is being received
         self._waiter: asyncio.Future[tuple[int, bytes]] | None = None
 
     @property
@@ -111,18 +135,45 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
-        self._received += data
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._filled == len(self._buffer):
+            larger = bytearray(4 * self._filled)
+            larger[: self._filled] = self._buffer
+            self._buffer = larger
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
         try:
-            if self._waiter is None or self._waiter.done() or len(self._received) > _LARGEST:
+            if self._waiter is None or self._waiter.done() or self._filled > _LARGEST:
                 raise AnswerError("more than the answer came")
-            answer = read_answer(self._received)
+            answer = self._answer()
         except AnswerError as error:
             self._end(error)
             return
         if answer is not None:
-            self.keep, self._received = answer[2], b""
-            self._waiter.set_result(answer[:2])
+            self._head, self._filled = None, 0
+            if len(self._buffer) > _ROOM:
+                self._waiter.get_loop().call_later(_ROOM_KEPT, self._shrink)
+            self._waiter.set_result(answer)
+
+    def _answer(self) -> tuple[int, bytes] | None:
+        """Status and body of the answer, if it is complete."""
+        head = self._head = self._head or read_head(self._buffer[: self._filled])
+        if head is None:
+            return None
+        last = self._buffer[self._filled - len(_END) : self._filled]
+        if last != _END if head.length is None else self._filled < head.start + head.length:
+            return None  # a large answer is not looked through before its end is there
+        found = read_body(head, self._buffer, self._filled)
+        if found is None:
+            return None
+        self.keep = head.keep and found[1] == self._filled
+        return head.status, found[0]
+
+    def _shrink(self) -> None:
+        if not self._filled:
+            self._buffer = bytearray(_ROOM)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
@@ -165,18 +216,19 @@ class Connections:
         self._idle: list[_Connection] = []  # the last one used last
 
     async def request(
-        self, method: str, target: str, headers: Iterable[tuple[str, str]], data: bytes, *, connect: float
+        self, method: str, target: str, headers: Iterable[tuple[str, str]], data: bytes | None, *, connect: float
     ) -> tuple[int, bytes]:
         """Status and body of the answer. Not sent if no connection is free within `connect` seconds. Raises OSError."""
         first = f"{method} {self._prefix}{target} HTTP/1.1\r\n"
-        head = first + self._head + _lines([*headers, ("Content-Length", str(len(data)))]) + "\r\n"
+        size = [] if data is None else [("Content-Length", str(len(data)))]
+        head = first + self._head + _lines([*headers, *size]) + "\r\n"
         try:
             async with asyncio.timeout(connect):
                 connection = await self._take()
         except TimeoutError as error:
             raise NotSentError(f"not sent: no connection was free within {connect:g} s") from error
         try:
-            answer = await connection.ask(head.encode("latin-1") + data)
+            answer = await connection.ask(head.encode("latin-1") + (data or b""))
         except BaseException:  # also if the caller no longer waits: the answer may still come
             connection.close()
             raise

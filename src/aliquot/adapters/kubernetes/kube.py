@@ -101,10 +101,16 @@ class Kube:
             await self._session.close()
 
     async def get(
-        self, path: str, *, params: Mapping[str, str] | None = None, into: Any = Any, timeout: float = 10.0
+        self,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        into: Any = Any,
+        timeout: float = 10.0,
+        connect: float | None = None,
     ) -> Any:
-        """The object, or list, at the path."""
-        return await self._ask("GET", path, None, None, params, into, timeout)
+        """The object, or list, at the path. `connect` as for `create`: for long lists."""
+        return await self._ask("GET", path, None, None, params, into, timeout, connect)
 
     async def create(
         self,
@@ -181,7 +187,7 @@ class Kube:
         try:
             # Over both attempts, if there are two: a bind must not happen much later than it was requested.
             async with asyncio.timeout(timeout):
-                if connect is not None and self._direct is not None and data is not None:
+                if connect is not None and self._direct is not None:
                     status, raw = await self._send_directly(method, path, data, form, params, connect)
                 else:
                     limit = aiohttp.ClientTimeout(total=timeout, connect=connect)
@@ -230,7 +236,13 @@ class Kube:
         return answer
 
     async def _send_directly(
-        self, method: str, path: str, data: bytes, form: str | None, params: Mapping[str, str] | None, connect: float
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        form: str | None,
+        params: Mapping[str, str] | None,
+        connect: float,
     ) -> tuple[int, bytes]:
         """The same without aiohttp; status and body of the answer."""
         assert self._direct is not None
@@ -238,7 +250,8 @@ class Kube:
         token, status, raw = None, 0, b""
         for fresh in (False, True):
             token = await self._token(token)
-            headers = [("Content-Type", form or ""), *([("Authorization", f"Bearer {token}")] if token else [])]
+            headers = [] if form is None else [("Content-Type", form)]
+            headers += [("Authorization", f"Bearer {token}")] if token else []
             status, raw = await self._direct.request(method, target, headers, data, connect=connect)
             if status != 401 or fresh or token is None:
                 break

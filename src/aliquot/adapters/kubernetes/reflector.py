@@ -277,7 +277,7 @@ class Reflector(Generic[T]):
     def _ask_page(self, more: str) -> asyncio.Task[Any]:
         limit = _NEXT_PAGE if self.synced.is_set() else _PAGE
         params = {**self._params, "limit": str(limit), **({"continue": more} if more else {})}
-        ask = self._kube.get(self.path, params=params, into=bytes, timeout=60.0)
+        ask = self._kube.get(self.path, params=params, into=bytes, timeout=60.0, connect=10.0)
         return asyncio.get_running_loop().create_task(ask)
 
     # --- watch ---------------------------------------------------------------------------------------------------
