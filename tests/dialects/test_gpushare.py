@@ -109,8 +109,8 @@ def test_gpu_count_is_a_whole_number_of_at_least_1(count: str) -> None:
     assert "at least 1" in sentence(pod({MEM: 12}, labels={COUNT: count}))
 
 
-@pytest.mark.parametrize("manifest", [pod({}, labels={COUNT: "2"}), pod({COUNT: 2}), pod({}, annotations={COUNT: "2"})])
-def test_gpu_count_without_gpu_mem_is_an_error(manifest: dict[str, Any]) -> None:
+@pytest.mark.parametrize("manifest", [pod({}, labels={COUNT: "2"}), pod({}, annotations={COUNT: "2"})])
+def test_gpu_count_of_the_pod_without_gpu_mem_is_an_error(manifest: dict[str, Any]) -> None:
     assert "required with aliyun.com/gpu-count" in sentence(manifest)
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from aliquot.dialects import NodeReader, PodReader, Rules, hami, parse_grant, parse_node, parse_pod
 from aliquot.dialects.hami import LABEL
 from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
-from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Order, Preference, Role, Slice
+from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
-from aliquot.model.node import Isolation, Node, Offer
+from aliquot.model.node import Isolation, Node, Offer, Order
 from aliquot.model.refusal import Invalid
 from kit.manifests import a_container, a_node, a_pod
 from kit.strategies import anything

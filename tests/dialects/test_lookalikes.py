@@ -87,7 +87,6 @@ def test_an_unknown_resource_under_a_prefix_of_ours_names_the_known_ones() -> No
     "name",
     [
         "aliyun.com/gpu",  # whole cards by topology, ACK
-        "aliyun.com/gpu-core.percentage",  # compute of cGPU, ACK
         "aliyun.com/eni",
         "tke.cloud.tencent.com/eni-ip",
         "tke.cloud.tencent.com/direct-eni",

@@ -33,7 +33,6 @@ from aliquot.model.claim import (
     CardFilter,
     Claim,
     ContainerClaim,
-    Order,
     Preference,
     Role,
     Slice,
@@ -42,7 +41,7 @@ from aliquot.model.claim import (
 )
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Node, Offer, Order
 from aliquot.model.refusal import Invalid
 from kit.strategies import anything, mutated, places_of
 
@@ -143,8 +142,15 @@ def t9k_claims(draw: st.DrawFn) -> tuple[Claim, Rules]:
 @st.composite
 def gpushare_claims(draw: st.DrawFn) -> tuple[Claim, Rules]:
     rules, count = draw(st.sampled_from([SEED, LATER])), draw(st.integers(1, 8))
-    pieces = st.builds(lambda n: (Slice(memory_mib=n * rules.gpushare_unit.mib), count), st.integers(1, 4096))
-    return _claim(draw, draw(placed(pieces)), "gpushare", Offer.GPUSHARE, together=True), rules
+    if draw(st.booleans()):
+        return _claim(draw, draw(placed(cards)), "gpushare", Offer.GPUSHARE), rules
+    core = st.integers(1, 100).map(lambda part: part * 10) if draw(st.booleans()) else st.none()
+    pieces = st.builds(
+        lambda n, milli: (Slice(n * rules.gpushare_unit.mib, core_milli=milli), count), st.integers(1, 4096), core
+    )
+    containers = draw(placed(pieces))
+    offer = Offer.GPUSHARE if containers[0].slice.core_milli is None else Offer.GPUSHARE_CORE
+    return _claim(draw, containers, "gpushare", offer, together=True), rules
 
 
 @st.composite
@@ -287,7 +293,8 @@ def test_a_gpushare_grant_reads_the_same_from_the_peers_annotations_alone(case: 
     written = render_grant(claim, grant, NODE, 1, rules)
     del written["aliquot.dev/grant"]
     alone = parse_grant(bound(claim, rules, written), claim, NODE)
-    if claim.dialect == "gpushare" and any(container.role is Role.MAIN for container in claim.containers):
+    parts = [container for container in claim.containers if not container.slice.exclusive]  # peers have no such request
+    if claim.dialect == "gpushare" and any(container.role is Role.MAIN for container in parts):
         assert isinstance(alone, Grant)
         assert alone.usage() == grant.usage()
 

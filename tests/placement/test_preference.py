@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import Rules, parse_pod
 from aliquot.model.choice import Rule
-from aliquot.model.claim import CardFilter, Claim, Order, Preference
+from aliquot.model.claim import CardFilter, Claim, Preference
+from aliquot.model.node import Order
 from aliquot.model.reason import Reason
 from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger, occupant_of
@@ -55,6 +56,20 @@ def test_preference_orders_nodes_before_cards_under_every_policy(
     board = a_board(a_node("a", 16, 16), a_node("b", 16, 16))
     claims = [asking(4, name=f"p{at}", preference=Preference(nodes, cards)) for at in range(3)]
     assert cards_of(board, claims, policy) == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("order", "expected"), [(B, ["a0", "a0", "a0"]), (S, ["a0", "a1", "a0"])])
+def test_cards_of_a_node_are_taken_in_its_owners_order_under_every_policy(
+    policy: str, order: Order, expected: list[str]
+) -> None:
+    board = a_board(replace(a_node("a", 16, 16), card_order=order))
+    claims = [asking(4, name=f"p{at}") for at in range(3)]
+    assert cards_of(board, claims, policy) == expected
+    found, claim = chooser(board, policy), asking(4, name="next")
+    grant = found.choose(claim)
+    assert grant is not None
+    found.why(claim, grant)  # has a reason, whatever it is
 
 
 def test_reason_of_a_preferred_choice() -> None:
@@ -123,6 +138,8 @@ amounts = st.one_of(
     st.fixed_dictionaries({manifests.T9K_CARDS: few}),
     st.fixed_dictionaries({manifests.T9K_PERCENT: percent}),
     st.fixed_dictionaries({manifests.MEM: st.integers(1, 16)}),
+    st.fixed_dictionaries({manifests.MEM: st.integers(1, 16), "aliyun.com/gpu-core.percentage": percent}),
+    st.fixed_dictionaries({manifests.COUNT: few}),
     st.fixed_dictionaries({GPU: few, "nvidia.com/gpumem": st.integers(1, 16384)}),
     st.fixed_dictionaries({GPU: few, "nvidia.com/gpumem-percentage": percent, "nvidia.com/gpucores": percent}),
     st.fixed_dictionaries({GPU: few}),

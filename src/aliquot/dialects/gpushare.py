@@ -1,7 +1,9 @@
 """gpushare (Aliyun): a card's memory, in one whole unit for the whole cluster, GiB or MiB.
 
 All containers of a Pod share its card. `aliyun.com/gpu-count: "4"` on the Pod spreads each container's gpu-mem evenly
-over four cards. A grant is written in two forms, because peers read one or the other:
+over four cards; a container that asks for gpu-count alone has so many whole cards. Beside gpu-mem,
+`aliyun.com/gpu-core.percentage` is compute, on nodes that ACK calls core_mem. A grant is written in two forms, because
+peers read one or the other:
 
     ALIYUN_COM_GPU_MEM_IDX, _DEV, _POD, _ASSIGNED, _ASSUME_TIME    the old form, for one card only
     scheduler.framework.gpushare.allocation                        {"<container>": {"<card>": memory}}
@@ -17,17 +19,18 @@ from typing import Any
 import msgspec
 
 from aliquot.dialects.nodes import MOST_CARDS, Capacity, NodeView, advertised
-from aliquot.dialects.pods import Json, Pod, Words, count_at, mapping_at, unnamed
-from aliquot.model.claim import Claim, Role, Slice
-from aliquot.model.device import Card
+from aliquot.dialects.pods import Container, Json, Pod, Words, count_at, mapping_at, unnamed
+from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
+from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Isolation, Node, Offer, Order
 from aliquot.model.refusal import Invalid
 
 DIALECT = "gpushare"
 MEMORY = "aliyun.com/gpu-mem"
 COUNT = "aliyun.com/gpu-count"
-RESOURCES = (MEMORY, COUNT)
+CORE = "aliyun.com/gpu-core.percentage"
+RESOURCES = (MEMORY, COUNT, CORE)
 
 INDEX = "ALIYUN_COM_GPU_MEM_IDX"
 CARD_SIZE = "ALIYUN_COM_GPU_MEM_DEV"
@@ -40,7 +43,14 @@ ANNOTATIONS = (COUNT, ALLOCATION, INDEX, CARD_SIZE, POD_TOTAL, ASSIGNED, ASSUME_
 MARKS = (COUNT,)  # annotations, and here labels too, that are part of what a Pod requests
 
 NODE_LABEL = "gpushare"
-LABELS = (NODE_LABEL,)
+ACK_LABEL = "ack.node.gpu.schedule"  # what ACK's nodes have instead
+ACK_PLACEMENT = "ack.node.gpu.placement"
+LABELS = (NODE_LABEL, ACK_LABEL, ACK_PLACEMENT)
+ACK_SHARED = ("cgpu", "core_mem", "share", "mps")  # values of ACK_LABEL
+_ACK_WHOLE = ("default", "topology")  # cards that ACK hands out whole, under another name than ours
+_CORE_MEM = "core_mem"
+_PERCENT = CORE_MILLI // 100
+_WHOLE = Slice(memory_percent=100, exclusive=True)
 CONFIG_NAMESPACE = "kube-system"  # of the ConfigMaps that take cards out of use
 _UNHEALTHY = "unhealthy-gpu-"
 
@@ -69,27 +79,52 @@ def first_mention(pod: Pod) -> str | None:
 
 def parse_pod(pod: Pod, unit: MemoryUnit) -> Claim | list[Invalid]:
     """The claim of a Pod of this dialect, or every rule it violates."""
-    asking = pod.asking(MEMORY)
+    asking = pod.asking(MEMORY, CORE)
+    if not asking and (whole := pod.asking(COUNT)) and COUNT not in pod.labels and pod.annotation(COUNT) is None:
+        return _whole_cards(pod, whole)
     problems = unnamed(asking)
     cards = _cards(pod, problems)
     if not asking:
         field = f'spec.containers[*].resources.limits["{MEMORY}"]'
         problems.append(
-            Invalid(field, None, f"required with {COUNT}: the memory on all cards together, in whole {unit}")
+            Invalid(
+                field,
+                None,
+                f"required with {COUNT}: the memory on all cards together, in whole {unit}; for whole cards, write"
+                f" {COUNT} as a limit of the container instead",
+            )
         )
     containers = []
     for container in asking:
+        if not container.asks(MEMORY):
+            allowed = f"required with {CORE}: whole {unit}, at least 1"
+            problems.append(Invalid(container.field(MEMORY), None, allowed))
         memory = container.count(MEMORY, problems, allowed=f"whole {unit}, at least 1, without a unit")
+        most = 100 * (cards or 1)
+        core = container.count(CORE, problems, allowed=f"1 to {most} percent of compute", most=most)
         if memory is None or cards is None:
             continue
-        if memory % cards:
-            allowed = f"a multiple of {cards}: {COUNT} spreads it evenly over {cards} cards"
-            problems.append(Invalid(container.field(MEMORY), container.value(MEMORY), allowed))
-        piece = Slice(memory_mib=memory // cards * unit.mib)
-        containers.append(container.claim(piece, cards))
+        for resource, amount in ((MEMORY, memory), (CORE, core or 0)):
+            if amount % cards:
+                allowed = f"a multiple of {cards}: {COUNT} spreads it evenly over {cards} cards"
+                problems.append(Invalid(container.field(resource), container.value(resource), allowed))
+        core_milli = None if core is None else core // cards * _PERCENT
+        containers.append(container.claim(Slice(memory // cards * unit.mib, core_milli=core_milli), cards))
     if problems:
         return problems
-    return pod.claim(DIALECT, Offer.GPUSHARE, containers, together=True)
+    offer = Offer.GPUSHARE_CORE if any(part.slice.core_milli is not None for part in containers) else Offer.GPUSHARE
+    return pod.claim(DIALECT, offer, containers, together=True)
+
+
+def _whole_cards(pod: Pod, asking: list[Container]) -> Claim | list[Invalid]:
+    """gpu-count alone: each container has its own."""
+    problems = unnamed(asking)
+    allowed = "a whole number of cards, at least 1"
+    counts = [container.count(COUNT, problems, allowed=allowed) for container in asking]
+    if problems:
+        return problems
+    claims = (container.claim(_WHOLE, count) for container, count in zip(asking, counts, strict=True))
+    return pod.claim(DIALECT, Offer.GPUSHARE, claims)
 
 
 def _cards(pod: Pod, problems: list[Invalid]) -> int | None:
@@ -119,28 +154,66 @@ def _cards(pod: Pod, problems: list[Invalid]) -> int | None:
 
 def words(claim: Claim, unit: MemoryUnit) -> Words:
     """The claim in the words of this dialect."""
+    if claim.containers[0].slice.exclusive:
+        return Words({container.name: {COUNT: container.count or 1} for container in claim.containers}, {})
     cards = claim.containers[0].count or 1
     return Words(
-        limits={
-            container.name: {MEMORY: container.slice.memory_mib * cards // unit.mib} for container in claim.containers
-        },
+        limits={container.name: _spell(container.slice, cards, unit) for container in claim.containers},
         annotations={COUNT: str(cards)} if cards > 1 else {},
     )
 
 
-def offers(node: NodeView, *, inventory: bool) -> frozenset[Offer]:
-    """A node offers gpushare if it advertises gpu-mem or, with our inventory, if it has the label.
+def _spell(piece: Slice, cards: int, unit: MemoryUnit) -> dict[str, int]:
+    core = {} if piece.core_milli is None else {CORE: piece.core_milli * cards // _PERCENT}
+    return {MEMORY: piece.memory_mib * cards // unit.mib, **core}
+
+
+def offers(node: NodeView, problems: list[Invalid], *, inventory: bool) -> frozenset[Offer]:
+    """A node offers gpushare if it advertises gpu-mem or, with our inventory, if it has the label, or one of ACK's.
 
     With an inventory only the allocatable amount counts: the capacity outlives a plugin by five minutes.
     """
-    if inventory:
-        offered = node.labels.get(NODE_LABEL) == "true" or node.amount(MEMORY, 1, [])
-    else:
-        offered = node.count(MEMORY, [])
-    return frozenset({Offer.GPUSHARE}) if offered else frozenset()
+    mode = _ack_mode(node.labels, problems)
+    advertised = node.amount(MEMORY, 1, []) if inventory else node.count(MEMORY, [])
+    offered = advertised or (inventory and labelled(node.labels))
+    if not offered:
+        return frozenset()
+    return frozenset({Offer.GPUSHARE, Offer.GPUSHARE_CORE} if mode == _CORE_MEM else {Offer.GPUSHARE})
 
 
-ENABLED_BY = {Offer.GPUSHARE: f"capacity {MEMORY}, or label {NODE_LABEL}=true and cards that the agent found"}
+def _ack_mode(labels: Json, problems: list[Invalid]) -> object:
+    mode = labels.get(ACK_LABEL)
+    if mode is not None and mode not in (*ACK_SHARED, *_ACK_WHOLE):
+        allowed = f"{', '.join(ACK_SHARED)} (shared), {' or '.join(_ACK_WHOLE)} (not shared)"
+        problems.append(Invalid(f'metadata.labels["{ACK_LABEL}"]', mode, allowed))
+    return mode
+
+
+def labelled(labels: Json) -> bool:
+    """Whether the node is to take such Pods: by gpushare's label, or by ACK's."""
+    return bool(labels.get(NODE_LABEL) == "true") or labels.get(ACK_LABEL) in ACK_SHARED
+
+
+def usual_isolation(labels: Json) -> Isolation | None:
+    """The policy that ACK's label means; None: another decides."""
+    return Isolation.FIXED_SHARE if labels.get(ACK_LABEL) == _CORE_MEM else None
+
+
+def card_order(labels: Json, problems: list[Invalid]) -> Order | None:
+    """In which order the node's cards are taken by ordinary Pods; None: by the scheduler's policy."""
+    value = labels.get(ACK_PLACEMENT)
+    if value is None:
+        return None
+    if value in tuple(Order):
+        return Order(value)
+    problems.append(Invalid(f'metadata.labels["{ACK_PLACEMENT}"]', value, "binpack or spread"))
+    return None
+
+
+ENABLED_BY = {
+    Offer.GPUSHARE: f"capacity {MEMORY}, or label {NODE_LABEL}=true and cards that the agent found",
+    Offer.GPUSHARE_CORE: f"label {ACK_LABEL}={_CORE_MEM}",
+}
 
 
 def capacity(node: NodeView, unit: MemoryUnit, problems: list[Invalid]) -> Capacity:
@@ -152,7 +225,8 @@ def capacity(node: NodeView, unit: MemoryUnit, problems: list[Invalid]) -> Capac
 
 def amounts(card: Card, offers: frozenset[Offer], unit: MemoryUnit) -> dict[str, int]:
     """What the card adds to the node's resources. Memory in whole units, rounded down."""
-    return {MEMORY: card.memory_mib // unit.mib, COUNT: 1} if Offer.GPUSHARE in offers else {}
+    core = {CORE: 100} if Offer.GPUSHARE_CORE in offers else {}
+    return {MEMORY: card.memory_mib // unit.mib, COUNT: 1, **core} if Offer.GPUSHARE in offers else {}
 
 
 def advertised_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
@@ -198,6 +272,8 @@ def _card(text: str) -> int | None:
 
 def parse_grant(annotations: Json, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid | None:
     """The grant from the peers' annotations, the newer form first. None if there is neither."""
+    if claim.containers and claim.containers[0].slice.exclusive:  # a request that the peers do not have
+        return None
     allocation = annotations.get(ALLOCATION)
     if allocation is not None:
         granted = _from_allocation(allocation, claim)
@@ -219,7 +295,7 @@ def _from_allocation(value: object, claim: Claim) -> tuple[ContainerGrant, ...] 
     for container in claim.containers:
         if container.role is not Role.MAIN:
             continue
-        shares = _shares(wire.get(str(container.index), {}), container.slice.memory_mib * (container.count or 1))
+        shares = _shares(wire.get(str(container.index), {}), container)
         if shares is None:
             return Invalid(
                 field, value, f"the cards of container {container.name}, with the gpu-mem it requests in total"
@@ -234,17 +310,15 @@ def _from_allocation(value: object, claim: Claim) -> tuple[ContainerGrant, ...] 
             container.name,
             container.index,
             container.role,
-            cards[container.index]
-            if container.role is Role.MAIN
-            else _evenly(indexes, container.slice.memory_mib * (container.count or 1)),
+            cards[container.index] if container.role is Role.MAIN else _evenly(indexes, container),
         )
         for container in claim.containers
     )
 
 
-def _shares(amounts: dict[str, int], total_mib: int) -> tuple[Share, ...] | None:
+def _shares(amounts: dict[str, int], container: ContainerClaim) -> tuple[Share, ...] | None:
     """The annotation has no unit; the container's request has, and both must be equal."""
-    total = sum(amounts.values())
+    total, total_mib = sum(amounts.values()), container.slice.memory_mib * (container.count or 1)
     unit = next((unit.mib for unit in MemoryUnit if total * unit.mib == total_mib), None)
     if unit is None or any(amount < 0 for amount in amounts.values()):
         return None
@@ -254,12 +328,13 @@ def _shares(amounts: dict[str, int], total_mib: int) -> tuple[Share, ...] | None
         if card is None:
             return None
         if amount:
-            shares.append(Share(card=card, memory_mib=amount * unit))
+            shares.append(Share(card, amount * unit, container.slice.core_milli))
     return tuple(sorted(shares, key=lambda share: share.card))
 
 
-def _evenly(cards: list[int], total_mib: int) -> tuple[Share, ...]:
-    return tuple(Share(card=card, memory_mib=-(-total_mib // len(cards))) for card in cards)
+def _evenly(cards: list[int], container: ContainerClaim) -> tuple[Share, ...]:
+    mib = -(-container.slice.memory_mib * (container.count or 1) // len(cards))
+    return tuple(Share(card, mib, container.slice.core_milli) for card in cards)
 
 
 def _from_index(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid:
@@ -272,7 +347,7 @@ def _from_index(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Inv
             container.name,
             container.index,
             container.role,
-            (Share(card, container.slice.memory_mib * (container.count or 1)),),
+            (Share(card, container.slice.memory_mib * (container.count or 1), container.slice.core_milli),),
         )
         for container in claim.containers
     )

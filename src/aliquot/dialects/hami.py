@@ -17,10 +17,10 @@ from collections.abc import Mapping
 
 from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.pods import NVIDIA_GPU, Container, Json, Pod, Words, annotation_field, unnamed
-from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Order, Preference, Slice
+from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Share
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Node, Offer, Order
 from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
 

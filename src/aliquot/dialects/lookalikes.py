@@ -40,8 +40,7 @@ _OWNED = (
         gpushare.DIALECT,
         "aliyun.com/gpu",
         gpushare.RESOURCES,
-        # Whole cards chosen by topology, and the compute share of cGPU, both of Alibaba's ACK.
-        frozenset({"aliyun.com/gpu", "aliyun.com/gpu-core.percentage"}),
+        frozenset({"aliyun.com/gpu"}),  # whole cards chosen by topology, of Alibaba's ACK
     ),
     _Owned(
         hami.DIALECT,

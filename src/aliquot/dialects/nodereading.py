@@ -39,17 +39,19 @@ def parse_node(
         name=view.name,
         cards=_limited(cards, offers, rules),
         offers=offers,
-        isolation=qgpu.isolation(view.labels, problems, default=_usual_isolation(offers)),
+        isolation=qgpu.isolation(view.labels, problems, default=_usual_isolation(offers, view.labels)),
         cpu_milli=view.cpu_milli(problems),
         memory_mib=view.memory_mib(problems),
         notes=tuple(notes),
+        card_order=gpushare.card_order(view.labels, problems) if Offer.GPUSHARE in offers else None,
     )
     return tuple(problems) if problems else result
 
 
-def _usual_isolation(offers: frozenset[Offer]) -> Isolation:
+def _usual_isolation(offers: frozenset[Offer], labels: Json) -> Isolation:
     """Of a node without a policy label. HAMi limits compute to gpucores while others use the card too."""
-    return Isolation.BURST_SHARE if Offer.HAMI in offers else Isolation.BEST_EFFORT
+    ack = gpushare.usual_isolation(labels) if Offer.GPUSHARE in offers else None
+    return ack or (Isolation.BURST_SHARE if Offer.HAMI in offers else Isolation.BEST_EFFORT)
 
 
 def _limited(cards: tuple[Card, ...], offers: frozenset[Offer], rules: Rules) -> tuple[Card, ...]:
@@ -67,7 +69,7 @@ def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory:
     if t9k.DIALECT in rules.served:
         found |= t9k.offers(node.labels, problems)
     if gpushare.DIALECT in rules.served:
-        found |= gpushare.offers(node, inventory=inventory)
+        found |= gpushare.offers(node, problems, inventory=inventory)
     if hami.DIALECT in rules.served and inventory:
         found |= hami.offers(node)
     if kai.DIALECT in rules.served and inventory:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from aliquot.model.device import CORE_MILLI
-from aliquot.model.node import Offer
+from aliquot.model.node import Offer, Order
 from aliquot.model.value import value
 
 
@@ -71,13 +71,6 @@ class CardFilter:
     def allows_card(self, uuid: str) -> bool:
         """Whether the card of that UUID may be used."""
         return (not self.uuids or uuid in self.uuids) and uuid not in self.not_uuids
-
-
-class Order(StrEnum):
-    """Which node, or which card of a node, comes first."""
-
-    BINPACK = "binpack"  # the fullest
-    SPREAD = "spread"  # the emptiest
 
 
 @dataclass(frozen=True, slots=True)

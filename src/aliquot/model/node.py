@@ -16,6 +16,7 @@ class Offer(StrEnum):
     QGPU = "qgpu"
     QGPU_MIXED = "qgpu-mixed"  # online and offline Pods on one card
     GPUSHARE = "gpushare"
+    GPUSHARE_CORE = "gpushare-core"  # compute, too
     T9K_EXCLUSIVE = "t9k-xgn"  # whole cards and whole nodes
     T9K_SHARED = "t9k-sgn"
     HAMI = "hami"
@@ -35,6 +36,13 @@ class Isolation(StrEnum):
     BURST_SHARE = "burst-share"
 
 
+class Order(StrEnum):
+    """Which node, or which card of a node, comes first."""
+
+    BINPACK = "binpack"  # the fullest
+    SPREAD = "spread"  # the emptiest
+
+
 @value
 class Node:
     """`cpu_milli` and `memory_mib` are None where nobody said: then they limit nothing."""
@@ -46,11 +54,22 @@ class Node:
     cpu_milli: int | None = None
     memory_mib: int | None = None
     notes: tuple[str, ...] = ()  # what had to be assumed about it, in sentences
+    card_order: Order | None = None  # in which ordinary Pods take its cards; None: by the scheduler's policy
     others: tuple[str, ...] = ()  # other plugins and DRA drivers that hand out its cards: then it offers nothing
 
     def named(self, name: str, cards: tuple[Card, ...]) -> Node:
         """The same node with another name and other cards; `dataclasses.replace` takes three times as long."""
-        return Node(name, cards, self.offers, self.isolation, self.cpu_milli, self.memory_mib, self.notes, self.others)
+        return Node(
+            name,
+            cards,
+            self.offers,
+            self.isolation,
+            self.cpu_milli,
+            self.memory_mib,
+            self.notes,
+            self.card_order,
+            self.others,
+        )
 
     @property
     def offer_names(self) -> tuple[str, ...]:

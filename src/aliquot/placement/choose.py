@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aliquot.model.choice import Choice
-from aliquot.model.claim import Claim
+from aliquot.model.claim import AppClass, Claim, Preference
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
-from aliquot.model.node import Node
+from aliquot.model.node import Node, Order
 from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Floats, Ints
 from aliquot.placement.demand import Demand, demand_of
@@ -79,7 +79,7 @@ class Chooser:
             row = _first_best(scores, among)
             if not np.isfinite(scores[row]):
                 return None
-            if one_card:
+            if one_card and self._card_order(demand, row) is None:
                 return grant_on(self.board, row, claim, [[int(cards[row])]] * len(claim.containers))
             had_patience = patience.untouched
             grant = self.seat(claim, row, patience)
@@ -148,7 +148,10 @@ class Chooser:
         """The claim's cards on that row, None when it does not fit there."""
         demand = self._demand(claim)
         there = {place: times for place, times in self._replicas(claim, demand).items() if place[0] == row}
-        if there:
+        order = self._card_order(demand, row)
+        if order is not None:
+            scores = Preferred(Preference(order, order)).card_scores(self.board, demand, row)
+        elif there:
             rows = np.array([row])
             scores = spread_cards(self.board, demand, rows, self._counted(there, rows))[0]
         else:
@@ -196,6 +199,13 @@ class Chooser:
         """Take what was seen so far for what is to come, where the policy learns."""
         if isinstance(self.policy, Packing):
             self.policy.learn(self.board)
+
+    def _card_order(self, demand: Demand, row: int) -> Order | None:
+        """The order that the node's owner wants, for ordinary Pods without a preference of their own."""
+        if demand.preference is not None or demand.app_class is not AppClass.NORMAL:
+            return None
+        node = self.board.nodes[row]
+        return None if node is None else node.card_order
 
     def _policy(self, demand: Demand) -> Policy:
         return self.policy if demand.preference is None else Preferred(demand.preference)

@@ -19,8 +19,9 @@ from typing import Protocol
 import numpy as np
 
 from aliquot.model.choice import Rule
-from aliquot.model.claim import AppClass, Order, Preference
+from aliquot.model.claim import AppClass, Preference
 from aliquot.model.device import CORE_MILLI
+from aliquot.model.node import Order
 from aliquot.placement.board import Board, Bools, Floats, Ints
 from aliquot.placement.demand import Demand
 

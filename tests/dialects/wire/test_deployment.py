@@ -63,7 +63,10 @@ def test_kube_scheduler_config_has_resources_of_the_mode() -> None:
         names = [managed_resource["name"] for managed_resource in config["extenders"][0]["managedResources"]]
         return names, [profile["schedulerName"] for profile in config["profiles"]]
 
-    assert asked("gpushare") == (["aliyun.com/gpu-mem", "aliyun.com/gpu-count"], ["aliquot-scheduler"])
+    assert asked("gpushare") == (
+        ["aliyun.com/gpu-mem", "aliyun.com/gpu-count", "aliyun.com/gpu-core.percentage"],
+        ["aliquot-scheduler"],
+    )
     assert asked("all")[1] == ["aliquot-scheduler", "t9k-scheduler"]
     assert asked("kai") == (["aliquot.dev/card-place"], ["aliquot-scheduler", "kai-scheduler"])
 
@@ -73,7 +76,8 @@ def test_agents_select_nodes_of_the_mode() -> None:
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     keys = [term["matchExpressions"][0]["key"] for term in terms]
     share = "aliquot.dev/share-cards-with-other-plugins"
-    assert keys == ["gpushare", share, "nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"]
+    found = ["nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"]
+    assert keys == ["gpushare", "ack.node.gpu.schedule", share, *found]
 
 
 def test_agents_select_nodes_of_dialects_on_request_beside_all_others() -> None:

@@ -31,7 +31,7 @@ app.kubernetes.io/component: {{ . }}
 {{- define "aliquot.resources" -}}
 qgpu: [tke.cloud.tencent.com/qgpu-memory, tke.cloud.tencent.com/qgpu-core, tke.cloud.tencent.com/qgpu-core-greedy]
 t9k: [tensorstack.dev/nvidia-gpu, tensorstack.dev/nvidia-gpu-percent, tensorstack.dev/nvidia-gpu-node]
-gpushare: [aliyun.com/gpu-mem, aliyun.com/gpu-count]
+gpushare: [aliyun.com/gpu-mem, aliyun.com/gpu-count, aliyun.com/gpu-core.percentage]
 hami: [nvidia.com/gpu, nvidia.com/gpumem, nvidia.com/gpumem-percentage, nvidia.com/gpucores, nvidia.com/priority]
 kai: [aliquot.dev/card-place]
 {{- end -}}
@@ -73,6 +73,9 @@ affinity:
         {{- $labels := .Values.agent.nodeLabels }}
         {{- if not $labels }}
         {{- range $dialects }}{{ $labels = append $labels (index $known .) }}{{ end }}
+        {{- if has "gpushare" $dialects }}
+        {{- $labels = append $labels (dict "key" "ack.node.gpu.schedule" "values" (list "cgpu" "core_mem" "share" "mps")) }}
+        {{- end }}
         {{- $labels = append $labels (dict "key" "aliquot.dev/share-cards-with-other-plugins" "values" (list "true")) }}
         {{- $labels = append $labels (dict "key" "nvidia.com/gpu.present" "values" (list "true") "found" true) }}
         {{- $labels = append $labels (dict "key" "feature.node.kubernetes.io/pci-10de.present" "values" (list "true") "found" true) }}

@@ -236,14 +236,14 @@ def _edit_agent(daemons: Json, options: Options) -> None:
         _mount_driver(inner, options.driver_folder)
     required = inner["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     terms = {term["matchExpressions"][0]["key"]: term for term in required["nodeSelectorTerms"]}
-    ours = set(_NODE_LABELS.values())
+    ours, serves_gpushare = set(_NODE_LABELS.values()), gpushare.DIALECT in _dialects(options)
     labelled = dict(terms)
     for label in map(_NODE_LABELS.get, rules.ON_REQUEST):  # the file has none of these
         labelled[label] = copy.deepcopy(terms[gpushare.NODE_LABEL])
         labelled[label]["matchExpressions"][0] |= {"key": label, "values": ["true"]}
     required["nodeSelectorTerms"] = [
         *(labelled[_NODE_LABELS[dialect]] for dialect in _dialects(options)),
-        *(term for key, term in terms.items() if key not in ours),
+        *(term for key, term in terms.items() if key not in ours and (key != gpushare.ACK_LABEL or serves_gpushare)),
     ]
 
 

@@ -146,7 +146,7 @@ def _wants_qgpu_label(labels: Json, annotations: Json, rules: Rules) -> bool:
     """Whether the node has cards, and no label chooses or rejects a dialect."""
     if qgpu.DIALECT not in rules.served:
         return False
-    chosen = (qgpu.ENABLE_LABEL, t9k.MODE_LABEL, t9k.ACCELERATOR_LABEL, gpushare.NODE_LABEL, hami.LABEL, kai.LABEL)
+    chosen = (qgpu.ENABLE_LABEL, t9k.MODE_LABEL, t9k.ACCELERATOR_LABEL, *gpushare.LABELS, hami.LABEL, kai.LABEL)
     return native.INVENTORY in annotations and not any(label in labels for label in chosen)
 
 

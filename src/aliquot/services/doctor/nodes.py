@@ -79,7 +79,7 @@ def _labels(node: NodeObject, served: frozenset[str]) -> Iterator[Finding]:
     name, labels = node.metadata.name, node.metadata.labels or {}
     ours = {resource for dialect in served for resource in DIALECTS[dialect]}
     labelled = set(qgpu.offers(labels)) | set(t9k.offers(labels, [])) | set(kai.offers(labels))
-    labelled |= {Offer.GPUSHARE} if labels.get(gpushare.NODE_LABEL) == "true" else set()
+    labelled |= {Offer.GPUSHARE} if gpushare.labelled(labels) else set()
     labelled |= {Offer.HAMI} if hami.labelled(labels) else set()
     if qgpu_bars_whole_cards(labels, served):
         labelled.discard(Offer.T9K_EXCLUSIVE)

@@ -1,0 +1,107 @@
+"""What Alibaba's ACK writes today: compute beside gpu-mem, whole cards, and the labels of its nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aliquot.dialects import NodeReader, Rules, parse_node, parse_pod
+from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.model.claim import Claim, Slice
+from aliquot.model.node import Isolation, Node, Offer, Order
+from kit.manifests import COUNT, MEM, a_container, a_node, a_pod, asking
+
+CORE = "aliyun.com/gpu-core.percentage"
+MODE, PLACEMENT = "ack.node.gpu.schedule", "ack.node.gpu.placement"
+WHOLE = Slice(memory_percent=100, exclusive=True)
+Json = dict[str, Any]
+
+
+def claim_of(pod: Json) -> Claim:
+    claim = parse_pod(pod)
+    assert isinstance(claim, Claim), claim
+    return claim
+
+
+def refusal_of(pod: Json) -> str:
+    found = parse_pod(pod)
+    assert isinstance(found, tuple), found
+    return "; ".join(invalid.sentence() for invalid in found)
+
+
+def read(labels: dict[str, str]) -> Node:
+    """By both readers, which must agree."""
+    found = a_node("n1", 16, 16, labels=labels)
+    node, obj = parse_node(found), read_object(found, NodeObject, "node")
+    assert isinstance(node, Node), node
+    assert isinstance(obj, NodeObject)
+    assert NodeReader(Rules()).read(obj) == node
+    return node
+
+
+def test_compute_beside_memory_needs_a_node_that_offers_it() -> None:
+    claim = claim_of(asking({MEM: 4, CORE: 30}))
+    assert claim.containers[0].slice == Slice(4096, core_milli=300)
+    assert claim.offer is Offer.GPUSHARE_CORE
+    assert claim_of(asking({MEM: 4})).offer is Offer.GPUSHARE
+
+
+def test_compute_is_spread_over_the_cards_as_memory_is() -> None:
+    claim = claim_of(asking({MEM: 8, CORE: 60}, labels={COUNT: "2"}))
+    assert (claim.containers[0].slice, claim.containers[0].count) == (Slice(4096, core_milli=300), 2)
+    assert claim_of(asking({MEM: 8, CORE: 200}, labels={COUNT: "2"})).containers[0].slice.core_milli == 1000
+
+
+@pytest.mark.parametrize(
+    ("limits", "labels", "said"),
+    [
+        ({CORE: 30}, {}, f'limits["{MEM}"] is missing: required with {CORE}'),
+        ({MEM: 4, CORE: 101}, {}, "1 to 100 percent of compute"),
+        ({MEM: 4, CORE: "0.5"}, {}, "1 to 100 percent of compute"),
+        ({MEM: 4, CORE: 25}, {COUNT: "2"}, "a multiple of 2"),
+        ({"aliyun.com/gpu-core.percent": 30, MEM: 4}, {}, f"did you mean {CORE}?"),
+        ({COUNT: "0.5"}, {}, "a whole number of cards"),
+        ({}, {COUNT: "2"}, f'limits["{MEM}"]'),
+    ],
+)
+def test_broken_rule_is_refused_with_its_field(limits: Json, labels: dict[str, str], said: str) -> None:
+    assert said in refusal_of(asking(limits, labels=labels))
+
+
+def test_gpu_count_alone_is_whole_cards() -> None:
+    claim = claim_of(a_pod("p", a_container("a", {COUNT: 2}), a_container("b", {COUNT: 1})))
+    assert [(part.slice, part.count) for part in claim.containers] == [(WHOLE, 2), (WHOLE, 1)]
+    assert (claim.offer, claim.together) == (Offer.GPUSHARE, False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "offers", "isolation"),
+    [
+        ({MODE: "cgpu"}, {Offer.GPUSHARE}, Isolation.BEST_EFFORT),
+        ({MODE: "share"}, {Offer.GPUSHARE}, Isolation.BEST_EFFORT),
+        ({MODE: "mps"}, {Offer.GPUSHARE}, Isolation.BEST_EFFORT),
+        ({MODE: "core_mem"}, {Offer.GPUSHARE, Offer.GPUSHARE_CORE}, Isolation.FIXED_SHARE),
+        ({MODE: "default"}, set(), Isolation.BEST_EFFORT),
+        ({MODE: "topology"}, set(), Isolation.BEST_EFFORT),
+        ({MODE: "core_mem", "tke.cloud.tencent.com/qgpu-schedule-policy": "bs"}, None, Isolation.BURST_SHARE),
+    ],
+)
+def test_label_of_ack_says_how_cards_are_shared(
+    labels: dict[str, str], offers: set[Offer] | None, isolation: Isolation
+) -> None:
+    node = read(labels)
+    assert offers is None or node.offers == offers
+    assert node.isolation is isolation
+
+
+@pytest.mark.parametrize(("label", "order"), [("spread", Order.SPREAD), ("binpack", Order.BINPACK), (None, None)])
+def test_label_of_ack_says_in_which_order_cards_are_taken(label: str | None, order: Order | None) -> None:
+    assert read({MODE: "cgpu", **({} if label is None else {PLACEMENT: label})}).card_order is order
+
+
+@pytest.mark.parametrize(("key", "said"), [(MODE, "cgpu, core_mem, share, mps (shared)"), (PLACEMENT, "binpack or")])
+def test_unknown_value_of_acks_labels_is_refused(key: str, said: str) -> None:
+    found = parse_node(a_node("n1", 16, labels={MODE: "cgpu", key: "some"}))
+    assert isinstance(found, tuple)
+    assert said in found[0].sentence()
