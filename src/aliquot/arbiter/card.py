@@ -23,7 +23,7 @@ from aliquot.arbiter import slices
 from aliquot.arbiter.debts import Debts
 from aliquot.arbiter.gaps import LATENCY, Gaps
 from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
-from aliquot.arbiter.roster import IDLE_AFTER, Context, Member, Reading, Roster
+from aliquot.arbiter.roster import BUSY, IDLE_AFTER, NEVER_DRY, STILL_BUSY, Context, Member, Reading, Roster
 from aliquot.arbiter.timeline import Taken
 from aliquot.arbiter.turns import FOREVER, Rotation, Windows
 from aliquot.model.claim import AppClass
@@ -67,6 +67,7 @@ class CardArbiter:
     _former: tuple[str | None, str | None] = (None, None)  # whose windows it was before the last step
     _lent: str | None = None  # the ordinary context that left a part of its turn to offline work
     _online_was_active: bool = False
+    _dry: bool = False  # burst-share in windows
     _release: float = FOREVER  # when those held are let go if nothing happens before
 
     # --- events ----------------------------------------------------------------------------------------------
@@ -160,6 +161,7 @@ class CardArbiter:
         self._former = (self._front.turn, self._capped.turn)
         front, behind = self._ranks()
         self._step_debts([*front, *behind], now)
+        self._dry = self._runs_dry(front)
         lengths = self._lengths(front, behind, now)
         enabled = self._enabled_front(front, now) | {context.name for context in behind}
         enabled -= self._waiting_behind(front, behind, now)
@@ -242,7 +244,7 @@ class CardArbiter:
             # Ordinary work takes turns with offline work: no length keeps the latter from cutting in.
             online = all(self._class_of(context) is AppClass.ONLINE for context in busy)
             return tiny | slices.online(front, busy, cut=bool(behind) and online and not self.rules.release_delay)
-        if self.rules.isolation is Isolation.BURST_SHARE:
+        if self.rules.isolation is Isolation.BURST_SHARE:  # also in windows: what stays when the daemon ends
             by_quota = self.roster.quotas(context.tenant for context in front)
             return slices.proportional(front, by_quota) | slices.proportional(busy, by_quota)
         if self._turns_in_front(front) is not None:  # a tenant's processes have its window for themselves
@@ -252,13 +254,16 @@ class CardArbiter:
     def _enabled_front(self, front: Sequence[Context], now: float) -> set[str]:
         """Under fixed-share only the tenant whose window it is, beside those that have nothing to do.
 
-        Under burst-share the slices do it all, unless there is one that they do not bind: then they take turns.
+        Under burst-share the slices do it all, unless there is one that they do not bind: then they take turns; or one
+        whose queue runs dry: then they have windows that leave no rest.
         """
         quotas = self.roster.quotas(context.tenant for context in front)
         working = {
             context.tenant: quotas[context.tenant] for context in front if context.active and not self._pays(context)
         }
         policy = self._turns_in_front(front)
+        if self._dry:  # what all of them together did not ask for is theirs too
+            working = {tenant: quota / sum(working.values()) for tenant, quota in working.items()}
         if policy is not Isolation.FIXED_SHARE:
             self._front = Windows()
         if policy is not Isolation.BURST_SHARE:
@@ -299,12 +304,25 @@ class CardArbiter:
         here = [context.tenant for context in contexts if self._bound(context)]
         self._debts.step(self.roster.quotas([*here, *(self._debts.debtors() & self.roster.members.keys())]), now)
 
+    def _runs_dry(self, front: Sequence[Context]) -> bool:
+        """Under burst-share: whether all that have work have it nearly always, and some with gaps, in which its queue
+        is dry. A tenant that is idle for longer would waste its windows: with slices others have that time."""
+        active = [context for context in front if context.active]
+        if self.rules.isolation is not Isolation.BURST_SHARE or self._has_online():
+            return False
+        if len({context.tenant for context in active}) < 2 or not all(context.preemptible for context in front):
+            return False
+        least = STILL_BUSY if self._dry else BUSY
+        if any(context.resting for context in active):
+            return False
+        return least <= min(context.part_busy for context in active) < NEVER_DRY
+
     def _turns_in_front(self, front: Sequence[Context]) -> Isolation | None:
         """By which policy those in front take turns; None: they all run, and the hardware divides."""
         if self._has_online():
             return None
         if self.rules.isolation is Isolation.BURST_SHARE and all(context.preemptible for context in front):
-            return None
+            return Isolation.FIXED_SHARE if self._dry else None
         return None if self.rules.isolation is Isolation.BEST_EFFORT else self.rules.isolation
 
     def _waiting_behind(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> set[str]:

@@ -20,6 +20,11 @@ SETTLING = 0.3
 LONGEST_SETTLING = 3.0
 # Slices are shared among the contexts that were active within this; longer, since each change costs an RM call.
 LATELY = 1.0
+# A queue that runs dry for a moment loses the rest of its slice. Slices are right for those that always have work in
+# the queue, windows for those with gaps that have work nearly all the time.
+NEVER_DRY = 0.9995
+BUSY, STILL_BUSY = 0.75, 0.6
+_MEMORY = 0.3  # seconds over which that mean is taken
 _LEAST = 0.01  # the part of a card that is left to a tenant beside those who booked all of it
 
 
@@ -60,6 +65,11 @@ class Context:
     came: float = float("-inf")
     settles: float = float("-inf")
     settling: bool = False
+    part_busy: float = 0.0  # of the time in which it could run, lately: how much of it it had work
+
+    def ran(self, reading: Reading, elapsed: float) -> None:
+        """What it did in a stretch in which it could run."""
+        self.part_busy += elapsed / (elapsed + _MEMORY) * (min(1.0, reading.busy / elapsed) - self.part_busy)
 
     def touched(self, now: float) -> None:
         """It is being made, or was added to."""
@@ -112,6 +122,8 @@ class Roster:
             if context is None:
                 continue
             before, context.reading = context.reading, reading
+            if before is not None and name in running and elapsed > 0:
+                context.ran(reading, elapsed)
             # A wait that ended since the last time did so up to now: nobody is let in too early.
             if reading.waiting or (before is not None and (before.waiting or before.launches != reading.launches)):
                 self.touch(name, now)
