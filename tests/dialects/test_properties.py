@@ -69,8 +69,12 @@ def placed(draw: st.DrawFn, pieces: st.SearchStrategy[tuple[Slice, int | None]],
     return found
 
 
+some_models = st.none() | st.sampled_from([("A100",), ("H200", "TESLA V100")]).map(CardFilter)
+
+
 def _claim(draw: st.DrawFn, containers: list[ContainerClaim], dialect: str, offer: Offer, **rest: Any) -> Claim:
     namespace = draw(words)
+    rest = {"cards": draw(some_models), **rest}
     owner = draw(st.none() | st.builds(f"{{}}/{namespace}/{{}}".format, words, words))
     return Claim(
         uid=draw(words),

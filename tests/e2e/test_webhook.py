@@ -187,7 +187,7 @@ def test_a_misspelled_resource_is_refused_with_the_name_that_was_meant(fresh: Co
             said = fresh.kubectl("apply", "-f", "-", stdin=manifest, check=False)
             assert f"no such resource; did you mean {meant}?" in said
         before = webhook.calls["review"]
-        created(fresh, objects.pod("theirs", {"aliyun.com/gpu": 1, "aliyun.com/gpu-core.percentage": 10}))
+        created(fresh, objects.pod("theirs", {"aliyun.com/gpu": 1}))
         assert webhook.calls["review"] == before
     assert [pod["metadata"]["name"] for pod in objects.list_pods(fresh)] == ["theirs"]
 

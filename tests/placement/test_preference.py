@@ -23,6 +23,8 @@ from kit import manifests
 from kit.builders import a_board, a_node, asking
 
 B, S = Order.BINPACK, Order.SPREAD
+RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami", "kai"}))
+GPU = "nvidia.com/gpu"
 
 
 def chooser(board: Board, policy: str = "binpack") -> Chooser:
@@ -107,6 +109,42 @@ def test_only_cards_that_the_pod_may_have_are_taken(cards: CardFilter, expected:
     assert cards_of(models_board(), [asking(4, name=name, cards=cards) for name in ("p", "q")]) == expected
 
 
+@pytest.mark.parametrize(
+    ("limits", "marks"),
+    [
+        ({manifests.QGPU_MEMORY: 4}, {}),
+        ({manifests.T9K_PERCENT: 10}, {}),
+        ({manifests.T9K_CARDS: 1}, {}),
+        ({manifests.MEM: 4}, {}),
+        ({manifests.COUNT: 1}, {}),
+        ({GPU: 1}, {}),
+        ({}, {"gpu-fraction": "0.1"}),
+    ],
+)
+def test_pod_of_any_dialect_chooses_the_model_of_its_cards(limits: dict[str, Any], marks: dict[str, str]) -> None:
+    pod = manifests.asking(limits, annotations={"aliquot.dev/card-models": "v100, T4", **marks})
+    claim = parse_pod(pod, RULES)
+    assert isinstance(claim, Claim), claim
+    assert cards_of(models_board(), [claim]) == ["b0"]
+
+
+@pytest.mark.parametrize(
+    ("marks", "said"),
+    [
+        ({"aliquot.dev/card-models": " ,"}, "parts of the names of card models"),
+        ({"aliquot.dev/card-model": "A100"}, "did you mean aliquot.dev/card-models?"),
+        (
+            {"aliquot.dev/card-models": "A100", "nvidia.com/use-gputype": "A100"},
+            "either this or nvidia.com/use-gputype",
+        ),
+    ],
+)
+def test_models_that_cannot_be_read_are_refused(marks: dict[str, str], said: str) -> None:
+    found = parse_pod(manifests.asking({GPU: 1}, annotations=marks), RULES)
+    assert isinstance(found, tuple)
+    assert said in found[0].sentence()
+
+
 def test_cards_that_the_pod_may_not_have_are_refused_as_such() -> None:
     found = chooser(models_board()).refusals(asking(4, cards=CardFilter(uuids=("a-1",))))
     assert {(refusal.node, refusal.card, refusal.reason) for refusal in found} == {
@@ -130,8 +168,6 @@ def test_a_filter_follows_a_card_whose_uuid_changes() -> None:
 
 # All dialects on the same cards.
 
-RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami", "kai"}))
-GPU = "nvidia.com/gpu"
 few, percent = st.integers(1, 2), st.integers(1, 100)
 amounts = st.one_of(
     st.fixed_dictionaries({manifests.QGPU_MEMORY: st.integers(1, 9), manifests.QGPU_CORE: percent}),

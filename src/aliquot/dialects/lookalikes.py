@@ -123,7 +123,7 @@ def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
         (hami.DIALECT, hami.MARKS),
         (kai.DIALECT, kai.ANNOTATIONS),
     )
-    known = [mark for dialect, names in marks if dialect in served for mark in names]
+    known = [*native.MARKS, *(mark for dialect, names in marks if dialect in served for mark in names)]
     return [
         problem
         for kind, present in (("labels", pod.labels), ("annotations", pod.annotations))

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from aliquot.dialects.nodes import MOST_CARDS
-from aliquot.dialects.pods import LARGEST_COUNT, Json
+from aliquot.dialects.pods import LARGEST_COUNT, Json, Pod, annotation_field
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
@@ -41,7 +41,9 @@ RETRIED = "aliquot.dev/retried"  # on a Pod: when we last made kube-scheduler re
 PLACE = "aliquot.dev/card-place"  # resource: by it the kubelet calls us for Pods that name none of their own
 PLACES = 100  # of PLACE for each card: more than any number of Pods that share one
 REVIEWED = "aliquot.dev/reviewed"  # on a Pod: the webhook has reviewed it
-ANNOTATIONS = (GRANT,)
+CARD_MODELS = "aliquot.dev/card-models"  # on a Pod of any dialect, by its author: parts of model names, with commas
+ANNOTATIONS = (GRANT, CARD_MODELS)
+MARKS = (CARD_MODELS,)  # part of what a Pod requests
 MIX_LABEL = "aliquot.dev/mix-qgpu-and-whole-cards"  # on a Node, by its owner: whole cards beside qGPU
 
 _VERSION = 1
@@ -129,6 +131,15 @@ def is_of_another_version(annotations: Json) -> bool:
     """Whether there is a grant of another release that we cannot read."""
     value = annotations.get(GRANT)
     return isinstance(value, str) and _version(value) not in (None, _VERSION)
+
+
+def card_models(pod: Pod, problems: list[Invalid]) -> tuple[str, ...]:
+    """The models of which the Pod's cards may be; none: any."""
+    words = {word.strip().upper() for word in pod.text(CARD_MODELS, problems).split(",")} - {""}
+    if not words and CARD_MODELS in pod.annotations and not problems:
+        allowed = "parts of the names of card models, such as A100,H200, or omit the annotation"
+        problems.append(Invalid(annotation_field(CARD_MODELS), pod.annotations[CARD_MODELS], allowed))
+    return tuple(sorted(words))
 
 
 def render_inventory(cards: Iterable[Card]) -> dict[str, str]:

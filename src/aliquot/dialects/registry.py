@@ -11,7 +11,7 @@ from aliquot.dialects.lookalikes import misspelled_marks, misspelled_resources
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objects import ContainerObject, Names, PodObject, Resources, pod_names, pod_view, read_object
-from aliquot.model.claim import Claim
+from aliquot.model.claim import CardFilter, Claim
 from aliquot.model.grant import Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
@@ -111,7 +111,20 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
     claim = dialect.parse(view, rules)
     if isinstance(claim, list):
         problems += claim
+    elif view.annotation(native.CARD_MODELS) is not None:
+        claim = _with_models(claim, view, problems)
     return tuple(problems) if problems or isinstance(claim, list) else claim, view
+
+
+def _with_models(claim: Claim, view: Pod, problems: list[Invalid]) -> Claim:
+    """The claim, for cards of the models that the Pod names in any dialect."""
+    models, cards = native.card_models(view, problems), claim.cards or CardFilter()
+    if cards.models:
+        allowed = f"either this or {hami.USE_TYPES}; remove one of them"
+        problems.append(
+            Invalid(pods.annotation_field(native.CARD_MODELS), view.annotation(native.CARD_MODELS), allowed)
+        )
+    return replace(claim, cards=replace(cards, models=models)) if models else claim
 
 
 @value
@@ -174,14 +187,13 @@ class PodReader:
         )
 
 
-_MARKS = (*qgpu.MARKS, *gpushare.MARKS, *hami.MARKS, *kai.MARKS)
-_NO_MARKS = (None,) * len(_MARKS)
+_MARKS = (*qgpu.MARKS, *gpushare.MARKS, *hami.MARKS, *kai.MARKS, *native.MARKS)
+_MARK_SET = frozenset(_MARKS)
 
 
 def _marks(texts: dict[str, str] | None) -> object:
     """None also for texts without any: a Pod that is bound gets annotations, and is the same template still."""
-    found = tuple(map(texts.get, _MARKS)) if texts else _NO_MARKS
-    return None if found == _NO_MARKS else found
+    return tuple(map(texts.get, _MARKS)) if texts and not _MARK_SET.isdisjoint(texts) else None
 
 
 def _container_shape(container: ContainerObject) -> object:
@@ -230,8 +242,14 @@ def render_pod(claim: Claim, rules: Rules = DEFAULT_RULES) -> dict[str, Any]:
     """A Pod manifest with the claim in its own dialect."""
     for dialect in _DIALECTS:
         if dialect.name == claim.dialect:
-            return pods.render_pod(claim, dialect.words(claim, rules))
+            return pods.render_pod(claim, _with_model_words(claim, dialect.words(claim, rules)))
     raise ValueError(f"unknown dialect {claim.dialect}")
+
+
+def _with_model_words(claim: Claim, words: pods.Words) -> pods.Words:
+    if claim.cards is None or claim.dialect == hami.DIALECT:  # which has words of its own
+        return words
+    return replace(words, annotations={**words.annotations, native.CARD_MODELS: ",".join(claim.cards.models)})
 
 
 def places(claim: Claim) -> dict[str, int]:
