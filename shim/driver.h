@@ -10,6 +10,7 @@
 
 enum {
     CUDA_SUCCESS = 0,
+    CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_FOUND = 500,         /* what a wrapper answers when the driver has no such function */
 };

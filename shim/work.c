@@ -6,13 +6,46 @@
 #include <unistd.h>
 #include "shim.h"
 
+#define DRAIN_NS 300000L        /* between two looks whether the work before is done */
 #define ROUND_NS 100000000L     /* one sleep at the gate: a dead daemon is noticed that soon after ALQ_STALE_NS */
 
+/* Whether the work of the stream is done: CUDA_SUCCESS, CUDA_ERROR_NOT_READY, or an error: nobody can tell. */
+static int ask_stream(int ptsz, CUstream stream)
+{
+    /* another thread may be capturing in the strict mode, which forbids such calls to everyone who is not relaxed */
+    int mode = CAPTURE_MODE_RELAXED;
+    bool swapped = ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
+    int result = ptsz ? ALQ_REAL_AS(cuStreamQuery, cuStreamQuery_ptsz)(stream) : ALQ_REAL(cuStreamQuery)(stream);
+    if (swapped)
+        ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    return result;
+}
+
+/* At a closed gate: what was launched before still runs. It is shown as busy until it is done, so that the daemon knows
+ * when the card is free and whom to charge. Asks again and again instead of waiting in the driver: the stream may wait for
+ * something that this very thread does after its launch. */
+static void drain(struct alq_use *use, int card, int ptsz, CUstream stream)
+{
+    const struct timespec pause = { .tv_nsec = DRAIN_NS };
+    int result = ask_stream(ptsz, stream);
+    if (result == CUDA_ERROR_NOT_READY)
+        alq_busy_begin(use, ptsz, stream);
+    while (result == CUDA_ERROR_NOT_READY) {
+        if (__atomic_load_n(&use->gate, __ATOMIC_ACQUIRE) != 1 || alq_stale(card))
+            return;
+        nanosleep(&pause, NULL);
+        result = ask_stream(ptsz, stream);
+    }
+    if (result == CUDA_SUCCESS)
+        alq_busy_end(use);
+}
+
 /* Waits while the gate is closed and the daemon lives. The word is shared with the daemon, so it is no private futex. */
-static void wait_at_gate(struct alq_use *use, int card)
+static void wait_at_gate(struct alq_use *use, int card, int ptsz, CUstream stream)
 {
     static uint64_t rescued_at[ALQ_CARDS];      /* the heartbeat that was stale: each daemon's end counts once */
     const struct timespec round = { .tv_nsec = ROUND_NS };
+    drain(use, card, ptsz, stream);
     while (__atomic_load_n(&use->gate, __ATOMIC_ACQUIRE) == 1) {
         if (alq_stale(card)) {
             uint64_t beat = __atomic_load_n(&alq_page()->card[card].heartbeat_ns, __ATOMIC_RELAXED) + 1;
@@ -53,6 +86,6 @@ void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream
         alq_link_wake(card);
     /* a launch on a capturing stream does not run: it becomes a node, and whoever captures may hold locks */
     if (gated && __atomic_load_n(&use->gate, __ATOMIC_RELAXED) == 1 && !alq_capturing(stream, ptsz))
-        wait_at_gate(use, card);
+        wait_at_gate(use, card, ptsz, stream);
     errno = saved;
 }

@@ -49,7 +49,8 @@ class Load:
 class Node:
     """A card of 24 GiB, the daemon, and who is on the card."""
 
-    def __init__(self, *options: str, pods: bool = False) -> None:
+    def __init__(self, *options: str, pods: bool = False, control: str = "proven") -> None:
+        self._control = control
         self._daemon_options = ["--pods"] if pods else []
         self.folder = Path(tempfile.mkdtemp(prefix="alqrt"))  # short: the path of a socket has 107 bytes
         self.player = Player("--memory", str(24 * 1024), *options)
@@ -64,7 +65,7 @@ class Node:
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "kit.runtimedaemon", *self._daemon_options]
-        pipe, environment = subprocess.PIPE, self.player.environment()
+        pipe, environment = subprocess.PIPE, self.player.environment() | {"CONTROL": self._control}
         daemon = subprocess.Popen(command, env=environment, cwd=ROOT / "tests", text=True, stdin=pipe, stdout=pipe)
         assert daemon.stdout is not None
         assert daemon.stdout.readline() == '"ready"\n'

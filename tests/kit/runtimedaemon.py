@@ -16,6 +16,7 @@ from typing import Any
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
+from aliquot.model.control import FORCED, PROVEN, CardControl
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
 from aliquot.services.runtime.arbiterd import Arbiterd
@@ -30,7 +31,12 @@ class Server:
         self.uuid = cards[0].uuid
         self.pods: dict[int, str] | None = {} if "--pods" in sys.argv else None
         whose = None if self.pods is None else self._whose
-        self.arbiter = Arbiterd(cards, rules=SharingRules(), nvml=nvml, simulated=True, whose=whose)
+        known = {
+            "proven": PROVEN, "forced": FORCED, "unproven": CardControl()
+        }[os.environ.get("CONTROL", "unproven")]  # fmt: skip
+        self.arbiter = Arbiterd(
+            cards, rules=SharingRules(), nvml=nvml, simulated=True, whose=whose, controls={self.uuid: known}
+        )
         self.arbiter.start()
 
     def configure(self, policy: str, release_delay: float) -> None:
@@ -51,6 +57,10 @@ class Server:
 
     def remove(self, name: str) -> None:
         self.arbiter.remove(name)
+
+    def control(self) -> list[str | None]:
+        found = self.arbiter.controls()[self.uuid]
+        return [found.level, found.reason]
 
     def findings(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(finding) for finding in self.arbiter.findings()]

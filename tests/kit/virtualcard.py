@@ -26,6 +26,7 @@ from aliquot.model.tenant import SharingRules
 _STOCK = 2_048_000  # the slice of a context that nobody ordered anything of; nanoseconds, as all times in this file
 _RING = 200_000  # from a launch to the daemon's hearing of it
 _BEAT = 100_000_000  # the daemon looks at least this often
+_LONGEST_DRAIN, _DRAIN_CHECK = 100_000_000, 500_000  # as in cardloop.py
 _MOST_ROUNDS = 50  # without time passing: more is a decision that never settles
 
 Event = Callable[[CardArbiter, float], None]
@@ -352,24 +353,42 @@ class VirtualCard:
         orders = self.arbiter.tick(self.now)
         self._round_at = None
         if orders:
-            self._perform(deque(orders), len(self.orders))
+            closed = [] if self.arbiter.held else [order for order in orders if self._closes_gate(order)]
+            rest = [order for order in orders if order not in closed]
+            for order in closed:
+                self.obey(order)
+            self._drain(closed, deque(rest), self._now + _LONGEST_DRAIN)
         else:
             self._sleep()
 
-    def _perform(self, orders: deque[Order], first: int) -> None:
-        """One after the other, each at the end of the time it takes. `first`: where they are among all orders."""
+    def _closes_gate(self, order: Order) -> bool:
+        context = self._contexts.get(order.context)
+        return isinstance(order, Pause) and context is not None and not context.preemptible
+
+    def _drain(self, closed: list[Order], rest: deque[Order], until: int) -> None:
+        """Until what was launched before the gates closed is done, or not; then the other orders."""
+        running = [self._contexts[order.context] for order in closed if order.context in self._contexts]
+        if self._now < until and any(context.runnable for context in running):
+            self._at(self._now + _DRAIN_CHECK, lambda: self._drain(closed, rest, until))
+            return
+        drained = [(self.now, order) for order in closed]
+        self._perform(rest, len(self.orders), drained)
+
+    def _perform(self, orders: deque[Order], first: int, before: list[tuple[float, Order]]) -> None:
+        """One after the other, each at the end of the time it takes. `first`: where they are among all orders.
+        `before`: those that took effect before."""
         while orders:
             context = self._contexts.get(orders[0].context)
             if context is not None and context.preemptible and not isinstance(orders[0], Arm):
-                self._at(self._now + round(self._latency() * 1e9), lambda: self._performed_one(orders, first))
+                self._at(self._now + round(self._latency() * 1e9), lambda: self._performed_one(orders, first, before))
                 return
             self.obey(orders.popleft())
-        self.arbiter.performed((order, at) for at, order in self.orders[first:])
+        self.arbiter.performed((order, at) for at, order in [*before, *self.orders[first:]])
         self._sleep()
 
-    def _performed_one(self, orders: deque[Order], first: int) -> None:
+    def _performed_one(self, orders: deque[Order], first: int, before: list[tuple[float, Order]]) -> None:
         self.obey(orders.popleft())
-        self._perform(orders, first)
+        self._perform(orders, first, before)
 
     def obey(self, order: Order) -> None:
         """Perform the order, at once."""

@@ -30,7 +30,7 @@ def node(shared_node: Node) -> Iterator[Node]:
 def shared_refusing_node() -> Iterator[Node]:
     if not os.path.exists(player.shim()):
         pytest.skip("the libraries are not built")
-    node = Node("--refuse-controls")
+    node = Node("--refuse-controls", control="unproven")
     yield node
     node.close()
 

@@ -7,24 +7,25 @@ from runtime.test_mixing import work
 from simgpu.rig import wait_until
 
 
-def test_fixed_share_is_held_roughly(refusing_node: Node) -> None:
-    """What was launched before the gate closed runs on: it is held as well as its queue is short."""
+def test_fixed_share_holds_at_the_gate(refusing_node: Node) -> None:
+    """What was launched before the gate closed runs on, and is charged."""
     node = refusing_node
     node.configure("fixed-share")
     name = node.tenant(core=30)
-    load = node.load(name)
+    load = node.load(name, "5ms", "--depth", "8")
     node.until_runs(load)
     assert node.standing(name)["level"] == "gate"
-    node.shares_come_to(near([0.3], 10), (load.pid,))
+    node.shares_come_to(near([0.3], 5), (load.pid,))
+    assert node.ask("control") == ["gate", "refused"]
     assert node.player.card().compute(load.pid)[0].slice_us == 2048
 
 
-def test_burst_share_is_held_roughly(refusing_node: Node) -> None:
+def test_burst_share_holds_at_the_gate(refusing_node: Node) -> None:
     node = refusing_node
     node.configure("burst-share")
     loads = [node.load(node.tenant(core=core)) for core in (30, 70)]
     node.until_runs(*loads)
-    node.shares_come_to(near([0.3, 0.7], 10), *((load.pid,) for load in loads))
+    node.shares_come_to(near([0.3, 0.7], 5), *((load.pid,) for load in loads))
 
 
 def test_online_work_closes_the_gate_to_offline_work(refusing_node: Node) -> None:

@@ -7,6 +7,7 @@
     debts.py    what newcomers had before they could be paused, and how their tenants pay for it
     gaps.py     how long online work keeps an idle card, learned from its own gaps
     card.py     one card: from who is there and what they do to the orders, and when to look again
+    proof.py    whether slices and pauses have an effect, by what a context gets done
     account.py  what share of the card each context had
     timeline.py who held the card in the last minute
     overuse.py  who uses more memory than its limit, and which processes are ended for it

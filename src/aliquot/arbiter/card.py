@@ -23,6 +23,7 @@ from aliquot.arbiter import slices
 from aliquot.arbiter.debts import Debts
 from aliquot.arbiter.gaps import LATENCY, Gaps
 from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.proof import Phase, Trial
 from aliquot.arbiter.roster import BUSY, IDLE_AFTER, NEVER_DRY, STILL_BUSY, Context, Member, Reading, Roster
 from aliquot.arbiter.timeline import Taken
 from aliquot.arbiter.turns import FOREVER, Rotation, Windows
@@ -57,14 +58,15 @@ class CardArbiter:
     preemptions: Counter[str] = field(default_factory=Counter)  # by tenant
     takings: deque[Taken] = field(default_factory=lambda: deque(maxlen=64))  # the same one by one, for the timelines
     roster: Roster = field(default_factory=Roster)
+    trial: Trial | None = None  # whether slices and pauses have an effect: while it lasts, it decides
     _ordered: dict[str, _Ordered] = field(default_factory=dict)
     _front: Windows = field(default_factory=Windows)
-    _gated: Rotation = field(default_factory=Rotation)  # those in front, where slices do not bind
+    _gated: Windows = field(default_factory=Windows)  # those in front, where slices do not bind
     _behind: Rotation = field(default_factory=Rotation)  # offline contexts beside online ones, and ordinary ones
     _capped: Windows = field(default_factory=Windows)  # the same, under fixed-share
     _debts: Debts = field(default_factory=Debts)
     _gaps: dict[str, Gaps] = field(default_factory=dict)  # of online tenants
-    _former: tuple[str | None, str | None] = (None, None)  # whose windows it was before the last step
+    _former: tuple[str | None, ...] = (None, None, None)  # whose windows it was before the last step
     _lent: str | None = None  # the ordinary context that left a part of its turn to offline work
     _online_was_active: bool = False
     _dry: bool = False  # burst-share in windows
@@ -158,7 +160,7 @@ class CardArbiter:
         settled = min(
             (context.settles for context in self.roster.contexts.values() if context.settling), default=FOREVER
         )
-        self._former = (self._front.turn, self._capped.turn)
+        self._former = (self._front.turn, self._capped.turn, self._gated.turn)
         front, behind = self._ranks()
         self._step_debts([*front, *behind], now)
         self._dry = self._runs_dry(front)
@@ -166,9 +168,13 @@ class CardArbiter:
         enabled = self._enabled_front(front, now) | {context.name for context in behind}
         enabled -= self._waiting_behind(front, behind, now)
         enabled -= {context.name for context in (*front, *behind) if context.settling and self._pays(context)}
+        if self.trial is not None:
+            enabled = self._impose(self.trial, lengths, enabled)
         turns = (self._front, self._gated, self._behind, self._capped)
         interval = now + self._interval(front, behind)
         self.deadline = min(interval, settled, self._release, self._debts.until, *(turn.until for turn in turns))
+        if self.trial is not None:
+            self.deadline = min(self.deadline, self.trial.until)
         return self._difference([*front, *behind], lengths, enabled)
 
     def performed(self, effects: Iterable[tuple[Order, float]]) -> None:
@@ -183,9 +189,9 @@ class CardArbiter:
                     pauses[name] = at
                 elif isinstance(order, Resume):
                     resumes.setdefault(name, at)
-        for windows, former in zip((self._front, self._capped), self._former, strict=True):
+        for windows, former in zip((self._front, self._capped, self._gated), self._former, strict=True):
             windows.switched(former, pauses.get(former or ""), resumes.get(windows.turn or ""))
-        self.deadline = min(self.deadline, self._front.until, self._capped.until)
+        self.deadline = min(self.deadline, self._front.until, self._capped.until, self._gated.until)
 
     @property
     def held(self) -> bool:
@@ -267,10 +273,14 @@ class CardArbiter:
         if policy is not Isolation.FIXED_SHARE:
             self._front = Windows()
         if policy is not Isolation.BURST_SHARE:
-            self._gated = Rotation()
+            self._gated = Windows()
         if policy is None:
             return {context.name for context in front}
-        turn = self._front.step(working, now) if policy is Isolation.FIXED_SHARE else self._gated.step(working, now)
+        if policy is Isolation.FIXED_SHARE:
+            turn = self._front.step(working, now)
+        else:  # what nobody booked, or whoever is idle leaves, goes to the others
+            total = sum(working.values())
+            turn = self._gated.step({tenant: quota / total for tenant, quota in working.items()}, now)
         return {context.name for context in front if context.tenant == turn or not context.active}
 
     def delay_of(self, tenant: str) -> float:
@@ -391,6 +401,15 @@ class CardArbiter:
             self.preemptions.update(losers := {context.tenant for context in offline})
             self.takings.append(Taken(now, by, tuple(losers)))
         self._online_was_active = active
+
+    def _impose(self, trial: Trial, lengths: dict[str, int], enabled: set[str]) -> set[str]:
+        """Slices as the trial wants them in this phase; returns who runs."""
+        taking_part = {trial.sensor, *trial.others} & lengths.keys()
+        lengths |= {name: trial.slice_of(name) for name in taking_part}
+        if trial.phase is not Phase.PAUSED:
+            return enabled | taking_part
+        stopped = {name for name in trial.others & taking_part if self.roster.contexts[name].active}
+        return (enabled | taking_part) - stopped
 
     def _interval(self, front: Sequence[Context], behind: Sequence[Context]) -> float:
         """Seconds until activity is read again. An idle context wakes us by itself."""

@@ -13,7 +13,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from aliquot.adapters.storage import tenantfolder
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
+from aliquot.model.control import CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.services.runtime.audit import Auditor, PageSlot, Registry
@@ -36,6 +37,8 @@ _WHOLE, _BEYOND = 8, 4  # every so many sweeps all slots; else this far beyond t
 
 _UNSEEN = "its process id cannot be seen from here: an agent in a container needs the host's (hostPID: true)"
 
+_REFUSED = CardControl(ControlLevel.GATE, ControlReason.REFUSED)
+
 log = logging.getLogger(__name__)
 
 
@@ -45,6 +48,7 @@ class Arbiterd:
     `whose` returns the id of the tenant that a process belongs to. Where it is given, it alone decides: a process that
     it does not know registers nowhere. Without it a process belongs to the tenant whose descendant it is. `claims_of`
     returns the tenants that are ResourceClaims of the Pod that `whose` has found.
+    `controls` is what is known of the cards' control, by UUID.
     """
 
     def __init__(
@@ -57,9 +61,11 @@ class Arbiterd:
         whose: Callable[[int], str | None] | None = None,
         claims_of: Callable[[str], Sequence[str]] = lambda pod: (),
         hard_limits: HardLimits | None = None,
+        controls: Mapping[str, CardControl] | None = None,
     ) -> None:
         self._hard_limits = hard_limits
-        self._loops = {card.uuid: CardLoop(card.uuid, rules) for card in cards}
+        known = controls or {}
+        self._loops = {card.uuid: CardLoop(card.uuid, rules, known.get(card.uuid, CardControl())) for card in cards}
         self._whose, self._claims_of = whose, claims_of
         self._tenancies: dict[str, Tenancy] = {}
         self._sweeps = 0
@@ -169,6 +175,15 @@ class Arbiterd:
     def _name_of(self, tenant_id: str) -> str | None:
         tenancy = self._tenancies.get(tenant_id)
         return None if tenancy is None else tenancy.tenant.name
+
+    def controls(self) -> dict[str, CardControl]:
+        """The level of control of each card, by UUID."""
+        return {
+            uuid: _REFUSED
+            if loop.proving.control.level is ControlLevel.UNPROVEN and self._registrar.is_refused(uuid)
+            else loop.proving.control
+            for uuid, loop in self._loops.items()
+        }
 
     def keep_trace(self, wanted: bool) -> None:
         """Whether somebody draws timelines, and asks for `records` at least every few seconds."""

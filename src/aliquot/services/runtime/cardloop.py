@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.page import Page
@@ -22,9 +22,11 @@ from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
 from aliquot.arbiter.timeline import Came, Left, Record
 from aliquot.model.claim import AppClass
+from aliquot.model.control import CardControl
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 from aliquot.services.runtime import contextcontrol
 from aliquot.services.runtime.contexts import Context, TenantTotals, busy_ns, most_active, weakest
+from aliquot.services.runtime.proving import Proving
 from aliquot.services.runtime.trace import Trace
 
 BEAT = 0.1  # seconds between heartbeats: a shim undoes a pause by itself after ALQ_STALE_NS without one
@@ -35,6 +37,8 @@ _ROUND = 2.0  # a round at least this often
 _CHECK_EVERY = 1.0  # after that, one context each second
 _STOCK = 2048  # microseconds: the driver's own slice
 _MOST_FAILURES = 10  # rounds in a row; after these the heartbeat stops
+_LONGEST_DRAIN = 0.1  # seconds that kernels in flight are waited for after a gate closed ...
+_DRAIN_CHECK = 0.0005  # ... and between two looks
 _SETTLED = 1.0  # seconds; a slice that changes later was changed by somebody, not by start-up
 
 log = logging.getLogger(__name__)
@@ -43,8 +47,9 @@ log = logging.getLogger(__name__)
 class CardLoop:
     """The thread and its inbox. Other threads only post to the inbox; everything else happens in the thread."""
 
-    def __init__(self, uuid: str, rules: SharingRules) -> None:
+    def __init__(self, uuid: str, rules: SharingRules, control: CardControl = CardControl()) -> None:  # noqa: B008
         self.uuid = uuid
+        self.proving = Proving(uuid, control)
         self.arbiter = CardArbiter(rules)
         self.findings: dict[tuple[int, FindingKind], Finding] = {}  # by process and kind
         self._trace = Trace()  # for the dashboard's timelines
@@ -158,10 +163,15 @@ class CardLoop:
             self._changed = False
 
     def _round(self, now: float) -> None:
-        self._read(now)
+        readings = self._read(now)
+        if self.proving.round(self.arbiter, self._contexts, readings, now):
+            for context in self._contexts.values():
+                if context.level is Level.HARDWARE:
+                    self._to_gate(context)
         orders = self.arbiter.tick(now)
         if orders:
             self.arbiter.performed(self._perform(orders))
+        self.proving.close_gates(self.arbiter.trial, self._contexts)
         self._check_slices(now)
         self._publish(now)
 
@@ -181,7 +191,7 @@ class CardLoop:
         for tenant in self._totals.values():
             tenant.page.beat(tenant.card, stamp)
 
-    def _read(self, now: float) -> None:
+    def _read(self, now: float) -> Mapping[str, Reading]:
         stamp = time.monotonic_ns()
         uses, busy = {}, {}
         elapsed = now - self._read_at
@@ -211,6 +221,7 @@ class CardLoop:
             for name, (use, waits) in uses.items()
         }
         self.arbiter.read(readings, now)
+        return readings
 
     def _count_paused(self, busy: Mapping[str, float], parts: Mapping[str, float], elapsed: float) -> None:
         """The time that online work took from offline tenants: all of it while they are paused for it, otherwise, with
@@ -255,6 +266,8 @@ class CardLoop:
 
     def _join(self, context: Context, now: float) -> None:
         before = self._contexts.get(context.name)
+        if self.proving.gate_only:
+            context.level = Level.GATE
         if before is not None and before.same(context):
             context.close()  # its copy channels or other objects changed, or libcuda set its slice
             before.checks = [now, *(now + after for after in _FIRST_CHECKS)]
@@ -296,8 +309,34 @@ class CardLoop:
 
     # --- orders ------------------------------------------------------------------------------------------------
 
-    def _perform(self, orders: Iterable[Order]) -> list[tuple[Order, float]]:
+    def _perform(self, orders: Sequence[Order]) -> list[tuple[Order, float]]:
         """When each order took effect. Beats in between: many slow ones could last longer than shims wait for one."""
+        closed = [] if self.arbiter.held else [order for order in orders if self._closes_gate(order)]
+        effects = self._perform_each(closed)
+        if closed:
+            self._drain([self._contexts[order.context] for order in closed])
+            effects = [(order, self._contexts[order.context].drained) for order, _ in effects]
+        return effects + self._perform_each(order for order in orders if order not in closed)
+
+    def _closes_gate(self, order: Order) -> bool:
+        context = self._contexts.get(order.context)
+        return isinstance(order, Pause) and context is not None and context.level is Level.GATE
+
+    def _drain(self, contexts: Iterable[Context]) -> None:
+        """Wait, but not long, until what they had launched before their gates closed is done: it runs on in the time of
+        the next, and they are charged for it."""
+        began = now = time.monotonic()
+        left = list(contexts)
+        while left and now < began + _LONGEST_DRAIN:
+            left = [context for context in left if not contextcontrol.is_drained(context)]
+            time.sleep(_DRAIN_CHECK if left else 0)
+            now = time.monotonic()
+            for context in left:
+                context.drained = now
+            if now - self._last_beat >= BEAT:
+                self._beat(now)
+
+    def _perform_each(self, orders: Iterable[Order]) -> list[tuple[Order, float]]:
         effects = []
         for order in orders:
             context = self._contexts.get(order.context)
@@ -348,12 +387,17 @@ class CardLoop:
         log.warning("context_degraded", extra={"data": {"context": context.name, "why": str(error), "held_at": "gate"}})
         text = f"the driver refuses control of it ({error}): held at the gate from now on"
         self._report(context, FindingKind.REFUSED, text)
+        self._to_gate(context)
+
+    def _to_gate(self, context: Context) -> None:
+        """Hold it at the gate from now on."""
         self._release(context)
         context.level = Level.GATE
         self.arbiter.join(context.name, context.tenant, preemptible=False)
         self.arbiter.deadline = 0.0
 
     def _release_all(self) -> None:
+        self.proving.stop(self.arbiter)
         for context in self._contexts.values():
             try:
                 self._release(context, for_now=True)

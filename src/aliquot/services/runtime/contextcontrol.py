@@ -30,6 +30,7 @@ def pause(context: Context) -> None:
         context.page.set_word(context.slot, context.card, pages.PAUSED, 1)
         _on_all(context.groups, lambda group: _disable(context, group))
     else:
+        context.drained = time.monotonic()
         context.page.set_gate(context.slot, context.card, closed=True)
 
 
@@ -37,6 +38,11 @@ def hold(context: Context) -> None:
     """Let it launch nothing more, whatever its level."""
     context.page.beat(context.card, time.monotonic_ns())
     context.page.set_gate(context.slot, context.card, closed=True)
+
+
+def is_drained(context: Context) -> bool:
+    """Whether it has no work on the card any more, its gate being closed."""
+    return context.page.use(context.slot, context.card).busy_since_ns == 0
 
 
 def resume(context: Context) -> None:

@@ -36,6 +36,7 @@ class Context:
     last: Use | None = None
     resumed_itself: float = 0.0  # when it was last found running although paused
     stopped: set[tuple[int, int]] = field(default_factory=set)  # (client, channel) that we disabled
+    drained: float = 0.0  # when what it had launched before its gate closed was done
     moved: float = 0.0  # when it last launched something or did not wait
     stop_checked: float = 0.0  # when it was last checked whether the process is stopped ...
     frozen: bool = False  # ... and whether it was

@@ -91,6 +91,7 @@ class Registrar:
         self._lock, self._loops, self._simulated = lock, loops, simulated
         self._refusal, self._clock = refusal, clock
         self._controlled: set[str] = set()  # cards on which the driver let us control some context
+        self._refused: set[str] = set()  # cards on which it refused that for some
         self._muted: set[Tenancy] = set()  # not read until the next second
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -117,6 +118,10 @@ class Registrar:
         """Whether the process has registered its context on that card. A driver that refuses all control cannot tell;
         one that controls others refuses what is no group."""
         return uuid in process.proven or (uuid in process.refused and uuid not in self._controlled)
+
+    def is_refused(self, uuid: str) -> bool:
+        """Whether the driver refuses all control on the card, as far as anybody tried."""
+        return uuid in self._refused and uuid not in self._controlled
 
     def wake(self) -> None:
         """Wake the listening thread. Any thread."""
@@ -305,6 +310,7 @@ class Registrar:
         process.cards, process.proven = set(placement.by_card), set(placement.proven)
         process.refused = set(placement.refused)
         self._controlled |= placement.proven
+        self._refused |= placement.refused
         for uuid, groups in placement.by_card.items():
             context = Context(
                 _context_name(process),

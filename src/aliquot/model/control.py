@@ -1,0 +1,46 @@
+"""How far the hardware of a card can be relied on to hold tenants to their shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ControlLevel(StrEnum):
+    """What holds tenants on a card."""
+
+    PROVEN = "proven"  # time slices and pauses: their effect was seen on this card
+    UNPROVEN = "unproven"  # the same, but so far the driver only answers that it obeys
+    GATE = "gate"  # the shim: the next kernel launch waits
+
+
+class ControlReason(StrEnum):
+    """Why it is not proven hardware."""
+
+    NOT_TRIED = "not_tried"  # the card was not idle yet, nor did two tenants compete on it
+    INCONCLUSIVE = "inconclusive"  # a trial ran, and its figures say neither
+    TRIAL_FAILED = "trial_failed"  # our own test programs did not run
+    FORCED = "forced"  # somebody chose the gate
+    REFUSED = "refused"  # the driver refuses control
+    SLICES_INERT = "slices_inert"  # the driver obeys, and time slices have no effect
+    PAUSE_INERT = "pause_inert"
+    BOTH_INERT = "both_inert"
+
+
+@dataclass(frozen=True, slots=True)
+class CardControl:
+    """The level of control of one card; `reason` is None where it is proven."""
+
+    level: ControlLevel = ControlLevel.UNPROVEN
+    reason: ControlReason | None = ControlReason.NOT_TRIED
+
+    @property
+    def is_verdict(self) -> bool:
+        """Whether it was found out by a trial, and holds until the driver or the machine restarts."""
+        return self.level is ControlLevel.PROVEN or self.reason in _FOUND
+
+
+_FOUND = (ControlReason.SLICES_INERT, ControlReason.PAUSE_INERT, ControlReason.BOTH_INERT)
+
+PROVEN = CardControl(ControlLevel.PROVEN, None)
+FORCED = CardControl(ControlLevel.GATE, ControlReason.FORCED)

@@ -1,0 +1,149 @@
+"""Whether the hardware's control of a card has an effect: watches for contention, runs the trial, applies the verdict.
+
+Part of a card's loop, and used by its thread alone. The verdict itself is `arbiter/proof.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aliquot.arbiter.card import CardArbiter
+from aliquot.arbiter.proof import Phase, Trial
+from aliquot.arbiter.roster import Reading
+from aliquot.model.control import CardControl, ControlLevel
+from aliquot.model.tenant import Level
+from aliquot.services.runtime.contexts import Context
+
+OWN = "proof-"  # ids of our own test tenants begin with it
+
+_CONTENTION = 0.2  # seconds that two contexts must have had work without a break
+_OWN_CONTENTION, _OWN_SETTLE, _OWN_COUNT = 0.02, 0.02, 0.055  # of our own programs, whose work is steady
+_SOONEST, _LATEST = 1.0, 60.0  # seconds until the next trial after one without a verdict: each is twice as late
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Streak:
+    """Since when a context has had work at every reading but single ones."""
+
+    since: float
+    launches: int  # then
+    missed: int = 0
+
+
+class Proving:
+    """`control` may be read by any thread."""
+
+    def __init__(self, uuid: str, control: CardControl) -> None:
+        self.control = control
+        self.trials = 0  # that ended with a verdict or without
+        self._uuid = uuid
+        self._streaks: dict[str, _Streak] = {}
+        self._next = 0.0
+        self._delay = _SOONEST
+        self._gated: list[Context] = []
+
+    @property
+    def gate_only(self) -> bool:
+        """Whether no context of the card may be controlled by the driver."""
+        return self.control.level is ControlLevel.GATE
+
+    def round(
+        self, arbiter: CardArbiter, contexts: Mapping[str, Context], readings: Mapping[str, Reading], now: float
+    ) -> bool:
+        """After each reading. True: the card is to be held at the gate from now on."""
+        if self.control.level is not ControlLevel.UNPROVEN:
+            return False
+        self._follow(readings, now)
+        trial = arbiter.trial
+        if trial is None:
+            self._start(arbiter, contexts, now)
+            return False
+        if not {trial.sensor, *trial.others} <= self._streaks.keys() & contexts.keys():
+            self._end(arbiter)
+            self._postpone(now, "a tenant that takes part has no more work")
+            return False
+        before = trial.phase
+        verdict = trial.step(readings[trial.sensor].launches, now)
+        if verdict is None:
+            if trial.phase is not before:
+                self._open_gates()
+            return False
+        self._end(arbiter)
+        self.trials += 1
+        found = verdict.control()
+        self.control = found
+        if found.level is ControlLevel.UNPROVEN:
+            self._postpone(now, "the figures say neither")
+            return False
+        log.info(
+            "control_tried", extra={"data": {"card": self._uuid, "level": found.level, "reason": found.reason or "-"}}
+        )
+        return found.level is ControlLevel.GATE
+
+    def stop(self, arbiter: CardArbiter) -> None:
+        """End a trial without a verdict."""
+        if arbiter.trial is not None:
+            self._end(arbiter)
+
+    def _follow(self, readings: Mapping[str, Reading], now: float) -> None:
+        for name in [name for name in self._streaks if name not in readings]:
+            del self._streaks[name]
+        for name, reading in readings.items():
+            streak = self._streaks.get(name)
+            if reading.outstanding or reading.waiting:
+                if streak is None:
+                    self._streaks[name] = _Streak(now, reading.launches)
+                else:
+                    streak.missed = 0
+            elif streak is not None:
+                streak.missed += 1
+                if streak.missed > 1:
+                    del self._streaks[name]
+
+    def _start(self, arbiter: CardArbiter, contexts: Mapping[str, Context], now: float) -> None:
+        if now < self._next or len(self._streaks) < 2:
+            return
+        own = all(context.tenant.startswith(OWN) for context in contexts.values())
+        least = _OWN_CONTENTION if own else _CONTENTION
+        roster = arbiter.roster.contexts
+        rates: dict[str, float] = {}
+        for name, streak in self._streaks.items():
+            member = roster.get(name)
+            if name not in contexts or member is None or member.settling:
+                continue
+            if contexts[name].level is not Level.HARDWARE or now - streak.since < least or member.reading is None:
+                return  # somebody is there whom slices do not bind, or who has just begun
+            rates[name] = (member.reading.launches - streak.launches) / (now - streak.since)
+        if len(rates) < 2:
+            return
+        sensor = max(rates, key=lambda name: rates[name])
+        trial = Trial(sensor, frozenset(rates) - {sensor})
+        if own:
+            trial.settle, trial.count = _OWN_SETTLE, _OWN_COUNT
+        trial.begin(now)
+        arbiter.trial = trial
+
+    def close_gates(self, trial: Trial | None, contexts: Mapping[str, Context]) -> None:
+        """Those of the others, if this is the phase for it. After the round's orders: a resume opens the gate."""
+        if trial is not None and trial.phase is Phase.GATED and not self._gated:
+            self._gated = [contexts[name] for name in trial.others if name in contexts]
+            for context in self._gated:
+                context.page.set_gate(context.slot, context.card, closed=True)
+
+    def _open_gates(self) -> None:
+        for context in self._gated:
+            context.page.set_gate(context.slot, context.card, closed=False)
+        self._gated = []
+
+    def _end(self, arbiter: CardArbiter) -> None:
+        self._open_gates()
+        arbiter.trial = None
+        arbiter.deadline = 0.0  # slices and pauses as the policy has them
+
+    def _postpone(self, now: float, why: str) -> None:
+        self._next, self._delay = now + self._delay, min(_LATEST, 2 * self._delay)
+        log.debug("control_not_proven", extra={"data": {"card": self._uuid, "why": why}})
