@@ -29,6 +29,7 @@ from bench.gpu.rows import (
     several_offline,
     shares,
     shim_cost,
+    short_queues,
     timeline,
     torch_mix,
     two_online,
@@ -52,7 +53,10 @@ ROWS: dict[str, Callable[[Lab], list[Row]]] = {
     "classes": classes.measure,
     "chaos": chaos.measure,
 }
-EXTRA: dict[str, Callable[[Lab], list[Row]]] = {"llm": llm.measure}  # by name only: the default run stays short
+EXTRA: dict[str, Callable[[Lab], list[Row]]] = {
+    "llm": llm.measure,
+    "short-queues": short_queues.measure,
+}  # by name only: the default run stays short
 RISKY = frozenset({"memory", "holes", "chaos", "torch"})
 
 

@@ -76,6 +76,28 @@ def test_auto_follows_a_step_of_the_load_within_two_seconds(before: int, after: 
     assert card.share("train") >= 0.95 * (1 - after * 0.0012)  # a hundred switches, each way
 
 
+@pytest.mark.parametrize("launches", [1, 3, 160])
+@pytest.mark.parametrize("rate", [25, 100, 107])
+def test_requests_of_several_launches_do_not_look_like_short_gaps(rate: int, launches: int) -> None:
+    """On an H200, 100 requests a second of two launches held training off the card for good."""
+    card = beside_training(Load(work=0.0024, period=1 / rate, kernel=0.0024 / launches))
+    card.run(3.0)
+    assert card.arbiter.delay_of("serve") == 0.0
+    assert card.share("train") >= 0.94 * (1 - rate * 0.0024)
+
+
+def test_steady_stream_of_requests_does_not_keep_training_off_for_good() -> None:
+    card = beside_training(Load(work=0.002, period=0.0045, kernel=0.002))
+    card.run(3.0)
+    assert card.share("train") >= 0.35  # of 0.56, after a switch each way
+
+
+def test_model_without_a_pause_between_requests_is_not_cut_at_each_token() -> None:
+    card = beside_training(Load(work=TOKEN, kernel=TOKEN, pieces=10**9))
+    card.run(3.0)
+    assert p99(card.latencies("serve/1")) <= 1.10 * TOKEN
+
+
 def test_model_that_becomes_a_server_of_single_requests_gives_the_card_back_sooner() -> None:
     card = beside_training(llm(6))
     assert card.arbiter.delay_of("serve") >= SHORTEST

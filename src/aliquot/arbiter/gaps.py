@@ -21,6 +21,8 @@ SHORTEST = 0.002  # less than this is not worth two RM calls, each a third of a 
 FIRST = 0.01  # before anything was seen
 
 _PRICE = 0.003  # seconds of the card that offline work loses rather than have a request wait for one switch more
+_WORTH = 0.0008  # seconds: a shorter gap is of no use to offline work
+_MOST_LOST = 0.25  # of the gaps that are: a steady stream of requests must not keep offline work off for good
 _EDGES = tuple(0.00005 * 2**power for power in range(12))  # up to the longest
 _HALF_LIFE = 0.4  # seconds, a long gap counting as a part of that only: several requests, however seldom they come
 _LEAST_GAP = 0.00001  # a process cannot see its work done and launch again any sooner
@@ -49,13 +51,14 @@ class Gaps:
         if not launches and not busy:
             self._open[context] = (0.0 if gap is None else gap) + elapsed
         elif gap is not None:  # it was idle at the beginning
-            self._add(gap + (idle if works else idle / 2) / max(1, launches), 1)
+            self._add(gap + (idle if works else idle / 2), 1)
             self._open.pop(context)
         elif works and idle > 0:
-            count = min(launches, int(idle / _LEAST_GAP))
+            # A request may be several launches: where it is idle most of the time, that is one gap.
+            count = min(launches, int(idle / _LEAST_GAP)) if idle < busy else 1
             self._add(idle / max(1, count), count)
         if not works and context not in self._open:
-            self._open[context] = idle / max(1, launches) / 2
+            self._open[context] = idle / 2
         self.delay = self._cheapest()
         self._judge(elapsed)
 
@@ -84,11 +87,16 @@ class Gaps:
             return self.delay
         price = _PRICE * LATENCY / self.latency * self._strain if self.latency >= SWITCH else float("inf")
         costs = {0.0: total * price} if price < float("inf") else {}
-        passed = spent = 0.0
+        worth = sum(length for edge, length in zip((0.0, *_EDGES), self._lengths, strict=True) if edge >= _WORTH)
+        most = _MOST_LOST * LATENCY / self.latency * worth if costs else float("inf")
+        passed = spent = lost = 0.0
         for at, edge in enumerate(_EDGES):
             passed, spent = passed + self._counts[at], spent + self._lengths[at]
+            lost += self._lengths[at] if edge > _WORTH else 0.0
             delay = min(LONGEST, max(SHORTEST, 2 * edge))
             left = total - passed
+            if lost + min(left * delay, worth - lost) > most:
+                continue
             costs[delay] = min(
                 costs.get(delay, float("inf")), spent + (left * (delay + price) if left > 1e-9 * total else 0.0)
             )
