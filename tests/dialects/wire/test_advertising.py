@@ -74,11 +74,11 @@ def test_amounts_are_rounded_down_to_units() -> None:
 
 
 def test_too_many_mib_devices_are_refused() -> None:
-    node = a_node("n1", 16, 16, offers=frozenset({Offer.GPUSHARE}))
+    node = a_node("n1", 16, 16, 24, offers=frozenset({Offer.GPUSHARE}))
     refused = adverts(node, MIB)
     assert isinstance(refused, Invalid)
     assert refused.sentence() == (
-        'status.capacity["aliyun.com/gpu-mem"]: 32768 is not allowed: no more than 20000 devices of one resource, the'
+        'status.capacity["aliyun.com/gpu-mem"]: 57344 is not allowed: no more than 50000 devices of one resource, the'
         " most that the kubelet handles: count it in GiB in the whole cluster (--memory-unit GiB, and the Pods' limits"
         " to match)"
     )

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from aliquot.dialects.wire.advertising import Token
+from aliquot.dialects.wire.advertising import MOST_DEVICES, Token
 from aliquot.model.edits import Mount
 from aliquot.services.agent import deviceplugins as plugins
 from aliquot.services.agent.deviceplugins import (
@@ -158,14 +158,14 @@ def test_withdrawn_resource_may_come_back() -> None:
     play(scene())
 
 
-def test_twenty_thousand_devices_pass_in_both_directions() -> None:
+def test_as_many_devices_as_we_offer_pass_in_both_directions() -> None:
     async def scene() -> None:
         handler = FakeHandler()
-        tokens = tuple(Token(f"GPU-8f3a0f5e-6a3c-4f0a-9d1f-0123456789ab-_-{j}", True, 0) for j in range(20_000))
+        tokens = tuple(Token(f"GPU-8f3a0f5e-6a3c-4f0a-9d1f-0123456789ab-_-{j}", True, 0) for j in range(MOST_DEVICES))
         async with a_kubelet() as kubelet, running(kubelet.folder, {MEMORY: tokens}, handler):
             await offered(kubelet, MEMORY)
             every = kubelet.clients[MEMORY].devices.keys()
-            assert len(every) == 20_000
+            assert len(every) == MOST_DEVICES
             await kubelet.allocate(MEMORY, every)
             await kubelet.prepare(MEMORY, every)
             assert handler.allocated == handler.prepared == [(MEMORY, frozenset(every))]

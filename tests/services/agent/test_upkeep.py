@@ -14,6 +14,7 @@ from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.dialects import MemoryUnit, Rules
 from aliquot.dialects.native import INVENTORY
 from aliquot.dialects.qgpu import POLICY_LABEL
+from aliquot.dialects.wire import advertising
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
@@ -85,7 +86,10 @@ def test_nvidia_gpu_is_advertised_only_by_label_and_never_beside_another_plugin(
     assert of_nvidia_gpu(agent_node, "true", "2", "0") == 200
 
 
-def test_too_many_devices_are_not_advertised_and_the_agent_is_not_ready(agent_node: AgentNode) -> None:
+def test_too_many_devices_are_not_advertised_and_the_agent_is_not_ready(
+    agent_node: AgentNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advertising, "MOST_DEVICES", 20_000)
     agent_node.agent.settings = replace(agent_node.agent.settings, rules=Rules(gpushare_unit=MemoryUnit.MIB))
     labels = {"gpushare": "true"}
     agent_node.agent.reporter.changed(msgspec.convert({"metadata": {"name": NODE, "labels": labels}}, NodeObject))

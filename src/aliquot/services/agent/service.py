@@ -496,7 +496,7 @@ class Agent:
             await self._device_holders.refresh()
         held = self._device_holders.cards
         taken = Offer.HAMI in node.offers and self._nvidia_gpu_is_taken(hami.TOKENS * len(node.cards), time.monotonic())
-        if (node, held, taken) == self._offered_by:  # building up to 20,000 devices each second would cost too much
+        if (node, held, taken) == self._offered_by:  # building up to 50,000 devices each second would cost too much
             return
         self._offered_by = (node, held, taken)
         wanted = adverts(replace(node, offers=node.offers - {Offer.HAMI}) if taken else node, self.settings.rules)
