@@ -76,7 +76,7 @@ class Preemption(msgspec.Struct):
     NodeNameToMetaVictims: dict[str, Victims] | None = None
 
 
-class _Score(msgspec.Struct):
+class _Score(msgspec.Struct, gc=False):
     Host: str
     Score: int
 
@@ -208,7 +208,7 @@ def render_error(error: str) -> bytes:
 
 def render_scores(names: Sequence[str], scores: Sequence[int]) -> bytes:
     """The answer of prioritize: a bare list. Scores are 0 to 10."""
-    return msgspec.json.encode([_Score(name, score) for name, score in zip(names, scores, strict=True)])
+    return msgspec.json.encode(list(map(_Score, names, scores)))
 
 
 def render_bound(error: str = "") -> bytes:

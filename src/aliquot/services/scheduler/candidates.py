@@ -143,8 +143,7 @@ class Candidates:
         best = self._chooser.choose(claim, rows[known])
         scores = np.full(len(rows), np.inf)
         scores[known] = self._chooser.scores(claim)[rows[known]]
-        order = np.empty(len(rows), np.int64)
-        order[np.argsort(scores, kind="stable")] = np.arange(len(rows))
-        ranks = 5 - 5 * order // max(len(rows), 1)
+        ranks = np.empty(len(rows), np.int64)
+        ranks[np.argsort(scores, kind="stable")] = 5 - 5 * np.arange(len(rows)) // max(len(rows), 1)
         ranks[~np.isfinite(scores)] = 0
         return ranks, best
