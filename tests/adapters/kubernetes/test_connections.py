@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.adapters.kubernetes import connections as module
-from aliquot.adapters.kubernetes.connections import AnswerError, can_connect, read_answer
+from aliquot.adapters.kubernetes.connections import AnswerError, Connections, can_connect, read_answer
 from aliquot.adapters.kubernetes.credentials import Credential
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Server, Unreachable
 from kit.apiserver import ApiServer, half_an_answer, hang_up, status, text
@@ -243,3 +244,30 @@ def test_proxies_and_passwords_in_the_address_are_left_to_aiohttp() -> None:
     assert not can_connect(Server("https://127.0.0.1:9"))  # verified by aiohttp's own context
     assert not can_connect(Server("http://127.0.0.1:9", proxy="http://127.0.0.1:10"))
     assert not can_connect(Server("http://me:secret@127.0.0.1:9"))
+
+
+async def read_all(accepted: socket.socket) -> None:
+    while await asyncio.get_running_loop().sock_recv(accepted, 1 << 20):
+        pass
+
+
+def test_request_that_was_given_up_is_not_sent_by_the_kernel_later() -> None:
+    """The API server reads nothing for a while: what is still in our buffers must not arrive once it reads again."""
+
+    async def scene() -> None:
+        body, loop = b"x" * (16 << 20), asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            port = listener.getsockname()[1]
+            connections = Connections(Server(f"http://127.0.0.1:{port}"), [], 1)
+            asking = asyncio.create_task(connections.request("POST", "/bind", [], body, connect=60))
+            accepted, _ = await loop.sock_accept(listener)
+            with accepted:
+                async with asyncio.timeout(60):
+                    await loop.sock_recv(accepted, 1)  # it has begun to send
+                    asking.cancel()
+                    await asyncio.gather(asking, return_exceptions=True)
+                    with pytest.raises(ConnectionResetError):
+                        await read_all(accepted)
+
+    asyncio.run(scene())

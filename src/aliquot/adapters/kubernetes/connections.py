@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import struct
 from collections.abc import Iterable
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -18,6 +20,7 @@ _LARGEST = 1 << 30  # bytes of an answer; a page of a list has many megabytes
 _ROOM = 1 << 16  # bytes that a connection is ready to receive
 _ROOM_KEPT = 1.0  # seconds that it keeps more, for the next page of a list
 _OPENING = 4  # connections at a time
+_UNACKNOWLEDGED = 10_000  # milliseconds that what was sent may take to reach the API server
 _KEPT = 15.0  # seconds without a request; the API server keeps a connection longer
 _FIRST_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[^\r\n]*")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")
@@ -134,6 +137,10 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        connected = transport.get_extra_info("socket")
+        # The kernel would go on to send what we gave up: a bind that arrives later than anyone expects it.
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._filled == len(self._buffer):

@@ -75,6 +75,7 @@ class PodManager(PodRecords):
         self._not_before: dict[str, float] = {}  # on the monotonic clock
         self._kill_at: dict[str, float] = {}
         self._clearing: set[str] = set()  # Pods without a supervisor that may still have processes
+        self._removing: set[str] = set()  # Pods whose rows are being deleted
         self._suspended = False  # start nothing more
         self.sweeper = Sweeper(machine, self, (TENANT_VARIABLE, POD_VARIABLE))
 
@@ -415,12 +416,21 @@ class PodManager(PodRecords):
         processes.kill_all(left, user=pod.applier.user)
         if left or pod.tenant in self.machine.tenancies or pod.applier.user in found.unfinished:
             return
-        if pod.ending is not None:
-            self._write(pod.key, gone_pods=[pod])
-            remove_folder(Path(self.logs(pod)))
-            self._start_order.end(uid)
-            self._forget(uid)
-        self._clearing.discard(uid)
+        if pod.ending is None:
+            self._clearing.discard(uid)
+        elif uid not in self._removing:
+            self._removing.add(uid)
+            self._writer.put(lambda: self._store.write(gone_pods=[pod]), lambda error: self._removed(pod, error))
+
+    def _removed(self, pod: LocalPod, error: Exception | None) -> None:
+        """The Pod's row is deleted. Where that failed, the next sweep tries again: until then its name is taken."""
+        self._removing.discard(pod.uid)
+        if error is not None:
+            _LOG.error("pod_not_removed", extra={"data": {"pod": pod.key, "error": str(error)}})
+            return
+        remove_folder(Path(self.logs(pod)))
+        self._start_order.end(pod.uid)
+        self._forget(pod.uid)
 
     async def suspend(self) -> None:
         """The simulated cards are about to end: kill all Pods. They start over with the next simulated cards."""
