@@ -70,7 +70,7 @@ class Windows:
 
     def step(self, quotas: Mapping[str, float], now: float) -> str | None:
         """Whose window it is, among these that have work; None: the rest of the period."""
-        if self.turn is not None and self.turn in self._left:
+        if self.turn in self._left:
             self._left[self.turn] -= max(0.0, now - self._since)
         self._since = now
         if not self._left:
@@ -105,12 +105,12 @@ class Windows:
 
     def refund(self, seconds: float) -> None:
         """Somebody who could not be stopped had so much of the window."""
-        if self.turn is not None and self.turn in self._left:
+        if self.turn in self._left:
             self._left[self.turn] += seconds
 
     def hold(self, now: float) -> None:
         """Nobody runs for now, for another reason than quotas: the time is nobody's."""
-        if self.turn is not None and self.turn in self._left:
+        if self.turn in self._left:
             self._left[self.turn] -= max(0.0, now - self._since)
         self.turn, self._since, self.until = None, now, FOREVER
 

@@ -96,3 +96,26 @@ def test_how_many_pods_are_wanted() -> None:
     assert amounts_of(a_workload("Job", parallelism=2, completions=5, backoffLimit=0)) == Amounts(2, 5, 0)
     assert amounts_of(a_workload("Job")) == Amounts(1, 1, 6)
     assert amounts_of(a_workload("Job", parallelism=3)) == Amounts(3, 1, 6, workers=True)
+
+
+@pytest.mark.parametrize("field", ["successfulJobsHistoryLimit", "failedJobsHistoryLimit", "startingDeadlineSeconds"])
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [
+        (0, True),
+        (2**31 - 1, True),
+        (None, True),
+        (-1, False),
+        (2**31, False),
+        (True, False),
+        ("1", False),
+        (1.0, False),
+    ],
+)
+def test_whole_numbers_of_a_cron_job(field: str, value: object, allowed: bool) -> None:
+    template = {"spec": {"template": {"spec": {**SPEC, "restartPolicy": "Never"}}}}
+    job = a_workload("CronJob", schedule="@hourly", jobTemplate=template, **{field: value})
+    if allowed:
+        assert [item.name for item in read(job)] == ["web"]
+    else:
+        assert refused(job).field == f"CronJob default/web: spec.{field}"

@@ -219,6 +219,14 @@ def test_forged_grant_is_removed_with_warning() -> None:
     assert all(len(warning) <= 120 for warning in response["warnings"])
 
 
+@pytest.mark.parametrize("length", [20, 40, 63])
+def test_long_warning_is_cut_to_as_many_characters_as_the_api_server_keeps(length: int) -> None:
+    key = "env.aliquot.dev/" + "x" * length
+    (warning,) = answer(asked(gpushare_pod(annotations={key: "1"})))["warnings"]
+    whole = f"annotation {key} was removed: only the scheduler may set it"
+    assert warning == (whole if len(whole) <= 120 else whole[:117] + "...")
+
+
 # The environment by fieldRef.
 
 

@@ -18,6 +18,7 @@ from aliquot.dialects.wire.webhooks import (
     ServiceRef,
     configured,
     installer_marks,
+    parse_secret,
     webhook_configuration,
 )
 from kit.strategies import anything
@@ -136,3 +137,18 @@ def test_configured_detects_changes() -> None:
         assert not configured(present, wanted)
     assert not configured({}, wanted)
     assert not configured([], wanted)
+
+
+def test_secret_is_read_without_entries_that_are_no_base64() -> None:
+    assert parse_secret({"data": {"tls.crt": "YQ==", "tls.key": "", "bad": "?", "number": 7}}) == {
+        "tls.crt": b"a",
+        "tls.key": b"",
+    }
+    nothings: list[object] = [None, {}, {"data": None}, {"data": []}, []]
+    for nothing in nothings:
+        assert parse_secret(nothing) == {}
+
+
+@given(anything)
+def test_anything_instead_of_a_secret_is_read(value: object) -> None:
+    assert isinstance(parse_secret({"data": value}), dict)
