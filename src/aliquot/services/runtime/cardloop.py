@@ -28,6 +28,7 @@ from aliquot.services.runtime import contextcontrol
 from aliquot.services.runtime.contexts import Context, TenantTotals, busy_ns, most_active, weakest
 from aliquot.services.runtime.proving import Proving
 from aliquot.services.runtime.trace import Trace
+from aliquot.wording.control import why_gated
 
 BEAT = 0.1  # seconds between heartbeats: a shim undoes a pause by itself after ALQ_STALE_NS without one
 CALM = 0.3  # ... while nothing is to be decided: nobody is active, so nobody is paused
@@ -167,6 +168,7 @@ class CardLoop:
         if self.proving.round(self.arbiter, self._contexts, readings, now):
             for context in self._contexts.values():
                 if context.level is Level.HARDWARE:
+                    self._report(context, FindingKind.REFUSED, why_gated(self.proving.control))
                     self._to_gate(context)
         orders = self.arbiter.tick(now)
         if orders:

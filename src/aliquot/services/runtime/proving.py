@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.proof import Phase, Trial
 from aliquot.arbiter.roster import Reading
+from aliquot.model.claim import AppClass
 from aliquot.model.control import CardControl, ControlLevel
 from aliquot.model.tenant import Level
 from aliquot.services.runtime.contexts import Context
@@ -106,6 +107,8 @@ class Proving:
 
     def _start(self, arbiter: CardArbiter, contexts: Mapping[str, Context], now: float) -> None:
         if now < self._next or len(self._streaks) < 2:
+            return
+        if arbiter.roster.of_class(AppClass.ONLINE):  # its latency is worth more than a verdict
             return
         own = all(context.tenant.startswith(OWN) for context in contexts.values())
         least = _OWN_CONTENTION if own else _CONTENTION

@@ -1,0 +1,33 @@
+"""Levels of control of a card, in words."""
+
+from __future__ import annotations
+
+from aliquot.model.control import CardControl, ControlLevel, ControlReason
+
+_LEVELS = {
+    ControlLevel.PROVEN: "hardware (proven)",
+    ControlLevel.UNPROVEN: "hardware (unproven)",
+    ControlLevel.GATE: "gate",
+}
+_REASONS = {
+    ControlReason.NOT_TRIED: "no two tenants have competed for it yet",
+    ControlReason.INCONCLUSIVE: "a trial ran, and its figures say neither",
+    ControlReason.TRIAL_FAILED: "the test programs did not run",
+    ControlReason.FORCED: "as configured",
+    ControlReason.REFUSED: "the driver refuses control",
+    ControlReason.SLICES_INERT: "time slices have no effect on this card",
+    ControlReason.PAUSE_INERT: "pauses have no effect on this card",
+    ControlReason.BOTH_INERT: "neither time slices nor pauses have an effect on this card",
+}
+
+
+def control_words(control: CardControl) -> str:
+    """The level, and why it is no better."""
+    level = _LEVELS[control.level]
+    return level if control.reason is None else f"{level}: {_REASONS[control.reason]}"
+
+
+def why_gated(control: CardControl) -> str:
+    """For a tenant that is held at the gate from now on."""
+    why = "the card's control is in doubt" if control.reason is None else _REASONS[control.reason]
+    return f"{why}: held at the gate from now on"

@@ -1,0 +1,19 @@
+"""Levels of control in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from aliquot.model.control import PROVEN, CardControl, ControlLevel, ControlReason
+from aliquot.wording.control import control_words, why_gated
+
+
+def test_proven_hardware_needs_no_reason() -> None:
+    assert control_words(PROVEN) == "hardware (proven)"
+
+
+@pytest.mark.parametrize("reason", ControlReason)
+@pytest.mark.parametrize("level", ControlLevel)
+def test_every_level_and_reason_has_words(level: ControlLevel, reason: ControlReason) -> None:
+    assert ": " in control_words(CardControl(level, reason))
+    assert why_gated(CardControl(level, reason)).endswith("held at the gate from now on")
