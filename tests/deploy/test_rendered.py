@@ -270,3 +270,11 @@ def test_every_value_is_told_of_on_the_page() -> None:
     flat = {f"{name}.{key}" for name, value in values.items() if isinstance(value, dict) for key in value}
     plain = {name for name, value in values.items() if not isinstance(value, dict)}
     assert flat | plain <= told
+
+
+def test_nothing_of_dra_is_there_unless_it_is_enabled(objects: Objects) -> None:
+    assert "DeviceClass" not in {item["kind"] for item in objects.all}
+    rules = objects.one("ClusterRole", "aliquot-agent")["rules"]
+    assert [rule["verbs"] for rule in rules if "resource.k8s.io" in rule["apiGroups"]] == [["list"]]
+    volumes = objects.pods()["aliquot-agent"]["volumes"]
+    assert not [volume for volume in volumes if volume["name"].startswith("plugins")]

@@ -46,7 +46,8 @@ class DraNode(AgentNode):
         if not isinstance(self.api, DraApi):
             self.api, self.labels = DraApi(), {LABEL: "true"}
         super().start()
-        self.store.set("world", World.CLAIMS)
+        if self.store.setting("world") is None:
+            self.store.set("world", World.CLAIMS)
 
     def allocated(self, claim: Json) -> ClaimRef:
         """kube-scheduler has allocated it."""

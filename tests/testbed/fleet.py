@@ -23,7 +23,8 @@ SHARED = {f"{_T9K}/accelerator": "nvidia-gpu", f"{_T9K}/node-alloc-mode": "sgn"}
 POLICY = "tke.cloud.tencent.com/qgpu-schedule-policy"
 HAMI = {"aliquot.dev/serve-nvidia-gpu": "true"}
 KAI = {"aliquot.dev/serve-kai": "true"}
-ALL_LABELS = {*MIXED, *GPUSHARE, *EXCLUSIVE, *HAMI, *KAI, POLICY}
+DRA = {"aliquot.dev/dra": "true"}
+ALL_LABELS = {*MIXED, *GPUSHARE, *EXCLUSIVE, *HAMI, *KAI, *DRA, POLICY}
 
 
 class Fleet:
