@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from aliquot.model.claim import AppClass, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.placement.board import CLOSED, Board, Occupant
+from kit.boards import occupants
 from kit.builders import GIB, a_board, a_node
 
 
@@ -122,3 +126,12 @@ def test_usual_card_is_the_median() -> None:
     board.drop_node("n2")
     board.drop_node("n1")
     assert board.usual_memory() == Board().usual_memory() == 1
+
+
+@given(st.lists(occupants(), max_size=6))
+def test_booked_compute_of_a_card_is_that_of_its_usage(tenants: list[Occupant]) -> None:
+    board = a_board(a_node("n1", 16, 24))
+    for tenant in tenants:
+        board.take("n1", tenant)
+    found = board.booked_core(slice(0, 1), slice(0, 2)).tolist()
+    assert found == [[board.usage("n1", slot).booked_milli for slot in (0, 1)]]

@@ -59,6 +59,23 @@ def test_a_card_is_not_assumed_twice_over() -> None:
     assert len(ledger) == 1
 
 
+def test_whatever_the_last_check_refuses_may_fit_later() -> None:
+    ledger = Ledger(a_board(a_node("n1", 16, cpu_milli=1000, memory_mib=1024)))
+    first = asking(10, name="first")
+    ledger.assume(first, _grant(first), 5.0)
+    for claim, node, reason in (
+        (asking(10, name="card"), "n1", Reason.MEMORY),
+        (asking(1, name="cpu", cpu_milli=1001), "n1", Reason.CPU),
+        (asking(1, name="host", memory_mib=1025), "n1", Reason.HOST_MEMORY),
+        (asking(1, name="node"), "n2", Reason.NOT_READY),
+    ):
+        refused = ledger.assume(claim, _grant(claim, node=node), 5.0)
+        assert isinstance(refused, list)
+        assert [(refusal.reason, refusal.never) for refusal in refused] == [(reason, False)]
+    fits = asking(1, name="fits", cpu_milli=1000, memory_mib=1024)
+    assert isinstance(ledger.assume(fits, _grant(fits), 5.0), Booking)
+
+
 def test_an_exclusive_card_and_a_shared_one_exclude_each_other() -> None:
     ledger, shared, alone = _ledger(16), asking(1, name="shared"), whole_cards(1, name="alone")
     ledger.assume(shared, _grant(shared), 5.0)
