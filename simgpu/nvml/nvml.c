@@ -249,6 +249,31 @@ API nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned int sensor, unsigned 
     return NVML_SUCCESS;
 }
 
+/* Clocks: graphics, SM, memory, video; in MHz. */
+API nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned int type, unsigned int *out)
+{
+    static const unsigned int clocks[] = { 1980, 1980, 3201, 1545 };
+    nvmlReturn_t result = nvml_check(device);
+    if (result != NVML_SUCCESS) return result;
+    if (!out || type >= sizeof clocks / sizeof *clocks) return NVML_ERROR_INVALID_ARGUMENT;
+    *out = clocks[type];
+    return NVML_SUCCESS;
+}
+
+/* A simulated card has no video engines at work. */
+#define IDLE_ENGINE(function) \
+    API function(nvmlDevice_t device, unsigned int *out, unsigned int *period) \
+    { \
+        nvmlReturn_t result = nvml_check(device); \
+        if (result != NVML_SUCCESS) return result; \
+        if (!out || !period) return NVML_ERROR_INVALID_ARGUMENT; \
+        *out = 0; \
+        *period = 167000; \
+        return NVML_SUCCESS; \
+    }
+IDLE_ENGINE(nvmlDeviceGetEncoderUtilization)
+IDLE_ENGINE(nvmlDeviceGetDecoderUtilization)
+
 API nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
     nvmlReturn_t result = nvml_check(device);

@@ -22,6 +22,8 @@ from aliquot.services.agent.control import AgentControl
 from aliquot.services.agent.status import NodeState, resource_statuses, status
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.loopdelay import LoopDelay
+from aliquot.services.runtime.billing import Billing
+from aliquot.services.runtime.usagereport import usage_families
 
 CARDS = (Card(0, 16384, "GPU-a", "A30"), Card(1, 16384, "GPU-b", "A30", healthy=False))
 TRAIN = Tenancy("u1", "ml", "train-0", AppClass.OFFLINE, (Share(0, 4096, 300, uuid="GPU-a"),), 1000.0)
@@ -56,6 +58,7 @@ class FakeAgent:
     registered: frozenset[str] = frozenset({RESOURCE})
     delay: LoopDelay = field(default_factory=LoopDelay)
     calls: Calls = field(default_factory=lambda: Calls(lambda: "now", ("allocate", "prestart")))
+    billing: Billing | None = None
     about: dict[str, Any] = field(default_factory=lambda: {"pid": 5, "node": "n1", "simulated": None})
 
     otherwise: dict[str, Any] = field(default_factory=dict)  # fields of its status to replace
@@ -72,6 +75,9 @@ class FakeAgent:
         )
         found = status(self.scene, 1060.0, msgspec.convert(self.about, DaemonStatus), agent)
         return msgspec.structs.replace(found, **self.otherwise)
+
+    def families(self, status: Status) -> list[Any]:
+        return list(usage_families({}, ()))
 
     def live(self) -> Node:
         return Node("n1", [], "best-effort", 0.1)

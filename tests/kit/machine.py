@@ -25,6 +25,7 @@ from aliquot.adapters.host.home import Home, own_home
 from aliquot.arbiter.timeline import Record
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
+from aliquot.model.usage import Stretch
 
 GIB = 1 << 30
 
@@ -44,6 +45,9 @@ class PaperNvml:
 
     def memory(self, uuid: str) -> tuple[int, int]:
         return 0, next(card.memory_mib << 20 for card in self._cards if card.uuid == uuid)
+
+    def hardware(self, uuid: str) -> dict[str, float]:
+        return {"temperature_celsius": 36.0}
 
     def utilisation(self, uuid: str) -> float | None:
         return 0.0
@@ -84,6 +88,9 @@ class PaperArbiter:
 
     def standings(self) -> list[Standing]:
         return self.standing
+
+    def take_stretches(self) -> tuple[dict[str, Stretch], dict[str, Tenant]]:
+        return {}, {}
 
     def findings(self) -> list[Finding]:
         return self.found

@@ -9,6 +9,7 @@
     card.py     one card: from who is there and what they do to the orders, and when to look again
     proof.py    whether slices and pauses have an effect, by what a context gets done
     account.py  what share of the card each context had
+    bill.py     who pays for its time: tenants, idle, unknown, unmeasured
     timeline.py who held the card in the last minute
     overuse.py  who uses more memory than its limit, and which processes are ended for it
 

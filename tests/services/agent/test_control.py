@@ -59,7 +59,9 @@ def test_operations_of_kubernetes_are_refused_with_what_to_use(ask: Ask, operati
 
 
 def test_unknown_operation_is_refused_with_the_known_ones(ask: Ask) -> None:
-    with pytest.raises(AnswerError, match="'dance'; the agent knows hello, status, policy, processes, live, ready"):
+    with pytest.raises(
+        AnswerError, match="'dance'; the agent knows hello, status, usage, policy, processes, live, ready"
+    ):
         ask(op="dance")
 
 

@@ -86,4 +86,4 @@ def test_agent_status_can_be_shown_and_scraped_at_any_time(agent: Agent) -> None
     assert status.agent
     assert status.agent.waits_for == "the Node and its Pods have not been read from the API server yet"
     assert "OUT: Xid 79" in view(status)
-    assert b"aliquot_agent_ready 0.0" in agent_exposition(status, agent.calls, agent.delay)
+    assert b"aliquot_agent_ready 0.0" in agent_exposition(status, agent.calls, agent.delay.families())

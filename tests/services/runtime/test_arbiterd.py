@@ -311,7 +311,7 @@ class TestSharing:
         """The word is set too late for it to ring: so the count is looked at again after that."""
         loop = CardLoop(UUIDS[0], SharingRules())  # its thread is not started
         page = Page(tmp_path / "page", (Allotment(UUIDS[0]),))
-        loop._admit(Member("a", AppClass.NORMAL, None), page, 0, None)
+        loop._admit(Member("a", AppClass.NORMAL, None), page, 0, None, 0.0)
         loop._join(Context("a/1", "a", 1, page, 0, 0, (), Level.HARDWARE), 0.0)
         loop._round(1.0)
         os.pwrite(page.fileno(), struct.pack("<Q", 1), Page._at(0, 0) + pages.LAUNCHES)

@@ -160,6 +160,26 @@ class Nvml:
         found = self._ask("nvmlDeviceGetUtilizationRates", uuid)
         return None if found is None else min(int(found.gpu), 100) / 100
 
+    def hardware(self, uuid: str) -> dict[str, float]:
+        """Temperature, power, clocks and video engines, where the driver knows them."""
+        nvml = self._nvml
+        asked = {
+            "temperature_celsius": ("nvmlDeviceGetTemperature", (nvml.NVML_TEMPERATURE_GPU,), 1),
+            "power_watts": ("nvmlDeviceGetPowerUsage", (), 1000),
+            "sm_clock_hertz": ("nvmlDeviceGetClockInfo", (nvml.NVML_CLOCK_SM,), 1e-6),
+            "memory_clock_hertz": ("nvmlDeviceGetClockInfo", (nvml.NVML_CLOCK_MEM,), 1e-6),
+            "encoder_utilisation": ("nvmlDeviceGetEncoderUtilization", (), 100),
+            "decoder_utilisation": ("nvmlDeviceGetDecoderUtilization", (), 100),
+        }
+        found: dict[str, float] = {}
+        for name, (function, more, divisor) in asked.items():
+            answer = None
+            with contextlib.suppress(NvmlError):  # a card that is lost is found by the questions about its memory
+                answer = self._ask(function, uuid, *more)
+            if answer is not None:  # of a video engine with the time that it was measured over
+                found[name] = float(answer[0] if isinstance(answer, list | tuple) else answer) / divisor
+        return found
+
     def memory(self, uuid: str) -> tuple[int, int]:
         """Bytes used, and the total."""
         found = self._ask("nvmlDeviceGetMemoryInfo", uuid)

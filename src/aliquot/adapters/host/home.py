@@ -66,6 +66,11 @@ class Home(NamedTuple):
         return f"{self.state}/state.db"
 
     @property
+    def usage(self) -> str:
+        """SQLite: who used how much of the cards."""
+        return f"{self.state}/usage.db"
+
+    @property
     def logs(self) -> str:
         """The output of detached tenants, one file each."""
         return f"{self.state}/logs"

@@ -23,7 +23,9 @@ from aliquot.adapters.storage.podstore import examine
 _SOCKETS = "aliquot-*.sock"
 _SPECS = ("aliquot.*.yaml", ".aliquot-*")
 _VENDOR_STATE = "/var/lib/qgpu"  # database folder (--dbfile) of the vendor's DaemonSet, if it runs our agent
-_IN_VENDOR_STATE = {"shim", "meta.db", "meta.db-wal", "meta.db-shm", "player.log"}  # next to the vendor's own files
+_IN_VENDOR_STATE = {  # next to the vendor's own files
+    "shim", "player.log", *(f"{name}{end}" for name in ("meta.db", "usage.db") for end in ("", "-wal", "-shm"))
+}  # fmt: skip
 _OF_PODS = ("t", "a", "shim")  # mounted by running containers, or needed when they restart
 
 

@@ -139,6 +139,21 @@ def _enforcement(command: Any) -> Any:
     show_default=True,
     help="Port of /metrics, /readyz and /livez; 0: none",
 )
+@click.option(
+    "--keep-usage",
+    type=click.IntRange(1, 3650),
+    default=30,
+    show_default=True,
+    metavar="DAYS",
+    help="Days for which hours of usage are kept",
+)
+@click.option(
+    "--metrics-names",
+    type=click.Choice(["aliquot", "qgpu"]),
+    default="aliquot",
+    show_default=True,
+    help="qgpu: also the metrics of qGPU's exporter, under its names",
+)
 @click.option("--bind-address", default="0.0.0.0", show_default=True, help="Address to listen on")  # noqa: S104
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), default="info", show_default=True)
 def agent(**given: Any) -> None:
@@ -270,6 +285,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         bind_address=given["bind_address"],
         control=Path(home.control),
         simulated=None if playing is None else playing.spec,
+        qgpu_names=given["metrics_names"] == "qgpu",
         notes=_notes(given["host_access"], real=playing is None),
     )
     try:
@@ -280,6 +296,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
             playing=playing,
             driver=given["driver"],
             ignored_xids=given["ignore_xids"],
+            usage_days=given["keep_usage"],
         )
     except OSError as error:
         if error.strerror is None:

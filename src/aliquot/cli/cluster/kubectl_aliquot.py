@@ -50,6 +50,7 @@ def aliquot(node: str | None, detail: bool, output: str, pending: bool, kubectl:
     kubectl aliquot explain POD   every reason why a Pod does not fit
     kubectl aliquot doctor        what is wrong with the installation
     kubectl aliquot dashboard     the same in a browser, live
+    kubectl aliquot usage         who used how much of the cards
     """
     seen = overview(kubectl)
     if node is not None and node not in [standing.name for standing in seen.nodes]:
@@ -87,6 +88,10 @@ def main() -> None:
         from aliquot.cli.dashboard import dashboard
 
         run_and_exit(dashboard, "kubectl aliquot dashboard", ["--cluster", *sys.argv[2:]])
+    if first == ["usage"]:
+        from aliquot.cli.cluster.usage import usage
+
+        run_and_exit(usage, "kubectl aliquot usage", sys.argv[2:])
     run_and_exit(aliquot, "kubectl aliquot")
 
 

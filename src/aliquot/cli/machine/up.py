@@ -71,6 +71,17 @@ _OPTIONS = (
         help="Size that the log of each run, each container and the daemon has at most; 0: no limit  [default: 64MiB]",
     ),
     click.option(
+        "--keep-usage",
+        type=click.IntRange(1, 3650),
+        metavar="DAYS",
+        help="Days for which `aliquot usage` keeps hours  [default: 30]",
+    ),
+    click.option(
+        "--metrics-names",
+        type=click.Choice(["aliquot", "qgpu"]),
+        help="qgpu: also the metrics of qGPU's exporter, under its names  [default: aliquot]",
+    ),
+    click.option(
         "--listen",
         metavar="[ADDRESS:]PORT",
         help="Address of the dashboard and the Prometheus metrics; 0: none  [default: 127.0.0.1:9478]",
@@ -114,6 +125,8 @@ def up_words(
     enforce: str | None = None,
     enforce_grace: float | None = None,
     log_limit: int | None = None,
+    keep_usage: int | None = None,
+    metrics_names: str | None = None,
 ) -> list[str]:
     """The same options as words of a command line."""
     words = []
@@ -125,6 +138,8 @@ def up_words(
         ("--token-file", None if token_file is None else token_file.absolute()),
         ("--release-delay", f"{release_delay * 1000:g}ms" if isinstance(release_delay, float) else release_delay),
         ("--log-limit", None if log_limit is None else f"{log_limit >> 20}MiB" if log_limit else "0"),
+        ("--keep-usage", keep_usage),
+        ("--metrics-names", metrics_names),
         ("--enforce", enforce),
         ("--enforce-grace", None if enforce_grace is None else f"{enforce_grace * 1000:g}ms"),
     ):
@@ -247,6 +262,7 @@ def _serve(
     from aliquot.model.node import Isolation
     from aliquot.services.daemon import home as daemon_home
     from aliquot.services.machine import service
+    from aliquot.services.runtime.billing import KEEP_DAYS
 
     # A log file needs timestamps; a terminal does not, and systemd's journal adds its own.
     to_file = not sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
@@ -291,6 +307,8 @@ def _serve(
             nodes=1 if playing is None else playing.nodes,
             listen=where or service.USUAL,
             log_limit=limit,
+            usage_days=options["keep_usage"] or KEEP_DAYS,
+            qgpu_names=options["metrics_names"] == "qgpu",
         )
         service.run_daemon(setup)
     except NvmlError as error:

@@ -51,6 +51,17 @@ class NodeStatus(Struct):
     policy: Isolation
 
 
+class HardwareStatus(Struct):
+    """What NVML says about the card itself; null where it does not know."""
+
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
+    encoder_utilisation: float | None = None  # 0 to 1
+    decoder_utilisation: float | None = None
+
+
 class CardStatus(Struct):
     """A card, what is booked on it, and what NVML measured last."""
 
@@ -68,6 +79,7 @@ class CardStatus(Struct):
     why_out: str | UnsetType | None = UNSET
     withheld: str | UnsetType = UNSET  # why it is not offered although it is healthy
     memory_unregistered_bytes: int = 0  # of processes whose memory nothing limits
+    hardware: HardwareStatus | UnsetType = UNSET
 
     @property
     def is_out(self) -> bool:

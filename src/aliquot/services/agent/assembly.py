@@ -23,6 +23,7 @@ from aliquot.model.tenant import SharingRules
 from aliquot.services.agent.libraries import install_libraries
 from aliquot.services.agent.service import Agent, ClaimUsers, Parts, Settings
 from aliquot.services.runtime.arbiterd import Arbiterd
+from aliquot.services.runtime.billing import KEEP_DAYS, open_billing
 from aliquot.services.runtime.hardlimits import HardLimits
 from aliquot.services.runtime.health import CardHealth
 from aliquot.services.runtime.meter import CardMeter
@@ -40,6 +41,7 @@ def run_agent(
     playing: Playing | None,
     driver: str,
     ignored_xids: Set[int] = frozenset(),
+    usage_days: int = KEEP_DAYS,
 ) -> None:
     """Run until SIGTERM. Raises NvmlError, StoreError, ShimError, CdiError, and OSError for a bad address."""
     nvml = Nvml()
@@ -72,6 +74,7 @@ def run_agent(
                     health,
                     libraries,
                     CardMeter(health.cards, nvml, every=_METER_INTERVAL),
+                    open_billing(str(database.parent / "usage.db"), arbiter, keep_days=usage_days),
                     nvml.minors(),
                     nvml.driver(),
                     users,

@@ -2,6 +2,7 @@
 
     hello        identity and paths
     status       see status.py
+    usage        who used how much of the cards, for `aliquot usage`
     policy       the policy in effect; the node's label changes it
     processes    how many processes of each Pod the agent sees; none: it does not see the host's processes
     live, ready  as /livez and /readyz (http.py), for the kubelet's probes (deploy/probe.py): the port may be taken
@@ -31,6 +32,8 @@ from aliquot.services.daemon.control import (
     send,
     unlink,
 )
+from aliquot.services.runtime.billing import Billing
+from aliquot.services.runtime.usagereport import answer_usage
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,8 @@ class Agent(Protocol):
 
     @property
     def about(self) -> dict[str, Any]: ...
+    @property
+    def billing(self) -> Billing | None: ...
     def ready(self) -> str | None: ...
     def status(self) -> Status: ...
 
@@ -65,6 +70,7 @@ class AgentControl:
         self._operations: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
             "hello": self._hello,
             "status": self._status,
+            "usage": self._usage,
             "policy": self._policy,
             "processes": self._processes,
             "live": self._live,
@@ -117,6 +123,9 @@ class AgentControl:
     async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = msgspec.to_builtins(self._agent.status())
         return answer
+
+    async def _usage(self, request: dict[str, Any]) -> dict[str, Any]:
+        return await answer_usage(self._agent.billing, request)
 
     async def _policy(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("policy") is not None:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from aiohttp import web
 
+from aliquot.adapters.storage.database import StoreError
 from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import Status
 from aliquot.services.agent.metrics import agent_exposition
 from aliquot.services.daemon.calls import Calls
+from aliquot.services.daemon.control import RefusedError
 from aliquot.services.daemon.http import Limits, bind_port, listen, make_runner
 from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.metrics import CONTENT_TYPE
+from aliquot.services.runtime.billing import Billing
+from aliquot.services.runtime.usagereport import answer_usage
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +44,9 @@ class Agent(Protocol):
     def ready(self) -> str | None: ...
     def status(self) -> Status: ...
     def live(self) -> Node: ...
+    @property
+    def billing(self) -> Billing | None: ...
+    def families(self, status: Status) -> Iterable[Metric]: ...
 
 
 class AgentHttp:
@@ -51,6 +62,7 @@ class AgentHttp:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/status", self._status)
         app.router.add_get("/api/v1/node", self._node)
+        app.router.add_get("/api/v1/usage", self._usage)
         return app
 
     async def _livez(self, request: web.Request) -> web.Response:
@@ -62,12 +74,30 @@ class AgentHttp:
         return web.Response(text="ok\n") if waits_for is None else web.Response(status=503, text=f"{waits_for}\n")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        body = agent_exposition(self._agent.status(), self._agent.calls, self._agent.delay)
+        status = self._agent.status()
+        body = agent_exposition(
+            status, self._agent.calls, [*self._agent.delay.families(), *self._agent.families(status)]
+        )
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _node(self, request: web.Request) -> web.Response:
         """For the cluster's dashboard: the cards live, and the timeline of their holders."""
         return web.Response(body=msgspec.json.encode(self._agent.live()), content_type="application/json")
+
+    async def _usage(self, request: web.Request) -> web.Response:
+        """For `kubectl aliquot usage`: the hours since then, in seconds since 1970."""
+        try:
+            since = float(request.query.get("since", "0"))
+            answer = await answer_usage(self._agent.billing, {"since": since})
+        except ValueError:
+            return web.Response(status=400, text="since: seconds since 1970\n")
+        except RefusedError as refused:
+            return web.Response(
+                status=400 if refused.details["kind"] == "invalid" else 503, text=f"{refused.details}\n"
+            )
+        except StoreError as error:
+            return web.Response(status=503, text=f"{error}\n")
+        return web.json_response(answer)
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self._agent.status()), content_type="application/json")

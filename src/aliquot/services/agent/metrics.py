@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from aliquot.model.status.machine import AgentStatus, Status
 from aliquot.services.daemon.calls import Calls
-from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.metrics import PODS, exposition, of_calls
 
 if TYPE_CHECKING:
@@ -21,10 +20,10 @@ _OF_RESOURCES = (
 )
 
 
-def agent_exposition(status: Status, calls: Calls, delay: LoopDelay) -> bytes:
-    """What a scrape of /metrics answers."""
+def agent_exposition(status: Status, calls: Calls, more: Iterable[Metric]) -> bytes:
+    """What a scrape of /metrics answers: the status and `more`."""
     own = _of_agent(status.agent, calls) if status.agent else ()
-    return exposition(status, PODS, [*own, *delay.families()])
+    return exposition(status, PODS, [*own, *more])
 
 
 def _of_agent(agent: AgentStatus, calls: Calls) -> Iterator[Metric]:

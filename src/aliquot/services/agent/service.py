@@ -17,12 +17,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -70,8 +70,14 @@ from aliquot.services.daemon.control import about
 from aliquot.services.daemon.events import Events, timestamp
 from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.memory import collect_garbage
+from aliquot.services.daemon.qgpumetrics import qgpu_families
 from aliquot.services.daemon.tasks import run_forever, termination_signal
+from aliquot.services.runtime.billing import Billing
 from aliquot.services.runtime.meter import CardMeter
+from aliquot.services.runtime.usagereport import usage_families
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +122,7 @@ class Settings:
     bind_address: str = "0.0.0.0"  # noqa: S104  # Prometheus runs on another node
     control: Path | None = None  # socket for `aliquot top`, `ps` and `doctor` on the node; None: no socket
     simulated: str | None = None  # the simulated cards, in the form of the command line
+    qgpu_names: bool = False  # whether /metrics has those of qGPU's exporter too
     notes: tuple[str, ...] = ()  # remarks for the status
 
 
@@ -128,6 +135,7 @@ class Parts:
     health: Health
     libraries: Libraries
     meter: CardMeter | None = None  # samples the cards' usage; None: usage is not known
+    billing: Billing | None = None  # who used how much; None: it is not kept
     minors: Mapping[str, int] = field(default_factory=dict)  # numbers of the cards' device files, by UUID
     driver_version: str = ""
     claim_users: ClaimUsers = field(default_factory=lambda: ClaimUsers())
@@ -263,6 +271,9 @@ class Agent:
             if self.parts.meter is not None:
                 self.parts.meter.start()
                 stack.callback(self.parts.meter.stop)
+            if self.billing is not None:
+                self.billing.start()
+                stack.push_async_callback(self.billing.stop)  # after the arbiter
             self.parts.arbiter.configure(self._rules)
             self.parts.arbiter.start()
             stack.callback(self.parts.arbiter.stop)
@@ -293,8 +304,31 @@ class Agent:
             partial(collect_garbage, self.restored),
             self.delay.run,
             self.port.run,
+            self._bill,
             *([] if self.settings.control is None else [AgentControl(self, str(self.settings.control)).run]),
         ]
+
+    @property
+    def billing(self) -> Billing | None:
+        """Who used how much of the cards."""
+        return self.parts.billing
+
+    async def _bill(self) -> None:
+        """Only when the Pods are known: what was measured before then is named as well."""
+        await self.restored.wait()
+        if self.billing is not None:
+            self.billing.container = self.container_of
+            await self.billing.run()
+
+    def container_of(self, uid: str) -> str:
+        """The container of a Pod that asked for a card; empty if several did, or it is not known."""
+        pod = self.pod_cache.by_uid(uid)
+        if pod is None:
+            return ""
+        with contextlib.suppress(Refused):
+            names = {container.name for container in self.allocator.read(pod)[1].containers if container.shares}
+            return names.pop() if len(names) == 1 else ""
+        return ""
 
     def wake(self) -> None:
         """Run the upkeep now: something has changed. Call it in the loop's thread only."""
@@ -381,6 +415,13 @@ class Agent:
             calls=msgspec.convert(self.calls.as_json(), dict[str, CallStatus]),
         )
         return status(node, time.time(), msgspec.convert(self.about, DaemonStatus), agent)
+
+    def families(self, status: Status) -> Iterator[Metric]:
+        """Metrics beside those of the status."""
+        if self.billing is not None and self.restored.is_set():
+            yield from usage_families(self.billing.counters(), self.parts.health.cards)
+        if self.settings.qgpu_names:
+            yield from qgpu_families(status, self.settings.node_name, self.container_of)
 
     def live(self) -> dashboard.Node:
         """This node as a dashboard shows it."""

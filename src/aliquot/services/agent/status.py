@@ -18,6 +18,7 @@ from aliquot.model.tenant import Finding, SharingRules, Standing
 from aliquot.services.runtime.standings import (
     by_tenant,
     finding_status,
+    hardware_status,
     rules_status,
     share_statuses,
     unregistered_memory,
@@ -84,6 +85,7 @@ def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy], unregistere
         why_out=node.why.get(card.uuid, card.withheld or None),
         withheld=card.withheld or UNSET,
         memory_unregistered_bytes=unregistered,
+        hardware=hardware_status(measured),
     )
 
 

@@ -54,6 +54,22 @@ _OF_CARDS = (
     ("aliquot_card_tenants", "Tenants on the card.", "tenants"),
     ("aliquot_card_healthy", "1 where the card is well, 0 where it is out.", "healthy"),
 )
+_OF_HARDWARE = (
+    ("aliquot_card_temperature_celsius", "Temperature of the GPU.", "temperature_celsius"),
+    ("aliquot_card_power_watts", "Power that the card draws.", "power_watts"),
+    ("aliquot_card_sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock_hertz"),
+    ("aliquot_card_memory_clock_hertz", "Clock of the memory.", "memory_clock_hertz"),
+    (
+        "aliquot_card_encoder_utilisation_ratio",
+        "Part of its time in which the video encoder worked.",
+        "encoder_utilisation",
+    ),
+    (
+        "aliquot_card_decoder_utilisation_ratio",
+        "Part of its time in which the video decoder worked.",
+        "decoder_utilisation",
+    ),
+)
 
 
 class _Families:
@@ -108,6 +124,13 @@ def _families(status: Status, who: Mapping[str, str]) -> Iterator[Metric]:
             if value is not None and value is not UNSET:
                 ratio = value / 100 if field == "core_booked" else value
                 gauge.add_metric((str(card.index), card.uuid, card.model), float(ratio))
+        yield gauge
+    for name, help_text, field in _OF_HARDWARE:
+        gauge = GaugeMetricFamily(name, help_text, labels=("card", "uuid", "model"))
+        for card in status.cards:
+            value = getattr(card.hardware, field) if card.hardware else None
+            if value is not None:
+                gauge.add_metric((str(card.index), card.uuid, card.model), value)
         yield gauge
     if who is RUNS:  # Pods wait in the cluster, not here
         yield GaugeMetricFamily("aliquot_queue_length", "Runs that wait for room.", value=len(status.queue))

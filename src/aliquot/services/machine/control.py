@@ -46,7 +46,9 @@ from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.requests import parse_run_request
 from aliquot.services.machine.status import status
 from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.runtime.billing import Billing
 from aliquot.services.runtime.meter import CardMeter
+from aliquot.services.runtime.usagereport import answer_usage
 
 _LOG = logging.getLogger("aliquot.control")
 _SWEEP = 0.25  # seconds between checks of tenants without a root process
@@ -68,13 +70,14 @@ class ControlServer:
         about: dict[str, Any],
         pods: PodManager,
         rules: QgpuRules = QgpuRules.SEED,
+        billing: Billing | None = None,
     ) -> None:
         self.machine = machine
         self.pods = pods
         self._cron_jobs = CronJobs(pods)
         self._pod_api = PodApi(pods, self._cron_jobs, rules)
         self.about = about
-        self._meter = meter
+        self._meter, self._billing = meter, billing
         self._stopping = asyncio.Event()
         self._orphaned = asyncio.Event()  # the root process of a tenant has ended
         machine.tenant_orphaned = self._orphaned.set
@@ -87,6 +90,7 @@ class ControlServer:
             "stop": self._stop,
             "logs": self._logs,
             "ended": self._ended,
+            "usage": self._usage,
             "down": self._down,
             **self._pod_api.operations,
         }
@@ -306,6 +310,9 @@ class ControlServer:
 
     async def _ended(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
         return {"ended": msgspec.to_builtins(self.machine.history.status())}
+
+    async def _usage(self, request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
+        return await answer_usage(self._billing, request)
 
     async def _down(self, _request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         self._owner_only(caller, "stop the daemon")

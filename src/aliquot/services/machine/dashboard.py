@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import aliquot
 from aliquot.arbiter.timeline import Record
@@ -32,11 +33,13 @@ from aliquot.model.status.dashboard import (
 )
 from aliquot.model.status.machine import CardStatus, NodeStatus, Status, TenantStatus
 from aliquot.placement.waste import Waste
-from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.metrics import exposition
 from aliquot.services.dashboard.contract import FULL, card_class, packed, percent
 from aliquot.services.dashboard.nodeview import node_view, pod_view, tenants_by_card, trouble, waiting_views
 from aliquot.services.dashboard.timelines import Timelines
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 _MOST_WAITING = 200
 
@@ -51,11 +54,11 @@ class MachineView:
         status: Callable[[], Status],
         waste: Waste,
         records: Callable[[], Mapping[str, Iterable[Record]]],
-        delay: LoopDelay | None = None,
+        families: Sequence[Callable[[], Iterable[Metric]]] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._delay = delay or LoopDelay()
+        self._families = families  # of metrics beside the status
         self._read_status, self._waste, self._records, self._clock = status, waste, records, clock
         self._timelines = Timelines()
         self._known: tuple[float, Status] | None = None
@@ -154,7 +157,7 @@ class MachineView:
         return SearchResult(nodes=nodes[:limit], pods=pods[:limit])
 
     def metrics(self) -> bytes:
-        return exposition(self._read_status(), more=self._delay.families())
+        return exposition(self._read_status(), more=[metric for family in self._families for metric in family()])
 
     # --- parts -----------------------------------------------------------------------------------------------------
 

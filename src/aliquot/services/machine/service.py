@@ -32,6 +32,7 @@ from aliquot.placement.waste import Waste
 from aliquot.services.daemon.control import about, listen, unlink
 from aliquot.services.daemon.home import StartError, make_home, take_lock
 from aliquot.services.daemon.loopdelay import LoopDelay
+from aliquot.services.daemon.qgpumetrics import qgpu_families
 from aliquot.services.daemon.tasks import run_forever
 from aliquot.services.dashboard.access import Access, Listen
 from aliquot.services.dashboard.server import bind, show
@@ -40,14 +41,16 @@ from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.logs import RunLogs
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import Arbiter, LocalMachine
+from aliquot.services.runtime.billing import KEEP_DAYS, Measuring, open_billing
 from aliquot.services.runtime.meter import CardMeter
+from aliquot.services.runtime.usagereport import usage_families
 from aliquot.wording.amounts import duration, memory, release_delay
 
 USUAL = Listen("127.0.0.1", 9478, usual=True)
 _LOG = logging.getLogger("aliquot")
 
 
-class Arbiterd(Arbiter, Protocol):
+class Arbiterd(Arbiter, Measuring, Protocol):
     """The arbiter and its threads."""
 
     def keep_trace(self, wanted: bool) -> None: ...
@@ -77,6 +80,8 @@ class Setup:
     simulated: str | None = None  # the cards, as in --simulate
     nodes: int = 1  # the cards are distributed over them
     listen: Listen = USUAL  # of the dashboard
+    usage_days: int = KEEP_DAYS  # how long hours of the bill are kept
+    qgpu_names: bool = False  # whether /metrics has those of qGPU's exporter too
     log_limit: int | None = USUAL_LIMIT  # bytes of the log of one run or container; None: without a limit
 
 
@@ -130,7 +135,8 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     info = about(
         os.getpid(), time.time(), home=home.run, simulated=simulated, dashboard=url, rules=qgpu.value, **access
     )
-    control = ControlServer(machine, meter, info, pods, qgpu)
+    billing = open_billing(home.usage, arbiter, keep_days=setup.usage_days)
+    control = ControlServer(machine, meter, info, pods, qgpu, billing)
     meter.start()
     if listening:
         arbiter.keep_trace(True)
@@ -143,9 +149,17 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         pods.restore(rebooted=machine.rebooted)
         tasks.append(asyncio.create_task(run_forever(logs.run)))  # only now it is known which logs are in use
         store.writer.start()
+        if billing is not None:
+            billing.start()
+            tasks.append(asyncio.create_task(run_forever(billing.run)))
         listener = listen(home.control)
         if listening:
-            view = MachineView(control.status, Waste(machine.ledger.board), arbiter.records, delay)
+            families = [delay.families]
+            if billing is not None:
+                families.append(lambda: usage_families(billing.counters(), machine.cards))
+            if setup.qgpu_names:
+                families.append(lambda: qgpu_families(control.status(), socket.gethostname()))
+            view = MachineView(control.status, Waste(machine.ledger.board), arbiter.records, families)
             dashboard = asyncio.create_task(show(view, *listening))
         await control.serve(listener, lambda: setup.on_ready(_ready(machine, simulated, url, qgpu)))
     finally:
@@ -154,6 +168,8 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
             await _cancel(task)
         await asyncio.to_thread(store.writer.stop)
         arbiter.stop()
+        if billing is not None:
+            await billing.stop()
         meter.stop()
         unlink(home.control)
 

@@ -28,6 +28,7 @@ from aliquot.services.machine.tenants import LocalMachine
 from aliquot.services.runtime.standings import (
     by_tenant,
     finding_status,
+    hardware_status,
     rules_status,
     share_statuses,
     unregistered_memory,
@@ -88,6 +89,7 @@ def _card(node: LocalMachine, row: int, card: Card, measured: Mapping[str, Any],
         why_out=card.withheld or UNSET,
         withheld=card.withheld or UNSET,
         memory_unregistered_bytes=unregistered,
+        hardware=hardware_status(measured),
     )
 
 

@@ -27,6 +27,7 @@ from aliquot.arbiter.timeline import Record
 from aliquot.model.control import CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
+from aliquot.model.usage import Stretch
 from aliquot.services.runtime.audit import Auditor, PageSlot, Registry
 from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.hardlimits import HardLimits
@@ -34,6 +35,8 @@ from aliquot.services.runtime.memoryquota import MemoryQuota, Owner
 from aliquot.services.runtime.registration import Registrar, Tenancy, log_fault
 
 _WHOLE, _BEYOND = 8, 4  # every so many sweeps all slots; else this far beyond the last that a process had
+
+_REMEMBERED = 600.0  # seconds that a former tenant is known by name: a card's loop may be slow to finish its bill
 
 _UNSEEN = "its process id cannot be seen from here: an agent in a container needs the host's (hostPID: true)"
 
@@ -65,9 +68,13 @@ class Arbiterd:
     ) -> None:
         self._hard_limits = hard_limits
         known = controls or {}
-        self._loops = {card.uuid: CardLoop(card.uuid, rules, known.get(card.uuid, CardControl())) for card in cards}
+        self._loops = {
+            card.uuid: CardLoop(card.uuid, rules, known.get(card.uuid, CardControl()), card.memory_mib << 20)
+            for card in cards
+        }
         self._whose, self._claims_of = whose, claims_of
         self._tenancies: dict[str, Tenancy] = {}
+        self._former: dict[str, tuple[float, Tenant]] = {}  # when they were removed
         self._sweeps = 0
         self._lock = threading.RLock()  # guards the tenancies and everything they hold
         self._registrar = Registrar(self._lock, self._loops, simulated=simulated, refusal=self._refusal)
@@ -100,7 +107,8 @@ class Arbiterd:
         for loop in self._loops.values():
             loop.stop()
         with self._lock:
-            for tenancy in self._tenancies.values():
+            for key, tenancy in self._tenancies.items():
+                self._former[key] = (time.monotonic(), tenancy.tenant)
                 self._registrar.remove(tenancy)
                 tenancy.page.close()
             self._tenancies.clear()
@@ -134,6 +142,7 @@ class Arbiterd:
             tenancy = self._tenancies.pop(tenant_id, None)
             if tenancy is None:
                 return
+            self._former[tenant_id] = (time.monotonic(), tenancy.tenant)
             self._drop(tenancy)
         remove_folder(tenancy.directory)
 
@@ -193,6 +202,17 @@ class Arbiterd:
     def records(self) -> dict[str, list[Record]]:
         """The traces since the last call, by card."""
         return {uuid: loop.records() for uuid, loop in self._loops.items()}
+
+    def take_stretches(self) -> tuple[dict[str, Stretch], dict[str, Tenant]]:
+        """Who had each card since the last call, by card; and all tenants that are named there, by id."""
+        stretches = {
+            uuid: stretch for uuid, loop in self._loops.items() if (stretch := loop.take_stretch()) is not None
+        }
+        with self._lock:
+            limit = time.monotonic() - _REMEMBERED
+            self._former = {key: former for key, former in self._former.items() if former[0] > limit}
+            former = {key: tenant for key, (_, tenant) in self._former.items()}
+            return stretches, former | {key: tenancy.tenant for key, tenancy in self._tenancies.items()}
 
     def findings(self) -> list[Finding]:
         """What is wrong on the cards."""

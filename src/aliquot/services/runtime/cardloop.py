@@ -17,6 +17,7 @@ from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.page import Page
 from aliquot.arbiter import slices
 from aliquot.arbiter.account import Shares, divide
+from aliquot.arbiter.bill import CardBill, divide_spending
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
@@ -24,6 +25,7 @@ from aliquot.arbiter.timeline import Came, Left, Record
 from aliquot.model.claim import AppClass
 from aliquot.model.control import CardControl
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
+from aliquot.model.usage import Spent, Stretch
 from aliquot.services.runtime import contextcontrol
 from aliquot.services.runtime.contexts import Context, TenantTotals, busy_ns, most_active, weakest
 from aliquot.services.runtime.proving import Proving
@@ -48,8 +50,14 @@ log = logging.getLogger(__name__)
 class CardLoop:
     """The thread and its inbox. Other threads only post to the inbox; everything else happens in the thread."""
 
-    def __init__(self, uuid: str, rules: SharingRules, control: CardControl = CardControl()) -> None:  # noqa: B008
-        self.uuid = uuid
+    def __init__(
+        self,
+        uuid: str,
+        rules: SharingRules,
+        control: CardControl = CardControl(),  # noqa: B008
+        memory: int = 0,
+    ) -> None:
+        self.uuid, self._memory = uuid, memory
         self.proving = Proving(uuid, control)
         self.arbiter = CardArbiter(rules)
         self.findings: dict[tuple[int, FindingKind], Finding] = {}  # by process and kind
@@ -59,6 +67,7 @@ class CardLoop:
         self._contexts: dict[str, Context] = {}
         self._totals: dict[str, TenantTotals] = {}
         self._shares = Shares()
+        self._bill, self._bill_lock = CardBill(), threading.Lock()
         self._read_at = 0.0
         self._last_beat = 0.0
         self._last_check = 0.0
@@ -85,7 +94,7 @@ class CardLoop:
 
     def admit(self, member: Member, page: Page, card: int, limit: int | None) -> None:
         """Add a tenant of this card."""
-        self._inbox.put(lambda now: self._admit(member, page, card, limit))
+        self._inbox.put(lambda now: self._admit(member, page, card, limit, now))
 
     def dismiss(self, tenant: str, then: Callable[[], None]) -> None:
         """Remove the tenant; `then` is called when the thread touches nothing of it any more."""
@@ -123,6 +132,11 @@ class CardLoop:
         """As of the last round."""
         return self._standings
 
+    def take_stretch(self) -> Stretch | None:
+        """Who had the card since the last call."""
+        with self._bill_lock:
+            return self._bill.take()
+
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -140,6 +154,7 @@ class CardLoop:
                 if failed in (1, _MOST_FAILURES) or failed % 1000 == 0:
                     log.exception("round_failed", extra={"data": {"card": self.uuid, "in_a_row": failed}})
                 time.sleep(min(BEAT, 0.01 * failed))
+        self._read_until(time.monotonic())
         self._release_all()
 
     def _drain_inbox(self, timeout: float) -> bool:
@@ -208,7 +223,9 @@ class CardLoop:
                 self._resumed_itself(context, now)
         parts = divide(busy, *self.arbiter.weights())
         if self._read_at:
-            self._count_paused(busy, parts, elapsed)
+            lost = self._count_paused(busy, parts, elapsed)
+            with self._bill_lock:
+                self._bill.add(self._read_at, now, self._spending(busy, parts, lost))
         self._shares.add(self._read_at, now, parts)
         self._trace.add((self._read_at, now, parts, self.arbiter.held))
         self._read_at = now
@@ -225,7 +242,25 @@ class CardLoop:
         self.arbiter.read(readings, now)
         return readings
 
-    def _count_paused(self, busy: Mapping[str, float], parts: Mapping[str, float], elapsed: float) -> None:
+    def _read_until(self, now: float) -> None:
+        """Close the stretch before a tenant comes or goes. That must not fail with it."""
+        if now > self._read_at:
+            try:
+                self._read(now)
+            except Exception:
+                log.exception("reading_failed", extra={"data": {"card": self.uuid}})
+
+    def _spending(
+        self, busy: Mapping[str, float], parts: Mapping[str, float], lost: Mapping[str, float]
+    ) -> dict[str, Spent]:
+        tenants = {name: context.tenant for name, context in self._contexts.items()}
+        spent = divide_spending(tenants, busy, parts, lost)
+        for tenant, totals in self._totals.items():
+            one = spent.setdefault(tenant, Spent())
+            one.booked, one.used = float(totals.booked), float(totals.used)
+        return spent
+
+    def _count_paused(self, busy: Mapping[str, float], parts: Mapping[str, float], elapsed: float) -> dict[str, float]:
         """The time that online work took from offline tenants: all of it while they are paused for it, otherwise, with
         a release delay of 0, what online work had of the card while they had work too."""
         classes = {name: self._class_of(context) for name, context in self._contexts.items()}
@@ -237,6 +272,7 @@ class CardLoop:
             lost[tenant] = max(part, lost.get(tenant, 0.0))
         for tenant, part in lost.items():
             self._totals[tenant].paused_seconds += part * elapsed
+        return lost
 
     def _class_of(self, context: Context) -> AppClass | None:
         totals = self._totals.get(context.tenant)
@@ -251,11 +287,15 @@ class CardLoop:
 
     # --- events ------------------------------------------------------------------------------------------------
 
-    def _admit(self, member: Member, page: Page, card: int, limit: int | None) -> None:
+    def _admit(self, member: Member, page: Page, card: int, limit: int | None, now: float) -> None:
+        self._read_until(now)  # what was before is not on its bill
         self.arbiter.admit(member)
-        self._totals[member.tenant] = TenantTotals(member, page, card, limit)
+        self._totals[member.tenant] = TenantTotals(
+            member, page, card, limit, booked=self._memory if limit is None else limit
+        )
 
     def _dismiss(self, tenant: str, then: Callable[[], None], now: float) -> None:
+        self._read_until(now)  # what it had until now is on its bill
         for name in [name for name, context in self._contexts.items() if context.tenant == tenant]:
             self._leave(name, now)
         self.arbiter.dismiss(tenant)
@@ -289,6 +329,8 @@ class CardLoop:
         self.arbiter.join(context.name, context.tenant, now=now, preemptible=preemptible, paused=paused)
 
     def _leave(self, name: str, now: float) -> None:
+        if name in self._contexts:
+            self._read_until(now)
         context = self._contexts.pop(name, None)
         if context is not None:
             self._release(context)  # it need not be dead: it may have reconnected, or was expelled

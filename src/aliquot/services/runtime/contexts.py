@@ -77,6 +77,8 @@ class TenantTotals:
     card: int
     limit: int | None
     paused_seconds: float = 0.0
+    booked: int = 0  # bytes promised to it; of a card held whole all of them
+    used: int = 0  # bytes at the last `measure`
     counted: float = float("-inf")  # when the whole page was last read, and which slots had a context
     slots: frozenset[int] = frozenset()
     others: tuple[int, int] = (0, 0)  # what processes without a context had then: bytes used, and refusals
@@ -96,7 +98,8 @@ class TenantTotals:
         on_page = refused + self.others[1]
         self.refused += max(0, on_page - self.on_page)
         self.on_page = on_page
-        return min(MOST, used + self.others[0]), self.refused
+        self.used = min(MOST, used + self.others[0])
+        return self.used, self.refused
 
 
 def most_active(states: Set[State]) -> State:

@@ -20,6 +20,7 @@ class Driver(Protocol):
 
     def memory(self, uuid: str) -> tuple[int, int]: ...
     def utilisation(self, uuid: str) -> float | None: ...
+    def hardware(self, uuid: str) -> Mapping[str, float]: ...
 
 
 class CardMeter:
@@ -51,7 +52,11 @@ class CardMeter:
         for card in self._cards:
             try:
                 used, _ = self._nvml.memory(card.uuid)
-                readings[card.uuid] = {"memory_used_bytes": used, "utilisation": self._nvml.utilisation(card.uuid)}
+                readings[card.uuid] = {
+                    "memory_used_bytes": used,
+                    "utilisation": self._nvml.utilisation(card.uuid),
+                    "hardware": self._nvml.hardware(card.uuid),
+                }
                 self._silent.discard(card.uuid)
             except NvmlError as error:
                 if card.uuid not in self._silent:  # once per silence

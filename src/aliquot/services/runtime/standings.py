@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from aliquot.model.grant import Share
-from aliquot.model.status.machine import FindingStatus, RulesStatus, ShareStatus
+from aliquot.model.status.machine import FindingStatus, HardwareStatus, RulesStatus, ShareStatus
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 
 _NOT_LIMITED = (FindingKind.STRANGER, FindingKind.TRESPASSER, FindingKind.UNREGISTERED)
@@ -37,6 +38,11 @@ def finding_status(finding: Finding) -> FindingStatus:
         kind=finding.kind,
         memory_bytes=finding.memory or UNSET,
     )
+
+
+def hardware_status(measured: Mapping[str, Any]) -> HardwareStatus | UnsetType:
+    """Of one card, from the meter's reading."""
+    return HardwareStatus(**measured["hardware"]) if measured.get("hardware") else UNSET
 
 
 def unregistered_memory(findings: Iterable[Finding], uuid: str) -> int:

@@ -1,0 +1,148 @@
+"""The time of a card is divided without a rest, whatever comes, goes and is killed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import approx  # noqa: PT013
+
+from aliquot.adapters.storage.usagestore import UsageStore
+from aliquot.arbiter.account import divide
+from aliquot.arbiter.bill import HOUR, Bill, CardBill, divide_spending
+from aliquot.model.usage import IDLE, UNKNOWN, UNMEASURED, Mark, Payer, Spent, Stretch
+
+CARD = "GPU-0"
+PART = st.floats(0, 1)
+SECONDS = st.floats(0.001, 5000)
+
+
+def payer(name: str) -> Payer:
+    return Payer("", "ml", name, "main", "offline", None)
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(PART, st.sampled_from(("x", "y", "z"))), max_size=6))
+def test_a_second_is_divided_among_tenants_and_idle_and_nobody_waits_for_more_than_it(
+    contexts: dict[str, tuple[float, str]],
+) -> None:
+    busy = {name: part for name, (part, _) in contexts.items()}
+    parts = divide(busy, dict.fromkeys(contexts, 2000), {})
+    spent = divide_spending({name: tenant for name, (_, tenant) in contexts.items()}, busy, parts, {})
+    card = CardBill()
+    card.add(10.0, 11.0, spent)
+    taken = card.take()
+    assert taken is not None
+    assert taken.idle + sum(one.gpu for one in taken.tenants.values()) == approx(1.0)
+    assert all(0 <= one.waiting <= 1 for one in taken.tenants.values())
+
+
+def test_two_tenants_with_work_have_half_each_and_wait_for_the_other_half() -> None:
+    spent = divide_spending({"1": "a", "2": "b"}, {"1": 1.0, "2": 1.0}, {"1": 0.5, "2": 0.5}, {})
+    assert [(one.gpu, one.waiting) for one in spent.values()] == [(0.5, 0.5), (0.5, 0.5)]
+
+
+def test_a_preempted_tenant_is_not_also_waiting() -> None:
+    spent = divide_spending({"1": "a"}, {"1": 1.0}, {}, {"a": 1.0})
+    assert (spent["a"].preempted, spent["a"].waiting) == (1.0, 0.0)
+
+
+@given(st.lists(st.tuples(SECONDS, st.dictionaries(st.sampled_from("abc"), PART, max_size=1)), min_size=1, max_size=30))
+def test_stretches_without_a_gap_add_up_to_the_time_between_their_ends(
+    steps: list[tuple[float, dict[str, float]]],
+) -> None:
+    card, bill, now = CardBill(), Bill("boot", 10.0, {}), 100.0
+    for length, parts in steps:
+        card.add(now, now + length, {name: Spent(gpu=part) for name, part in parts.items()})
+        now += length
+        stretch = card.take()
+        assert stretch is not None
+        bill.add(CARD, stretch, {name: payer(name) for name in "abc"}, wall=1e9 + now)
+    assert sum(spent.gpu for spent in bill.counters.values()) == approx(now - 100.0)
+    assert sum(row.spent.gpu for row in bill.pending()) == approx(now - 100.0)
+
+
+@given(st.floats(0, 100_000), st.booleans())
+def test_a_gap_is_unmeasured_and_after_a_kill_at_most_one_interval_of_it_is_unknown(gap: float, clean: bool) -> None:
+    bill = Bill("boot", 10.0, {CARD: Mark("boot", 50.0, 1e9, clean)})
+    bill.add(CARD, Stretch(50.0 + gap, 51.0 + gap, idle=1.0), {}, wall=1e9 + 1 + gap)
+    unknown, unmeasured = (bill.counters.get((CARD, one), Spent()).gpu for one in (UNKNOWN, UNMEASURED))
+    assert unknown + unmeasured == approx(gap)
+    assert unknown == (0 if clean else approx(min(gap, 10.0)))
+    assert all(row.spent.gpu <= HOUR + 1e-6 for row in bill.pending())
+
+
+def test_after_a_reboot_the_wall_clock_gives_the_gap_and_one_that_went_back_gives_none() -> None:
+    for wall, gap in ((2000.0, 1000.0), (500.0, 0.0)):
+        bill = Bill("now", 10.0, {CARD: Mark("before", 9e9, 1000.0, True)})
+        bill.add(CARD, Stretch(3.0, 4.0, idle=1.0), {}, wall=wall + 1)
+        assert bill.counters.get((CARD, UNMEASURED), Spent()).gpu == approx(gap)
+
+
+def test_what_could_not_be_written_is_in_the_next_checkpoint_once() -> None:
+    bill = Bill("boot", 10.0, {})
+    bill.add(CARD, Stretch(0.0, 4.0, 1.0, {"a": Spent(gpu=3.0)}), {"a": payer("a")}, wall=100.0)
+    bill.failed(bill.checkpoint(100.0))
+    bill.add(CARD, Stretch(4.0, 5.0, 1.0), {}, wall=101.0)
+    rows = bill.checkpoint(101.0).rows
+    assert {row.payer: row.spent.gpu for row in rows} == {payer("a"): 3.0, IDLE: 2.0}
+    assert bill.pending() == []
+
+
+def test_counters_of_a_payer_that_is_gone_are_forgotten_after_an_hour() -> None:
+    bill = Bill("boot", 10.0, {})
+    bill.add(CARD, Stretch(0.0, 1.0, 0.0, {"a": Spent(gpu=1.0)}), {"a": payer("a")}, wall=100.0)
+    bill.checkpoint(200.0)
+    assert (CARD, payer("a")) in bill.counters
+    bill.checkpoint(3800.0)
+    assert (CARD, payer("a")) not in bill.counters
+    assert (CARD, IDLE) in bill.counters
+
+
+def test_thirty_minutes_of_churn_with_restarts_and_kills_add_up_to_the_wall_time(tmp_path: Path) -> None:
+    """In virtual time: tenants come and go, the daemon is stopped or killed some thirty times, and the bill is read
+    back from the disk every time."""
+    chance, now, began = random.Random(7), 1000.0, 1000.0
+    store = UsageStore(str(tmp_path / "usage.db"), keep_days=30)
+    wall = 1.8e9 - now
+    kills = 0
+    while now < began + 1800:
+        bill, card, tenants, written = Bill("boot", 10.0, store.marks()), CardBill(), {}, now
+        life = now + chance.uniform(5, 120)
+        while now < life:
+            if chance.random() < 0.05:
+                tenants[f"t{chance.randrange(40)}"] = chance.random()
+            if tenants and chance.random() < 0.05:
+                tenants.pop(chance.choice(list(tenants)))
+            step = chance.uniform(0.001, 1.0)
+            parts = divide(tenants, dict.fromkeys(tenants, 1), {})
+            card.add(now, now + step, divide_spending({name: name for name in tenants}, tenants, parts, {}))
+            now += step
+            if now - written >= 10.0:
+                written = now
+                measured = card.take()
+                assert measured is not None
+                bill.add(CARD, measured, {f"t{at}": payer(f"t{at}") for at in range(40)}, wall + now)
+                checkpoint = bill.checkpoint(wall + now)
+                store.write(checkpoint.rows, dict(checkpoint.marks), checkpoint.shown_since, wall + now)
+        killed = chance.random() < 0.5
+        kills += killed
+        if not killed:
+            if (rest := card.take()) is not None:
+                bill.add(CARD, rest, {f"t{at}": payer(f"t{at}") for at in range(40)}, wall + now)
+            checkpoint = bill.checkpoint(wall + now, clean=True)
+            store.write(checkpoint.rows, dict(checkpoint.marks), checkpoint.shown_since, wall + now)
+        now += chance.uniform(0.5, 20)  # no daemon
+    last = Bill("boot", 10.0, store.marks())
+    last.add(CARD, Stretch(now, now + 1, 1.0), {}, wall + now + 1)
+    rows = [*store.hours(0), *last.pending()]
+    store.close()
+    by = {
+        kind: sum(row.spent.gpu for row in rows if row.payer.kind == kind)
+        for kind in ("", "idle", "unknown", "unmeasured")
+    }
+    assert sum(by.values()) == approx(now + 1 - began, rel=0.01)
+    assert kills > 5
+    assert by["unknown"] <= 10.0 * kills + 1e-6
+    assert by[""] > 100
