@@ -301,3 +301,12 @@ def test_label_for_nvidia_gpu_says_nothing_of_other_resources() -> None:
     assert node.status.capacity is not None
     node.status.capacity["nvidia.com/mig-1g.10gb"] = "1"
     assert serving_others(node) == ("nvidia.com/mig-1g.10gb",)
+
+
+def test_our_own_slices_are_no_other_driver() -> None:
+    devices = [{"name": "gpu-0", "attributes": {"uuid": {"string": "GPU-0"}}}]
+    theirs, ours = (
+        msgspec.convert(a_slice(driver=driver, nodeName="n1", devices=devices), SliceObject)
+        for driver in ("gpu.example.com", "aliquot.dev")
+    )
+    assert (theirs.has_cards, ours.has_cards) == (True, False)

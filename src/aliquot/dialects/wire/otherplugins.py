@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.dialects import hami, native
+from aliquot.dialects import dra, hami, native
 from aliquot.dialects.kube import selects_node
 from aliquot.dialects.wire.objects import Amounts, Metadata, NodeObject
 from aliquot.model.quantity import QuantityError, parse_quantity
@@ -211,6 +211,8 @@ class SliceObject(msgspec.Struct, gc=False):
     def has_cards(self) -> bool:
         """Whether it publishes NVIDIA cards or parts of them, and not network cards or other vendors' cards."""
         devices = self.spec.devices or ()
+        if self.spec.driver == dra.DRIVER:  # our own: the node's label says it already
+            return False
         return bool(devices) and (self.spec.driver in _DRIVERS or any(map(_is_card, devices)))
 
     @property

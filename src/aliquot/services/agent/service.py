@@ -409,7 +409,7 @@ class Agent:
         )
         agent = AgentStatus(
             waits_for=self.ready(),
-            notes=[*self.settings.notes, *([] if self.port.trouble is None else [self.port.trouble])],
+            notes=[*self.settings.notes, *self.dra.notes, *([] if self.port.trouble is None else [self.port.trouble])],
             resources=resource_statuses(self._offered, self.plugins.registered),
             kubelet_restarts=self.plugins.restarts,
             calls=msgspec.convert(self.calls.as_json(), dict[str, CallStatus]),

@@ -242,3 +242,15 @@ def test_pods_hold_cards_until_they_end(node: DraNode) -> None:
     node.api.delete(pod)
     node.watch()
     assert not site.pods_hold_cards()
+
+
+def test_node_says_what_it_waits_for_and_stays_ready(node: DraNode) -> None:
+    driver = node.agent.dra
+    node.store.set("world", World.PLUGINS)
+    assert driver.ready() is None
+    assert node.agent.status().agent.notes == [  # type: ignore[union-attr]
+        "the cards go to claims (aliquot.dev/dra=true) once no Pod of a device plugin holds one"
+    ]
+    node.store.set("world", World.CLAIMS)
+    assert "has not accepted the DRA driver" in (driver.ready() or "")
+    assert not driver.notes

@@ -114,16 +114,24 @@ class DraDriver:
         return admits_claims(self.world, wanted=self.wanted)
 
     def ready(self) -> str | None:
-        """None when the driver is ready or not wanted, else what it waits for."""
-        if not self.wanted:
-            return None
+        """None when the driver is ready or not wanted, else what it waits for. To wait for Pods or claims to end, which
+        may take days, is not to be unready: that would stop an upgrade of all agents."""
         if not self.admits_claims:
-            return f"the node's cards go to claims ({LABEL}=true) once no Pod of a device plugin holds one"
+            return None
         if self._plugin is None or not self._plugin.registered:
             return f"the kubelet has not accepted the DRA driver {DRIVER} yet{self._why()}"
         if self._publisher is None or not self._publisher.has(self._devices()):
             return f"the ResourceSlices are not published yet{self._why()}"
         return None
+
+    @property
+    def notes(self) -> list[str]:
+        """What the node waits for while its cards change worlds, in sentences."""
+        if self.wanted and not self.admits_claims:
+            return [f"the cards go to claims ({LABEL}=true) once no Pod of a device plugin holds one"]
+        if not self.wanted and self.world is World.CLAIMS:
+            return [f"the cards go back to device plugins (no {LABEL}=true) once no claim holds one{self._why()}"]
+        return []
 
     def _why(self) -> str:
         texts = (self._problem, self._plugin.problem if self._plugin else "")
