@@ -23,7 +23,7 @@ CLASS = "tke.cloud.tencent.com/app-class"
 GIB = 1 << 30
 HERE = {"kubernetes.io/hostname": "n1"}
 LOOK = 2.0  # seconds over which a share is taken; windows of fixed-share come every 100 ms
-LOOKS = 3
+LOOKS = 10
 
 
 @pytest.fixture
@@ -57,13 +57,13 @@ def _shares(node: RealNode, *names: str) -> list[float]:
     """Of the card's time from now on, in percent."""
     before = {name: len(_burned(node, name)) for name in names}
     # The second that was begun before now does not count.
-    wait_until(lambda: all(len(_burned(node, name)) > before[name] for name in names), 10, "the next second begins")
+    wait_until(lambda: all(len(_burned(node, name)) > before[name] for name in names), 60, "the next second begins")
     first = {name: _burned(node, name)[-1] for name in names}
 
     def over() -> bool:
         return all(_burned(node, name)[-1]["elapsed_s"] - first[name]["elapsed_s"] >= LOOK for name in names)
 
-    wait_until(over, LOOK + 10, f"{LOOK} s are over")
+    wait_until(over, LOOK + 60, f"{LOOK} s are over")
     return [_share(first[name], _burned(node, name)[-1]) for name in names]
 
 
@@ -88,12 +88,13 @@ def _near(*wanted: float) -> Holds:
 def _divided(*wanted: float) -> Holds:
     """Of what they got together: on a busy machine the simulated card is not always at work."""
     return lambda shares: (
-        sum(shares) > 70 and [100 * share / sum(shares) for share in shares] == pytest.approx(list(wanted), abs=5)
+        sum(shares) > 40 and [100 * share / sum(shares) for share in shares] == pytest.approx(list(wanted), abs=5)
     )
 
 
 def _nearly_all(shares: Sequence[float]) -> bool:
-    return shares[0] > 80
+    """More than any quota here: on a busy machine even a card of its own is not always at work."""
+    return shares[0] > 65
 
 
 def _burned(node: RealNode, name: str) -> list[dict[str, Any]]:
