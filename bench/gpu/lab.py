@@ -21,7 +21,6 @@ from bench.gpu.stage import Load, Stage, window
 from bench.gpu.words import Ask
 
 ROOT = Path(__file__).resolve().parents[2]
-REFUSING = Path(__file__).parent / "refusing"
 Answer = TypeVar("Answer")
 KERNELS = ("50us", "1ms", "20ms")
 
@@ -65,9 +64,7 @@ class Lab:
         """A fresh daemon, gone at the end. `gate`: it finds a driver that refuses to control channel groups."""
         folder = self.new_folder()
         env = {**self.env, "ALIQUOT_HOME": str(folder)}
-        if gate:
-            env["PYTHONPATH"] = os.pathsep.join([str(REFUSING), env["PYTHONPATH"]])
-        node = Node(env, folder, policy, release_delay, self.simulate)
+        node = Node(env, folder, policy, release_delay, self.simulate, control="gate" if gate else "auto")
         try:
             node.up()
             yield node

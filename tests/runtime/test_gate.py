@@ -60,3 +60,16 @@ def test_half_a_registration_is_reported(node: Node) -> None:
 
     wait_until(found, "it is reported")
     assert node.shares(0.3, (hostile.pid,))[0] > 0.5
+
+
+def test_the_gate_can_be_chosen(shared_node: Node) -> None:
+    """Where the driver would obey, too."""
+    del shared_node  # only for its skip where the libraries are not built
+    node = Node(control="forced")
+    try:
+        name = node.tenant()
+        node.until_runs(node.load(name))
+        assert node.standing(name)["level"] == "gate"
+        assert node.ask("control") == ["gate", "forced"]
+    finally:
+        node.close()

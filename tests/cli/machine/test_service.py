@@ -25,7 +25,19 @@ echo "$*" >> "$0.words"
 case "$*" in *is-active*) exit ${ACTIVE:-3};; *restart*) echo "$FAILS" >&2; [ -z "$FAILS" ];; esac
 """
 KILL = ("--enforce", "kill", "--enforce-grace", "30000ms")
-OPTIONS = ("--policy", "burst-share", "--simulate", "2x24GiB", "--release-delay", "100ms", "--listen", "0", *KILL)
+OPTIONS = (
+    "--policy",
+    "burst-share",
+    "--simulate",
+    "2x24GiB",
+    "--release-delay",
+    "100ms",
+    "--listen",
+    "0",
+    "--control",
+    "gate",
+    *KILL,
+)
 
 
 @pytest.fixture

@@ -56,6 +56,12 @@ _OPTIONS = (
     ),
     *enforce_options("as set last, at first report"),
     click.option(
+        "--control",
+        type=click.Choice(["auto", "gate"]),
+        help="What holds tenants to their shares: the card's time slices and pauses where they have an effect, or "
+        "always the gate, where kernel launches wait  [default: auto]",
+    ),
+    click.option(
         "--rules",
         type=click.Choice(["seed", "2026"]),
         help="Version of qGPU's rules for `aliquot apply`  [default: as set last, at first seed]",
@@ -127,6 +133,7 @@ def up_words(
     log_limit: int | None = None,
     keep_usage: int | None = None,
     metrics_names: str | None = None,
+    control: str | None = None,
 ) -> list[str]:
     """The same options as words of a command line."""
     words = []
@@ -140,6 +147,7 @@ def up_words(
         ("--log-limit", None if log_limit is None else f"{log_limit >> 20}MiB" if log_limit else "0"),
         ("--keep-usage", keep_usage),
         ("--metrics-names", metrics_names),
+        ("--control", control),
         ("--enforce", enforce),
         ("--enforce-grace", None if enforce_grace is None else f"{enforce_grace * 1000:g}ms"),
     ):
@@ -294,7 +302,7 @@ def _serve(
         setup = service.Setup(
             home=home,
             nvml=nvml,
-            make_arbiter=_arbiter(nvml, simulated=playing is not None),
+            make_arbiter=_arbiter(nvml, simulated=playing is not None, control=options["control"]),
             on_ready=on_ready,
             environment={} if playing is None else {SIM_VARIABLE: playing.socket},
             front=front,
@@ -321,11 +329,13 @@ def _serve(
         raise InputError(f"{error.filename or home.state}: {error.strerror or error}") from error
 
 
-def _arbiter(nvml: Any, *, simulated: bool) -> Any:
+def _arbiter(nvml: Any, *, simulated: bool, control: str | None) -> Any:
     def make(cards: Any, rules: Any) -> Any:
+        from aliquot.model.control import FORCED
         from aliquot.services.runtime.arbiterd import Arbiterd
 
-        return Arbiterd(cards, rules=rules, nvml=nvml, simulated=simulated)
+        controls = {card.uuid: FORCED for card in cards} if control == "gate" else None
+        return Arbiterd(cards, rules=rules, nvml=nvml, simulated=simulated, controls=controls)
 
     return make
 
