@@ -57,6 +57,7 @@ def claims_fleet(fleet: Fleet) -> Iterator[Fleet]:
     fleet.plane.api("DELETE", CLAIMS)
     fleet.heal()
     wait_until(lambda: not _slices(fleet), 60, "the slices are deleted", saw=lambda: _slices(fleet))
+    wait_offered(fleet, {QMEM: 64, MEM: 64}, seconds=60)  # the cards are back in the other world
 
 
 def _apply(fleet: Fleet, *things: Object) -> None:
