@@ -69,6 +69,13 @@ def test_output_is_a_table_or_csv_by_user(simulated: Machine) -> None:
     load = ("--", *ALIQUOT, "burn", "load", "--seconds", "600")
     simulated.detach("--name", "a", "--memory", "2", *load)
     eventually(lambda: any(row.get("run") == "a" for row in usage(simulated)["rows"]))
+    hardware = simulated.status()["cards"][0]["hardware"]
+    assert (hardware["temperature_celsius"], hardware["power_watts"], hardware["sm_clock_hertz"]) == (
+        36.0,
+        120.0,
+        1.98e9,
+    )
+    assert hardware["encoder_utilisation"] == 0.0
     table = simulated.aliquot("usage", "--since", "7d").stdout.splitlines()
     assert table[0].startswith("since ")
     assert table[1].split()[:4] == ["RUN", "GPU", "TIME", "PART"]

@@ -76,7 +76,7 @@ def qgpu_families(status: Status, node: str, container: Callable[[str], str] = l
     figures = [(_owner(tenant, node), container(tenant.id), _figures(tenant, status)) for tenant in status.tenants]
     for pod_name, container_name, help_text, field in _OF_TENANTS:
         pods = GaugeMetricFamily(pod_name, f"{help_text} per pod", labels=_POD)
-        containers = GaugeMetricFamily(container_name or "", f"{help_text} per container", labels=_CONTAINER)
+        containers = GaugeMetricFamily(container_name or pod_name, f"{help_text} per container", labels=_CONTAINER)
         for owner, inner, found in figures:
             if field in found:
                 pods.add_metric(owner, found[field])
