@@ -11,6 +11,7 @@ import re
 import socket
 import struct
 from collections.abc import Iterable
+from mmap import mmap
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -51,7 +52,7 @@ def read_answer(received: bytes) -> tuple[int, bytes, bool] | None:
     return None if head is None or found is None else (head.status, found[0], head.keep and found[1] == len(received))
 
 
-def read_head(received: bytes | bytearray) -> Head | None:
+def read_head(received: bytes | mmap) -> Head | None:
     """The head of the answer; None: the rest of it is still to come. Raises AnswerError."""
     start = 0
     while True:
@@ -85,7 +86,7 @@ def read_head(received: bytes | bytearray) -> Head | None:
     return Head(status, start, int(length), keep)
 
 
-def read_body(head: Head, received: bytes | bytearray, size: int) -> tuple[bytes, int] | None:
+def read_body(head: Head, received: bytes | mmap, size: int) -> tuple[bytes, int] | None:
     """The body of the answer, of which `size` bytes have come, and where it ends; None: the rest is still to come.
 
     Raises AnswerError.
@@ -96,7 +97,7 @@ def read_body(head: Head, received: bytes | bytearray, size: int) -> tuple[bytes
     return (bytes(received[head.start : end]), end) if size >= end else None
 
 
-def _read_chunks(received: bytes | bytearray, at: int, size: int) -> tuple[bytes, int] | None:
+def _read_chunks(received: bytes | mmap, at: int, size: int) -> tuple[bytes, int] | None:
     """The body that comes in chunks, and where it ends; None: the rest is still to come."""
     view, pieces = memoryview(received), []
     while True:
@@ -111,7 +112,7 @@ def _read_chunks(received: bytes | bytearray, at: int, size: int) -> tuple[bytes
             break
         if size < stop + 2:
             return None
-        if not received.startswith(b"\r\n", stop):
+        if received[stop : stop + 2] != b"\r\n":
             raise AnswerError("a chunk is longer than it says")
         pieces.append(view[start:stop])
         at = stop + 2
@@ -127,7 +128,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.used = 0.0
         self.keep = True
-        self._buffer, self._filled = bytearray(_ROOM), 0
+        self._buffer, self._filled = mmap(-1, _ROOM), 0  # not of the heap, which would keep what a list took
         self._head: Head | None = None  # of the answer that is being received
         self._waiter: asyncio.Future[tuple[int, bytes]] | None = None
 
@@ -144,8 +145,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._filled == len(self._buffer):
-            larger = bytearray(4 * self._filled)
-            larger[: self._filled] = self._buffer
+            larger = mmap(-1, 4 * self._filled)
+            larger[: self._filled] = self._buffer[:]
             self._buffer = larger
         return memoryview(self._buffer)[self._filled :]
 
@@ -180,7 +181,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _shrink(self) -> None:
         if not self._filled:
-            self._buffer = bytearray(_ROOM)
+            self._buffer = mmap(-1, _ROOM)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
