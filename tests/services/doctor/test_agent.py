@@ -270,14 +270,14 @@ def test_a_node_without_labels_is_only_told_how_to_get_them() -> None:
 
 
 def test_too_many_devices_of_a_resource() -> None:
-    huge = tuple(replace(card, memory_mib=20_000 * 1024) for card in CARDS)
+    huge = tuple(replace(card, memory_mib=50_000 * 1024) for card in CARDS)
     node = the_node(annotations=inventory(*huge))
     found = [
         finding
         for finding in wrong(findings(the_site(agent=the_agent(cards=huge)), node))
         if finding.check == "resources"
     ]
-    assert "no more than 20000 devices of one resource" in found[0].what
+    assert "no more than 50000 devices of one resource" in found[0].what
 
 
 def test_an_inventory_that_is_not_on_the_node() -> None:
