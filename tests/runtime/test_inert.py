@@ -45,7 +45,8 @@ def test_an_inert_card_falls_back_to_the_gate(doubtful_node: Node, what: str, ke
     loads = [node.load(node.tenant(core=core), kernel, "--depth", "8") for core in (30, 70)]
     wait_until(lambda: control_of(node)[0] == "gate", "its control is found to have no effect")
     assert control_of(node) == ["gate", f"{what}_inert"]
-    assert {finding["pid"] for finding in node.ask("findings")} == {load.pid for load in loads}
+    pids = {load.pid for load in loads}
+    wait_until(lambda: {finding["pid"] for finding in node.ask("findings")} == pids, "each of them is reported")
     node.shares_come_to(near([0.3, 0.7], 5), *((load.pid,) for load in loads))
 
 
