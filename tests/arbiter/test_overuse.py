@@ -169,3 +169,19 @@ def test_reported_figure_changes_once_the_use_has_grown_by_more_than_a_quarter()
 def test_overuse_is_reported_after_exactly_that_time() -> None:
     told = run([(0.0, use(6 * GIB)), (REPORT_AFTER, use(6 * GIB))], None)
     assert [over.is_reported for _, _, _, over in told if over is not None] == [False, True]
+
+
+@given(st.integers(0, 3))
+def test_tenant_within_its_limit_again_is_no_finding(excess: int) -> None:
+    over = Overuse(LIMIT, LIMIT, excess, since=0.0, last=0.0, spent=REPORT_AFTER)
+    assert over.is_reported == (excess >= 1)
+
+
+@given(st.floats(0.0, 9.0), st.floats(0.0, 9.0))
+def test_longest_time_over_the_limit_counts_for_a_process_of_two_tenants(own: float, brought: float) -> None:
+    pids = frozenset({10})
+    before = {
+        tenant: Overuse(LIMIT, 6 * GIB, 2 * GIB, since=0.0, last=0.0, spent=spent, pids=pids)
+        for tenant, spent in (("a", own), ("b", brought))
+    }
+    assert check(before, [use(6 * GIB, tenant="a")], 0.0, None).over["a"].spent == max(own, brought)
