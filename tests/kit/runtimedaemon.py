@@ -35,7 +35,13 @@ class Server:
             "proven": PROVEN, "forced": FORCED, "unproven": CardControl()
         }[os.environ.get("CONTROL", "unproven")]  # fmt: skip
         self.arbiter = Arbiterd(
-            cards, rules=SharingRules(), nvml=nvml, simulated=True, whose=whose, controls={self.uuid: known}
+            cards,
+            rules=SharingRules(),
+            nvml=nvml,
+            simulated=True,
+            whose=whose,
+            controls={self.uuid: known},
+            tries_control=True,
         )
         self.arbiter.start()
 

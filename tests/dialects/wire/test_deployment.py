@@ -77,7 +77,7 @@ def test_agents_select_nodes_of_the_mode() -> None:
     keys = [term["matchExpressions"][0]["key"] for term in terms]
     share = "aliquot.dev/share-cards-with-other-plugins"
     found = ["nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"]
-    assert keys == ["gpushare", "ack.node.gpu.schedule", share, *found]
+    assert keys == ["gpushare", share, *found]
 
 
 def test_agents_select_nodes_of_dialects_on_request_beside_all_others() -> None:

@@ -73,9 +73,6 @@ affinity:
         {{- $labels := .Values.agent.nodeLabels }}
         {{- if not $labels }}
         {{- range $dialects }}{{ $labels = append $labels (index $known .) }}{{ end }}
-        {{- if has "gpushare" $dialects }}
-        {{- $labels = append $labels (dict "key" "ack.node.gpu.schedule" "values" (list "cgpu" "core_mem" "share" "mps")) }}
-        {{- end }}
         {{- if .Values.dra.enabled }}{{ $labels = append $labels (dict "key" "aliquot.dev/dra" "values" (list "true")) }}{{ end }}
         {{- $labels = append $labels (dict "key" "aliquot.dev/share-cards-with-other-plugins" "values" (list "true")) }}
         {{- $labels = append $labels (dict "key" "nvidia.com/gpu.present" "values" (list "true") "found" true) }}

@@ -134,7 +134,7 @@ class Page:
     def set_gate(self, slot: int, card: int, *, closed: bool) -> None:
         """Close the gate, or open it and wake the threads that wait there."""
         self.set_word(slot, card, GATE, closed)
-        if not closed:
+        if not closed and not self._map.closed:  # its tenant may be gone already
             _wake_waiters(self._map, self._at(slot, card) + GATE)
 
     def set_overhead(self, slot: int, card: int, value: int) -> None:

@@ -103,8 +103,10 @@ class UsageStore:
         return {(row[0], _payer(row[1:7])): (Spent(*row[7:12]), row[12]) for row in found}
 
     def hours(self, since: float) -> list[UsageRow]:
-        """All hours that end after that time."""
-        query = f"SELECT hour, uuid, {', '.join(_COLUMNS)} FROM hours WHERE hour > ?"  # noqa: S608 - no input
+        """All hours that end after that time, one row for each payer and card: there may be 500,000 hours."""
+        sums = ", ".join(f"SUM({name})" for name in _SPENT)
+        payer = ", ".join(_PAYER)
+        query = f"SELECT MAX(hour), uuid, {payer}, {sums} FROM hours WHERE hour > ? GROUP BY uuid, {payer}"  # noqa: S608
         return [
             UsageRow(row[0], row[1], _payer(row[2:8]), Spent(*row[8:]))
             for row in self._database.all(query, since - 3600)

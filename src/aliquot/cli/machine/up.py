@@ -57,9 +57,9 @@ _OPTIONS = (
     *enforce_options("as set last, at first report"),
     click.option(
         "--control",
-        type=click.Choice(["auto", "gate"]),
-        help="What holds tenants to their shares: the card's time slices and pauses where they have an effect, or "
-        "always the gate, where kernel launches wait  [default: auto]",
+        type=click.Choice(["auto", "gate", "prove"]),
+        help="What holds tenants to their shares: the card's time slices and pauses where the driver has them, always "
+        "the gate, where kernel launches wait, or what a trial with competing tenants finds  [default: auto]",
     ),
     click.option(
         "--rules",
@@ -335,7 +335,8 @@ def _arbiter(nvml: Any, *, simulated: bool, control: str | None) -> Any:
         from aliquot.services.runtime.arbiterd import Arbiterd
 
         controls = {card.uuid: FORCED for card in cards} if control == "gate" else None
-        return Arbiterd(cards, rules=rules, nvml=nvml, simulated=simulated, controls=controls)
+        tries = control == "prove"
+        return Arbiterd(cards, rules=rules, nvml=nvml, simulated=simulated, controls=controls, tries_control=tries)
 
     return make
 

@@ -63,6 +63,7 @@ def holding_findings(site: Site, node: Json, pods: list[Json], rules: Rules) -> 
 def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
     tenants = site.agent.tenants if site.agent and runs(site) else []
     lingering = {tenant.id: tenant for tenant in tenants if tenant.ended}
+    known = {tenant.id for tenant in tenants}  # ResourceClaims are tenants too, and no Pods
     for uid in sorted(lingering.keys() - pods.keys()):
         pids = sorted({pid for share in lingering[uid].cards for pid in share.pids})
         who = f": {', '.join(map(str, pids))}" if pids else ""
@@ -71,10 +72,10 @@ def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
             "holdings", site.node_name, what, "a kubelet that runs ends them; else kill them: the agent lets go then"
         )
     for spec in site.specs:
-        if spec.pod_uid not in pods and spec.pod_uid not in lingering:
+        if spec.pod_uid not in pods and spec.pod_uid not in known:
             what = f"is of Pod {spec.namespace}/{spec.pod} ({spec.pod_uid}), which is gone: nobody has removed it"
             yield found("cdi", _file(site, spec), what, _sweep(site, f"rm {_file(site, spec)}"))
-    for uid in sorted(site.folders - pods.keys() - lingering.keys()):
+    for uid in sorted(site.folders - pods.keys() - known):
         folder = f"{site.places.run}/t/{uid}"
         what = "is the folder of a Pod that is gone: nobody has removed it"
         yield found("tenants", folder, what, _sweep(site, f"rm -r {folder}"))

@@ -51,7 +51,7 @@ class Arbiterd:
     `whose` returns the id of the tenant that a process belongs to. Where it is given, it alone decides: a process that
     it does not know registers nowhere. Without it a process belongs to the tenant whose descendant it is. `claims_of`
     returns the tenants that are ResourceClaims of the Pod that `whose` has found.
-    `controls` is what is known of the cards' control, by UUID.
+    `controls` is what is known of the cards' control, by UUID; `tries_control`: find it out from tenants that compete.
     """
 
     def __init__(
@@ -65,11 +65,14 @@ class Arbiterd:
         claims_of: Callable[[str], Sequence[str]] = lambda pod: (),
         hard_limits: HardLimits | None = None,
         controls: Mapping[str, CardControl] | None = None,
+        tries_control: bool = False,
     ) -> None:
         self._hard_limits = hard_limits
         known = controls or {}
         self._loops = {
-            card.uuid: CardLoop(card.uuid, rules, known.get(card.uuid, CardControl()), card.memory_mib << 20)
+            card.uuid: CardLoop(
+                card.uuid, rules, known.get(card.uuid, CardControl()), card.memory_mib << 20, tries=tries_control
+            )
             for card in cards
         }
         self._whose, self._claims_of = whose, claims_of

@@ -56,9 +56,11 @@ class CardLoop:
         rules: SharingRules,
         control: CardControl = CardControl(),  # noqa: B008
         memory: int = 0,
+        *,
+        tries: bool = False,
     ) -> None:
         self.uuid, self._memory = uuid, memory
-        self.proving = Proving(uuid, control)
+        self.proving = Proving(uuid, control, tries=tries)
         self.arbiter = CardArbiter(rules)
         self.findings: dict[tuple[int, FindingKind], Finding] = {}  # by process and kind
         self._trace = Trace()  # for the dashboard's timelines

@@ -38,8 +38,9 @@ class _Streak:
 class Proving:
     """`control` may be read by any thread."""
 
-    def __init__(self, uuid: str, control: CardControl) -> None:
+    def __init__(self, uuid: str, control: CardControl, *, tries: bool) -> None:
         self.control = control
+        self._tries = tries  # tenants' own work is the sensor, and they may fool it: only where the owner asks for it
         self.trials = 0  # that ended with a verdict or without
         self._uuid = uuid
         self._streaks: dict[str, _Streak] = {}
@@ -56,7 +57,7 @@ class Proving:
         self, arbiter: CardArbiter, contexts: Mapping[str, Context], readings: Mapping[str, Reading], now: float
     ) -> bool:
         """After each reading. True: the card is to be held at the gate from now on."""
-        if self.control.level is not ControlLevel.UNPROVEN:
+        if not self._tries or self.control.level is not ControlLevel.UNPROVEN:
             return False
         self._follow(readings, now)
         trial = arbiter.trial
@@ -138,9 +139,9 @@ class Proving:
                 context.page.set_gate(context.slot, context.card, closed=True)
 
     def _open_gates(self) -> None:
-        for context in self._gated:
+        gated, self._gated = self._gated, []
+        for context in gated:
             context.page.set_gate(context.slot, context.card, closed=False)
-        self._gated = []
 
     def _end(self, arbiter: CardArbiter) -> None:
         self._open_gates()

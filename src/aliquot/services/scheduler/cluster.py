@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules, hami, native
+from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules, hami, kai, native
 from aliquot.dialects.kube import closing_taints
 from aliquot.dialects.rules import EVERY
 from aliquot.dialects.wire.objects import ConfigMapObject, Names, NodeObject, PodObject, pod_names
@@ -311,6 +311,8 @@ class Cluster:
         grant = dialects.parse_grant(pod, claim, self.board.node(name)) if isinstance(claim, Claim) else None
         if isinstance(claim, Claim) and claim.dialect not in self.rules.served and not isinstance(grant, Grant):
             claim = None  # somebody else's, and not on a card of ours
+        if isinstance(claim, Claim) and claim.dialect == kai.DIALECT and not _asks_for_place(pod):
+            claim = None  # its annotations alone get it no card, so they book none
         if isinstance(claim, tuple) and (known := self.placed.get(uid)) is not None and known.grant.node == name:
             self._place(
                 replace(known, doubt=claim[0].sentence())
@@ -445,6 +447,12 @@ class Cluster:
     def nodes(self) -> Iterable[Node]:
         """All that can take Pods, by name."""
         return sorted((node for node in self.board.nodes if node is not None), key=lambda node: node.name)
+
+
+def _asks_for_place(pod: PodObject) -> bool:
+    """Whether the kubelet calls us for a container of it: the webhook sees to that for Pods of KAI's."""
+    containers = (*(pod.spec.containers or ()), *(pod.spec.init_containers or ()))
+    return any(native.PLACE in ((container.resources and container.resources.limits) or {}) for container in containers)
 
 
 def _renumbered(grant: Grant, today: dict[str, int]) -> Grant:
