@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.dialects import MemoryUnit, Rules
+from aliquot.dialects import MemoryUnit, Rules, kai, native
+from aliquot.dialects.rules import EVERY
 from aliquot.model.device import Card
 from aliquot.model.refusal import Invalid, Reason
 from aliquot.services.scheduler.cluster import Cluster, Placed
@@ -22,6 +23,7 @@ from kit.watchobjects import (
     as_pod,
     assumed,
     bound,
+    bound_json,
     claim_of,
     free,
     inventory_json,
@@ -73,6 +75,29 @@ def test_pod_of_an_unserved_dialect_without_a_grant_holds_no_card() -> None:
     before = free(cluster)
     cluster.set_pod(live_pod(limits={MEM: "4"}, on="n1"))
     assert (free(cluster), cluster.placed) == (before, {})
+
+
+def test_forged_grant_of_a_pod_that_asks_for_no_place_books_nothing() -> None:
+    """KAI's annotations name no resource: without ours a Pod has no card, whatever its annotations say."""
+    everything = Rules(served=frozenset(EVERY))
+    cluster = Cluster("binpack", everything)
+    cluster.set_node(live_node(labels=ALL | {kai.LABEL: "true"}))
+    before = free(cluster)
+    asked = pod_json("p", {native.PLACE: "1"}, annotations={kai.MEMORY: "4096"})
+    claim = claim_of(cluster, as_pod(asked))
+    grant = cluster.assume(claim, "n1")
+    assert isinstance(grant, Placed)
+    node = cluster.board.node("n1")
+    assert node is not None
+    real = bound_json(asked, claim, grant.grant, node, everything)
+    cluster.unassume("uid-p")
+    cluster.set_pod(as_pod(real))
+    assert free(cluster) < before
+    forged = pod_json("q", {}, on="n1", annotations=real["metadata"]["annotations"])
+    alone = Cluster("binpack", Rules(served=frozenset({"qgpu", "gpushare"})))
+    alone.set_node(live_node(labels=ALL))
+    alone.set_pod(as_pod(forged))
+    assert (free(alone), alone.placed) == (before, {})
 
 
 # --- Pods ------------------------------------------------------------------------------------------------------------
