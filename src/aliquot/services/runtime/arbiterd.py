@@ -78,6 +78,7 @@ class Arbiterd:
         self._whose, self._claims_of = whose, claims_of
         self._tenancies: dict[str, Tenancy] = {}
         self._former: dict[str, tuple[float, Tenant]] = {}  # when they were removed
+        self._bills = False  # whether stretches are taken
         self._sweeps = 0
         self._lock = threading.RLock()  # guards the tenancies and everything they hold
         self._registrar = Registrar(self._lock, self._loops, simulated=simulated, refusal=self._refusal)
@@ -110,8 +111,8 @@ class Arbiterd:
         for loop in self._loops.values():
             loop.stop()
         with self._lock:
-            for key, tenancy in self._tenancies.items():
-                self._former[key] = (time.monotonic(), tenancy.tenant)
+            for tenancy in self._tenancies.values():
+                self._remember(tenancy.tenant)
                 self._registrar.remove(tenancy)
                 tenancy.page.close()
             self._tenancies.clear()
@@ -145,7 +146,7 @@ class Arbiterd:
             tenancy = self._tenancies.pop(tenant_id, None)
             if tenancy is None:
                 return
-            self._former[tenant_id] = (time.monotonic(), tenancy.tenant)
+            self._remember(tenancy.tenant)
             self._drop(tenancy)
         remove_folder(tenancy.directory)
 
@@ -207,7 +208,9 @@ class Arbiterd:
         return {uuid: loop.records() for uuid, loop in self._loops.items()}
 
     def take_stretches(self) -> tuple[dict[str, Stretch], dict[str, Tenant]]:
-        """Who had each card since the last call, by card; and all tenants that are named there, by id."""
+        """Who had each card since the last call, by card; and all tenants that are named there, by id. Before the first
+        call nothing is measured, so that nothing is kept where no bill is written."""
+        self._bills = True
         stretches = {
             uuid: stretch for uuid, loop in self._loops.items() if (stretch := loop.take_stretch()) is not None
         }
@@ -216,6 +219,11 @@ class Arbiterd:
             self._former = {key: former for key, former in self._former.items() if former[0] > limit}
             former = {key: tenant for key, (_, tenant) in self._former.items()}
             return stretches, former | {key: tenancy.tenant for key, tenancy in self._tenancies.items()}
+
+    def _remember(self, tenant: Tenant) -> None:
+        """Its last time is still to be taken."""
+        if self._bills:
+            self._former[tenant.id] = (time.monotonic(), tenant)
 
     def findings(self) -> list[Finding]:
         """What is wrong on the cards."""

@@ -57,6 +57,7 @@ class Billing:
             {key: seen for key, (_, seen) in known.items()},
         )
         self._payers: dict[str, Payer] = {}
+        arbiter.take_stretches()  # from now on it measures
         self._compacted = float("-inf")
         self._trouble = ""
 

@@ -69,7 +69,7 @@ class CardLoop:
         self._contexts: dict[str, Context] = {}
         self._totals: dict[str, TenantTotals] = {}
         self._shares = Shares()
-        self._bill, self._bill_lock = CardBill(), threading.Lock()
+        self._bill, self._bill_lock, self._bills = CardBill(), threading.Lock(), False
         self._read_at = 0.0
         self._last_beat = 0.0
         self._last_check = 0.0
@@ -137,6 +137,7 @@ class CardLoop:
     def take_stretch(self) -> Stretch | None:
         """Who had the card since the last call."""
         with self._bill_lock:
+            self._bills = True
             return self._bill.take()
 
     # --- the thread --------------------------------------------------------------------------------------------
@@ -226,8 +227,9 @@ class CardLoop:
         parts = divide(busy, *self.arbiter.weights())
         if self._read_at:
             lost = self._count_paused(busy, parts, elapsed)
-            with self._bill_lock:
-                self._bill.add(self._read_at, now, self._spending(busy, parts, lost))
+            if self._bills:  # else nothing would ever be taken
+                with self._bill_lock:
+                    self._bill.add(self._read_at, now, self._spending(busy, parts, lost))
         self._shares.add(self._read_at, now, parts)
         self._trace.add((self._read_at, now, parts, self.arbiter.held))
         self._read_at = now
