@@ -278,7 +278,7 @@ class CardArbiter:
             return {context.name for context in front}
         if policy is Isolation.FIXED_SHARE:
             turn = self._front.step(working, now)
-        else:  # what nobody booked, or whoever is idle leaves, goes to the others
+        else:  # what is not booked, and what idle tenants leave, goes to the others
             total = sum(working.values())
             turn = self._gated.step({tenant: quota / total for tenant, quota in working.items()}, now)
         return {context.name for context in front if context.tenant == turn or not context.active}

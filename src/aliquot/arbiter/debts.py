@@ -1,6 +1,6 @@
 """What newcomers had before they could be paused, and how their tenants pay for it. fixed-share only.
 
-A context that is being made must not be paused (roster.SETTLING), so it runs beside whoever has the card. What it had
+A context that is being made must not be paused (roster.SETTLING), so it runs beside the others. What it had
 then is its tenant's debt. A debt is paid by waiting, at the rate of the quota, whether the tenant has work or not: the
 mean is the quota. The account is the tenant's, so that a program which starts again and again does not get that time
 each time: a new context of a tenant in debt waits at the gate, which is safe at any time, until the debt is paid.

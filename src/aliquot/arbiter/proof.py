@@ -3,8 +3,9 @@
 A driver may answer OK to every control and change nothing. So one context, the *sensor*, is watched while the others
 are treated differently: all alike, the sensor favoured by slices, the others paused, and the others held at the gate,
 which is our own and always works. The gate is the comparison: where the sensor gets more done while the others are at
-the gate, it was really short of the card, and slices and pauses must show the same. Where it does not (it is idle,
-launch-bound, or runs ahead of the card), nothing is concluded.
+the gate, it was really short of the card, and slices and pauses must show the same. Where it does not (it is
+idle, or runs ahead of the card), nothing is concluded. A sensor whose queue runs dry can still deceive: slices do not
+help it and the gate does. That is why trials run only where the owner of the card asks for them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ class ControlReason(StrEnum):
 
     NOT_TRIED = "not_tried"  # the card was not idle yet, nor did two tenants compete on it
     INCONCLUSIVE = "inconclusive"  # a trial ran, and its figures say neither
-    TRIAL_FAILED = "trial_failed"  # our own test programs did not run
     FORCED = "forced"  # somebody chose the gate
     REFUSED = "refused"  # the driver refuses control
     SLICES_INERT = "slices_inert"  # the driver obeys, and time slices have no effect
@@ -34,13 +33,6 @@ class CardControl:
     level: ControlLevel = ControlLevel.UNPROVEN
     reason: ControlReason | None = ControlReason.NOT_TRIED
 
-    @property
-    def is_verdict(self) -> bool:
-        """Whether it was found out by a trial, and holds until the driver or the machine restarts."""
-        return self.level is ControlLevel.PROVEN or self.reason in _FOUND
-
-
-_FOUND = (ControlReason.SLICES_INERT, ControlReason.PAUSE_INERT, ControlReason.BOTH_INERT)
 
 PROVEN = CardControl(ControlLevel.PROVEN, None)
 FORCED = CardControl(ControlLevel.GATE, ControlReason.FORCED)

@@ -12,7 +12,6 @@ _LEVELS = {
 _REASONS = {
     ControlReason.NOT_TRIED: "no two tenants have competed for it yet",
     ControlReason.INCONCLUSIVE: "a trial ran, and its figures say neither",
-    ControlReason.TRIAL_FAILED: "the test programs did not run",
     ControlReason.FORCED: "as configured",
     ControlReason.REFUSED: "the driver refuses control",
     ControlReason.SLICES_INERT: "time slices have no effect on this card",
