@@ -104,8 +104,9 @@ def test_doctor_without_kubelet_checks_the_cluster_only(api: FakeCluster, tmp_pa
     assert "agent " not in result.stdout
 
 
-def test_doctor_with_node_reports_a_missing_kubelet(api: FakeCluster, tmp_path: Path) -> None:
-    missing = tmp_path / "none"
+@pytest.mark.parametrize("folder", ["none", "none" * 30], ids=["short", "too long for a socket"])
+def test_doctor_with_node_reports_a_missing_kubelet(api: FakeCluster, tmp_path: Path, folder: str) -> None:
+    missing = tmp_path / folder
     result = invoked(doctor, "--node", f"--kubelet-dir={missing}", f"--run-dir={missing}", "--nodename=n1")
     assert "kubelet.sock is not there" in result.stdout
     assert "no agent runs" in result.stdout

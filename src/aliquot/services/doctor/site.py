@@ -199,6 +199,8 @@ def _listens(path: Path) -> str | None:
         except ConnectionRefusedError:
             return f"nobody listens on {path}"
         except OSError as error:
+            if error.errno is None and not path.exists():  # the path is also too long for a socket
+                return f"{path} is not there"
             return f"{path}: {error.strerror or error}"
     return None
 
