@@ -35,7 +35,9 @@ struct alq_card {
     char     uuid[48];      /* "GPU-xxxxxxxx-xxxx-...", NUL-terminated */
     uint64_t memory_limit;  /* bytes, ALQ_UNLIMITED: the whole card */
     uint64_t heartbeat_ns;  /* CLOCK_MONOTONIC of the daemon's latest round on this card */
-    uint8_t  pad[64];
+    uint32_t parkable;      /* 1: its memory may leave the card (movable.c) */
+    uint32_t room_ms;       /* how long an allocation waits for room that others have; 0: not at all */
+    uint8_t  pad[56];
 };
 
 /* One process on one card: a cache line. Each field has one writer, named here. */
@@ -67,6 +69,23 @@ struct alq_slot {
     struct alq_use use[ALQ_CARDS];
 };
 
+/* The memory of one process on one card, when it may leave. A cache line of its own. */
+enum { ALQ_STAY = 0, ALQ_LEAVE = 1, ALQ_RETURN = 2 };
+enum { ALQ_RESIDENT = 0, ALQ_LEAVING = 1, ALQ_PARKED = 2, ALQ_RETURNING = 3, ALQ_LOST = 4 };
+enum { ALQ_WHY_NOTHING = 0, ALQ_WHY_BUSY = 1, ALQ_WHY_CAPTURE = 2, ALQ_WHY_POOL = 3, ALQ_WHY_ROOM = 4, ALQ_WHY_ERROR = 5,
+       ALQ_WHY_MOVER = 6 /* there is none, or it went away */, ALQ_WHY_UNKNOWN = 7 /* the mover does not have it */ };
+struct alq_move {
+    uint32_t order;         /* daemon: ALQ_STAY, ALQ_LEAVE or ALQ_RETURN; a futex word */
+    uint32_t state;         /* process: ALQ_RESIDENT and so on; a futex word */
+    uint32_t wanted;        /* process: calls that wait for its return */
+    uint32_t why;           /* process: why the last order was not obeyed; the daemon sets 0 to have it tried again */
+    uint64_t movable;       /* process: bytes that can leave */
+    uint64_t parked;        /* process: bytes that are away */
+    uint64_t moves;         /* process: how often it left */
+    uint64_t out_ns, in_ns; /* process: what the last move of each kind took */
+    uint64_t room;          /* process: bytes of an allocation that waits for room on the card */
+};
+
 struct alq_page {
     uint32_t magic, version;
     uint32_t cards;         /* how many of card[] are set */
@@ -74,9 +93,11 @@ struct alq_page {
     uint8_t  pad[48];
     struct alq_card card[ALQ_CARDS];
     struct alq_slot slot[ALQ_SLOTS];
+    struct alq_move move[ALQ_SLOTS][ALQ_CARDS];
 };
 
 _Static_assert(sizeof(struct alq_card) == 128 && sizeof(struct alq_use) == 64, "card, use");
+_Static_assert(sizeof(struct alq_move) == 64, "move");
 _Static_assert(sizeof(struct alq_slot) == 64 + 64 * ALQ_CARDS, "slot");
 _Static_assert(offsetof(struct alq_page, card) == 64, "page");
 
@@ -87,6 +108,16 @@ enum {
     ALQ_DONE = 3,           /* the groups since the hello or the last done are all there are now; struct alq_done */
     ALQ_WAKE = 4,           /* work was handed to a card whose `wake` was armed; struct alq_wake */
 };
+/* ---- messages between a shim and the mover, on a connection of its own that the daemon hands over ----
+ * Each ALQ_OUT and ALQ_IN is answered by one ALQ_MOVED, in order. */
+enum {
+    ALQ_MOVER = 16,         /* first on the connection, to the daemon; answered by ALQ_MOVED; struct alq_mover_hello */
+    ALQ_OUT = 17,           /* keep copies of these pieces; their files as SCM_RIGHTS; struct alq_mover_pieces */
+    ALQ_IN = 18,            /* fill these pieces with what was kept, and forget it; struct alq_mover_pieces */
+    ALQ_MOVED = 19,         /* to the shim: all of them are copied, or none and why; struct alq_mover_answer */
+};
+#define ALQ_MOVER_PIECES 64
+
 struct alq_head  { uint32_t magic; uint16_t version, type; };
 struct alq_hello { struct alq_head head; uint32_t pid, slot; };
 struct alq_group {
@@ -98,5 +129,13 @@ struct alq_group {
 };
 struct alq_done  { struct alq_head head; uint32_t groups; };
 struct alq_wake  { struct alq_head head; uint32_t card; };  /* index into the page's card[] */
+struct alq_mover_hello { struct alq_head head; uint32_t pid, slot, serial, card; };
+struct alq_mover_piece { uint32_t id, pad; uint64_t size; };
+struct alq_mover_pieces {
+    struct alq_head head;
+    uint32_t count, pad;
+    struct alq_mover_piece piece[ALQ_MOVER_PIECES];
+};
+struct alq_mover_answer { struct alq_head head; uint32_t why, pad; };
 
 #endif

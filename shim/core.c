@@ -89,6 +89,10 @@ static void forget_all(void)
     alq_exports_forget();
     alq_observe_forget();
     alq_link_forget();
+    alq_movable_forget();
+    alq_handles_forget();
+    alq_mover_forget();
+    alq_parking_forget();
 }
 
 /* pthread_atfork is a stub in each library on glibc and a function on musl: take whichever the process has. */

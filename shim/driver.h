@@ -10,8 +10,10 @@
 
 enum {
     CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_UNKNOWN = 999,
     CUDA_ERROR_NOT_FOUND = 500,         /* what a wrapper answers when the driver has no such function */
 };
 

@@ -340,12 +340,14 @@ int alq_cuGraphLaunch(fn_cuGraphLaunch *real, int ptsz, CUgraphExec exec, CUstre
     int card;
     uint64_t more = 0;
     struct alq_use *use = alq_work(true, ptsz, stream);
-    int result = reserve_for(exec, stream, ptsz, &card, &more);
+    int entered = alq_enter();
+    int result = entered == ALQ_GONE ? CUDA_ERROR_UNKNOWN : reserve_for(exec, stream, ptsz, &card, &more);
     if (result == CUDA_SUCCESS) {
         result = real(exec, stream);
         launched(card, more);
     }
     alq_handed_over(use);
+    alq_leave(entered);
     return result;
 }
 
@@ -354,11 +356,13 @@ int alq_cuGraphUpload(fn_cuGraphUpload *real, int ptsz, CUgraphExec exec, CUstre
     int card;
     uint64_t more = 0;
     alq_work(false, ptsz, stream);
-    int refused = reserve_for(exec, stream, ptsz, &card, &more);
-    if (refused)
-        return refused;
-    int result = real(exec, stream);
-    launched(card, more);
+    int entered = alq_enter();
+    int result = entered == ALQ_GONE ? CUDA_ERROR_UNKNOWN : reserve_for(exec, stream, ptsz, &card, &more);
+    if (result == CUDA_SUCCESS) {
+        result = real(exec, stream);
+        launched(card, more);
+    }
+    alq_leave(entered);
     return result;
 }
 

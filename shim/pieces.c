@@ -34,7 +34,14 @@ int alq_cuMemCreate(fn_cuMemCreate *real, int ptsz, CUmemHandle *h, size_t n, co
         return real(h, n, prop, flags);     /* on the host, or an argument that the driver will refuse */
     if (card < 0 || !alq_make_room(card, n, n, NULL, 0, true))
         return alq_refuse(card);
-    int result = real(h, n, prop, flags);
+    uint64_t began = 0;
+    int result;
+    do {
+        int entered = alq_enter();
+        result = alq_handle_create(real, h, n, prop, flags, card);
+        alq_leave(entered);
+    } while (result == CUDA_ERROR_OUT_OF_MEMORY && alq_wait_for_room(card, n, &began));
+    alq_room_done(card, began);
     if (result != CUDA_SUCCESS)
         alq_charge(card, -(int64_t)n);
     else if (h)
@@ -47,7 +54,8 @@ int alq_cuMemRelease(fn_cuMemRelease *real, int ptsz, CUmemHandle h)
     (void)ptsz;
     struct alq_entry piece;
     bool ended = step(h, -1, 0, &piece);
-    int result = real(h);
+    int entered = alq_enter(), result = alq_handle_release(real, h);
+    alq_leave(entered);
     if (ended && result == CUDA_SUCCESS) {
         alq_ended(&piece);
     } else if (ended) {
@@ -114,7 +122,7 @@ int alq_cuMemExportToShareableHandle(fn_cuMemExportToShareableHandle *real, int 
                                      unsigned long long flags)
 {
     (void)ptsz;
-    int result = real(out, h, type, flags);
+    int result = real(out, alq_handle_real(h, true), type, flags);
     if (result == CUDA_SUCCESS && type == HANDLE_FD && out)
         exported(ALQ_PIECE, h, *(int *)out);
     return result;
@@ -170,7 +178,9 @@ int alq_cuMemMap(fn_cuMemMap *real, int ptsz, CUdeviceptr p, size_t n, size_t at
     int result = pay_for(h, size, &more, &piece);
     if (result)
         return result;
-    result = real(p, n, at, h, flags);
+    int entered = alq_enter();
+    result = alq_handle_map(real, p, n, at, h, flags);
+    alq_leave(entered);
     if (result == CUDA_SUCCESS)
         alq_change(ALQ_PIECE, h, grow, &size);
     else if (more)
@@ -200,7 +210,8 @@ int alq_cuMemUnmap(fn_cuMemUnmap *real, int ptsz, CUdeviceptr p, size_t n)
     size_t at = 0;
     /* the common case: one mapping, no search. It goes before the real call: after it another thread may map there */
     bool one = alq_find(ALQ_MAPPING, p, &mapping) && mapping.size == n && alq_take(ALQ_MAPPING, p, &mapping);
-    int result = real(p, n);
+    int entered = alq_enter(), result = alq_handle_unmap(real, p, n);
+    alq_leave(entered);
     if (one && result == CUDA_SUCCESS)
         end_mapping(&mapping);
     else if (one)

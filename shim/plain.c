@@ -51,7 +51,23 @@ int alq_cuMemAlloc_v2(fn_cuMemAlloc_v2 *real, int ptsz, CUdeviceptr *p, size_t n
     int card;
     uint64_t bytes;
     int refused = reserve_here(n, &card, &bytes);
-    return refused ? refused : keep(real(p, n), ALQ_MEMORY, p, card, bytes);
+    if (refused || card < 0)
+        return refused ? refused : real(p, n);
+    CUdevice device = 0;
+    bool movable = alq_page()->card[card].parkable && alq_card_of_context(&device) >= 0;
+    uint64_t began = 0;
+    int result;
+    do {
+        int entered = alq_enter();
+        result = movable ? alq_movable_alloc(p, n, card, device) : real(p, n);
+        alq_leave(entered);
+    } while (result == CUDA_ERROR_OUT_OF_MEMORY && alq_wait_for_room(card, bytes, &began));
+    alq_room_done(card, began);
+    if (!movable)
+        return keep(result, ALQ_MEMORY, p, card, bytes);
+    if (result)
+        alq_charge(card, -(int64_t)bytes);
+    return result;
 }
 
 int alq_cuMemAlloc(fn_cuMemAlloc *real, int ptsz, uint32_t *p, unsigned n)
@@ -131,6 +147,12 @@ int alq_cuMemFree_v2(fn_cuMemFree_v2 *real, int ptsz, CUdeviceptr p)
     bool known = alq_take(ALQ_MEMORY, p, &entry) || alq_take(ALQ_OPENED, p, &entry);
     if (known)
         return give_back(real(p), &entry, known);
+    if (alq_take(ALQ_MOVABLE, p, &entry)) {
+        int entered = alq_enter();
+        alq_movable_free(&entry);
+        alq_leave(entered);
+        return give_back(CUDA_SUCCESS, &(struct alq_entry){ .card = entry.card, .size = alq_rounded(entry.size) }, true);
+    }
     bool pooled = alq_take(ALQ_POOLED, p, &entry);      /* a pool's pointer may be freed this way as well */
     int result = real(p);
     if (pooled && result != CUDA_SUCCESS)

@@ -122,7 +122,7 @@ enum alq_kind { ALQ_MEMORY = 1, ALQ_POOLED, ALQ_ARRAY, ALQ_PIECE, ALQ_MAPPING, A
                 ALQ_OPENED,     /* memory of another process */
                 ALQ_HELD,       /* ended here, but a file holds it */
                 ALQ_POOL_IN,    /* a pool of another process */
-                ALQ_EXTERNAL, ALQ_HEAP };
+                ALQ_EXTERNAL, ALQ_HEAP, ALQ_MOVABLE };
 struct alq_entry {
     uint64_t key, size;
     uint64_t owner;         /* MEMORY, ARRAY, OPENED, HEAP: context; POOLED: pool; MAPPING, TILE: the piece; IN_GRAPH: the
@@ -221,6 +221,35 @@ static inline void alq_handed_over(struct alq_use *use)
         alq_waited(use);
 }
 
+/* ---- movable.c, parking.c ---- */
+int alq_movable_alloc(CUdeviceptr *p, uint64_t bytes, int card, CUdevice device);
+void alq_movable_free(const struct alq_entry *entry);
+int alq_handle_create(fn_cuMemCreate *real, CUmemHandle *h, size_t n, const CUmemAllocationProp *prop,
+                      unsigned long long flags, int card);
+int alq_handle_release(fn_cuMemRelease *real, CUmemHandle h);
+int alq_handle_map(fn_cuMemMap *real, CUdeviceptr p, size_t n, size_t at, CUmemHandle h, unsigned long long flags);
+int alq_handle_unmap(fn_cuMemUnmap *real, CUdeviceptr p, size_t n);
+CUmemHandle alq_handle_real(CUmemHandle h, bool known_to_others);
+/* After the driver said that the card is full, though the quota is not: true to try again, a moment later. `began` is 0 at
+ * first. The daemon is asked to make room; alq_room_done() ends it, whatever came of it. */
+bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began);
+void alq_room_done(int card, uint64_t began);
+extern int alq_parks, alq_captures;
+int alq_enter_slow(void);
+void alq_exit(int card);
+/* Before a call that may touch memory of the card, and after it (with what it answered): waits while the memory is away.
+ * ALQ_GONE: it is lost, and the call must fail: what it would read is not there. */
+#define ALQ_GONE (-2)
+static inline int alq_enter(void)
+{
+    return ALQ_RARE(__atomic_load_n(&alq_parks, __ATOMIC_RELAXED)) ? alq_enter_slow() : -1;
+}
+static inline void alq_leave(int entered)
+{
+    if (ALQ_RARE(entered >= 0))
+        alq_exit(entered);
+}
+
 /* ---- observe.c ---- */
 bool alq_group_at(size_t *at, struct alq_group *out, int *fd);  /* the next group with channels, *at 0 at first; false: no more */
 int alq_rm_control(int fd, uint32_t client, uint32_t object, uint32_t command, void *params, uint32_t size);
@@ -245,6 +274,10 @@ void alq_graphs_forget(void);
 void alq_exports_forget(void);
 void alq_observe_forget(void);
 void alq_link_forget(void);
+void alq_movable_forget(void);
+void alq_handles_forget(void);
+void alq_mover_forget(void);
+void alq_parking_forget(void);
 
 uint64_t alq_now(void);         /* CLOCK_MONOTONIC, ns */
 bool alq_stale(int card);       /* the daemon has not been heard of on this card for ALQ_STALE_NS */

@@ -6,8 +6,10 @@
     int symbol params \
     { \
         struct alq_use *use = alq_work(true, ptsz, stream_); \
-        int result = ALQ_REAL_AS(name, symbol) args; \
+        int entered = alq_enter(); \
+        int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
         alq_handed_over(use); \
+        alq_leave(entered); \
         return result; \
     }
 
@@ -16,7 +18,10 @@
     int symbol params \
     { \
         alq_work(false, ptsz, NULL); \
-        return ALQ_REAL_AS(name, symbol) args; \
+        int entered = alq_enter(); \
+        int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
+        alq_leave(entered); \
+        return result; \
     }
 
 /* A wait is shown on the page while it lasts, so that the daemon does not take this process for idle. */
@@ -34,7 +39,11 @@
     int symbol params \
     { \
         alq_work(false, ptsz, NULL); \
+        int entered = alq_enter(); \
+        if (ALQ_RARE(entered == ALQ_GONE)) \
+            return CUDA_ERROR_UNKNOWN; \
         WAITING(name, symbol, args) \
+        alq_leave(entered); \
         return result; \
     }
 

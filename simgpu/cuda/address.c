@@ -142,6 +142,7 @@ static char *contents(CUdeviceptr address, size_t *bytes)
 
 void memory_write(CUdeviceptr to, const void *from, size_t bytes)
 {
+    if (vmm_write(to, from, bytes)) return;
     pthread_mutex_lock(&lock);
     char *kept = contents(to, &bytes);
     if (kept) memmove(kept, from, bytes);
@@ -151,6 +152,7 @@ void memory_write(CUdeviceptr to, const void *from, size_t bytes)
 void memory_read(void *to, CUdeviceptr from, size_t bytes)
 {
     size_t there = bytes;
+    if (vmm_read(to, from, bytes)) return;
     pthread_mutex_lock(&lock);
     char *kept = contents(from, &there);
     if (!kept) there = 0;

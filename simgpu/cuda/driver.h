@@ -197,6 +197,10 @@ void memory_write(CUdeviceptr to, const void *from, size_t bytes);
 void memory_read(void *to, CUdeviceptr from, size_t bytes); /* zeros where there are no contents */
 bool memory_known(CUdeviceptr address, size_t bytes);
 
+/* ---- vmm.c: contents of what is mapped; false: there are none (not all of it is mapped, or it cannot be exported) ---- */
+bool vmm_write(CUdeviceptr to, const void *from, size_t bytes);
+bool vmm_read(void *to, CUdeviceptr from, size_t bytes);
+
 /* ---- copy.c ---- */
 uint64_t copy_ns(uint64_t bytes, bool over_link);     /* how long a copy or a fill takes */
 bool is_host(CUdeviceptr address);                    /* memory of this process */

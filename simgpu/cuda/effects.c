@@ -41,6 +41,7 @@ static void apply_copy(const struct effect *effect, size_t row)
     else if (op->copy.to_host) memory_read((void *)(uintptr_t)to, from, bytes);
     else if (op->copy.from_host) {
         if (effect->staged) memory_write(to, (const char *)effect->staged + row * bytes, bytes);
+        else vmm_write(to, (const void *)(uintptr_t)from, bytes);
     } else
         for (size_t done = 0, part; done < bytes; done += part) {
             char buffer[4096];
@@ -50,10 +51,26 @@ static void apply_copy(const struct effect *effect, size_t row)
         }
 }
 
+/* What is mapped may be large: fill it in pieces. */
+static void fill_mapped(const struct op *op)
+{
+    char pattern[16384];
+    for (size_t i = 0; i < sizeof pattern; i += op->fill.width) memcpy(pattern + i, &op->fill.value, op->fill.width);
+    for (size_t row = 0; row < op->fill.rows; row++)
+        for (size_t done = 0, part, all = op->fill.count * op->fill.width; done < all; done += part) {
+            part = all - done < sizeof pattern ? all - done : sizeof pattern;
+            vmm_write(op->fill.to + row * op->fill.pitch + done, pattern, part);
+        }
+}
+
 static void apply_fill(const struct op *op)
 {
     struct range to;
-    if (!range_find(op->fill.to, &to) || !to.bytes) return;
+    if (!range_find(op->fill.to, &to) || (!to.bytes && to.kind != RANGE_RESERVED)) return;
+    if (to.kind == RANGE_RESERVED) {
+        fill_mapped(op);
+        return;
+    }
     for (size_t row = 0; row < op->fill.rows; row++)
         for (size_t i = 0; i < op->fill.count; i++)
             memory_write(op->fill.to + row * op->fill.pitch + i * op->fill.width, &op->fill.value, op->fill.width);

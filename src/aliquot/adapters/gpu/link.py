@@ -1,6 +1,6 @@
 """Messages from a tenant's shim, as shim/abi.h defines them (tests/shim/test_abi.py compares).
 
-The sender may be hostile: a packet is one of the four messages, well-formed, or an error that ends the connection.
+The sender may be hostile: a packet is one of the five messages, well-formed, or an error that ends the connection.
 Files that come with a packet are closed unless its message is accepted.
 """
 
@@ -17,11 +17,12 @@ from aliquot.adapters.gpu.page import CARDS, MAGIC, SLOTS, VERSION
 from aliquot.adapters.host import peers
 from aliquot.adapters.host.processes import number_of
 
-HELLO, GROUP, DONE, WAKE = 1, 2, 3, 4
+HELLO, GROUP, DONE, WAKE, MOVER = 1, 2, 3, 4, 16
 CHANNELS = 128
 
 _HEAD = struct.Struct("<I2H")
 _HELLO = struct.Struct("<2I")
+_MOVER = struct.Struct("<4I")
 _GROUP = struct.Struct("<8I")
 _WORD = struct.Struct("<I")
 _LONGEST = _HEAD.size + _GROUP.size + 4 * CHANNELS
@@ -69,13 +70,23 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
+class MoverHello:
+    """First on a second connection of a process: for the mover."""
+
+    pid: int
+    slot: int
+    serial: int
+    card: int
+
+
+@dataclass(frozen=True, slots=True)
 class Later:
     """A kind that a newer shim of this version sends: ignored. The agent may be older than a container's shim."""
 
     kind: int
 
 
-Message = Hello | GroupSeen | Done | Wake | Later
+Message = Hello | GroupSeen | Done | Wake | MoverHello | Later
 
 
 def receive(connection: socket.socket) -> Message | None:
@@ -108,7 +119,7 @@ def parse(data: bytes, files: list[int]) -> Message:
         raise LinkError(
             f"version {version} of the shim, this daemon speaks {VERSION}: restart the process with the new shim"
         )
-    if kind > WAKE:
+    if kind > WAKE and kind != MOVER:
         return Later(kind)
     body = data[_HEAD.size :]  # a newer shim of this version may append fields
     if kind == GROUP:
@@ -127,6 +138,11 @@ def parse(data: bytes, files: list[int]) -> Message:
         if card >= CARDS:
             raise LinkError(f"card {card} of {CARDS}")
         return Wake(card)
+    if kind == MOVER and len(body) >= _MOVER.size:
+        hello = MoverHello(*_MOVER.unpack_from(body))
+        if hello.slot >= SLOTS or hello.card >= CARDS:
+            raise LinkError(f"slot {hello.slot}, card {hello.card}")
+        return hello
     raise LinkError(f"kind {kind} with {len(body)} bytes")
 
 

@@ -19,6 +19,7 @@ import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 from aliquot.model.tenant import Allotment
@@ -35,13 +36,17 @@ _USE_SIZE = 64
 _SLOT_AT = _CARD_AT + CARDS * _CARD_SIZE
 _SLOT_SIZE = 64 + CARDS * _USE_SIZE
 _USE = struct.Struct("<3Q6I2Q")
-SIZE = _SLOT_AT + SLOTS * _SLOT_SIZE
+_MOVE_AT = _SLOT_AT + SLOTS * _SLOT_SIZE
+_MOVE_SIZE = 64
+_MOVE = struct.Struct("<4I6Q")
+SIZE = _MOVE_AT + SLOTS * CARDS * _MOVE_SIZE
 
 _FLOCK = struct.Struct("@2h2qi4x")  # struct flock
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 MOST = 2**63 - 1  # no sum is reported as more: readers have 64 bits, and a tenant can claim anything
 # offsets inside a card and inside a use
-LIMIT, HEARTBEAT = 48, 56
+LIMIT, HEARTBEAT, PARKABLE, ROOM_MS = 48, 56, 64, 68
+ORDER, WHY = 0, 12  # inside a move
 MEMORY, OVERHEAD, LAUNCHES, WAITING, GATE, PAUSED, WAKE, REFUSED, RESCUED, BUSY, BUSY_SINCE = (
     0, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56,
 )  # fmt: skip
@@ -71,6 +76,53 @@ class Use:
     rescued: int
     busy_ns: int
     busy_since_ns: int
+
+
+class Order(IntEnum):
+    """What a process shall do with its memory on a card."""
+
+    STAY = 0
+    LEAVE = 1
+    RETURN = 2
+
+
+class State(IntEnum):
+    """Where that memory is."""
+
+    RESIDENT = 0
+    LEAVING = 1
+    PARKED = 2
+    RETURNING = 3
+    LOST = 4
+
+
+class Why(IntEnum):
+    """Why an order was not obeyed, or something was not moved."""
+
+    NOTHING = 0
+    BUSY = 1  # a call did not come back in time
+    CAPTURE = 2  # a CUDA graph is being captured
+    POOL = 3  # the host's pool is full
+    ROOM = 4  # the card is full
+    ERROR = 5  # the driver failed
+    MOVER = 6  # there is no mover, or it went away
+    UNKNOWN = 7  # the mover does not have it: it is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What the page says of the memory of one process on one card: is it there?"""
+
+    order: int
+    state: int
+    wanted: int
+    why: int
+    movable: int
+    parked: int
+    moves: int
+    out_ns: int
+    in_ns: int
+    room: int
 
 
 class Page:
@@ -137,9 +189,32 @@ class Page:
         if not closed and not self._map.closed:  # its tenant may be gone already
             _wake_waiters(self._map, self._at(slot, card) + GATE)
 
+    def set_parkable(self, card: int, parkable: bool) -> None:
+        """Whether memory that its processes allocate from now on can leave the card."""
+        self._write(_CARD_AT + card * _CARD_SIZE + PARKABLE, _U32.pack(parkable))
+
+    def set_room_wait(self, card: int, seconds: float) -> None:
+        """How long an allocation waits for room that others have."""
+        self._write(_CARD_AT + card * _CARD_SIZE + ROOM_MS, _U32.pack(round(seconds * 1000)))
+
+    def move(self, slot: int, card: int) -> Move:
+        """The memory of a process on a card."""
+        return Move(*_MOVE.unpack(self._read(self._move_at(slot, card), _MOVE.size)))
+
+    def order(self, slot: int, card: int, order: int) -> None:
+        """Have its memory stay, leave or return."""
+        at = self._move_at(slot, card)
+        self._write(at + WHY, _U32.pack(0))
+        self._write(at + ORDER, _U32.pack(order))
+        _wake_waiters(self._map, at + ORDER)
+
     def set_overhead(self, slot: int, card: int, value: int) -> None:
         """What the driver uses for the process in addition to its allocations."""
         self._write(self._at(slot, card) + OVERHEAD, _U64.pack(value))
+
+    def serial(self, slot: int) -> int:
+        """Counts the owners that the slot has had."""
+        return int(_U32.unpack(self._read(_SLOT_AT + slot * _SLOT_SIZE + 4, _U32.size))[0])
 
     def pid(self, slot: int) -> int:
         """The pid in the process's own namespace; 0: the slot was never used."""
@@ -177,6 +252,7 @@ class Page:
                 living.append(slot)
                 continue
             self._write(self._at(slot, 0), bytes(CARDS * _USE_SIZE))
+            self._write(self._move_at(slot, 0), bytes(CARDS * _MOVE_SIZE))
             self._write(_SLOT_AT + slot * _SLOT_SIZE, bytes(_U32.size))
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
         return living
@@ -211,6 +287,10 @@ class Page:
             self.trouble = error
         finally:
             here = None  # it keeps the page mapped, and the error keeps this frame
+
+    @staticmethod
+    def _move_at(slot: int, card: int) -> int:
+        return _MOVE_AT + (slot * CARDS + card) * _MOVE_SIZE
 
     @staticmethod
     def _at(slot: int, card: int) -> int:

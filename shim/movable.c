@@ -1,0 +1,265 @@
+/* movable.c - memory of a parkable tenant: physical pieces behind addresses that stay, so that they can leave the card.
+ *
+ * What the program asks cuMemAlloc for is reserved as addresses, and backed by pieces of at most 256 MiB (cuMemCreate).
+ * The driver's granularity is 2 MiB, so what is smaller than that comes from chunks of one piece. One lock for all of
+ * it; whoever moves the memory holds it meanwhile (parking.c).
+ */
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/mman.h>
+#include "movable.h"
+
+#define SMALL (1ull << 20)          /* larger ones get whole units, as the driver does it */
+#define GRAIN 512u
+#define GRAINS (ALQ_UNIT / GRAIN)   /* of a chunk */
+
+struct chunk {
+    CUdeviceptr at;
+    uint32_t    piece, spare;       /* its piece; grains that are free */
+    int8_t      card;
+    uint64_t    used[GRAINS / 64];
+};
+
+pthread_mutex_t alq_movable_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct alq_list pieces = { .size = sizeof(struct alq_movable_piece) }, chunks = { .size = sizeof(struct chunk) };
+static uint32_t free_piece = ALQ_NONE, free_chunk = ALQ_NONE;
+
+/* ---- lists that grow without moving: addresses are reserved for more than any card can hold ---- */
+
+void *alq_list_at(const struct alq_list *list, uint32_t i)
+{
+    return list->base + (size_t)i * list->size;
+}
+
+uint32_t alq_list_add(struct alq_list *list)
+{
+    if (!list->base) {
+        void *base = mmap(NULL, (size_t)ALQ_LIST_MOST * list->size, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED)
+            return ALQ_NONE;
+        list->base = base;
+    }
+    return list->count < ALQ_LIST_MOST ? list->count++ : ALQ_NONE;
+}
+
+uint32_t alq_pieces(void) { return pieces.count; }
+struct alq_movable_piece *alq_piece(uint32_t i) { return alq_list_at(&pieces, i); }
+
+/* ---- pieces ---- */
+
+/* Physical memory at the piece's address. The lock is held. */
+int alq_piece_back(struct alq_movable_piece *piece)
+{
+    if (!piece->at)
+        return alq_handle_back(piece);
+    CUmemAllocationProp prop;
+    struct { CUmemLocation location; int flags; } access = { { LOCATION_DEVICE, piece->device }, 3 /* read and write */ };
+    uint8_t whole[64] = { 0 };      /* the driver reads more than the beginning that we know */
+    prop = (CUmemAllocationProp){ .type = 1 /* pinned */, .handle_types = 1 /* a file, for the mover */, .location = { LOCATION_DEVICE, piece->device } };
+    memcpy(whole, &prop, sizeof prop);
+    int result = ALQ_REAL(cuMemCreate)(&piece->handle, piece->size, (void *)whole, 0);
+    if (result)
+        return result;
+    result = ALQ_REAL(cuMemMap)(piece->at, piece->size, 0, piece->handle, 0);
+    if (!result) {
+        result = ALQ_REAL(cuMemSetAccess)(piece->at, piece->size, &access, 1);
+        if (result)
+            ALQ_REAL(cuMemUnmap)(piece->at, piece->size);
+    }
+    if (result)
+        ALQ_REAL(cuMemRelease)(piece->handle);
+    piece->resident = !result;
+    return result;
+}
+
+void alq_piece_unback(struct alq_movable_piece *piece)
+{
+    if (!piece->resident)
+        return;
+    if (!piece->at) {
+        alq_handle_unback(piece);
+        return;
+    }
+    ALQ_REAL(cuMemUnmap)(piece->at, piece->size);
+    ALQ_REAL(cuMemRelease)(piece->handle);
+    piece->resident = false;
+}
+
+uint32_t alq_piece_new(CUdeviceptr at, uint64_t size, int card, CUdevice device)
+{
+    uint32_t i = free_piece;
+    if (i != ALQ_NONE)
+        free_piece = alq_piece(i)->next;
+    else
+        i = alq_list_add(&pieces);
+    if (i != ALQ_NONE)
+        alq_count_movable(card, (int64_t)size);
+    if (i != ALQ_NONE)
+        *alq_piece(i) = (struct alq_movable_piece){ .at = at, .size = size, .card = (int8_t)card, .device = device,
+                                                     .next = ALQ_NONE, .mappings = ALQ_NONE };
+    return i;
+}
+
+void alq_piece_drop(uint32_t i)
+{
+    struct alq_movable_piece *piece = alq_piece(i);
+    alq_piece_unback(piece);
+    alq_count_movable(piece->card, -(int64_t)piece->size);
+    piece->size = 0;
+    piece->next = free_piece;
+    free_piece = i;
+}
+
+static void drop_pieces(uint32_t i)
+{
+    while (i != ALQ_NONE) {
+        uint32_t next = alq_piece(i)->next;
+        alq_piece_drop(i);
+        i = next;
+    }
+}
+
+/* Addresses for `bytes`, a multiple of the unit, with memory behind them. */
+static int make(uint64_t bytes, int card, CUdevice device, CUdeviceptr *at, uint32_t *first)
+{
+    int result = ALQ_REAL(cuMemAddressReserve)(at, bytes, ALQ_UNIT, 0, 0);
+    if (result)
+        return result;
+    *first = ALQ_NONE;
+    for (uint64_t done = 0; done < bytes && !result;) {
+        uint64_t size = bytes - done < ALQ_PIECE_BYTES ? bytes - done : ALQ_PIECE_BYTES;
+        uint32_t i = alq_piece_new(*at + done, size, card, device);
+        result = i == ALQ_NONE ? CUDA_ERROR_OUT_OF_MEMORY : alq_piece_back(alq_piece(i));
+        if (i != ALQ_NONE) {
+            alq_piece(i)->next = *first;
+            *first = i;
+        }
+        done += size;
+    }
+    if (result) {
+        drop_pieces(*first);
+        ALQ_REAL(cuMemAddressFree)(*at, bytes);
+    }
+    return result;
+}
+
+/* ---- small ones ---- */
+
+/* The first run of so many free grains, or GRAINS. */
+static unsigned find_run(const struct chunk *chunk, unsigned wanted)
+{
+    unsigned run = 0;
+    for (unsigned i = 0; i < GRAINS; i++) {
+        if (!(i & 63) && chunk->used[i / 64] == UINT64_MAX) {
+            run = 0;
+            i += 63;
+        } else if (chunk->used[i / 64] >> (i & 63) & 1) {
+            run = 0;
+        } else if (++run == wanted) {
+            return i + 1 - wanted;
+        }
+    }
+    return GRAINS;
+}
+
+static void mark(struct chunk *chunk, unsigned from, unsigned n, bool used)
+{
+    for (unsigned i = from; i < from + n; i++) {
+        uint64_t bit = 1ull << (i & 63);
+        chunk->used[i / 64] = used ? chunk->used[i / 64] | bit : chunk->used[i / 64] & ~bit;
+    }
+    chunk->spare = used ? chunk->spare - n : chunk->spare + n;
+}
+
+static int make_small(uint64_t bytes, int card, CUdevice device, CUdeviceptr *p)
+{
+    unsigned wanted = (unsigned)((bytes + GRAIN - 1) / GRAIN), run = GRAINS;
+    struct chunk *chunk = NULL;
+    for (uint32_t i = 0; i < chunks.count && run == GRAINS; i++) {
+        chunk = alq_list_at(&chunks, i);
+        if (chunk->at && chunk->card == card && chunk->spare >= wanted)
+            run = find_run(chunk, wanted);
+    }
+    if (run == GRAINS) {
+        uint32_t i = free_chunk != ALQ_NONE ? free_chunk : alq_list_add(&chunks);
+        if (i == ALQ_NONE)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        chunk = alq_list_at(&chunks, i);
+        uint32_t next = i == free_chunk ? chunk->piece : free_chunk;
+        *chunk = (struct chunk){ .card = (int8_t)card, .spare = GRAINS };
+        int result = make(ALQ_UNIT, card, device, &chunk->at, &chunk->piece);
+        if (result) {
+            chunk->at = 0;
+            chunk->piece = next;
+            free_chunk = i;
+            return result;
+        }
+        free_chunk = next;
+        run = 0;
+    }
+    mark(chunk, run, wanted, true);
+    *p = chunk->at + (uint64_t)run * GRAIN;
+    return CUDA_SUCCESS;
+}
+
+static void free_small(CUdeviceptr p, uint64_t bytes)
+{
+    for (uint32_t i = 0; i < chunks.count; i++) {
+        struct chunk *chunk = alq_list_at(&chunks, i);
+        if (!chunk->at || p < chunk->at || p >= chunk->at + ALQ_UNIT)
+            continue;
+        mark(chunk, (unsigned)((p - chunk->at) / GRAIN), (unsigned)((bytes + GRAIN - 1) / GRAIN), false);
+        if (chunk->spare == GRAINS) {
+            drop_pieces(chunk->piece);
+            ALQ_REAL(cuMemAddressFree)(chunk->at, ALQ_UNIT);
+            chunk->at = 0;
+            chunk->piece = free_chunk;
+            free_chunk = i;
+        }
+        return;
+    }
+}
+
+/* ---- what plain.c asks for ---- */
+
+int alq_movable_alloc(CUdeviceptr *p, uint64_t bytes, int card, CUdevice device)
+{
+    if (!p || !bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    uint32_t first = ALQ_NONE;
+    uint64_t whole = (bytes + ALQ_UNIT - 1) / ALQ_UNIT * ALQ_UNIT;
+    pthread_mutex_lock(&alq_movable_lock);
+    int result = bytes <= SMALL ? make_small(bytes, card, device, p) : make(whole, card, device, p, &first);
+    pthread_mutex_unlock(&alq_movable_lock);
+    if (!result) {
+        alq_book((struct alq_entry){ .kind = ALQ_MOVABLE, .key = *p, .size = bytes, .now = first,
+                                     .owner = (uintptr_t)alq_context(), .card = (int8_t)card });
+        alq_parking_begin(card);
+    }
+    return result;
+}
+
+/* cuMemFree waits for the work that may use the memory, and programs rely on that: so does this. */
+void alq_movable_free(const struct alq_entry *entry)
+{
+    ALQ_REAL(cuCtxSynchronize)();
+    pthread_mutex_lock(&alq_movable_lock);
+    if (entry->size <= SMALL) {
+        free_small(entry->key, entry->size);
+    } else {
+        drop_pieces((uint32_t)entry->now);
+        ALQ_REAL(cuMemAddressFree)(entry->key, (entry->size + ALQ_UNIT - 1) / ALQ_UNIT * ALQ_UNIT);
+    }
+    pthread_mutex_unlock(&alq_movable_lock);
+}
+
+/* In a forked child nothing of it is there. */
+void alq_movable_forget(void)
+{
+    alq_movable_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    pieces.base = chunks.base = NULL;
+    pieces.count = chunks.count = 0;
+    free_piece = free_chunk = ALQ_NONE;
+}

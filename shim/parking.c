@@ -1,0 +1,346 @@
+/* parking.c - a parkable tenant leaves the card and comes back: when the daemon orders it, and no call is under way.
+ *
+ * Every call that may touch memory of the card enters before and leaves after; while the memory is away, it waits here,
+ * and that is what asks for its return. A thread of ours per card moves the memory, so that no thread of the program is
+ * needed for it. Nothing is released before all of it was copied; a copy that fails leaves everything where it was.
+ */
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "movable.h"
+
+#define ROUND_NS  100000000L
+#define DRAIN_NS  5000000000ull     /* for calls that are under way to come back: a launch may wait in a full queue */
+#define CONTEXTS  16
+
+int alq_parks;                      /* some card's memory may leave: calls enter */
+static int begun[ALQ_CARDS];
+static uint32_t inside[ALQ_CARDS];  /* calls under way; a futex word */
+static CUcontext contexts[ALQ_CARDS][CONTEXTS];
+static bool left_behind[ALQ_CARDS]; /* a part is away, and a part is not; the card's thread alone uses it */
+static int lost[ALQ_CARDS];
+int alq_captures;                   /* streams that capture: the card must not be waited for meanwhile */
+
+static struct alq_move *move_of(int card)
+{
+    struct alq_page *page = alq_page();
+    uint32_t slot = alq_slot_index();
+    return page && slot < ALQ_SLOTS ? &page->move[slot][card] : NULL;
+}
+
+static void futex_wait(uint32_t *word, uint32_t seen, long ns)
+{
+    const struct timespec round = { .tv_nsec = ns };
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &round, NULL, 0);
+}
+
+static void futex_wake(uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+static void set_state(struct alq_move *move, uint32_t state)
+{
+    __atomic_store_n(&move->state, state, __ATOMIC_SEQ_CST);
+    futex_wake(&move->state);
+}
+
+/* ---- calls ---- */
+
+/* Contexts whose work must be done before the memory leaves. */
+static void note_context(int card)
+{
+    static __thread CUcontext last;
+    CUcontext context = alq_context();
+    if (!context || context == last)
+        return;
+    last = context;
+    for (int i = 0; i < CONTEXTS; i++) {
+        CUcontext none = NULL;
+        if (__atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE) == context ||
+            __atomic_compare_exchange_n(&contexts[card][i], &none, context, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) ||
+            none == context)
+            return;
+    }
+}
+
+static void wait_until_resident(struct alq_move *move, int card)
+{
+    __atomic_fetch_add(&move->wanted, 1, __ATOMIC_SEQ_CST);
+    alq_link_wake(card);
+    uint32_t state;
+    while ((state = __atomic_load_n(&move->state, __ATOMIC_SEQ_CST)) != ALQ_RESIDENT && state != ALQ_LOST) {
+        futex_wake(&move->order);   /* the mover: it may come back by itself */
+        futex_wait(&move->state, state, ROUND_NS);
+    }
+    __atomic_fetch_sub(&move->wanted, 1, __ATOMIC_SEQ_CST);
+}
+
+int alq_enter_slow(void)
+{
+    int card = alq_card_here();
+    struct alq_move *move = __atomic_load_n(&begun[card], __ATOMIC_ACQUIRE) ? move_of(card) : NULL;
+    if (!move)
+        return -1;
+    int saved = errno;
+    note_context(card);
+    for (;;) {
+        if (__atomic_load_n(&lost[card], __ATOMIC_RELAXED)) {
+            errno = saved;
+            return ALQ_GONE;
+        }
+        __atomic_fetch_add(&inside[card], 1, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&move->state, __ATOMIC_SEQ_CST) == ALQ_RESIDENT)
+            break;
+        alq_exit(card);
+        wait_until_resident(move, card);
+    }
+    errno = saved;
+    return card;
+}
+
+void alq_exit(int card)
+{
+    if (__atomic_sub_fetch(&inside[card], 1, __ATOMIC_SEQ_CST) == 0 && alq_own &&
+        __atomic_load_n(&move_of(card)->state, __ATOMIC_RELAXED) == ALQ_LEAVING)
+        futex_wake(&inside[card]);
+}
+
+/* What can leave, for the daemon to see. */
+void alq_count_movable(int card, int64_t bytes)
+{
+    struct alq_move *move = move_of(card);
+    if (move)
+        __atomic_fetch_add(&move->movable, (uint64_t)bytes, __ATOMIC_RELAXED);
+}
+
+/* ---- room ---- */
+
+#define ROOM_NS 10000000L
+
+bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began)
+{
+    struct alq_move *move = move_of(card);
+    uint64_t now = alq_now();
+    if (!move || alq_stale(card))
+        return false;
+    if (!*began) {
+        *began = now;
+        alq_link_wake(card);
+    }
+    if (now - *began >= __atomic_load_n(&alq_page()->card[card].room_ms, __ATOMIC_RELAXED) * 1000000ull)
+        return false;
+    __atomic_store_n(&move->room, bytes, __ATOMIC_RELEASE);
+    futex_wait(&move->order, __atomic_load_n(&move->order, __ATOMIC_ACQUIRE), ROOM_NS);
+    return true;
+}
+
+void alq_room_done(int card, uint64_t began)
+{
+    struct alq_move *move = began ? move_of(card) : NULL;
+    if (move)
+        __atomic_store_n(&move->room, 0, __ATOMIC_RELEASE);
+}
+
+/* ---- captures ---- */
+
+static int begun_capture(int result)
+{
+    if (!result)
+        __atomic_fetch_add(&alq_captures, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+int alq_cuStreamBeginCapture(fn_cuStreamBeginCapture *real, int ptsz, CUstream stream)
+{
+    (void)ptsz;
+    return begun_capture(real(stream));
+}
+
+int alq_cuStreamBeginCapture_v2(fn_cuStreamBeginCapture_v2 *real, int ptsz, CUstream stream, int mode)
+{
+    (void)ptsz;
+    int entered = alq_enter(), result = begun_capture(real(stream, mode));
+    alq_leave(entered);
+    return result;
+}
+
+int alq_cuStreamBeginCaptureToGraph(fn_cuStreamBeginCaptureToGraph *real, int ptsz, CUstream stream, CUgraph graph,
+                                    const CUgraphNode *after, const void *edges, size_t count, int mode)
+{
+    (void)ptsz;
+    int entered = alq_enter(), result = begun_capture(real(stream, graph, after, edges, count, mode));
+    alq_leave(entered);
+    return result;
+}
+
+/* One that was invalidated ends with an error, but ends. */
+int alq_cuStreamEndCapture(fn_cuStreamEndCapture *real, int ptsz, CUstream stream, CUgraph *graph)
+{
+    bool was = alq_capturing(stream, ptsz);
+    int result = real(stream, graph);
+    if (was && __atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST) > 0)
+        __atomic_fetch_sub(&alq_captures, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+/* ---- moving ---- */
+
+static bool drained(int card)
+{
+    uint64_t deadline = alq_now() + DRAIN_NS;
+    uint32_t n;
+    while ((n = __atomic_load_n(&inside[card], __ATOMIC_SEQ_CST)) != 0) {
+        if (alq_now() > deadline)
+            return false;
+        futex_wait(&inside[card], n, ROUND_NS);
+    }
+    return true;
+}
+
+static int finish_work(int card)
+{
+    for (int i = 0; i < CONTEXTS; i++) {
+        CUcontext context = __atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE);
+        if (!context || ALQ_REAL(cuCtxSetCurrent)(context))
+            continue;       /* one that was destroyed has no work */
+        int result = ALQ_REAL(cuCtxSynchronize)();
+        if (result)
+            return result;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Whether it leaves: where it can be read. */
+CUdeviceptr alq_piece_address(const struct alq_movable_piece *piece, int card)
+{
+    if (!piece->size || piece->card != card || piece->stays)
+        return 0;
+    return piece->at ? piece->at : alq_handle_address(piece);
+}
+
+static void count_parked(int card, int64_t bytes)
+{
+    struct alq_move *move = move_of(card);
+    if (move)
+        __atomic_fetch_add(&move->parked, (uint64_t)bytes, __ATOMIC_RELAXED);
+}
+
+bool alq_still_wanted(int card, uint32_t order)
+{
+    struct alq_move *move = move_of(card);
+    return move && __atomic_load_n(&move->order, __ATOMIC_SEQ_CST) == order;
+}
+
+/* With the lock held. */
+static bool any(int card, bool resident)
+{
+    for (uint32_t i = 0; i < alq_pieces(); i++)
+        if (alq_piece_address(alq_piece(i), card) && alq_piece(i)->resident == resident)
+            return true;
+    return false;
+}
+
+static void leave(struct alq_move *move, int card)
+{
+    uint64_t began = alq_now();
+    uint32_t why = ALQ_WHY_NOTHING, before = __atomic_load_n(&move->state, __ATOMIC_SEQ_CST);
+    set_state(move, ALQ_LEAVING);
+    if (!drained(card))
+        why = ALQ_WHY_BUSY;
+    else if (__atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST))
+        why = ALQ_WHY_CAPTURE;
+    pthread_mutex_lock(&alq_movable_lock);
+    if (!why && before == ALQ_RESIDENT && finish_work(card))
+        why = ALQ_WHY_ERROR;
+    if (!why)
+        why = alq_mover_move(card, true, count_parked);
+    bool away = any(card, false);
+    left_behind[card] = away && any(card, true);
+    pthread_mutex_unlock(&alq_movable_lock);
+    if (!why)
+        __atomic_store_n(&move->out_ns, alq_now() - began, __ATOMIC_RELAXED);
+    if (away && before == ALQ_RESIDENT)
+        __atomic_fetch_add(&move->moves, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&move->why, why, __ATOMIC_RELEASE);
+    set_state(move, away ? ALQ_PARKED : ALQ_RESIDENT);
+}
+
+static void come_back(struct alq_move *move, int card)
+{
+    uint64_t began = alq_now();
+    set_state(move, ALQ_RETURNING);
+    pthread_mutex_lock(&alq_movable_lock);
+    uint32_t why = alq_mover_move(card, false, count_parked);
+    bool away = any(card, false);
+    left_behind[card] = away && any(card, true);
+    pthread_mutex_unlock(&alq_movable_lock);
+    if (!away)
+        __atomic_store_n(&move->in_ns, alq_now() - began, __ATOMIC_RELAXED);
+    if (why == ALQ_WHY_UNKNOWN && !__atomic_exchange_n(&lost[card], 1, __ATOMIC_SEQ_CST))
+        alq_say("GPU memory of this program was parked in the host's memory and is lost there: its calls fail from now on. "
+                "Start it again.");
+    __atomic_store_n(&move->why, why, __ATOMIC_RELEASE);
+    set_state(move, why == ALQ_WHY_UNKNOWN ? ALQ_LOST : away ? ALQ_PARKED : ALQ_RESIDENT);
+}
+
+static void *run(void *which)
+{
+    int card = (int)(intptr_t)which, relaxed = CAPTURE_MODE_RELAXED;
+    prctl(PR_SET_NAME, "aliquot-mover", 0, 0, 0);
+    ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&relaxed);
+    for (;;) {
+        struct alq_move *move = move_of(card);
+        if (!move) {
+            usleep(ROUND_NS / 1000);
+            continue;
+        }
+        uint32_t order = __atomic_load_n(&move->order, __ATOMIC_SEQ_CST);
+        uint32_t state = __atomic_load_n(&move->state, __ATOMIC_SEQ_CST);
+        bool again = !__atomic_load_n(&move->why, __ATOMIC_RELAXED);    /* the daemon says when */
+        if (again && order == ALQ_LEAVE && (state == ALQ_RESIDENT || (state == ALQ_PARKED && left_behind[card])))
+            leave(move, card);
+        else if (again && order == ALQ_RETURN && state == ALQ_PARKED)
+            come_back(move, card);
+        else
+            futex_wait(&move->order, order, ROUND_NS);
+    }
+    return NULL;
+}
+
+void alq_parking_begin(int card)
+{
+    struct alq_move *move = move_of(card);
+    if (!move || __atomic_exchange_n(&begun[card], 1, __ATOMIC_ACQ_REL))
+        return;
+    note_context(card);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_t thread;
+    pthread_sigmask(SIG_SETMASK, &all, &before);    /* the program's signals are not for this thread */
+    if (pthread_create(&thread, NULL, run, (void *)(intptr_t)card) == 0) {
+        pthread_detach(thread);
+        __atomic_store_n(&alq_parks, 1, __ATOMIC_RELEASE);
+    } else {
+        __atomic_store_n(&begun[card], 0, __ATOMIC_RELEASE);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void alq_parking_forget(void)
+{
+    alq_parks = 0;
+    alq_captures = 0;
+    for (int i = 0; i < ALQ_CARDS; i++) {
+        begun[i] = 0;
+        inside[i] = 0;
+        lost[i] = 0;
+        left_behind[i] = false;
+        for (int j = 0; j < CONTEXTS; j++)
+            contexts[i][j] = NULL;
+    }
+}
