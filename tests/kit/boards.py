@@ -41,6 +41,7 @@ def claims(draw: st.DrawFn) -> Claim:
         models=draw(st.sampled_from([None, None, frozenset({"A"})])),
         cpu_milli=draw(st.sampled_from([0, 500, 3000])),
         memory_mib=draw(st.sampled_from([0, 512, 4096])),
+        park_after=draw(st.none() | st.just(30.0)),
     )
 
 
@@ -55,13 +56,15 @@ def nodes(draw: st.DrawFn, name: str) -> Node:
             model=draw(st.sampled_from(["", "A"])),
             max_slices=draw(st.none() | st.integers(0, 4)),
             withheld=draw(st.sampled_from(["", "", "", "MIG mode is on"])),
+            oversubscribe=draw(st.sampled_from([1.0, 1.0, 1.5, 2.0, 8.0])),
         )
         for index in range(draw(st.integers(0, 4)))
     )
     cpu = draw(st.none() | st.integers(0, 4000))
     others = draw(st.sampled_from([(), (), (), ("nvidia.com/gpu",)]))
     offered = frozenset[Offer]() if others else draw(st.frozensets(offers))
-    return Node(name, cards, offered, cpu_milli=cpu, memory_mib=cpu, others=others)
+    pool = draw(st.sampled_from([0, 4, 16, 100])) * GIB
+    return Node(name, cards, offered, cpu_milli=cpu, memory_mib=cpu, others=others, pool_mib=pool)
 
 
 @st.composite
@@ -83,6 +86,7 @@ def occupants(draw: st.DrawFn) -> Occupant:
         cpu_milli=draw(st.sampled_from([0, 700])),
         memory_mib=draw(st.sampled_from([0, 700])),
         of_node=draw(st.booleans()),
+        parkable=draw(st.booleans()),
     )
 
 

@@ -63,6 +63,8 @@ class PaperArbiter:
         self.standing: list[Standing] = []
         self.found: list[Finding] = []
         self.running = False
+        self.moves: list[tuple[str, bool]] = []  # tenants that were asked to leave (True) or to return
+        self.why_not: str | None = None  # the answer to the next request to move
 
     def keep_trace(self, wanted: bool) -> None: ...
 
@@ -97,6 +99,10 @@ class PaperArbiter:
 
     def alive(self, tenant_id: str) -> bool:
         return tenant_id in self.living
+
+    def request_move(self, tenant_id: str, *, leave: bool) -> str | None:
+        self.moves.append((tenant_id, leave))
+        return self.why_not
 
 
 ALIQUOT = (sys.executable, "-m", "aliquot")

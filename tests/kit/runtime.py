@@ -49,10 +49,12 @@ class Load:
 class Node:
     """A card of 24 GiB, the daemon, and who is on the card."""
 
-    def __init__(self, *options: str, pods: bool = False, control: str = "proven") -> None:
+    def __init__(self, *options: str, pods: bool = False, pool: bool = False, control: str = "proven") -> None:
         self._control = control
-        self._daemon_options = ["--pods"] if pods else []
         self.folder = Path(tempfile.mkdtemp(prefix="alqrt"))  # short: the path of a socket has 107 bytes
+        self._daemon_options = ["--pods"] if pods else []
+        self.pool = Path(tempfile.mkdtemp(prefix="alqpool", dir="/dev/shm")) if pool else None
+        self._daemon_options += ["--pool", str(self.pool)] if pool else []
         self.player = Player("--memory", str(24 * 1024), *options)
         self.rules: dict[str, Any] = {}
         self.tenants: dict[str, dict[str, Any]] = {}
@@ -90,8 +92,8 @@ class Node:
         self.daemon.stdin.flush()
         return json.loads(self.daemon.stdout.readline())
 
-    def configure(self, policy: str = "best-effort", release_delay: float = 0.1) -> None:
-        self.rules = {"policy": policy, "release_delay": release_delay}
+    def configure(self, policy: str = "best-effort", release_delay: float = 0.1, **more: Any) -> None:
+        self.rules = {"policy": policy, "release_delay": release_delay, **more}
         self.ask("configure", **self.rules)
 
     def standing(self, name: str) -> dict[str, Any]:
@@ -100,17 +102,20 @@ class Node:
 
     # --- tenants -----------------------------------------------------------------------------------------------
 
-    def tenant(self, app_class: str = "normal", core: int | None = None, memory: int = 4 * GIB) -> str:
+    def tenant(
+        self, app_class: str = "normal", core: int | None = None, memory: int = 4 * GIB, park_after: float | None = None
+    ) -> str:
         """One that may come; its name."""
         self._count += 1
         name = f"{app_class}{self._count}"
         self.tenants[name] = {
-            "folder": str(self.folder / name), "app_class": app_class, "core": core, "memory": memory
+            "folder": str(self.folder / name), "app_class": app_class, "core": core, "memory": memory,
+            "park_after": park_after,
         }  # fmt: skip
         self.ask("add", name=name, **self.tenants[name])
         return name
 
-    def _environment(self, name: str) -> dict[str, str]:
+    def environment(self, name: str) -> dict[str, str]:
         environment = self.player.environment()
         return environment | {
             "LD_PRELOAD": f"{player.shim()} {environment['LD_PRELOAD']}",
@@ -126,13 +131,13 @@ class Node:
         return self._burn(name, "serve", "--kernel", "1ms", "--period", "20ms")
 
     def _burn(self, name: str, *words: str) -> Load:
-        made = Load(self._environment(name), words)
+        made = Load(self.environment(name), words)
         self.loads.append(made)
         return made
 
     def puppet(self, name: str) -> Tenant:
         """A process of the tenant that is idle until it is told what to do (simgpu.programs.Server); it is ready."""
-        made = self.player.start("serve", **self._environment(name))
+        made = self.player.start("serve", **self.environment(name))
         assert made.hear() == "ready"
         return made
 
@@ -208,6 +213,8 @@ class Node:
         self.daemon.communicate(timeout=PATIENCE)  # it ends with its standard input
         self.player.__exit__(None, None, None)
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.pool is not None:
+            shutil.rmtree(self.pool, ignore_errors=True)
 
 
 def near(expected: list[float], points: float) -> Callable[..., bool]:

@@ -19,6 +19,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.control import FORCED, PROVEN, CardControl
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
+from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.arbiterd import Arbiterd
 
 
@@ -31,6 +32,10 @@ class Server:
         self.uuid = cards[0].uuid
         self.pods: dict[int, str] | None = {} if "--pods" in sys.argv else None
         whose = None if self.pods is None else self._whose
+        mover = None
+        if "--pool" in sys.argv:
+            folder = Path(sys.argv[sys.argv.index("--pool") + 1])
+            mover = MoverClient(folder, 0, os.environ, log_file=folder.with_suffix(".log"))
         known = {
             "proven": PROVEN, "forced": FORCED, "unproven": CardControl()
         }[os.environ.get("CONTROL", "unproven")]  # fmt: skip
@@ -41,17 +46,30 @@ class Server:
             simulated=True,
             whose=whose,
             controls={self.uuid: known},
+            mover=mover,
             tries_control=True,
         )
         self.arbiter.start()
 
-    def configure(self, policy: str, release_delay: float) -> None:
-        self.arbiter.configure(SharingRules(Isolation(policy), release_delay))
+    def configure(self, policy: str, release_delay: float, oversubscribe: float = 1.0, host_pool: int = 0) -> None:
+        rules = SharingRules(Isolation(policy), release_delay, oversubscribe=oversubscribe, host_pool=host_pool)
+        self.arbiter.configure(rules)
 
-    def add(self, name: str, folder: str, app_class: str, core: int | None, memory: int) -> None:
+    def request_move(self, name: str, leave: bool) -> str | None:
+        return self.arbiter.request_move(name, leave=leave)
+
+    def mover(self) -> int | None:
+        state = None if self.arbiter.parking is None else self.arbiter.parking.mover.state
+        return None if state is None else state.pid
+
+    def add(
+        self, name: str, folder: str, app_class: str, core: int | None, memory: int, park_after: float | None = None
+    ) -> None:
         allotment = Allotment(self.uuid, memory, None if core is None else 10 * core)
         uid = os.getuid() if self.pods is None else None
-        self.arbiter.add(Tenant(name, name, AppClass(app_class), (allotment,), uid), Path(folder))
+        self.arbiter.add(
+            Tenant(name, name, AppClass(app_class), (allotment,), uid, park_after=park_after), Path(folder)
+        )
 
     def belongs(self, pid: int, name: str) -> None:
         assert self.pods is not None

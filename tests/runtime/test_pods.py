@@ -40,7 +40,7 @@ def container(node: Node, mounted: str, *, of: str | None = None) -> Tenant:
     """A container of one Pod (`of`) that has the folder of another, or, as it should be, its own (`mounted`)."""
     inside = node.folder / f"inside{len(node.player.tenants)}"
     inside.mkdir()
-    environment = node._environment(mounted)
+    environment = node.environment(mounted)
     wrapper = ["unshare", "--mount", "sh", "-c", _CONTAINER, "container", environment["ALIQUOT_TENANT"], str(inside)]
     made = node.player.start("serve", wrapper=wrapper, **(environment | {"ALIQUOT_TENANT": str(inside)}))
     node.ask("belongs", pid=made.pid, name=of or mounted)
@@ -86,7 +86,7 @@ _AT_ITS_PLACE = (
 def test_a_program_that_was_started_without_its_environment_is_of_the_pod_all_the_same(node: Node) -> None:
     """As cron, sshd and `env -i` do."""
     pod = node.tenant(memory=1 * GIB)
-    environment = node._environment(pod)
+    environment = node.environment(pod)
     wrapper = ["unshare", "--mount", "sh", "-c", _AT_ITS_PLACE, "container", environment["ALIQUOT_TENANT"]]
     made = node.player.start("serve", wrapper=wrapper, **(environment | {"ALIQUOT_TENANT": ""}))
     node.ask("belongs", pid=made.pid, name=pod)

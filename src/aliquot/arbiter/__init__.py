@@ -11,6 +11,7 @@
     account.py  what share of the card each context had
     bill.py     who pays for its time: tenants, idle, unknown, unmeasured
     timeline.py who held the card in the last minute
+    residency.py  whose memory is on the card, who leaves and who returns
     overuse.py  who uses more memory than its limit, and which processes are ended for it
 
 A *context* is one process on one card: the hardware's unit (its channel group) is not the promise's unit (the tenant).

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from aliquot.model.claim import AppClass
+from aliquot.model.claim import AppClass, may_park
 from aliquot.model.node import Isolation
+from aliquot.model.residency import Residency
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,13 @@ class Tenant:
     uid: int | None
     root: int | None = None
     started: int | None = None
+    park_after: float | None = None  # seconds idle after which its memory may be parked; None: by its class
+
+    @property
+    def parkable(self) -> bool:
+        """Whether its memory may leave a card that it shares with others. A card held whole is shared with nobody."""
+        shares = any(allotment.memory_bytes is not None for allotment in self.allotments)
+        return shares and may_park(self.app_class, self.park_after)
 
 
 AUTO = "auto"  # a release delay that is learned, in words
@@ -45,6 +53,8 @@ class SharingRules:
     isolation: Isolation = Isolation.BEST_EFFORT
     release_delay: float | None = 0.1  # seconds; 0: an idle card is released at once; None: learned (arbiter/gaps.py)
     kill_after: float | None = None  # seconds that a tenant may be over its memory limit; None: it is only reported
+    oversubscribe: float = 1.0  # the largest factor of its cards
+    host_pool: int = 0  # bytes of host memory for what is parked; 0: nothing is
 
 
 class State(StrEnum):
@@ -82,6 +92,7 @@ class Standing:
     paused_by: str | None = None  # the name of the online tenant that has the card
     memory_over: int = 0  # bytes over its limit by NVML's figure; 0: within the margin (arbiter/overuse.py)
     hard_limit: bool = False  # the driver itself limits its memory too
+    residency: Residency | None = None  # None: its memory does not leave the card
 
 
 class FindingKind(StrEnum):

@@ -28,10 +28,12 @@ from aliquot.model.control import CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
+from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.audit import Auditor, PageSlot, Registry
 from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.hardlimits import HardLimits
 from aliquot.services.runtime.memoryquota import MemoryQuota, Owner
+from aliquot.services.runtime.parking import Parking
 from aliquot.services.runtime.registration import Registrar, Tenancy, log_fault
 
 _WHOLE, _BEYOND = 8, 4  # every so many sweeps all slots; else this far beyond the last that a process had
@@ -64,6 +66,7 @@ class Arbiterd:
         whose: Callable[[int], str | None] | None = None,
         claims_of: Callable[[str], Sequence[str]] = lambda pod: (),
         hard_limits: HardLimits | None = None,
+        mover: MoverClient | None = None,
         controls: Mapping[str, CardControl] | None = None,
         tries_control: bool = False,
     ) -> None:
@@ -91,6 +94,14 @@ class Arbiterd:
             threading.Thread(target=self._registrar.run, args=(self._stopping,), name="link", daemon=True),
             threading.Thread(target=self._auditor.run, args=(self._stopping,), name="audit", daemon=True),
         ]
+        self.parking: Parking | None = None  # None: no memory leaves a card
+        if mover is not None:
+            self.parking = Parking(self._lock, self._tenancies, self._loops, nvml, mover)
+            self._registrar.hand_over, self._registrar.parking_wake = self.parking.hand_over, self.parking.wake
+            self.parking.configure(rules)
+            self._auditor.own = self._own_helpers
+            run = self.parking.run
+            self._threads.append(threading.Thread(target=run, args=(self._stopping,), name="parking", daemon=True))
 
     def start(self) -> None:
         """Start all threads."""
@@ -105,6 +116,8 @@ class Arbiterd:
         """Stop all threads; no context stays paused. Pages and tenants' folders stay, for the next daemon."""
         self._stopping.set()
         self._registrar.wake()
+        if self.parking is not None:
+            self.parking.wake()
         for thread in self._threads:  # first: they post to the loops
             if thread.is_alive():
                 thread.join(timeout=5)
@@ -133,6 +146,8 @@ class Arbiterd:
             page, listener = tenantfolder.prepare_folder(directory, tenant.allotments, tenant.uid)
             tenancy = Tenancy(tenant, directory, page, listener)
             self._tenancies[tenant.id] = tenancy
+            if self.parking is not None:
+                self.parking.prepare(tenancy)
             for at, allotment in enumerate(tenant.allotments):
                 loop = self._loops.get(allotment.uuid)
                 if loop is not None:
@@ -165,6 +180,14 @@ class Arbiterd:
         self._quota.kill_after = rules.kill_after
         for loop in self._loops.values():
             loop.configure(rules)
+        if self.parking is not None:
+            self.parking.configure(rules)
+
+    def request_move(self, tenant_id: str, *, leave: bool) -> str | None:
+        """Ask for the tenant's memory to leave its cards, or to return. Why that is not possible; None: it is asked."""
+        if self.parking is None:
+            return "this machine has no pool of host memory: start it with --host-pool"
+        return self.parking.request(tenant_id, leave=leave)
 
     def spare(self, tenants: frozenset[str]) -> None:
         """Never end processes of these tenants. Where tenants are Pods, no process is ended before the first call."""
@@ -179,11 +202,12 @@ class Arbiterd:
         know of processes that are not registered."""
         used, over = self._quota.use(standing.tenant, standing.uuid)
         hard = self._hard_limits is not None and self._hard_limits.enforces(standing.tenant, standing.uuid)
-        if standing.paused_by is None and used <= standing.memory_used and not over and not hard:
+        residency = None if self.parking is None else self.parking.residency(standing.tenant, standing.uuid)
+        if standing.paused_by is None and used <= standing.memory_used and not over and not hard and residency is None:
             return standing
         by = None if standing.paused_by is None else self._name_of(standing.paused_by)
         used = max(used, standing.memory_used)
-        return replace(standing, paused_by=by, memory_used=used, memory_over=over, hard_limit=hard)
+        return replace(standing, paused_by=by, memory_used=used, memory_over=over, hard_limit=hard, residency=residency)
 
     def _name_of(self, tenant_id: str) -> str | None:
         tenancy = self._tenancies.get(tenant_id)
@@ -327,6 +351,10 @@ class Arbiterd:
     def _owner(self, name: str) -> Owner:
         tenancy = self._tenancies.get(name)
         return Owner(name) if tenancy is None else _as_owner(tenancy.tenant)
+
+    def _own_helpers(self) -> set[int]:
+        state = None if self.parking is None else self.parking.mover.state
+        return set() if state is None else {state.pid}
 
     def _refresh_hard_limits(self) -> None:
         if self._hard_limits is None:

@@ -66,6 +66,7 @@ class Auditor:
         self.findings: list[Finding] = []
         self._quota, self._refresh_limits = quota, refresh_limits
         self._uuids = tuple(uuids)
+        self.own: Callable[[], Set[int]] = frozenset  # processes of ours, besides this one
         self._nvml = nvml
         self._register = registry
         self._unknown: dict[tuple[str, int], float] = {}  # (card, pid): first seen
@@ -115,7 +116,7 @@ class Auditor:
         with registry.lock:
             after = {pid: slot for pid, slot in registry.registered(uuid).items() if pid in on_card}
             half &= after.keys()
-            unknown = (on_card.keys() - after.keys() - {own_number()}) | half
+            unknown = (on_card.keys() - after.keys() - {own_number()} - self.own()) | half
             owners = {pid: registry.owner(pid) for pid in unknown}
             settled = self._settled(uuid, unknown, now)
             unregistered = Counter[str]()  # bytes by tenant; a page has what those have that registered by half

@@ -117,6 +117,10 @@ class CardLoop:
             self._waking.add(name)
             self._inbox.put(lambda now: self._wake(name, now))
 
+    def drain(self, name: str, draining: bool) -> None:
+        """Whether the context has to finish what it submitted, because its memory leaves: then it is not paused."""
+        self._inbox.put(lambda now: self._drain_context(name, draining))
+
     def keep_trace(self, wanted: bool) -> None:
         """Start or stop tracing. The trace begins with the contexts that are there."""
         self._inbox.put(lambda now: self._keep_trace(wanted))
@@ -222,7 +226,12 @@ class CardLoop:
                 before = busy_ns(context.last, stamp - int(elapsed * 1e9))
                 busy[name] = max(0, busy_ns(use, stamp) - before) / (elapsed * 1e9)
             context.last = use
-            if context.level is Level.HARDWARE and not use.paused and self.arbiter.paused(name):
+            if (
+                context.level is Level.HARDWARE
+                and not use.paused
+                and not context.draining
+                and self.arbiter.paused(name)
+            ):
                 self._resumed_itself(context, now)
         parts = divide(busy, *self.arbiter.weights())
         if self._read_at:
@@ -343,6 +352,18 @@ class CardLoop:
             self._trace.add(Left(name))
         self.arbiter.leave(name, now)
 
+    def _drain_context(self, name: str, draining: bool) -> None:
+        context = self._contexts.get(name)
+        if context is None or context.draining == draining:
+            return
+        context.draining = draining
+        if draining:
+            with contextlib.suppress(rm.RmError):
+                contextcontrol.resume(context)
+        else:  # it may have to be paused again
+            context.stopped.clear()
+            self.arbiter.forget(name)
+
     def _keep_trace(self, wanted: bool) -> None:
         if wanted == self._trace.active:
             return
@@ -408,9 +429,11 @@ class CardLoop:
             case SetSlice(_, microseconds):
                 contextcontrol.set_slice(context, microseconds)
             case Pause():
-                contextcontrol.pause(context)
+                if not context.draining:
+                    contextcontrol.pause(context)
             case Hold():
-                contextcontrol.hold(context)
+                if not context.draining:
+                    contextcontrol.hold(context)
             case Resume():
                 contextcontrol.resume(context)
             case Arm():

@@ -40,6 +40,7 @@ class Context:
     moved: float = 0.0  # when it last launched something or did not wait
     stop_checked: float = 0.0  # when it was last checked whether the process is stopped ...
     frozen: bool = False  # ... and whether it was
+    draining: bool = False  # its memory leaves the card: it finishes what it submitted, and is not paused
 
     def same(self, other: Context) -> bool:
         """Whether all that we control is the same, and it only registered again."""

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from aliquot.adapters.gpu import link
-from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, Wake
+from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, MoverHello, Wake
 from aliquot.adapters.gpu.page import Page
 from aliquot.adapters.host.peers import has_ended
 from aliquot.model.tenant import Level, Tenant
@@ -90,6 +90,8 @@ class Registrar:
     ) -> None:
         self._lock, self._loops, self._simulated = lock, loops, simulated
         self._refusal, self._clock = refusal, clock
+        self.hand_over: Callable[[Tenancy, socket.socket, int, int, int], None] | None = None
+        self.parking_wake: Callable[[], None] = lambda: None
         self._controlled: set[str] = set()  # cards on which the driver let us control some context
         self._refused: set[str] = set()  # cards on which it refused that for some
         self._muted: set[Tenancy] = set()  # not read until the next second
@@ -223,8 +225,8 @@ class Registrar:
             if pidfd >= 0:
                 os.close(pidfd)
             return
-        for former in [process for process in tenancy.processes if process.pid == pid]:
-            self._disconnect(tenancy, former)  # a process has one connection, and this is the newer
+        for silent in [other for other in tenancy.processes if other.pid == pid and other.slot is None]:
+            self._disconnect(tenancy, silent)  # a process has one connection, and at most one more for the mover
         groups = ChannelGroups(simulated=self._simulated, log_fault=partial(log_fault, tenancy))
         process = Process(tenancy.tenant.id, pid, connection, pidfd, groups)
         tenancy.processes.add(process)
@@ -273,7 +275,11 @@ class Registrar:
         if isinstance(message, Hello):
             if process.slot is not None:
                 raise LinkError("a second hello")
+            for former in [other for other in tenancy.processes if other.pid == process.pid and other is not process]:
+                self._disconnect(tenancy, former)  # a process has one connection, and this is the newer
             process.slot = message.slot
+        elif isinstance(message, MoverHello):
+            self._hand_over(tenancy, process, message)
         elif process.slot is None:
             raise LinkError("no hello")
         elif len(process.pending) > _MOST_GROUPS:
@@ -288,8 +294,24 @@ class Registrar:
         elif isinstance(message, Wake) and message.card < len(tenancy.page.uuids):
             uuid = tenancy.page.uuids[message.card]
             if uuid in process.cards:
-                self._loops[uuid].wake(_context_name(process))
+                self._loops[uuid].wake(context_name(process))
+            self.parking_wake()
         return None
+
+    def _hand_over(self, tenancy: Tenancy, process: Process, hello: MoverHello) -> None:
+        """Not a process, but a second connection of one: for the mover. Raises LinkError."""
+        first = next(
+            (other for other in tenancy.processes if other.pid == process.pid and other.slot == hello.slot), None
+        )
+        if process.slot is not None or first is None or hello.card >= len(tenancy.page.uuids):
+            raise LinkError(f"a hello for the mover, of slot {hello.slot} and card {hello.card}")
+        if self.hand_over is None:
+            raise LinkError("there is no mover here")
+        tenancy.processes.discard(process)
+        self._unwatch(process.connection)
+        self._unwatch(process.pidfd)
+        os.close(process.pidfd)
+        self.hand_over(tenancy, process.connection, hello.slot, hello.serial, hello.card)
 
     def _register(self, tenancy: Tenancy, process: Process, groups: list[GroupSeen]) -> None:
         """Join the process to the cards that its groups are on. We ask the driver which those are without the lock: it
@@ -306,14 +328,14 @@ class Registrar:
     def _join(self, tenancy: Tenancy, process: Process, placement: Placement) -> None:
         assert process.slot is not None
         for uuid in process.cards - placement.by_card.keys():
-            self._loops[uuid].leave(_context_name(process))
+            self._loops[uuid].leave(context_name(process))
         process.cards, process.proven = set(placement.by_card), set(placement.proven)
         process.refused = set(placement.refused)
         self._controlled |= placement.proven
         self._refused |= placement.refused
         for uuid, groups in placement.by_card.items():
             context = Context(
-                _context_name(process),
+                context_name(process),
                 process.tenant,
                 process.pid,
                 tenancy.page,
@@ -344,7 +366,7 @@ class Registrar:
         for seen in process.pending:
             link.discard(seen.fd)
         for uuid in process.cards:
-            self._loops[uuid].leave(_context_name(process))
+            self._loops[uuid].leave(context_name(process))
 
 
 def log_fault(tenancy: Tenancy, key: str, **fields: object) -> None:
@@ -355,5 +377,5 @@ def log_fault(tenancy: Tenancy, key: str, **fields: object) -> None:
         log.warning(key, extra={"data": {"tenant": tenancy.tenant.name, **fields}})
 
 
-def _context_name(process: Process) -> str:
+def context_name(process: Process) -> str:
     return f"{process.tenant}/{process.pid}"

@@ -8,7 +8,15 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from aliquot.model.grant import Share
-from aliquot.model.status.machine import FindingStatus, HardwareStatus, RulesStatus, ShareStatus
+from aliquot.model.residency import Residency
+from aliquot.model.status.machine import (
+    FindingStatus,
+    HardwareStatus,
+    PoolStatus,
+    ResidencyStatus,
+    RulesStatus,
+    ShareStatus,
+)
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 
 _NOT_LIMITED = (FindingKind.STRANGER, FindingKind.TRESPASSER, FindingKind.UNREGISTERED)
@@ -75,4 +83,29 @@ def _share(share: Share, standing: Standing | None) -> ShareStatus:
         paused_by=None if standing is None else standing.paused_by,
         memory_over_bytes=0 if standing is None else standing.memory_over,
         hard_limit=standing is not None and standing.hard_limit,
+        residency=None if standing is None else residency_status(standing.residency),
     )
+
+
+def residency_status(residency: Residency | None) -> ResidencyStatus | None:
+    """Where the memory is."""
+    if residency is None:
+        return None
+    return ResidencyStatus(
+        where=residency.where,
+        resident_bytes=residency.resident,
+        parked_bytes=residency.parked,
+        moves=residency.moves,
+        moved_bytes=residency.moved,
+        last_out_seconds=residency.last_out,
+        last_in_seconds=residency.last_in,
+        why=residency.why,
+    )
+
+
+def pool_status(size: int, booked: int, standings: Iterable[Standing]) -> PoolStatus | UnsetType:
+    """The host's pool of so many bytes, of which so many are booked. Without a pool there is nothing to say."""
+    if not size:
+        return UNSET
+    used = sum(standing.residency.parked for standing in standings if standing.residency is not None)
+    return PoolStatus(bytes=size, booked_bytes=booked, used_bytes=used)

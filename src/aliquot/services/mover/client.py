@@ -1,0 +1,144 @@
+"""The daemon's side: starts the mover when it is needed, hands it connections of shims, and says who lives.
+
+All methods are called from one thread and take milliseconds, except the first, which starts a process. Errors end in
+`state` None: then nothing can be parked, and what is parked waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from aliquot import __version__
+from aliquot.services.mover import control
+from aliquot.services.mover.control import PoolState
+
+_ANSWER = 5.0  # seconds
+_START = 20.0
+_AGAIN = 5.0  # seconds until the next attempt to start it
+
+log = logging.getLogger(__name__)
+
+
+def pool_folder(state: Path) -> Path:
+    """Where the pool of the daemon with this state is: on a tmpfs, so that it outlives the mover, and not a reboot."""
+    name = hashlib.sha256(str(state.absolute()).encode()).hexdigest()[:12]
+    return Path("/dev/shm") / f"aliquot-{os.geteuid()}-{name}"  # noqa: S108 - created with mode 0700, and checked
+
+
+class MoverClient:
+    """A connection to the mover of this folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        environment: Mapping[str, str],
+        *,
+        log_file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder, self.size = folder, size
+        self._environment, self._log_file, self._clock = dict(environment), log_file, clock
+        self._connection: socket.socket | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._tried = float("-inf")
+        self.state: PoolState | None = None
+
+    def serve(self, shim: socket.socket, request: control.Serve) -> bool:
+        """Hand over a connection. False: there is no mover."""
+        return self._ask(request, shim.fileno())
+
+    def living(self, message: control.Living) -> bool:
+        """Say who lives, and ask for the pool's state. Starts the mover where there is none."""
+        return self._ask(message)
+
+    def close(self) -> None:
+        """Leave the mover alone; it ends by itself when it keeps nothing."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def quit(self) -> None:
+        """End the mover. What it keeps stays in its folder."""
+        if self._connection is None and not self._connect():
+            return
+        self._ask(control.Quit())
+        self.close()
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(timeout=5)
+
+    def _ask(self, request: control.Request, *files: int) -> bool:
+        if self._connection is None and not self._begin():
+            self.state = None
+            return False
+        assert self._connection is not None
+        try:
+            socket.send_fds(self._connection, [control.encode(request)], files)
+            answer = self._connection.recv(control.LONGEST)
+            self.state = control.decode_state(answer)
+        except (OSError, msgspec.MsgspecError) as error:
+            if not isinstance(request, control.Quit):
+                log.warning("mover_lost", extra={"data": {"why": str(error)}})
+            self.close()
+            self.state = None
+            return False
+        return True
+
+    def _begin(self) -> bool:
+        """Connect, and start it if there is none."""
+        if self._connect():
+            if self._ask(control.Look()) and self.state is not None and self.state.version == __version__:
+                return True
+            if self._connection is not None:  # of another release: its successor finds all that it keeps
+                self._ask(control.Quit())
+                self.close()
+        if self._clock() - self._tried < _AGAIN:
+            return False
+        self._tried = self._clock()
+        if self._child is not None:
+            self._child.poll()
+        command = [sys.executable, "-m", "aliquot.services.mover.main", str(self.folder), str(self.size)]
+        out = (
+            subprocess.DEVNULL
+            if self._log_file is None
+            else os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        )
+        try:
+            self._child = subprocess.Popen(  # noqa: S603
+                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        except OSError as error:
+            log.warning("mover_not_started", extra={"data": {"why": str(error)}})
+            return False
+        finally:
+            if out != subprocess.DEVNULL:
+                os.close(out)
+        deadline = self._clock() + _START
+        while self._clock() < deadline and self._child.poll() is None:
+            if self._connect():
+                return True
+            time.sleep(0.02)
+        return self._connect()
+
+    def _connect(self) -> bool:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(_ANSWER)
+        try:
+            connection.connect(str(self.folder / "sock"))
+        except OSError:
+            connection.close()
+            return False
+        self._connection = connection
+        return True

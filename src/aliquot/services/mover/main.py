@@ -1,0 +1,199 @@
+"""The mover's process: `python -m aliquot.services.mover.main FOLDER BYTES`.
+
+It ends by itself when nothing is kept and no daemon has been connected for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from aliquot import __version__
+from aliquot.adapters.gpu.page import Why
+from aliquot.services.mover import control, wire
+from aliquot.services.mover.cuda import Card, CudaError
+from aliquot.services.mover.service import Mover
+from aliquot.services.mover.store import Key, Store
+
+_SIMULATED = "ALIQUOT_SIMGPU"
+_ALONE = 60.0  # seconds without a daemon and without anything kept
+_TOUCHING = 8  # threads: one alone clears 1-2 GB/s
+
+log = logging.getLogger(__name__)
+
+
+class Process:
+    """Listens for daemons, and warms the pool up."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._store = Store(folder, size)
+        self._mover = Mover(self._store)
+        self._cards: dict[str, Card] = {}
+        self._lock = threading.Lock()  # cards
+        self._trouble: str | None = None
+        self._daemons = 0
+        self._seen = time.monotonic()
+
+    def run(self, listener: socket.socket) -> None:
+        """Until it is told to quit, or is not needed any more."""
+        threading.Thread(target=self._warm_up, daemon=True).start()
+        listener.settimeout(5.0)
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                if not self._daemons and not self._mover.kept and time.monotonic() - self._seen > _ALONE:
+                    return
+                continue
+            self._daemons += 1
+            threading.Thread(target=self._serve_daemon, args=(connection,), daemon=True).start()
+
+    def _warm_up(self) -> None:
+        """Chunk by chunk, first the memory, then the driver's registration, which needs a card. A simulated card has
+        hardly any contents, so its pool needs no memory."""
+        if os.environ.get(_SIMULATED):
+            self._mover.add_memory(0, self._store.size)
+            return
+        with ThreadPoolExecutor(_TOUCHING) as threads:
+            touched = [(chunk, threads.submit(self._store.populate, *chunk)) for chunk in self._store.chunks()]
+            for (offset, size), done in touched:
+                try:
+                    done.result()
+                except OSError as error:
+                    self._trouble = (
+                        f"the pool has {offset >> 20} MiB instead of {self._store.size >> 20}: {error.strerror} in "
+                        f"{self._store.folder}"
+                    )
+                    log.warning("pool_short", extra={"data": {"why": self._trouble}})
+                    for _, other in touched:
+                        other.cancel()
+                    return
+                self._register(offset, size)
+                self._mover.add_memory(offset, size)
+
+    def _register(self, offset: int, size: int) -> None:
+        """Without it copies are slower, and as right."""
+        while not self._cards:
+            time.sleep(0.05)
+        with self._lock:
+            card = next(iter(self._cards.values()))
+        with contextlib.suppress(CudaError):
+            card.enter()
+            card.register(self._store.address + offset, size)
+
+    def _card(self, uuid: str) -> Card:
+        with self._lock:
+            card = self._cards.get(uuid)
+            if card is None:
+                card = self._cards[uuid] = Card(bytes.fromhex(uuid.removeprefix("GPU-").replace("-", "")))
+            return card
+
+    # --- daemons ------------------------------------------------------------------------------------------------
+
+    def _serve_daemon(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError, msgspec.MsgspecError):
+                while True:
+                    data, files, _, _ = socket.recv_fds(connection, control.LONGEST, 1)
+                    if not data:
+                        return
+                    try:
+                        self._handle(control.decode_request(data), files)
+                    finally:
+                        for file in files:
+                            os.close(file)
+                    connection.send(control.encode(self._state()))
+        finally:
+            self._daemons -= 1
+            self._seen = time.monotonic()
+
+    def _handle(self, request: control.Request, files: list[int]) -> None:
+        match request:
+            case control.Serve():
+                if files:
+                    shim = socket.socket(fileno=os.dup(files[0]))
+                    threading.Thread(target=self._serve_shim, args=(shim, request), daemon=True).start()
+            case control.Living(processes, tenants, complete, cards):
+                self._mover.only(processes, None if complete else tenants)
+                for card in cards:
+                    self._make_ready(card)
+            case control.Look():
+                pass
+            case control.Quit():
+                log.info("told_to_quit")
+                os._exit(0)
+
+    def _make_ready(self, card: str) -> None:
+        try:
+            self._card(card)
+        except (CudaError, ValueError, OSError) as error:
+            self._trouble = f"card {card}: {error}"
+
+    def _serve_shim(self, shim: socket.socket, request: control.Serve) -> None:
+        key = Key(request.tenant, request.slot, request.serial, request.card)
+        with shim:
+            shim.setblocking(True)
+            if request.limit is not None:
+                self._mover.limits[request.tenant, request.card] = request.limit
+            try:
+                key.file  # noqa: B018 - a name that is none
+                card = self._card(request.card)
+            except (CudaError, ValueError, OSError) as error:
+                log.warning("card_failed", extra={"data": {"card": request.card, "why": str(error)}})
+                with contextlib.suppress(OSError):
+                    shim.send(wire.answer(Why.MOVER))
+                return
+            self._mover.serve(shim, key, card)
+
+    def _state(self) -> control.PoolState:
+        return control.PoolState(
+            version=__version__,
+            pid=os.getpid(),
+            size=self._store.size,
+            warm=self._mover.warm,
+            free=self._mover.free(),
+            parked=self._mover.parked(),
+            trouble=self._trouble,
+        )
+
+
+def main(folder: Path, size: int) -> None:
+    """Serve until not needed. Exit code 0 at once where another mover has the folder."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        sys.exit(f"{folder} is another user's, or open to others: remove it")
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing is lost: see the head of store.py
+    process = Process(folder, size)
+    path = folder / "sock"
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(str(path))
+        listener.listen(8)
+        process.run(listener)
+    os._exit(0)  # threads may hang in the driver
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s mover %(message)s %(data)s", level=logging.INFO)
+    main(Path(sys.argv[1]), int(sys.argv[2]))

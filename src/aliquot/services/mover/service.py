@@ -1,0 +1,246 @@
+"""Connections of shims: what they send out is kept until they ask for it back, or end.
+
+One thread per connection, since copies block. A connection is one process on one card. When it ends, what was kept for
+it stays: a shim that lost its connection comes again. The daemon says which processes live (`only`).
+
+Each packet is all or nothing. While one is copied, the next is mapped: an answer is sent when its copies are done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterable
+from ctypes import c_void_p
+from dataclasses import dataclass, field
+
+from aliquot.adapters.gpu.page import Why
+from aliquot.services.mover import wire
+from aliquot.services.mover.cuda import Card, CudaError, Window
+from aliquot.services.mover.pool import Part, Pool, PoolFullError, without
+from aliquot.services.mover.store import Kept, Key, Store
+
+_AHEAD = 2  # packets that are mapped while another is copied
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Mover:
+    """The pool, and what is in it. Methods may be called from any thread."""
+
+    store: Store
+    pool: Pool = field(default_factory=Pool)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.kept = self.store.kept()
+        self.limits: dict[tuple[str, str], int] = {}  # by tenant and card
+        self.warm = 0  # bytes of the pool that may be used
+
+    def add_memory(self, offset: int, size: int) -> None:
+        """That part of the file may be used from now on; pieces that a mover before kept there stay."""
+        with self._lock:
+            taken = [part for pieces in self.kept.values() for kept in pieces.values() for part in kept.parts]
+            self.pool.give_back(without(Part(offset, size), taken))
+            self.warm += size
+
+    def parked(self) -> int:
+        """Bytes kept."""
+        with self._lock:
+            return sum(kept.size for pieces in self.kept.values() for kept in pieces.values())
+
+    def free(self) -> int:
+        """Bytes of the pool that can be taken now."""
+        with self._lock:
+            return self.pool.free
+
+    def only(self, living: Iterable[tuple[str, int, int]], tenants: Iterable[str] | None) -> None:
+        """Forget what was kept for processes of these tenants (None: of any) that are not among the living (tenant,
+        slot, serial)."""
+        there, of = set(living), None if tenants is None else set(tenants)
+        with self._lock:
+            ended = [key for key in self.kept if (key.tenant, key.slot, key.serial) not in there]
+            for key in [key for key in ended if of is None or key.tenant in of]:
+                log.info("forgotten", extra={"data": {"tenant": key.tenant, "slot": key.slot, "card": key.card}})
+                for kept in self.kept.pop(key).values():
+                    self.pool.give_back(self._usable(kept))
+                self.store.forget(key)
+
+    def _usable(self, kept: Kept) -> list[Part]:
+        """Its parts as far as they lie in memory that may be used yet."""
+        return [
+            Part(part.offset, min(part.size, self.warm - part.offset)) for part in kept.parts if part.offset < self.warm
+        ]
+
+    def serve(self, connection: socket.socket, key: Key, card: Card) -> None:
+        """Until the shim hangs up."""
+        with connection, contextlib.suppress(OSError, wire.WireError, CudaError):
+            card.enter()
+            connection.send(wire.answer(Why.NOTHING))
+            _Session(self, connection, key, card).run()
+
+    # --- packets ------------------------------------------------------------------------------------------------
+
+    def reserve(self, key: Key, pieces: Iterable[tuple[int, int]]) -> dict[int, Kept]:
+        """Parts of the pool for pieces that leave. Raises PoolFullError; then nothing is taken."""
+        made: dict[int, Kept] = {}
+        with self._lock:
+            limit = self.limits.get((key.tenant, key.card))
+            size = sum(size for _, size in pieces)
+            if limit is not None and size + self._kept_for(key.tenant, key.card) > limit:
+                raise PoolFullError(f"tenant {key.tenant} would park more than its limit of {limit} bytes")
+            try:
+                for piece, size in pieces:
+                    made[piece] = Kept(size, self.pool.take(size))
+            except PoolFullError:
+                for kept in made.values():
+                    self.pool.give_back(kept.parts)
+                raise
+        return made
+
+    def _kept_for(self, tenant: str, card: str) -> int:
+        return sum(
+            kept.size
+            for key, pieces in self.kept.items()
+            if key.tenant == tenant and key.card == card
+            for kept in pieces.values()
+        )
+
+    def give_up(self, made: dict[int, Kept]) -> None:
+        """What was reserved is not needed."""
+        with self._lock:
+            for kept in made.values():
+                self.pool.give_back(kept.parts)
+
+    def find(self, key: Key, pieces: Iterable[tuple[int, int]]) -> dict[int, Kept] | None:
+        """Where the pieces are. None: not all of them are here."""
+        with self._lock:
+            here = self.kept.get(key, {})
+            found = {piece: here[piece] for piece, size in pieces if piece in here and here[piece].size == size}
+        return found if len(found) == len(list(pieces)) else None
+
+    def keep(self, key: Key, made: dict[int, Kept]) -> None:
+        """The copies are done: write it down. Raises OSError."""
+        with self._lock:
+            self.store.write_kept(key, made)
+            here = self.kept.setdefault(key, {})
+            for piece, kept in made.items():
+                former = here.get(piece)  # of a move before, whose answer was never heard
+                if former is not None:
+                    self.pool.give_back(self._usable(former))
+                here[piece] = kept
+
+    def returned(self, key: Key, found: dict[int, Kept]) -> None:
+        """The shim has heard that they are back."""
+        with self._lock:
+            here = self.kept.get(key, {})
+            for piece, kept in found.items():
+                if here.get(piece) == kept:
+                    del here[piece]
+                    self.pool.give_back(self._usable(kept))
+            if not here:
+                self.kept.pop(key, None)
+            self.store.write_returned(key, found, left=len(here))
+
+
+@dataclass(slots=True)
+class _Packet:
+    out: bool
+    why: Why
+    pieces: dict[int, Kept]
+    windows: list[Window]
+    stream: c_void_p | None
+
+
+class _Session:
+    """One connection. Packets are begun as they come, and answered in order."""
+
+    def __init__(self, mover: Mover, connection: socket.socket, key: Key, card: Card) -> None:
+        self._mover, self._connection, self._key, self._card = mover, connection, key, card
+        self._under_way: deque[_Packet] = deque()
+
+    def run(self) -> None:
+        """Raises OSError and WireError when the connection is of no more use."""
+        try:
+            while True:
+                while self._under_way and (len(self._under_way) > _AHEAD or not self._readable()):
+                    self._finish(self._under_way.popleft())
+                data, files, flags, _ = socket.recv_fds(self._connection, wire.LONGEST + 1, wire.AT_A_TIME)
+                try:
+                    if not data:
+                        return
+                    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                        raise wire.WireError("longer than any message")
+                    self._under_way.append(self._begin(wire.read_pieces(data), files))
+                finally:
+                    for file in files:
+                        os.close(file)
+        finally:
+            for packet in self._under_way:
+                self._copied(packet)
+                if packet.out:
+                    self._mover.give_up(packet.pieces)
+
+    def _readable(self) -> bool:
+        return bool(select.select([self._connection], [], [], 0)[0])
+
+    def _begin(self, message: wire.Pieces, files: list[int]) -> _Packet:
+        packet = _Packet(message.out, Why.NOTHING, {}, [], None)
+        if len(files) != len(message.pieces):
+            packet.why = Why.ERROR
+            return packet
+        if message.out:
+            try:
+                packet.pieces = self._mover.reserve(self._key, message.pieces)
+            except PoolFullError:
+                packet.why = Why.POOL
+                return packet
+        else:
+            found = self._mover.find(self._key, message.pieces)
+            if found is None:
+                packet.why = Why.UNKNOWN
+                return packet
+            packet.pieces = found
+        try:
+            packet.stream = self._card.stream()
+            for file, (piece, size) in zip(files, message.pieces, strict=True):
+                packet.windows.append(self._card.open(file, size))
+                parts = packet.pieces[piece].parts
+                self._card.copy(packet.windows[-1], self._mover.store.address, parts, packet.stream, out=message.out)
+        except CudaError as error:
+            log.warning("copy_failed", extra={"data": {"tenant": self._key.tenant, "why": str(error)}})
+            packet.why = Why.ERROR
+        return packet
+
+    def _copied(self, packet: _Packet) -> None:
+        """Wait for its copies, also where one failed: nothing may still be written to parts that are given back."""
+        try:
+            if packet.stream is not None:
+                self._card.wait(packet.stream)
+                self._card.end(packet.stream)
+        except CudaError as error:
+            log.warning("copy_failed", extra={"data": {"tenant": self._key.tenant, "why": str(error)}})
+            packet.why = packet.why or Why.ERROR
+        for window in packet.windows:
+            with contextlib.suppress(CudaError):
+                window.close()
+
+    def _finish(self, packet: _Packet) -> None:
+        self._copied(packet)
+        if packet.out and packet.pieces:
+            try:
+                if packet.why is Why.NOTHING:
+                    self._mover.keep(self._key, packet.pieces)
+            except OSError:  # it cannot be written down: it stays on the card
+                packet.why = Why.ERROR
+            if packet.why is not Why.NOTHING:
+                self._mover.give_up(packet.pieces)
+        self._connection.send(wire.answer(packet.why))
+        if not packet.out and packet.why is Why.NOTHING:
+            self._mover.returned(self._key, packet.pieces)

@@ -1,0 +1,402 @@
+"""Has tenants' memory leave the cards and return, as arbiter/residency.py decides: one thread for all cards.
+
+It reads from the pages what can leave, who waits for room and what became of the orders; it hands the shims'
+connections to the mover, and tells the mover which processes live. Everything that a page says is the tenant's own
+claim: a false one costs that tenant its turn, or others a round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from aliquot.adapters.gpu.nvml import Nvml, NvmlError
+from aliquot.adapters.gpu.page import Move, Order, State, Use, Why
+from aliquot.arbiter.residency import Leave, Memory, Obstacle, Occupant, decide
+from aliquot.model.claim import may_park
+from aliquot.model.residency import ParkReason, Residency, Where
+from aliquot.model.tenant import SharingRules, Tenant
+from aliquot.services.mover import control
+from aliquot.services.mover.client import MoverClient
+from aliquot.services.runtime.cardloop import CardLoop
+from aliquot.services.runtime.registration import Tenancy, context_name
+
+ROOM_WAIT = 30.0  # seconds that an allocation waits for room that others have
+_BUSY = 0.01  # seconds between rounds while something moves or waits
+_CALM = 0.5
+_STUCK = 20.0  # a move that shows no progress for so long is not counted on
+_MARGIN = 256 << 20  # bytes of a card that the driver may need itself
+_SETTLED = 60.0  # seconds after our start in which tenants may still be added that were there before
+_LIVING = 1.0  # seconds between two messages to the mover
+_AGAIN = {Why.BUSY: 1.0, Why.CAPTURE: 1.0, Why.POOL: 2.0, Why.ROOM: 0.5, Why.ERROR: 10.0, Why.MOVER: 1.0}
+
+_FAILURES = {
+    Why.BUSY: ParkReason.FAILED,
+    Why.CAPTURE: ParkReason.FAILED,
+    Why.POOL: ParkReason.POOL_FULL,
+    Why.ROOM: ParkReason.NO_ROOM,
+    Why.ERROR: ParkReason.FAILED,
+    Why.MOVER: ParkReason.NO_POOL,
+}
+_OBSTACLES = {
+    Obstacle.TURN: ParkReason.TURN,
+    Obstacle.NOT_PARKABLE: ParkReason.NO_ROOM,
+    Obstacle.POOL: ParkReason.POOL_FULL,
+    Obstacle.TOO_LARGE: ParkReason.NO_ROOM,
+}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What we remember of a tenant on a card."""
+
+    where: Where = Where.RESIDENT
+    since: float = 0.0
+    active: float = 0.0
+    work: int = 0
+    parked: int = 0
+    moved: float = 0.0  # when `parked` last changed
+    wants_since: float | None = None
+    retry_at: float = float("-inf")
+    why: Why = Why.NOTHING
+    moves: int = 0
+    moved_bytes: int = 0
+    draining: bool = False
+    reason: ParkReason | None = None
+
+
+class Parking:
+    """See the head of the file. `hand_over`, `request` and `residency` may be called from any thread."""
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        tenancies: Mapping[str, Tenancy],
+        loops: Mapping[str, CardLoop],
+        nvml: Nvml,
+        mover: MoverClient,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lock, self._tenancies, self._loops, self._nvml = lock, tenancies, loops, nvml
+        self.mover = mover
+        self._clock = clock
+        self._rules = SharingRules()
+        self._inbox: queue.SimpleQueue[tuple[socket.socket, control.Serve] | None] = queue.SimpleQueue()
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._asked: dict[str, bool] = {}  # by hand: tenant to leave (True) or return
+        self._residency: dict[tuple[str, str], Residency] = {}
+        self._told = float("-inf")
+        self._began = clock()
+
+    # --- any thread ---------------------------------------------------------------------------------------------
+
+    def configure(self, rules: SharingRules) -> None:
+        """Apply other rules from now on. Memory that was allocated before does not become movable."""
+        with self._lock:
+            self._rules = rules
+            self.mover.size = rules.host_pool
+            for tenancy in self._tenancies.values():
+                self.prepare(tenancy)
+        self.wake()
+
+    def prepare(self, tenancy: Tenancy) -> None:
+        """Write to its page whether its memory can leave, and how long its allocations wait. With the lock held."""
+        wait = ROOM_WAIT if self._rules.host_pool else 0.0
+        for at in range(len(tenancy.page.uuids)):
+            tenancy.page.set_parkable(at, self._may_leave(tenancy.tenant))
+            tenancy.page.set_room_wait(at, wait)
+
+    def _may_leave(self, tenant: Tenant) -> bool:
+        shared = self._rules.oversubscribe > 1.0 and may_park(tenant.app_class, None)
+        return self._rules.host_pool > 0 and (shared or tenant.park_after is not None)
+
+    def hand_over(self, tenancy: Tenancy, connection: socket.socket, slot: int, serial: int, card: int) -> None:
+        """A shim's connection for the mover."""
+        allotment = tenancy.tenant.allotments[card]
+        # Pieces are of whole units, so they may come to a little more than what was asked for.
+        limit = None if allotment.memory_bytes is None else allotment.memory_bytes * 5 // 4 + (1 << 30)
+        self._inbox.put((connection, control.Serve(tenancy.tenant.id, slot, serial, allotment.uuid, limit)))
+
+    def wake(self) -> None:
+        """Something may be to decide."""
+        self._inbox.put(None)
+
+    def request(self, tenant: str, *, leave: bool) -> str | None:
+        """Park it, or bring it back, because its user says so. Why that cannot be; None: it is asked."""
+        there = [shown for (name, _), shown in self._residency.items() if name == tenant]
+        if not there:
+            return (
+                "none of its memory can leave the card: it was started without --park and is not offline work on an "
+                "oversubscribed card, or it has allocated nothing yet"
+            )
+        with self._lock:
+            self._asked[tenant] = leave
+        self.wake()
+        return None
+
+    def residency(self, tenant: str, uuid: str) -> Residency | None:
+        """Where its memory is; None: it has none that could leave."""
+        return self._residency.get((tenant, uuid))
+
+    # --- the thread ---------------------------------------------------------------------------------------------
+
+    def run(self, stopping: threading.Event) -> None:
+        """Until `stopping` is set and `wake` is called."""
+        pause = _CALM
+        while not stopping.is_set():
+            with contextlib.suppress(queue.Empty):
+                self._take(self._inbox.get(timeout=pause))
+                while True:
+                    self._take(self._inbox.get_nowait())
+            try:
+                pause = _BUSY if self.round(self._clock()) else _CALM
+            except Exception:  # the next round must come
+                log.exception("parking_failed")
+                pause = _CALM
+        self.mover.close()
+
+    def _take(self, message: tuple[socket.socket, control.Serve] | None) -> None:
+        if message is None:
+            return
+        connection, request = message
+        with connection:
+            self.mover.serve(connection, request)
+
+    def round(self, now: float) -> bool:
+        """Decide for every card; True: something moves or waits."""
+        with self._lock:
+            tenancies = [tenancy for tenancy in self._tenancies.values() if tenancy.page.fileno() >= 0]
+            found = {uuid: self._occupants(uuid, tenancies, now) for uuid in self._loops}
+        self._tell_mover(tenancies, now)
+        restless = False
+        for uuid, occupants in found.items():
+            if occupants:
+                restless |= self._decide(uuid, occupants, now)
+        return restless
+
+    def _tell_mover(self, tenancies: list[Tenancy], now: float) -> None:
+        """Who lives. It is started when the first tenant comes whose memory may leave: the pool takes seconds."""
+        if now - self._told < _LIVING:
+            return
+        with self._lock:
+            there = [tenancy for tenancy in tenancies if tenancy.page.fileno() >= 0]
+            cards = {uuid for tenancy in there if self._may_leave(tenancy.tenant) for uuid in tenancy.page.uuids}
+            if not self._rules.host_pool or (self.mover.state is None and not cards):
+                return
+            living = [
+                (tenancy.tenant.id, slot, tenancy.page.serial(slot))
+                for tenancy in there
+                for slot in tenancy.page.sweep()
+            ]
+        self._told = now
+        known = [tenancy.tenant.id for tenancy in there]
+        complete = now - self._began > _SETTLED
+        self.mover.living(control.Living(living, known, complete, sorted(cards & self._loops.keys())))
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _occupants(self, uuid: str, tenancies: list[Tenancy], now: float) -> dict[str, Occupant]:
+        found = {}
+        there = set()
+        for tenancy in tenancies:
+            at = tenancy.page.index.get(uuid)
+            slots = [process.slot for process in tenancy.processes if process.slot is not None]
+            if at is None or not slots:
+                continue
+            key = tenancy.tenant.id, uuid
+            there.add(key)
+            seen = self._seen.setdefault(key, _Seen(active=now))
+            moves = [tenancy.page.move(slot, at) for slot in slots]
+            uses = [tenancy.page.use(slot, at) for slot in slots]
+            occupant = self._occupant(tenancy.tenant, uuid, seen, moves, uses, now)
+            found[tenancy.tenant.id] = occupant
+            self._show(key, occupant, seen, moves)
+        for key in [key for key in self._seen if key[1] == uuid and key not in there]:
+            del self._seen[key]
+            self._residency.pop(key, None)
+        return found
+
+    def _occupant(
+        self, tenant: Tenant, uuid: str, seen: _Seen, moves: list[Move], uses: list[Use], now: float
+    ) -> Occupant:
+        limit = next(one.memory_bytes for one in tenant.allotments if one.uuid == uuid)
+        most = limit * 2 if limit is not None else 1 << 50
+        movable = min(most, sum(move.movable for move in moves))
+        parked = min(movable, sum(move.parked for move in moves))
+        memory = min(most, sum(use.memory for use in uses))
+        where = _where(moves)
+        if where is not seen.where:
+            seen.where, seen.since, seen.moved = where, now, now
+            seen.active = now  # while it was away, it could not work
+        if parked != seen.parked:
+            seen.moved_bytes += abs(parked - seen.parked)
+            seen.parked, seen.moved = parked, now
+        work = sum(use.launches for use in uses)
+        if work != seen.work or any(use.busy_since_ns or use.waiting for use in uses):
+            seen.work, seen.active = work, now
+        seen.moves = max(move.moves for move in moves)
+        wants = _wants(moves, most)
+        if self._asked.get(tenant.id) is False and where is Where.PARKED:
+            wants = wants or 0
+        seen.wants_since = None if wants is None else now if seen.wants_since is None else seen.wants_since
+        self._note_failure(seen, moves, now)
+        stuck = where in (Where.LEAVING, Where.RETURNING) and now - seen.moved > _STUCK
+        return Occupant(
+            tenant.id,
+            tenant.app_class,
+            (Where.PARKED if parked else Where.RESIDENT) if stuck else where,
+            movable,
+            parked,
+            max(0, memory - movable) + sum(use.overhead for use in uses),
+            tenant.park_after,
+            seen.active,
+            seen.since,
+            wants,
+            seen.wants_since or 0.0,
+            now + _STUCK if stuck else seen.retry_at,
+        )
+
+    def _note_failure(self, seen: _Seen, moves: list[Move], now: float) -> None:
+        failed = [move.why for move in moves if move.why and move.state in (State.RESIDENT, State.PARKED)]
+        if not failed:
+            return
+        why = Why(failed[0]) if failed[0] in set(Why) else Why.ERROR
+        if why is not seen.why:
+            seen.why, seen.retry_at = why, now + _AGAIN.get(why, 1.0)
+
+    def _show(self, key: tuple[str, str], occupant: Occupant, seen: _Seen, moves: list[Move]) -> None:
+        if not occupant.movable and not any(move.moves for move in moves):
+            self._residency.pop(key, None)
+            return
+        out, back = max(move.out_ns for move in moves) / 1e9, max(move.in_ns for move in moves) / 1e9
+        lost = any(move.state == State.LOST for move in moves)
+        self._residency[key] = Residency(
+            where=occupant.where,
+            resident=occupant.on_card,
+            parked=occupant.parked,
+            moves=seen.moves,
+            moved=seen.moved_bytes,
+            last_out=out or None,
+            last_in=back or None,
+            why=ParkReason.LOST if lost else _FAILURES.get(seen.why) or seen.reason,
+        )
+
+    # --- deciding -----------------------------------------------------------------------------------------------
+
+    def _decide(self, uuid: str, occupants: dict[str, Occupant], now: float) -> bool:
+        for name, occupant in occupants.items():
+            self._drain(name, uuid, draining=occupant.where is Where.LEAVING)
+        by_hand = self._by_hand(occupants)
+        waits = any(occupant.wants is not None for occupant in occupants.values())
+        moving = any(occupant.where in (Where.LEAVING, Where.RETURNING) for occupant in occupants.values())
+        if waits or by_hand:
+            memory = self._memory(uuid, occupants)
+            if memory is not None:
+                decision = decide(list(occupants.values()), memory, now)
+                asked = {order.tenant for order in by_hand}
+                for order in [*by_hand, *decision.orders]:
+                    leave = isinstance(order, Leave)
+                    if now < self._seen[order.tenant, uuid].retry_at:
+                        continue
+                    if leave:
+                        self._note_reason(uuid, occupants, order.tenant, asked)
+                    self._perform(order.tenant, uuid, leave=leave, now=now)
+                self._note_obstacles(uuid, decision.waiting or {})
+        return waits or moving or bool(by_hand)
+
+    def _note_reason(self, uuid: str, occupants: dict[str, Occupant], tenant: str, asked: set[str]) -> None:
+        waiting = [occupant for occupant in occupants.values() if occupant.wants is not None]
+        mine = occupants[tenant]
+        if tenant in asked:
+            reason = ParkReason.ASKED
+        elif any(occupant.rank < mine.rank for occupant in waiting):
+            reason = ParkReason.ROOM
+        else:
+            reason = ParkReason.TURN if mine.park_after is None else ParkReason.IDLE
+        self._seen[tenant, uuid].reason = reason
+
+    def _by_hand(self, occupants: dict[str, Occupant]) -> list[Leave]:
+        orders = []
+        for name, leave in list(self._asked.items()):
+            occupant = occupants.get(name)
+            if occupant is None:
+                continue
+            if leave and occupant.where is Where.RESIDENT and occupant.resident:
+                orders.append(Leave(name))
+                self._asked.pop(name, None)
+            elif leave or (occupant.where is Where.RESIDENT and not occupant.parked):
+                self._asked.pop(name, None)
+        return orders
+
+    def _memory(self, uuid: str, occupants: dict[str, Occupant]) -> Memory | None:
+        """What is free by the driver's figure, on top of what we know to be used: others may use the card as well."""
+        try:
+            used, total = self._nvml.memory(uuid)
+        except NvmlError:
+            return None
+        state = self.mover.state
+        free = max(0, total - used - _MARGIN)
+        known = sum(occupant.on_card for occupant in occupants.values())
+        parked = sum(occupant.parked for occupant in occupants.values())
+        return Memory(free + known, parked + (0 if state is None else state.free))
+
+    def _perform(self, tenant: str, uuid: str, *, leave: bool, now: float) -> None:
+        with self._lock:
+            tenancy = self._tenancies.get(tenant)
+            seen = self._seen.get((tenant, uuid))
+            if tenancy is None or seen is None or tenancy.page.fileno() < 0:
+                return
+            at = tenancy.page.index[uuid]
+            if leave:
+                self._drain(tenant, uuid, draining=True)
+            for slot in [process.slot for process in tenancy.processes if process.slot is not None]:
+                move = tenancy.page.move(slot, at)
+                order = Order.LEAVE if leave else Order.RETURN
+                if (move.movable if leave else move.parked) and (move.order != order or move.why):
+                    tenancy.page.order(slot, at, order)
+            seen.why, seen.moved = Why.NOTHING, now
+        log.debug("move_ordered", extra={"data": {"tenant": tenant, "card": uuid, "leave": leave}})
+
+    def _drain(self, tenant: str, uuid: str, *, draining: bool) -> None:
+        """A tenant that leaves has to finish what it submitted: it is not paused meanwhile."""
+        seen = self._seen.get((tenant, uuid))
+        if seen is None or seen.draining == draining:
+            return
+        seen.draining = draining
+        with self._lock:
+            tenancy = self._tenancies.get(tenant)
+            names = [] if tenancy is None else [context_name(process) for process in tenancy.processes]
+        for name in names:
+            self._loops[uuid].drain(name, draining)
+
+    def _note_obstacles(self, uuid: str, waiting: Mapping[str, Obstacle]) -> None:
+        for tenant, obstacle in waiting.items():
+            seen = self._seen.get((tenant, uuid))
+            if seen is not None and seen.where is Where.PARKED:
+                seen.reason = _OBSTACLES[obstacle]
+
+
+def _where(moves: list[Move]) -> Where:
+    states = {move.state for move in moves}
+    if State.LEAVING in states:
+        return Where.LEAVING
+    if State.RETURNING in states:
+        return Where.RETURNING
+    return Where.PARKED if State.PARKED in states else Where.RESIDENT
+
+
+def _wants(moves: list[Move], most: int) -> int | None:
+    """Bytes of allocations that wait; 0: a call waits for its memory; None: neither."""
+    room = sum(move.room for move in moves)
+    if room:
+        return min(most, room)
+    return 0 if any(move.wanted and move.state == State.PARKED for move in moves) else None

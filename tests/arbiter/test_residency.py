@@ -1,0 +1,179 @@
+"""Whose memory is on the card, in virtual time: moves take time, and everything that is asked for happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.arbiter.residency import (
+    STARVES,
+    Leave,
+    Memory,
+    Obstacle,
+    Occupant,
+    Return,
+    decide,
+)
+from aliquot.model.claim import AppClass
+from aliquot.model.residency import Where
+
+GIB = 1 << 30
+ONLINE, OFFLINE, NORMAL = AppClass.ONLINE, AppClass.OFFLINE, AppClass.NORMAL
+H200 = Memory(card=139 * GIB, pool=200 * GIB)
+
+
+def offline(name: str, gib: float, where: Where = Where.RESIDENT, **more: object) -> Occupant:
+    return replace(Occupant(name, OFFLINE, where, round(gib * GIB)), **more)  # type: ignore[arg-type]
+
+
+@dataclass
+class World:
+    """Tenants whose moves take as long as they have bytes, piece by piece; offline ones always have work."""
+
+    memory: Memory
+    tenants: dict[str, Occupant]
+    now: float = 0.0
+    moves: int = 0
+    moving: float = 0.0
+    resident: dict[str, float] = field(default_factory=dict)
+    longest_away: dict[str, float] = field(default_factory=dict)
+
+    def run(self, seconds: float, step: float = 0.05) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self._move(round(self.memory.bandwidth * step), step)
+            for name, tenant in self.tenants.items():
+                if tenant.where is Where.RESIDENT:
+                    self.resident[name] = self.resident.get(name, 0.0) + step
+                    self.tenants[name] = replace(tenant, last_active=self.now)
+                elif tenant.where is Where.PARKED and tenant.wants is None:
+                    self.tenants[name] = tenant = replace(tenant, wants=0, wants_since=self.now)
+                if tenant.where is not Where.RESIDENT:
+                    away = self.now - tenant.wants_since
+                    self.longest_away[name] = max(self.longest_away.get(name, 0.0), away)
+            for order in decide(list(self.tenants.values()), self.memory, self.now).orders:
+                self._begin(order)
+            self.now += step
+
+    def _begin(self, order: Leave | Return) -> None:
+        tenant = self.tenants[order.tenant]
+        self.moves += 1
+        if isinstance(order, Leave):
+            assert tenant.where is Where.RESIDENT
+            changed = replace(tenant, where=Where.LEAVING, wants=0, wants_since=self.now, since=self.now)
+        else:
+            assert tenant.where is Where.PARKED
+            changed = replace(tenant, where=Where.RETURNING, since=self.now)
+        self.tenants[order.tenant] = changed
+
+    def _move(self, most: int, step: float) -> None:
+        """One step of every move, as far as there is room. The card and the pool never hold more than they can."""
+        for name, tenant in self.tenants.items():
+            if tenant.where is Where.LEAVING:
+                room = self.memory.pool - sum(other.parked for other in self.tenants.values())
+                tenant = replace(tenant, parked=tenant.parked + min(most, tenant.resident, room))
+                if not tenant.resident:
+                    tenant = replace(tenant, where=Where.PARKED, since=self.now)
+            elif tenant.where is Where.RETURNING:
+                room = self.memory.card - sum(other.on_card for other in self.tenants.values())
+                tenant = replace(tenant, parked=tenant.parked - min(most, tenant.parked, room))
+                if not tenant.parked:
+                    tenant = replace(tenant, where=Where.RESIDENT, wants=None, since=self.now)
+            self.moving += step if tenant.where in (Where.LEAVING, Where.RETURNING) else 0
+            self.tenants[name] = tenant
+        assert sum(tenant.on_card for tenant in self.tenants.values()) <= self.memory.card
+        assert sum(tenant.parked for tenant in self.tenants.values()) <= self.memory.pool
+
+
+def parked(name: str, gib: float) -> Occupant:
+    return offline(name, gib, Where.PARKED, parked=round(gib * GIB))
+
+
+def test_three_tenants_on_a_card_for_two_take_turns_and_none_starves() -> None:
+    names = ("a", "b", "c")
+    tenants = {"a": offline("a", 60), "b": offline("b", 60), "c": parked("c", 60)}
+    world = World(replace(H200, pool=64 * GIB), tenants)  # one of them, and little more, fits in the pool
+    world.run(600)
+    shares = [world.resident[name] / 600 for name in names]
+    assert min(shares) >= 0.55  # of 2/3
+    assert max(world.longest_away.values()) <= STARVES + 5
+    assert world.moving / 600 <= 0.12 * 2  # out and in overlap the other tenant's work: a tenth of each one's turn
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(5, 60), min_size=2, max_size=6), st.integers(60, 139))
+def test_nobody_starves_and_the_card_is_never_overbooked(sizes: list[int], card: int) -> None:
+    memory = Memory(card=card * GIB, pool=400 * GIB)
+    world = World(memory, {f"t{at}": parked(f"t{at}", size) for at, size in enumerate(sizes)})
+    world.run(400)
+    fits = sum(sizes) <= card
+    for name in world.tenants:
+        assert world.resident.get(name, 0.0) >= (390 if fits else 10), name
+    if fits:
+        assert world.moves == len(sizes)
+
+
+def test_online_allocation_takes_room_from_as_few_offline_tenants_as_possible() -> None:
+    there = [
+        offline(name, gib, last_active=5.5, since=4.0) for name, gib in (("small", 20), ("large", 60), ("middle", 50))
+    ]
+    asks = Occupant("on", ONLINE, Where.RESIDENT, 0, wants=40 * GIB, wants_since=5.0)
+    found = decide([*there, asks], H200, 5.0)
+    assert found.orders == (Leave("middle"),)  # one is enough, and it is the smallest that is
+    after = [replace(there[2], where=Where.LEAVING), *there[:2], asks]
+    assert decide(after, H200, 5.1).orders == ()
+    gone = [replace(there[2], where=Where.PARKED, parked=50 * GIB, wants=0, wants_since=5.0), *there[:2], asks]
+    assert decide(gone, H200, 5.5).orders == ()  # the room is kept for the allocation, and not given back
+
+
+def test_room_for_online_work_is_not_taken_by_offline_work_that_waits_longer() -> None:
+    asks = Occupant("on", ONLINE, Where.RESIDENT, 0, wants=100 * GIB, wants_since=50.0)
+    waits = replace(parked("off", 60), wants=0, wants_since=0.0)
+    found = decide([asks, waits, offline("there", 30)], H200, 51.0)
+    assert found.orders == ()
+    assert found.waiting == {"off": Obstacle.TURN} or Return("off") not in found.orders
+
+
+def test_tenant_that_is_parked_when_idle_leaves_only_then() -> None:
+    sleeper = Occupant("llm", ONLINE, Where.RESIDENT, 100 * GIB, park_after=30.0, last_active=10.0)
+    asks = Occupant("n", NORMAL, Where.RESIDENT, 0, wants=60 * GIB, wants_since=20.0)
+    early = decide([sleeper, asks], H200, 20.0)
+    assert (early.orders, early.deadline) == ((), 40.0)
+    assert early.waiting == {"n": Obstacle.TURN}
+    assert decide([sleeper, asks], H200, 40.0).orders == (Leave("llm"),)
+    never = replace(sleeper, park_after=None)
+    assert decide([never, asks], H200, 1e6).waiting == {"n": Obstacle.NOT_PARKABLE}
+
+
+def test_full_pool_refuses_to_park_and_says_so() -> None:
+    asks = Occupant("on", ONLINE, Where.RESIDENT, 0, wants=100 * GIB)
+    found = decide([asks, offline("off", 60)], replace(H200, pool=50 * GIB), 0.0)
+    assert (found.orders, found.waiting) == ((), {"on": Obstacle.POOL})
+    too_large = decide([replace(asks, wants=140 * GIB), offline("off", 60)], H200, 0.0)
+    assert too_large.waiting == {"on": Obstacle.TOO_LARGE}
+
+
+def test_tenants_that_fill_the_card_together_do_not_block_each_other() -> None:
+    """Each has a part of what it needs, and waits for more."""
+    there = [offline(f"t{at}", 45, wants=GIB, wants_since=float(at), last_active=3.0, since=0.0) for at in range(3)]
+    found = decide(there, replace(H200, card=135 * GIB), 3.0)
+    assert len(found.orders) == 1
+    assert found.orders[0] in (Leave("t1"), Leave("t2"))
+    assert decide(there[::-1], replace(H200, card=135 * GIB), 3.0).orders == found.orders
+
+
+def test_one_returns_while_another_leaves_if_there_is_a_little_room() -> None:
+    waits = replace(parked("back", 60), wants=0, wants_since=0.0)
+    there = [offline(name, 60, since=0.0, last_active=99.0) for name in "ab"]
+    memory = replace(H200, pool=62 * GIB)
+    assert decide([*there, waits], memory, 100.0).orders == (Leave("a"), Return("back"))
+    tight = replace(memory, card=120 * GIB, pool=60 * GIB)
+    assert decide([*there, waits], tight, 100.0).waiting == {"back": Obstacle.POOL}
+
+
+def test_tenant_that_returns_gives_way_to_online_work() -> None:
+    returning = replace(parked("off", 60), where=Where.RETURNING, parked=30 * GIB, wants=0)
+    asks = Occupant("on", ONLINE, Where.RESIDENT, 0, wants=50 * GIB)
+    assert decide([returning, asks], replace(H200, card=70 * GIB), 0.0).orders == (Leave("off"),)

@@ -1,0 +1,63 @@
+"""A program whose GPU memory moves: `python -m kit.moving PIECES MIB UNTIL`.
+
+It works on all of its memory, checks it in between, and says in one line of JSON what it saw."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from pathlib import Path
+
+from simgpu.driver import CudaError, Session
+
+
+def main(pieces: int, mib: int, until: Path) -> dict[str, object]:
+    session = Session()
+    size = mib << 20
+    memory = [session.allocate(size) for _ in range(pieces)]
+    steps, wrong, longest, last = 0, 0, 0.0, time.monotonic()
+    hold, held = until.with_suffix(".hold"), False  # while that file is there, it does nothing
+
+    def places(address: int) -> list[int]:
+        return [address, address + size // 2, address + size - 8]
+
+    def write(step: int) -> None:
+        for at, address in enumerate(memory):
+            for place in places(address):
+                word = ctypes.c_uint64(step * 1000 + at)
+                session.cuda.call("cuMemcpyHtoD_v2", place, ctypes.byref(word), 8)
+
+    def check(step: int) -> int:
+        return sum(
+            session.read(place, 1) != [step * 1000 + at]
+            for at, address in enumerate(memory)
+            for place in places(address)
+        )
+
+    write(0)
+    print("ready", flush=True)
+    try:
+        while not until.exists():
+            while hold.exists():
+                print("holds", flush=True) if not held else None
+                held = True
+                time.sleep(0.01)
+            held = False
+            session.launch(1000)
+            session.synchronize()
+            wrong += check(steps)
+            steps += 1
+            write(steps)
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+            time.sleep(0.005)
+        wrong += check(steps)
+    except CudaError as error:
+        return {"steps": steps, "wrong": wrong, "longest": longest, "error": error.code}
+    return {"steps": steps, "wrong": wrong, "longest": longest, "error": 0}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))), flush=True)

@@ -1,0 +1,146 @@
+"""Memory that leaves the card and returns, on a simulated card of 24 GiB: shim, daemon and mover as in life."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kit.runtime import GIB, Node
+from simgpu.rig import ROOT, wait_until
+
+PATIENCE = 60.0
+
+
+MOVERS: list[Mover] = []
+
+
+class Mover:
+    """A program of kit/moving.py."""
+
+    def __init__(self, node: Node, name: str, gib: int) -> None:
+        self.name, self._until = name, node.folder / f"{name}.end"
+        command = [sys.executable, "-m", "kit.moving", str(gib * 4), "256", str(self._until)]
+        self.process = subprocess.Popen(
+            command, env=node.environment(name), cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True
+        )
+        MOVERS.append(self)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def ready(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def hold(self) -> None:
+        """It does nothing from now on."""
+        self._until.with_suffix(".hold").touch()
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "holds\n"
+
+    def end(self) -> dict[str, Any]:
+        self._until.touch()
+        self._until.with_suffix(".hold").unlink(missing_ok=True)
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == 0
+        found: dict[str, Any] = json.loads(output)
+        return found
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    made = Node(pool=True)
+    made.configure(oversubscribe=2.0, host_pool=12 * GIB)
+    yield made
+    for mover in MOVERS:
+        mover.kill()
+    MOVERS.clear()
+    mover = made.ask("mover")
+    if mover is not None:
+        os.kill(mover, signal.SIGKILL)
+    made.close()
+
+
+def residency(node: Node, name: str) -> dict[str, Any]:
+    return node.standing(name).get("residency") or {}
+
+
+def test_three_tenants_on_a_card_that_holds_two_take_turns_and_lose_nothing(node: Node) -> None:
+    movers = [Mover(node, node.tenant("offline", memory=11 * GIB), 10) for _ in range(3)]
+    for mover in movers:
+        mover.ready()
+
+    def left() -> bool:
+        return all(residency(node, mover.name).get("moves", 0) >= 1 for mover in movers)
+
+    wait_until(left, "each has been away once")
+    results = [mover.end() for mover in movers]
+    assert [(result["wrong"], result["error"]) for result in results] == [(0, 0)] * 3, results
+    assert all(result["steps"] for result in results), results
+
+
+def test_online_allocation_gets_room_and_a_killed_tenant_gives_back_the_pool(node: Node) -> None:
+    first, second = (Mover(node, node.tenant("offline", memory=11 * GIB), 10) for _ in range(2))
+    first.ready()
+    second.ready()
+    online = Mover(node, node.tenant("online", memory=11 * GIB), 10)
+    online.ready()
+    parked = [mover for mover in (first, second) if residency(node, mover.name)["parked"]]
+    assert len(parked) == 1
+    wait_until(lambda: residency(node, parked[0].name)["parked"] == 10 * GIB, "all of it has left")
+    parked[0].kill()
+    assert node.pool is not None
+    pool = node.pool / "parked"
+    wait_until(lambda: not list(pool.iterdir()), "what was kept for it is forgotten")
+    assert online.end()["error"] == 0  # what cannot leave has no contents on a simulated card
+    left = first if parked[0] is second else second
+    assert left.end()["wrong"] == 0
+
+
+def parked_sleeper(node: Node, gib: int) -> Mover:
+    """A program that does nothing, all of whose memory has left the card."""
+    sleeper = Mover(node, node.tenant("normal", memory=11 * GIB, park_after=600.0), gib)
+    sleeper.ready()
+    sleeper.hold()
+    wait_until(lambda: residency(node, sleeper.name), "it is known")
+    wait_until(lambda: node.ask("request_move", name=sleeper.name, leave=True) is None, "it is asked")
+    wait_until(lambda: residency(node, sleeper.name)["parked"] == gib * GIB, "all of it has left")
+    return sleeper
+
+
+def test_daemon_and_mover_may_die_while_a_tenant_is_parked(node: Node) -> None:
+    sleeper = parked_sleeper(node, 4)
+    mover = node.ask("mover")
+    node.kill_daemon()
+    os.kill(mover, signal.SIGKILL)
+    node.restart_daemon()
+    wait_until(lambda: node.standing(sleeper.name).get("processes"), "it registered again")
+    assert residency(node, sleeper.name).get("where", "parked") == "parked"
+    result = sleeper.end()
+    assert (result["wrong"], result["error"]) == (0, 0)
+
+
+def test_memory_that_is_lost_is_an_error_and_never_zeros(node: Node) -> None:
+    sleeper = parked_sleeper(node, 2)
+    assert node.pool is not None
+    os.kill(node.ask("mover"), signal.SIGKILL)
+    (node.pool / "memory").unlink()
+    result = sleeper.end()
+    assert (result["wrong"], result["error"]) == (0, 999)
+
+
+def test_tenant_that_is_woken_by_hand_comes_back_without_a_call(node: Node) -> None:
+    sleeper = parked_sleeper(node, 2)
+    assert node.ask("request_move", name=sleeper.name, leave=False) is None
+    wait_until(lambda: residency(node, sleeper.name)["parked"] == 0, "it is back")
+    assert sleeper.end()["wrong"] == 0
