@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.model.claim import Role, Slice, Usage, peak
+from aliquot.model.claim import AppClass, Claim, Role, Slice, Usage, peak
 from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.node import Offer
+from aliquot.model.tenant import Allotment, Tenant
 
 INIT, SIDECAR, MAIN = Role.INIT, Role.SIDECAR, Role.MAIN
 
@@ -63,3 +65,24 @@ def test_a_grant_uses_of_each_card_the_peak_of_the_containers_on_it() -> None:
 def test_a_grant_counts_exclusive_shares() -> None:
     grant = Grant("u", "n1", (_granted("a", MAIN, Share(2, 100, exclusive=True)),))
     assert grant.usage() == {2: Usage(memory_mib=100, slices=1, exclusive=1)}
+
+
+@pytest.mark.parametrize(
+    ("app_class", "park_after", "parkable"),
+    [
+        (AppClass.OFFLINE, None, True),
+        (AppClass.OFFLINE, 30.0, True),
+        (AppClass.ONLINE, None, False),
+        (AppClass.NORMAL, None, False),
+        (AppClass.ONLINE, 30.0, True),
+        (AppClass.NORMAL, 0.0, True),
+    ],
+)
+def test_offline_claims_may_be_parked_and_others_if_they_ask_for_it(
+    app_class: AppClass, park_after: float | None, parkable: bool
+) -> None:
+    claim = Claim("u", "ns", "n", "run", Offer.ANY, (), app_class=app_class, park_after=park_after)
+    shared, whole = (
+        Tenant("u", "n", app_class, (Allotment("GPU-0", limit),), None, park_after=park_after) for limit in (1, None)
+    )
+    assert (claim.parkable, shared.parkable, whole.parkable) == (parkable, parkable, False)

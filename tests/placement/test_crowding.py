@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -115,3 +117,17 @@ def test_what_does_not_fit_does_not_fit_beside_more_either(held: list[Share], po
 
 def test_a_share_counts_as_it_is_booked() -> None:
     assert a_share(4, 20, 10).usage() == Usage(4 * GIB, 200, 100, 1, 0)
+
+
+@given(st.lists(st.tuples(shares, st.booleans()), max_size=5), one_per_card, st.booleans())
+def test_crowded_and_the_board_agree_on_cards_booked_beyond_their_memory(
+    held: list[tuple[Share, bool]], pod: list[Share], parkable: bool
+) -> None:
+    cards = {uuid: replace(card, oversubscribe=1.5) for uuid, card in CARDS.items()}
+    board = Board()
+    board.set_node(Node("n1", tuple(cards.values()), EVERY_OFFER, pool_mib=1000 * GIB))
+    for share, may_park in held:
+        board.take("n1", Occupant({share.card: share.usage()}, AppClass.NORMAL, parkable=may_park))
+    fits = not any(short_of(board, 0, share.card, share.usage(), limited=False, parkable=parkable) for share in pod)
+    stays, parked = ([share for share, may_park in held if may_park is which] for which in (False, True))
+    assert (crowded(cards, stays, pod, parkable=parkable, parked=parked) is None) == fits

@@ -125,8 +125,8 @@ def test_card_has_words_for_every_reason_about_a_card(reason: Reason) -> None:
     assert "{" not in reasons.card(reason, 10, 5)
 
 
-def test_reasons_about_cards_are_the_first_eight() -> None:
-    assert list(Reason)[:8] == OF_CARDS
+def test_reasons_about_cards_are_the_first_nine() -> None:
+    assert list(Reason)[:9] == OF_CARDS
 
 
 def test_as_data_has_amounts_in_the_units_people_use() -> None:

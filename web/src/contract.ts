@@ -162,6 +162,7 @@ export const REASONS = [
   "core",
   "core-greedy",
   "slices",
+  "host-pool",
   "exclusive",
   "health",
   "withheld",
@@ -271,9 +272,17 @@ export interface Tenant {
   preemptions: number | null;
   paused_seconds: number | null;
   paused_by: string | null;
+  where: Where | null;
+  parked_mib: number;
+  moves: number;
+  why_parked: ParkReason | null;
 }
 
 export type State = "idle" | "running" | "paused" | "waiting";
+
+export type Where = "resident" | "leaving" | "parked" | "returning";
+
+export type ParkReason = "idle" | "room" | "turn" | "asked" | "shared-memory" | "unmovable" | "pool-full" | "no-pool" | "failed" | "no-room" | "lost";
 
 /** The last buckets of a node's cards, by UUID. */
 export interface Timeline {

@@ -38,6 +38,8 @@ COMMANDS = (
     ("top", "machine.top:top", "Show live usage of every card and tenant."),
     ("usage", "machine.usage:usage", "Show who used how much of the cards: time and memory, by user or run."),
     ("stop", "machine.stop:stop", "Stop runs."),
+    ("park", "machine.parking:park", "Move the memory of runs from their cards to the host's pool."),
+    ("wake", "machine.parking:wake", "Bring the memory of parked runs back to their cards."),
     ("policy", "machine.policy:policy", "Show or change how tenants share the cards."),
     ("up", "machine.up:up", "Start the daemon of this machine."),
     ("down", "machine.up:down", "Stop the daemon of this machine."),

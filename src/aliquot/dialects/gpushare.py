@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from aliquot.dialects import elastic
 from aliquot.dialects.nodes import MOST_CARDS, Capacity, NodeView, advertised
 from aliquot.dialects.pods import Container, Json, Pod, Words, count_at, mapping_at, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
@@ -226,7 +227,7 @@ def capacity(node: NodeView, unit: MemoryUnit, problems: list[Invalid]) -> Capac
 def amounts(card: Card, offers: frozenset[Offer], unit: MemoryUnit) -> dict[str, int]:
     """What the card adds to the node's resources. Memory in whole units, rounded down."""
     core = {CORE: 100} if Offer.GPUSHARE_CORE in offers else {}
-    return {MEMORY: card.memory_mib // unit.mib, COUNT: 1, **core} if Offer.GPUSHARE in offers else {}
+    return {MEMORY: card.bookable_mib // unit.mib, COUNT: 1, **core} if Offer.GPUSHARE in offers else {}
 
 
 def advertised_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
@@ -237,7 +238,8 @@ def advertised_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
     found = None
     for node in nodes:
         memory, cards = node.count(MEMORY, []), node.count(COUNT, [])
-        if memory and memory > 1000 * (cards or 1):
+        factor = elastic.factor_of(node.labels, node.annotations, [])
+        if memory and memory > 1000 * (cards or 1) * factor:
             return MemoryUnit.MIB
         found = MemoryUnit.GIB if memory else found
     return found

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from aliquot.dialects import dra, gpushare, hami, kai, native, qgpu, t9k
+from aliquot.dialects import dra, elastic, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.nodes import Capacity, NodeView, cards_from
 from aliquot.dialects.pods import Json
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objects import NodeObject, node_view, read_object
-from aliquot.model.device import Card
+from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.node import LIMITED_SHARING, Isolation, Node, Offer
 from aliquot.model.refusal import Invalid
 
@@ -32,17 +32,19 @@ def parse_node(
         cards = cards_from(advertised, notes, problems)
     else:
         cards, notes = inventory, []
+    factor = elastic.factor_of(view.labels, view.annotations, notes)
     offers = _offers(view, rules, problems, inventory=inventory is not None)
     if unhealthy:
         cards = tuple(replace(card, healthy=card.healthy and card.index not in unhealthy) for card in cards)
     result = Node(
         name=view.name,
-        cards=_limited(cards, offers, rules),
+        cards=_limited(cards, offers, rules, factor),
         offers=offers,
         isolation=qgpu.isolation(view.labels, problems, default=_usual_isolation(offers, view.labels)),
         cpu_milli=view.cpu_milli(problems),
         memory_mib=view.memory_mib(problems),
         notes=tuple(notes),
+        pool_mib=elastic.pool_mib(view.annotations),
         card_order=gpushare.card_order(view.labels, problems) if Offer.GPUSHARE in offers else None,
     )
     return tuple(problems) if problems else result
@@ -54,11 +56,11 @@ def _usual_isolation(offers: frozenset[Offer], labels: Json) -> Isolation:
     return ack or (Isolation.BURST_SHARE if Offer.HAMI in offers else Isolation.BEST_EFFORT)
 
 
-def _limited(cards: tuple[Card, ...], offers: frozenset[Offer], rules: Rules) -> tuple[Card, ...]:
-    """The cards, with how many Pods may share each."""
+def _limited(cards: tuple[Card, ...], offers: frozenset[Offer], rules: Rules, factor: float) -> tuple[Card, ...]:
+    """The cards, with how many Pods may share each, and how far each may be booked beyond its memory."""
     if not LIMITED_SHARING & offers:
-        return cards
-    return tuple(card.shared_by(qgpu.max_slices(card.memory_mib, rules.qgpu)) for card in cards)
+        return cards if factor == LEAST_FACTOR else tuple(card.shared_by(card.max_slices, factor) for card in cards)
+    return tuple(card.shared_by(qgpu.max_slices(card.memory_mib, rules.qgpu), factor) for card in cards)
 
 
 def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory: bool) -> frozenset[Offer]:
@@ -111,7 +113,7 @@ class NodeReader:
         inventory = native.parse_inventory(annotations, problems)
         if problems or not name:
             return parse_node(node, self.rules)
-        key = self._kind(node, inventory is not None)
+        key = self._kind(node, inventory)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= self._MOST:
@@ -119,13 +121,17 @@ class NodeReader:
             known = self._known[key] = parse_node(node, self.rules)
         if not isinstance(known, Node):
             return known
-        return known.named(name, known.cards if inventory is None else _limited(inventory, known.offers, self.rules))
+        if inventory is None:
+            return known.named(name, known.cards)
+        factor = known.cards[0].oversubscribe if known.cards else LEAST_FACTOR
+        return known.named(name, _limited(inventory, known.offers, self.rules, factor))
 
     @staticmethod
-    def _kind(node: NodeObject, inventory: bool) -> object:
-        labels, status = node.metadata.labels, node.status
+    def _kind(node: NodeObject, inventory: tuple[Card, ...] | None) -> object:
+        labels, annotations, status = node.metadata.labels, node.metadata.annotations, node.status
         return (
-            inventory,
+            None if inventory is None else bool(inventory),
+            tuple(map(annotations.get, _NODE_ANNOTATIONS)) if annotations else None,
             tuple(map(labels.get, _NODE_LABELS)) if labels else None,
             tuple(map(status.capacity.get, _NODE_AMOUNTS)) if status.capacity else None,
             tuple(map(status.allocatable.get, _NODE_AMOUNTS)) if status.allocatable else None,
@@ -140,7 +146,9 @@ _NODE_LABELS = (
     *kai.LABELS,
     *dra.LABELS,
     native.MIX_LABEL,
+    elastic.OVERSUBSCRIBE,
 )
+_NODE_ANNOTATIONS = (elastic.POOL, elastic.OVERSUBSCRIBE)
 _NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, hami.CARDS)
 
 

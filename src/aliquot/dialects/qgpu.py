@@ -266,4 +266,4 @@ def amounts(card: Card, offers: frozenset[Offer]) -> dict[str, int]:
     if Offer.QGPU not in offers:
         return {}
     greedy = {GREEDY: 100} if Offer.QGPU_MIXED in offers else {}
-    return {CORE: 100, MEMORY: card.memory_mib // GIB, **greedy}
+    return {CORE: 100, MEMORY: card.bookable_mib // GIB, **greedy}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aliquot.dialects import gpushare, hami, kai, native, pods, qgpu, t9k
+from aliquot.dialects import elastic, gpushare, hami, kai, native, pods, qgpu, t9k
 from aliquot.dialects.lookalikes import misspelled_marks, misspelled_resources
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
@@ -72,6 +72,7 @@ _OUR_ANNOTATIONS = frozenset(
         *hami.ANNOTATIONS,
         *kai.ANNOTATIONS,
         *native.ANNOTATIONS,
+        elastic.PARK,
     )
 )
 
@@ -111,8 +112,14 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
     claim = dialect.parse(view, rules)
     if isinstance(claim, list):
         problems += claim
-    elif view.annotation(native.CARD_MODELS) is not None:
-        claim = _with_models(claim, view, problems)
+    else:
+        if view.annotation(native.CARD_MODELS) is not None:
+            claim = _with_models(claim, view, problems)
+        park_after = elastic.park_after(view, claim)
+        if isinstance(park_after, Invalid):
+            problems.append(park_after)
+        elif park_after is not None:
+            claim = replace(claim, park_after=park_after)
     return tuple(problems) if problems or isinstance(claim, list) else claim, view
 
 
@@ -187,7 +194,7 @@ class PodReader:
         )
 
 
-_MARKS = (*qgpu.MARKS, *gpushare.MARKS, *hami.MARKS, *kai.MARKS, *native.MARKS)
+_MARKS = (*qgpu.MARKS, *gpushare.MARKS, *hami.MARKS, *kai.MARKS, *native.MARKS, elastic.PARK)
 _MARK_SET = frozenset(_MARKS)
 
 
@@ -225,6 +232,7 @@ def _claim_for(names: Names, template: Claim) -> Claim:
         owner=names.owner,
         cpu_milli=template.cpu_milli,
         memory_mib=template.memory_mib,
+        park_after=template.park_after,
     )
 
 

@@ -136,7 +136,7 @@ def amounts(card: Card, offers: frozenset[Offer]) -> dict[str, int]:
     """What the card adds to the node's resources, by the node's mode."""
     return {
         **({CARDS: 1} if Offer.T9K_EXCLUSIVE in offers else {}),
-        **({PERCENT: 100} if Offer.T9K_SHARED in offers else {}),
+        **({PERCENT: int(100 * card.oversubscribe)} if Offer.T9K_SHARED in offers else {}),
     }
 
 

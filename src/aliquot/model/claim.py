@@ -19,6 +19,11 @@ class AppClass(StrEnum):
     OFFLINE = "offline"
 
 
+def may_park(app_class: AppClass, park_after: float | None) -> bool:
+    """Offline work may be parked at any time, other work only if it asked for that."""
+    return app_class is AppClass.OFFLINE or park_after is not None
+
+
 class Role(StrEnum):
     """When a container runs: INIT containers one after the other before the rest, SIDECARs from their turn on."""
 
@@ -100,11 +105,17 @@ class Claim:
     owner: str | None = None  # whose replica it is
     cpu_milli: int = 0
     memory_mib: int = 0
+    park_after: float | None = None  # seconds idle after which its GPU memory may leave the card; None: by its class
 
     @property
     def key(self) -> str:
         """namespace/name, as people write it."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def parkable(self) -> bool:
+        """Whether its GPU memory may leave the card for a while."""
+        return may_park(self.app_class, self.park_after)
 
 
 @value

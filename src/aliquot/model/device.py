@@ -7,6 +7,7 @@ from functools import lru_cache
 from aliquot.model.value import value
 
 CORE_MILLI = 1000  # the compute of one card, in milli-GPU
+LEAST_FACTOR, MOST_FACTOR = 1.0, 8.0  # of oversubscription
 
 # The sizes in GiB that cards are sold with, and the least part of it that programs see. On cards with GDDR memory ECC
 # takes a sixteenth, and the driver some more (A10: 22,731 MiB of 24 GiB); on the others only the driver takes some.
@@ -37,10 +38,19 @@ class Card:
     numa: int | None = None
     max_slices: int | None = None  # how many Pods may share it; None: as many as have room
     withheld: str = ""  # why it is not offered although it is healthy: MIG mode, or a Pod of another plugin holds it
+    oversubscribe: float = 1.0  # times its memory that may be booked, with work whose memory may be parked
 
-    def shared_by(self, pods: int) -> Card:
+    def shared_by(self, pods: int | None, oversubscribe: float = 1.0) -> Card:
         """The card, with how many Pods may share it; `dataclasses.replace` takes three times as long."""
-        return Card(self.index, self.memory_mib, self.uuid, self.model, self.healthy, self.numa, pods, self.withheld)
+        return Card(
+            self.index, self.memory_mib, self.uuid, self.model, self.healthy, self.numa, pods, self.withheld,
+            oversubscribe,
+        )  # fmt: skip
+
+    @property
+    def bookable_mib(self) -> int:
+        """Memory that may be booked on it in all; of that at most its own with work that cannot be parked."""
+        return int(self.memory_mib * self.oversubscribe)
 
     @property
     def usable(self) -> bool:

@@ -56,20 +56,14 @@ class Node:
     notes: tuple[str, ...] = ()  # what had to be assumed about it, in sentences
     card_order: Order | None = None  # in which ordinary Pods take its cards; None: by the scheduler's policy
     others: tuple[str, ...] = ()  # other plugins and DRA drivers that hand out its cards: then it offers nothing
+    pool_mib: int = 0  # host memory for what does not fit on its cards; 0: nothing is parked
 
     def named(self, name: str, cards: tuple[Card, ...]) -> Node:
         """The same node with another name and other cards; `dataclasses.replace` takes three times as long."""
         return Node(
-            name,
-            cards,
-            self.offers,
-            self.isolation,
-            self.cpu_milli,
-            self.memory_mib,
-            self.notes,
-            self.card_order,
-            self.others,
-        )
+            name, cards, self.offers, self.isolation, self.cpu_milli, self.memory_mib, self.notes, self.card_order,
+            self.others, self.pool_mib,
+        )  # fmt: skip
 
     @property
     def offer_names(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ class Reason(StrEnum):
     CORE = "core"  # compute, milli-GPU
     GREEDY = "core-greedy"  # offline compute, milli-GPU
     SLICES = "slices"  # how many share the card
+    HOST_POOL = "host-pool"  # host memory for what is booked beyond the card, MiB
     EXCLUSIVE = "exclusive"  # one of the two wants the card for itself; the number of shares on it
     HEALTH = "health"  # the card is sick or gone
     WITHHELD = "withheld"  # MIG mode is on, or a Pod of another plugin holds the card

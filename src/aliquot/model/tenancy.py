@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aliquot.model.claim import AppClass
+from aliquot.model.claim import AppClass, may_park
 from aliquot.model.grant import Grant, Share
 from aliquot.model.tenant import Allotment, Tenant
 
@@ -29,6 +29,13 @@ class Tenancy:
     log: str | None = None  # output file of a detached run
     # Only of a node:
     claim: bool = False  # a ResourceClaim, which several Pods may share
+    # Of both:
+    park_after: float | None = None  # seconds idle after which its memory may be parked; None: by its class
+
+    @property
+    def parkable(self) -> bool:
+        """Whether its memory may leave a card that it shares with others."""
+        return may_park(self.app_class, self.park_after)
 
     @property
     def key(self) -> str:
@@ -39,7 +46,9 @@ class Tenancy:
     def tenant(self) -> Tenant:
         """For the arbiter."""
         allotments = allotments_of(self.shares)
-        return Tenant(self.id, self.key, self.app_class, allotments, self.user, self.root, self.started)
+        return Tenant(
+            self.id, self.key, self.app_class, allotments, self.user, self.root, self.started, self.park_after
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """WHERE DOES IT GO?  Board, fit, score, choose, book: pure, no IO, no clock, no chance.
 
     board.py     every card of the cluster as numpy columns, changed one row at a time
+    rooms.py     how far cards may be booked beyond their memory
     demand.py    a claim reduced to what a vector operation can compare with cards
     fit.py       which nodes and cards would do, and every reason why the others would not
     verdicts.py  the one reason that keeps a claim from each node, for thousands of nodes at a time

@@ -5,44 +5,55 @@ missing, on a node that is gone or taken whole) already counts as -1 there: "doe
 dimension. They are signed on purpose: what runs on a card that shrank or became unhealthy stays booked, and room simply
 goes below zero instead of wrapping around.
 
+A card may be booked beyond its memory, up to its `limit`, where work whose memory may be parked is on it (rooms.py has
+the rule). Rows of nodes with such cards are in `elastic`; on all others `extra` is 0.
+
 Rows are kept as long as anything is booked on them, even when the node is gone: nothing booked is ever forgotten
 because a node blinked.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from aliquot.model.claim import AppClass, Usage
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.value import value
+from aliquot.placement.rooms import Bools, Floats, Ints, elastic_rooms, free_pool
 
-Ints = npt.NDArray[np.signedinteger[Any]]
-Floats = npt.NDArray[np.floating[Any]]
-Bools = npt.NDArray[np.bool_]
+__all__ = ["CLOSED", "OTHERS_BIT", "UNLIMITED", "Board", "Bools", "Floats", "Ints", "Occupant", "offer_bit"]
 
 UNLIMITED = 1 << 30  # more slices, MiB or milli-CPU than anything has; larger numbers are false and count as this much
 CLOSED = -1  # the room of a card that takes nothing
 
-_NO_COLUMNS = (np.zeros(0, int), np.zeros(0, bool), np.zeros(0, bool), np.zeros(0, int), np.zeros(0, int))
+_NO_COLUMNS = (
+    np.zeros(0, int),
+    np.zeros(0, int),
+    np.zeros(0, bool),
+    np.zeros(0, bool),
+    np.zeros(0, int),
+    np.zeros(0, int),
+)
 _SHUT = (CLOSED, CLOSED, CLOSED, CLOSED, 0)
 
 _OFFER_BIT = {offer: 1 << place for place, offer in enumerate(Offer)}
 OTHERS_BIT = 1 << len(Offer)  # of the `offers` column: other plugins hand out the node's cards, so it offers nothing
 _CARD_COLUMNS = (
     "memory",
+    "limit",
     "max_slices",
     "healthy",
     "withheld",
     "model",
     "used_memory",
+    "used_parkable",
+    "largest",
     "used_core",
     "used_greedy",
     "used_slices",
@@ -50,6 +61,7 @@ _CARD_COLUMNS = (
     "online",
     "offline",
     "room_memory",
+    "extra",
     "room_core",
     "room_greedy",
     "room_slices",
@@ -60,6 +72,8 @@ _NODE_COLUMNS = (
     "offers",
     "cpu",
     "host_memory",
+    "pool",
+    "pool_left",
     "room_cpu",
     "room_host",
     "pods",
@@ -83,6 +97,7 @@ class Occupant:
     cpu_milli: int = 0
     memory_mib: int = 0
     of_node: bool = False  # not its users': a DaemonSet's, a static Pod, our own
+    parkable: bool = False  # its memory may leave cards that it shares
 
 
 class Board:
@@ -90,12 +105,15 @@ class Board:
 
     # per card [row, slot]: what there is ...
     memory: Ints  # MiB; 0: no such card
+    limit: Ints  # MiB that may be booked: its memory times its factor of oversubscription
     max_slices: Ints
     healthy: Bools  # and not withheld
     withheld: Bools  # MIG mode is on, or a Pod of another plugin holds it
     model: Ints  # an index into `models`
     # ... what is taken ...
     used_memory: Ints
+    used_parkable: Ints  # MiB of those that may be parked
+    largest: Ints  # MiB of the largest Pod that may be parked
     used_core: Ints
     used_greedy: Ints
     used_slices: Ints  # Pods; how many containers each has on the card does not count
@@ -103,7 +121,8 @@ class Board:
     online: Ints
     offline: Ints
     # ... and what is left, CLOSED where the card takes nothing
-    room_memory: Ints
+    room_memory: Ints  # for work that cannot be parked
+    extra: Ints  # beyond that, for work that can
     room_core: Ints
     room_greedy: Ints
     room_slices: Ints
@@ -113,6 +132,8 @@ class Board:
     offers: Ints  # a bit per Offer
     cpu: Ints
     host_memory: Ints
+    pool: Ints  # MiB of host memory for what is booked beyond the cards
+    pool_left: Ints  # of that not booked; only of elastic rows
     room_cpu: Ints
     room_host: Ints
     pods: Ints  # Pods on the node that are its users'
@@ -131,12 +152,14 @@ class Board:
         self.row_of: dict[str, int] = {}
         self.models: dict[str, int] = {"": 0}
         self.replicas: dict[str, dict[tuple[int, int], int]] = {}  # owner -> (row, slot) -> how many of its Pods
+        self.elastic: set[int] = set()  # rows with a card that may be booked beyond its memory
+        self._parked_sizes: dict[tuple[int, int], Counter[int]] = {}  # MiB of each Pod on the card that may be parked
         self.clock = 0  # counts changes; `changed` says at which count each row changed last
         self._booked: list[int] = []  # bookings per row: a row with any is kept
         self._usual: int | None = None
         self._beyond: dict[tuple[int, int], dict[str, int]] = {}  # what is booked on cards that no node has (see _add)
         self._spare: list[int] = []  # rows of nodes gone, to be used again
-        self._last_cards: tuple[object, tuple[Ints, Bools, Bools, Ints, Ints]] = (None, _NO_COLUMNS)
+        self._last_cards: tuple[object, tuple[Ints, Ints, Bools, Bools, Ints, Ints]] = (None, _NO_COLUMNS)
         self._stale: set[int] | None = None  # rows to be worked out when `together` ends
         for name in _CARD_COLUMNS:
             setattr(self, name, np.zeros((0, 1), bool if name in ("healthy", "withheld") else np.int64))
@@ -162,32 +185,47 @@ class Board:
             total = UNLIMITED if amount is None else min(amount, UNLIMITED)
             room[row] += total - column[row]
             column[row] = total
+        if any(card.oversubscribe > 1.0 for card in node.cards):
+            self.elastic.add(row)
+            self.pool[row] = min(node.pool_mib, UNLIMITED)
+        elif row in self.elastic:
+            self._stiffen(row)
         self._refresh(row)
         return row
+
+    def _stiffen(self, row: int) -> None:
+        """No card of it may be booked beyond its memory any more."""
+        self.elastic.discard(row)
+        self.pool[row] = self.pool_left[row] = 0
+        self.extra[row] = 0
 
     def _set_cards(self, row: int, cards: tuple[Card, ...]) -> None:
         """One write per column. Nodes with equal cards share the columns: many nodes are alike."""
         kind = [
-            (card.index, card.memory_mib, card.healthy, card.withheld, card.max_slices, card.model) for card in cards
+            (card.index, card.memory_mib, card.oversubscribe, card.healthy, card.withheld, card.max_slices, card.model)
+            for card in cards
         ]
         last, columns = self._last_cards
         if last != kind or len(columns[0]) != self.width:
             columns = self._columns_of(row, cards)
             # What a slot without a card remembers of its model is the row's own: then the columns are not for others.
             self._last_cards = (kind if len(cards) == self.width else None, columns)
-        self.memory[row], self.healthy[row], self.withheld[row], self.max_slices[row], self.model[row] = columns
+        self.memory[row], self.limit[row], self.healthy[row], self.withheld[row] = columns[:4]
+        self.max_slices[row], self.model[row] = columns[4:]
 
-    def _columns_of(self, row: int, cards: tuple[Card, ...]) -> tuple[Ints, Bools, Bools, Ints, Ints]:
+    def _columns_of(self, row: int, cards: tuple[Card, ...]) -> tuple[Ints, Ints, Bools, Bools, Ints, Ints]:
         self._widen(max((card.index + 1 for card in cards), default=1))
-        memory, slices = [0] * self.width, [0] * self.width
+        memory, limit, slices = [0] * self.width, [0] * self.width, [0] * self.width
         healthy, withheld = [False] * self.width, [False] * self.width
         models = self.model[row].tolist()
         for card in cards:
             memory[card.index] = min(card.memory_mib, UNLIMITED)
+            limit[card.index] = min(card.bookable_mib, UNLIMITED)
             healthy[card.index], withheld[card.index] = card.usable, bool(card.withheld)
             slices[card.index] = UNLIMITED if card.max_slices is None else card.max_slices
             models[card.index] = self.models.setdefault(card.model, len(self.models))
-        return np.array(memory), np.array(healthy), np.array(withheld), np.array(slices), np.array(models)
+        flags = np.array(healthy), np.array(withheld)
+        return np.array(memory), np.array(limit), *flags, np.array(slices), np.array(models)
 
     def drop_node(self, name: str) -> None:
         """The node is gone. Its row accepts no more claims, and is reused once nothing is booked on it."""
@@ -197,6 +235,8 @@ class Board:
         self.nodes[row] = None
         self._usual = None
         self.present[row] = False
+        if row in self.elastic:
+            self._stiffen(row)
         self._refresh(row)
         self._retire(row)
 
@@ -215,6 +255,11 @@ class Board:
             int(self.used_slices[at]),
             int(self.exclusive[at]),
         )
+
+    def room_for(self, parkable: bool, rows: Ints | slice) -> Ints:
+        """[row, slot]: MiB that are left of each card for work that may, or may not, be parked."""
+        room = self.room_memory[rows]
+        return room + self.extra[rows] if parkable and self.elastic else room
 
     def booked_core(self, rows: Ints | slice, slots: Ints | slice) -> Ints:
         """Thousandths of compute that are booked of each of these cards, as Usage.booked_milli."""
@@ -260,7 +305,9 @@ class Board:
 
     def _change(self, row: int, occupant: Occupant, sign: int) -> None:
         for slot, use in occupant.usage.items():
-            self._add(row, slot, _used_by(use, occupant.app_class), sign)
+            self._add(row, slot, _used_by(use, occupant.app_class, occupant.parkable), sign)
+            if occupant.parkable and use.memory_mib and not use.exclusive:
+                self._count_size((row, slot), min(use.memory_mib, UNLIMITED), sign)
             if occupant.owner is not None:
                 self._count_replica(occupant.owner, (row, slot), sign)
         # Only what changes: a write to one element of a column costs as much as all the rest here.
@@ -291,6 +338,17 @@ class Board:
                 del kept[column]
         if not kept:
             del self._beyond[row, slot]
+
+    def _count_size(self, place: tuple[int, int], mib: int, sign: int) -> None:
+        """One more, or one less, of that size that may be parked."""
+        sizes = self._parked_sizes.setdefault(place, Counter())
+        sizes[mib] += sign
+        if not sizes[mib]:
+            del sizes[mib]
+            if not sizes:
+                del self._parked_sizes[place]
+        if place[1] < self.width:
+            self.largest[place] = max(sizes, default=0)
 
     def _count_replica(self, owner: str, place: tuple[int, int], sign: int) -> None:
         places = self.replicas.setdefault(owner, {})
@@ -335,6 +393,8 @@ class Board:
         self.free[row] = free
         self.load[row] = 1000 - free // cards if cards else 1000
         self.left[row] = sum(map(int.__mul__, milli, self.memory[row].tolist())) // CORE_MILLI
+        if row in self.elastic:
+            self._stretch(np.array([row]))
         self.clock += 1
         self.changed[row] = self.clock
 
@@ -360,8 +420,18 @@ class Board:
         self.free[rows] = free
         self.load[rows] = np.where(cards > 0, 1000 - free // np.maximum(cards, 1), 1000)
         self.left[rows] = (milli * memory).sum(axis=1) // CORE_MILLI
+        if self.elastic:
+            self._stretch(rows[np.isin(rows, list(self.elastic))])
         self.changed[rows] = self.clock + 1 + np.arange(len(rows))
         self.clock += len(rows)
+
+    def _stretch(self, rows: Ints) -> None:
+        """The room of cards that may be booked beyond their memory, on top of what was worked out without that."""
+        is_open = (self.present[rows] & (self.taken[rows] == 0))[:, None] & self.healthy[rows] & (self.memory[rows] > 0)
+        self.pool_left[rows] = free_pool(self, rows)
+        fixed, parkable = elastic_rooms(self, rows)
+        self.room_memory[rows] = np.where(is_open, fixed, CLOSED)
+        self.extra[rows] = np.where(is_open, parkable - fixed, 0)
 
     @staticmethod
     def _room(
@@ -430,11 +500,15 @@ class Board:
         self.width = width
         for row, slot in [place for place in self._beyond if place[1] < width]:
             self._add(row, slot, self._beyond.pop((row, slot)).items(), 1)
+            self.largest[row, slot] = max(self._parked_sizes.get((row, slot), {}), default=0)
 
 
-def _used_by(use: Usage, app_class: AppClass) -> list[tuple[str, int]]:
-    """What a Pod adds to the columns of one card; most Pods change two of the seven."""
+def _used_by(use: Usage, app_class: AppClass, parkable: bool) -> list[tuple[str, int]]:
+    """What a Pod adds to the columns of one card; most Pods change two of the eight. A card held whole is shared with
+    nobody: its memory stays."""
     amounts = [("used_memory", min(use.memory_mib, UNLIMITED))] if use.memory_mib else []
+    if parkable and use.memory_mib and not use.exclusive:
+        amounts.append(("used_parkable", amounts[0][1]))
     if use.core_milli:
         amounts.append(("used_core", min(use.core_milli, UNLIMITED)))
     if use.greedy_milli:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
@@ -21,6 +23,7 @@ from aliquot.model.refusal import Reason, Refusal
 from aliquot.model.value import value
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.fit import short_of
+from aliquot.placement.rooms import beyond_cards, booked_pool
 
 
 @value
@@ -42,6 +45,7 @@ def occupant_of(claim: Claim, grant: Grant) -> Occupant:
         whole_node=grant.whole_node,
         cpu_milli=claim.cpu_milli,
         memory_mib=claim.memory_mib,
+        parkable=claim.parkable,
     )
 
 
@@ -111,11 +115,14 @@ class Ledger:
             return False
         if board.taken[row] and not (booking.occupant.whole_node and board.taken[row] == board.pods[row] == 1):
             return False
+        if row in board.elastic and booked_pool(board, np.array([row]))[0] > board.pool[row]:
+            return False
         limited = claim.offer in LIMITED_SHARING
         return all(
             slot < board.width
             and bool(board.healthy[row, slot])
-            and board.used_memory[row, slot] <= board.memory[row, slot]
+            and board.used_memory[row, slot] <= board.limit[row, slot]
+            and self._can_be_resident(row, slot)
             and board.used_core[row, slot] <= CORE_MILLI
             and board.used_greedy[row, slot] <= CORE_MILLI
             and (
@@ -124,6 +131,12 @@ class Ledger:
             and (not board.exclusive[row, slot] or board.used_slices[row, slot] == 1)
             for slot in booking.occupant.usage
         )
+
+    def _can_be_resident(self, row: int, slot: int) -> bool:
+        """Whether each that may be parked fits on the card beside all that may not."""
+        board = self.board
+        fixed = board.used_memory[row, slot] - board.used_parkable[row, slot]
+        return bool(fixed + board.largest[row, slot] <= board.memory[row, slot])
 
     def _enter(self, booking: Booking) -> Booking:
         self.board.take(booking.node, booking.occupant)
@@ -143,8 +156,12 @@ class Ledger:
         found = [
             Refusal(node, slot, reason, wanted, had, False)
             for slot, use in occupant.usage.items()
-            for reason, wanted, had in short_of(board, row, slot, use, limited=limited)
+            for reason, wanted, had in short_of(board, row, slot, use, limited=limited, parkable=occupant.parkable)
         ]
+        if not found and row in board.elastic:
+            beyond = beyond_cards(board, row, {slot: use.memory_mib for slot, use in occupant.usage.items()})
+            if beyond > board.pool_left[row]:
+                found.append(Refusal(node, None, Reason.HOST_POOL, beyond, int(board.pool_left[row]), False))
         for reason, wanted, room in (
             (Reason.CPU, occupant.cpu_milli, int(board.room_cpu[row])),
             (Reason.HOST_MEMORY, occupant.memory_mib, int(board.room_host[row])),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -21,9 +22,18 @@ from aliquot.model.node import Node, Order
 from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Floats, Ints
 from aliquot.placement.demand import Demand, demand_of
-from aliquot.placement.fit import fits, shortages
+from aliquot.placement.fit import fits, shortages, spare_cards
 from aliquot.placement.packing import Packing, dense, fgd
-from aliquot.placement.policies import Policy, Preferred, binpack, spread, spread_cards, spread_nodes
+from aliquot.placement.policies import (
+    Policy,
+    Preferred,
+    binpack,
+    parking_scores,
+    resident_first,
+    spread,
+    spread_cards,
+    spread_nodes,
+)
 from aliquot.placement.seat import Patience, grant_on, seat
 from aliquot.placement.verdicts import FITS, TOGETHER_NOT, verdicts
 from aliquot.placement.why import choice_of
@@ -156,6 +166,10 @@ class Chooser:
             scores = spread_cards(self.board, demand, rows, self._counted(there, rows))[0]
         else:
             scores = self._policy(demand).card_scores(self.board, demand, row)
+        if row in self.board.elastic and demand.parts:
+            rows = np.array([row])
+            parks = parking_scores(self.board, demand, rows)[0]
+            scores = np.where(spare_cards(self.board, demand, rows)[0], scores, parks)
         return seat(self.board, row, claim, demand, _order(scores), patience or Patience())
 
     def why(self, claim: Claim, grant: Grant) -> Choice:
@@ -230,7 +244,9 @@ class Chooser:
             kept.scores[stale] = np.inf
             rows = stale[nodes]
             if len(rows):
-                kept.scores[rows], kept.cards[rows] = policy.node_scores(board, demand, rows, cards[nodes])
+                kept.scores[rows], kept.cards[rows] = resident_first(
+                    board, demand, rows, cards[nodes], policy.node_scores
+                )
                 kept.version = policy.version  # a policy that learns may have begun to with this call
             kept.clock = board.clock
         return kept
@@ -270,7 +286,8 @@ class Chooser:
         rows = rows[np.isfinite(scores[rows])]
         if len(rows):
             _, fitting = fits(board, demand, rows)
-            scores[rows], cards[rows] = spread_nodes(board, demand, rows, fitting, self._counted(places, rows))
+            rank = partial(spread_nodes, replicas=self._counted(places, rows))
+            scores[rows], cards[rows] = resident_first(board, demand, rows, fitting, rank)
         self._own = _Own(claim, kept, board.clock, scores, cards)
         return scores, cards
 

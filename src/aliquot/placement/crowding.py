@@ -14,14 +14,29 @@ from aliquot.model.grant import Share
 from aliquot.model.refusal import Reason, Refusal
 
 
-def crowded(cards: Mapping[str, Card], held: Iterable[Share], more: Iterable[Share]) -> Refusal | None:
-    """How `more` would take a card beyond what it has beside what is `held`; None where there is room.
+def crowded(
+    cards: Mapping[str, Card],
+    held: Iterable[Share],
+    more: Iterable[Share],
+    *,
+    parkable: bool = False,
+    parked: Iterable[Share] = (),
+) -> Refusal | None:
+    """How `more` would take a card beyond what it has beside what is `held`; None where there is room. What is held by
+    Pods whose memory may be parked is in `parked` instead; `parkable`: so may that of `more` (rooms.py has the rule).
 
     Shares name their cards by UUID; one that names none of these is not judged here.
     """
     used: dict[str, Usage] = {}
     for share in held:
         used[share.uuid] = used.get(share.uuid, Usage()) + share.usage()
+    fixed, largest = {uuid: usage.memory_mib for uuid, usage in used.items()}, dict[str, int]()
+    for share in parked:
+        used[share.uuid] = used.get(share.uuid, Usage()) + share.usage()
+        if share.exclusive:  # shared with nobody
+            fixed[share.uuid] = fixed.get(share.uuid, 0) + share.memory_mib
+        else:
+            largest[share.uuid] = max(largest.get(share.uuid, 0), share.memory_mib)
     for share in more:
         card = cards.get(share.uuid)
         if card is None:
@@ -29,8 +44,9 @@ def crowded(cards: Mapping[str, Card], held: Iterable[Share], more: Iterable[Sha
         before = used.get(share.uuid, Usage())
         if before.exclusive or (share.exclusive and before.slices):
             return Refusal("", card.index, Reason.EXCLUSIVE, 0, before.slices, never=False)
-        if before.memory_mib + share.memory_mib > card.memory_mib:
-            room = max(0, card.memory_mib - before.memory_mib)
+        stays = fixed.get(share.uuid, 0) + (0 if parkable else largest.get(share.uuid, 0))
+        room = max(0, min(card.bookable_mib - before.memory_mib, card.memory_mib - stays))
+        if share.memory_mib > room:
             return Refusal("", card.index, Reason.MEMORY, share.memory_mib, room, never=False)
         for wanted, taken, reason in (
             (share.core_milli, before.core_milli, Reason.CORE),
@@ -39,4 +55,6 @@ def crowded(cards: Mapping[str, Card], held: Iterable[Share], more: Iterable[Sha
             if wanted and taken + wanted > CORE_MILLI:  # what is not wanted is not short
                 return Refusal("", card.index, reason, wanted, max(0, CORE_MILLI - taken), never=False)
         used[share.uuid] = before + share.usage()
+        if not parkable:
+            fixed[share.uuid] = fixed.get(share.uuid, 0) + share.memory_mib
     return None

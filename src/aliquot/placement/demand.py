@@ -45,6 +45,7 @@ class Demand:
     preference: Preference | None
     cpu_milli: int
     memory_mib: int
+    parkable: bool = False  # and not of whole cards, which are shared with nobody
     at_once: Usage = _NONE  # of an inexact demand: what all parts use at once, on whatever cards
 
     @property
@@ -66,6 +67,7 @@ def demand_of(claim: Claim) -> Demand:
         claim.preference,
         min(claim.cpu_milli, UNLIMITED),
         min(claim.memory_mib, UNLIMITED),
+        claim.parkable and not any(part.slice.exclusive for part in parts),
         _at_once(claim) if len(parts) > 1 else _NONE,
     )
 

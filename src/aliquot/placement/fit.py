@@ -18,6 +18,7 @@ from aliquot.model.node import Offer
 from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import OTHERS_BIT, Board, Bools, Ints, offer_bit
 from aliquot.placement.demand import Demand, Part
+from aliquot.placement.rooms import elastic_rooms, spare
 
 
 def fits(board: Board, demand: Demand, rows: Ints | slice) -> tuple[Bools, Bools]:
@@ -37,7 +38,7 @@ def fits(board: Board, demand: Demand, rows: Ints | slice) -> tuple[Bools, Bools
 
 def _room_in_all(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
     """Is there as much left on all cards together as the parts need at once? Spares most of the search in seat.py."""
-    memory = np.maximum(board.room_memory[rows], 0).sum(axis=1)
+    memory = np.maximum(board.room_for(demand.parkable, rows), 0).sum(axis=1)
     core = np.maximum(board.room_core[rows], 0).sum(axis=1)
     return (memory >= demand.at_once.memory_mib) & (core >= demand.at_once.core_milli)
 
@@ -59,7 +60,10 @@ def fitting_nodes(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
 
 def fitting_cards(board: Board, part: Part, demand: Demand, rows: Ints | slice) -> Bools:
     """The cards with room for one slice of the part."""
-    cards: Bools = board.room_memory[rows] >= memory_need(board, part.slice, rows)
+    need = memory_need(board, part.slice, rows)
+    cards: Bools = board.room_for(demand.parkable, rows) >= need
+    if part.count > 1 and board.elastic:
+        cards &= _pool_share(board, part, rows) >= need
     if part.slice.core_milli:
         cards &= board.room_core[rows] >= part.slice.core_milli
     if part.slice.greedy_milli:
@@ -76,12 +80,24 @@ def fitting_cards(board: Board, part: Part, demand: Demand, rows: Ints | slice) 
     return cards
 
 
+def _pool_share(board: Board, part: Part, rows: Ints | slice) -> Ints:
+    """[row, slot]: MiB for a slice of a part of several cards: each has as large a share of the pool as the others, so
+    that all of them have room together, whichever cards are chosen."""
+    return spare(board, rows) + (board.pool_left[rows] // part.count)[:, None]
+
+
 def memory_need(board: Board, part: Slice, rows: Ints | slice) -> Ints | int:
     """MiB of each card that the slice would take; one number where it is the same for all."""
     if not part.memory_percent:
         return part.memory_mib
     need = board.memory[rows] * part.memory_percent // 100 + part.memory_mib
     return need.astype(np.int64, copy=False)
+
+
+def spare_cards(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
+    """The cards that have the memory of the demand's first part unbooked."""
+    found: Bools = spare(board, rows) >= memory_need(board, demand.parts[0].slice, rows)
+    return found
 
 
 def enough(cards: Bools, count: int) -> Bools:
@@ -222,8 +238,16 @@ def _about_cards(board: Board, part: Part, demand: Demand, rows: Ints) -> Iterat
     yield short(Reason.EXCLUSIVE, asked & (others > 0), 0, others, ~could)
     asked &= others == 0
     tenants = 0 if part.slice.exclusive else part.tenants
+    need, memory_room = memory_need(board, part.slice, rows), board.room_for(demand.parkable, rows)
+    if board.elastic:
+        without_pool = _without_pool(board, demand, rows)
+        room = memory_room if part.count == 1 else np.minimum(memory_room, _pool_share(board, part, rows))
+        pool = asked & (room < need) & (without_pool >= need)
+        beyond = np.maximum(need - spare(board, rows), 0)
+        yield short(Reason.HOST_POOL, pool, beyond, board.pool_left[rows][:, None] // part.count, False)
+        memory_room = np.where(pool, need, memory_room)
     for reason, wanted, room, most in (
-        (Reason.MEMORY, memory_need(board, part.slice, rows), board.room_memory[rows], board.memory[rows]),
+        (Reason.MEMORY, need, memory_room, board.memory[rows]),
         (Reason.CORE, part.slice.core_milli or 0, board.room_core[rows], CORE_MILLI),
         (Reason.GREEDY, part.slice.greedy_milli or 0, board.room_greedy[rows], CORE_MILLI),
         (Reason.SLICES, tenants, board.room_slices[rows], board.max_slices[rows]),
@@ -239,6 +263,12 @@ def _about_cards(board: Board, part: Part, demand: Demand, rows: Ints) -> Iterat
     )  # fmt: skip
 
 
+def _without_pool(board: Board, demand: Demand, rows: Ints) -> Ints:
+    """[row, slot]: the room for memory if the pool had no limit."""
+    fixed, parkable = elastic_rooms(board, rows, pooled=False)
+    return parkable if demand.parkable else fixed
+
+
 def _would_do(board: Board, part: Part, rows: Ints) -> Bools:
     """Cards that would do if they were healthy and empty."""
     cards: Bools = board.memory[rows] >= memory_need(board, part.slice, rows)
@@ -251,8 +281,11 @@ def _would_do(board: Board, part: Part, rows: Ints) -> Bools:
 # --- one card ----------------------------------------------------------------------------------------------------
 
 
-def short_of(board: Board, row: int, slot: int, use: Usage, *, limited: bool) -> list[tuple[Reason, int, int]]:
-    """(reason, wanted, had) of everything the card lacks for that usage. `limited`: heed how many may share it."""
+def short_of(
+    board: Board, row: int, slot: int, use: Usage, *, limited: bool, parkable: bool = False
+) -> list[tuple[Reason, int, int]]:
+    """(reason, wanted, had) of everything the card lacks for that usage. `limited`: heed how many may share it;
+    `parkable`: the memory may leave the card."""
     if slot >= board.width or not board.healthy[row, slot] or not board.memory[row, slot]:
         withheld = slot < board.width and board.withheld[row, slot]
         return [(Reason.WITHHELD if withheld else Reason.HEALTH, 1, 0)]
@@ -260,6 +293,8 @@ def short_of(board: Board, row: int, slot: int, use: Usage, *, limited: bool) ->
     if others or (use.exclusive and use.slices > 1):
         return [(Reason.EXCLUSIVE, 0, max(others, 1))]
     room = int(board.room_memory[row, slot])
+    if parkable and not use.exclusive:
+        room += int(board.extra[row, slot])
     found = [(Reason.MEMORY, use.memory_mib, room)] if room < use.memory_mib else []
     slices = min(use.slices, 1) if limited and not use.exclusive else 0
     # What is not wanted is not short, even where others took more of it than there is.

@@ -8,22 +8,27 @@ per card, then the card with most MiB left.
 
 A Pod with a preference of its own is placed by that alone.
 
+On cards that may be booked beyond their memory every policy first looks at those that have the memory unbooked. Where
+there is none, the card that is booked least, by its size, comes first: all that is booked beyond it waits for turns.
+
 Whatever the policy, other Pods with an app-class follow qGPU's rule (seed 000): online Pods spread, first onto cards
 without offline Pods; offline Pods binpack, first onto cards without online Pods.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from aliquot.model.choice import Rule
 from aliquot.model.claim import AppClass, Preference
-from aliquot.model.device import CORE_MILLI
+from aliquot.model.device import CORE_MILLI, MOST_FACTOR
 from aliquot.model.node import Order
 from aliquot.placement.board import Board, Bools, Floats, Ints
 from aliquot.placement.demand import Demand
+from aliquot.placement.fit import enough, spare_cards
 
 # Keys of one order folded into one number, the weightier in the higher digits; all exact in a float64.
 _CARD_BITS = 21  # of MiB: cards up to 2 TiB; larger ones count as that
@@ -37,6 +42,9 @@ _NODE_REPLICA, _MOST_REPLICAS = _CROWD * (1 << 10), (1 << 8) - 1
 _SHARED = _NODE_REPLICA * (1 << 8)  # the card has a Pod
 _BESIDE_OFFLINE = _SHARED * 2.0
 _CARD_REPLICA = _BESIDE_OFFLINE * 2.0
+
+_PARKS = float(1 << 50)  # over any score of a card or node whose memory is not booked
+_BOOKED = float(1 << 16)  # of a card that is booked once: a float64 of that size tells quarters apart
 
 
 class Policy(Protocol):
@@ -192,6 +200,33 @@ def _packed_cards(board: Board, demand: Demand, rows: Ints) -> Floats:
 def _left(board: Board, rows: Ints) -> Ints:
     """[row, slot]: MiB that are left of each card, by its scarcer dimension."""
     return np.minimum(board.milli[rows] * board.memory[rows] // CORE_MILLI, (1 << _CARD_BITS) - 1)
+
+
+def resident_first(
+    board: Board,
+    demand: Demand,
+    rows: Ints,
+    cards: Bools,
+    rank: Callable[[Board, Demand, Ints, Bools], tuple[Floats, Ints]],
+) -> tuple[Floats, Ints]:
+    """As Policy.node_scores: by `rank` where enough cards have the memory unbooked; after those, the others."""
+    if not board.elastic or not demand.parts:
+        return rank(board, demand, rows, cards)
+    unbooked, count = cards & spare_cards(board, demand, rows), demand.parts[0].count
+    stays = enough(unbooked, count)
+    scores, first = rank(board, demand, rows, np.where(stays[:, None], unbooked, cards))
+    parks, first_parks = _last_and_first(parking_scores(board, demand, rows), cards, count)
+    return np.where(stays, scores, parks), np.where(stays, first, first_parks)
+
+
+def parking_scores(board: Board, demand: Demand, rows: Ints) -> Floats:
+    """[row, slot]: the score of each card for a demand that goes beyond its memory. qGPU's rule holds here too."""
+    booked = board.used_memory[rows] / np.maximum(board.memory[rows], 1)
+    other = {AppClass.ONLINE: board.offline, AppClass.OFFLINE: board.online}.get(demand.app_class)
+    if other is not None:
+        booked = booked + (other[rows] > 0) * 2 * MOST_FACTOR
+    scores: Floats = _PARKS + booked * _BOOKED
+    return scores
 
 
 def _last_and_first(scores: Floats, cards: Bools, count: int) -> tuple[Floats, Ints]:

@@ -18,6 +18,7 @@ from aliquot.model.node import LIMITED_SHARING
 from aliquot.placement.board import Board
 from aliquot.placement.demand import Demand, Part
 from aliquot.placement.fit import fits, fitting_cards, short_of
+from aliquot.placement.rooms import beyond_cards
 
 # Sets of cards that one decision may try, over all nodes: some tenths of a second. Three containers on 8 cards have at
 # most 512 on a node, so only Pods of very many containers, of very many sizes, ever feel it.
@@ -105,7 +106,7 @@ def _search(
     def place_from(step: int, first: int) -> bool:
         """Seat the containers from that step on; the one at `step` may not take options before `first`."""
         if step == len(order):
-            return True
+            return row not in board.elastic or _pool_holds(board, row, seated)
         place = order[step]
         container = claim.containers[place]
         # Equal containers are seated in the order of their options: the other orders are the same with names changed.
@@ -116,7 +117,7 @@ def _search(
                 return False
             for card in cards:
                 seated[card].append((place, container.role, _usage(board, row, container.slice, card)))
-            if all(_has_room(board, row, card, seated[card], limited) for card in cards):
+            if all(_has_room(board, row, card, seated[card], limited, demand.parkable) for card in cards):
                 chosen[place] = list(cards)
                 if place_from(step + 1, at if twin else 0):
                     return True
@@ -169,6 +170,17 @@ def _usage(board: Board, row: int, part: Slice, card: int) -> Usage:
     ).usage()
 
 
-def _has_room(board: Board, row: int, card: int, tenants: list[tuple[int, Role, Usage]], limited: bool) -> bool:
-    use = peak((role, usage) for _, role, usage in sorted(tenants, key=lambda tenant: tenant[0]))
-    return not short_of(board, row, card, use, limited=limited)
+def _has_room(
+    board: Board, row: int, card: int, tenants: list[tuple[int, Role, Usage]], limited: bool, parkable: bool
+) -> bool:
+    return not short_of(board, row, card, _peak(tenants), limited=limited, parkable=parkable)
+
+
+def _pool_holds(board: Board, row: int, seated: dict[int, list[tuple[int, Role, Usage]]]) -> bool:
+    """Whether the pool has room for what goes beyond the cards, on all of them together."""
+    wanted = {card: _peak(tenants).memory_mib for card, tenants in seated.items() if tenants}
+    return beyond_cards(board, row, wanted) <= int(board.pool_left[row])
+
+
+def _peak(tenants: list[tuple[int, Role, Usage]]) -> Usage:
+    return peak((role, usage) for _, role, usage in sorted(tenants, key=lambda tenant: tenant[0]))

@@ -8,9 +8,9 @@ import numpy as np
 
 from aliquot.model.choice import Choice, Rule
 from aliquot.model.grant import Grant
-from aliquot.placement.board import Board, Floats, Ints
+from aliquot.placement.board import Board, Bools, Floats, Ints
 from aliquot.placement.demand import Demand
-from aliquot.placement.fit import fits
+from aliquot.placement.fit import fits, spare_cards
 from aliquot.placement.packing import Packing
 from aliquot.placement.policies import Policy, Preferred, packed_keys, spread_keys
 
@@ -35,14 +35,28 @@ def choice_of(board: Board, policy: Policy, demand: Demand, grant: Grant, replic
     count = int(fitting.sum())
     if not others.any():
         return Choice((), count)
+    unbooked: tuple[Rule, ...] = ()
+    if board.elastic and demand.parts:
+        spare = spare_cards(board, demand, rows)
+        if spare[chosen].all() and (others & ~spare).any():
+            unbooked, others = (Rule.UNBOOKED,), others & spare
+    return Choice(unbooked + _rules(board, policy, demand, chosen & fitting, others, replicas), count)
+
+
+def _rules(
+    board: Board, policy: Policy, demand: Demand, chosen: Bools, others: Bools, replicas: Ints | None
+) -> tuple[Rule, ...]:
+    if not others.any():
+        return ()
+    rows = np.arange(board.rows)
     if not demand.exact:
-        return Choice((Rule.TOGETHER,), count)
+        return (Rule.TOGETHER,)
     if isinstance(policy, Preferred):
-        return Choice(_ruled_out(policy.keys(board, demand, rows, replicas), chosen & fitting, others), count)
+        return _ruled_out(policy.keys(board, demand, rows, replicas), chosen, others)
     if isinstance(policy, Packing) and not policy.follows_class(demand):
-        return Choice((Rule.LEAST_SPOILED,), count)
+        return (Rule.LEAST_SPOILED,)
     keys = spread_keys if policy.spreads(demand) else packed_keys
-    return Choice(_ruled_out(keys(board, demand, rows, replicas), chosen & fitting, others), count)
+    return _ruled_out(keys(board, demand, rows, replicas), chosen, others)
 
 
 def _ruled_out(keys: Keys, chosen: np.ndarray, others: np.ndarray) -> tuple[Rule, ...]:

@@ -73,6 +73,11 @@ _TABLE: dict[tuple[Reason, str], Words] = {
         "GPU sharing: needs {wanted} places on one card, more than it allows ({cards})",
         "has reached its sharing limit",
     ),
+    (Reason.HOST_POOL, ""): Words(
+        "host pool: no room for what goes beyond a GPU's memory",
+        "host pool: needs {wanted} for what goes beyond a card; at most {had} free ({cards})",
+        "is full, and the host pool for what is parked has {had} free, needs {wanted}",
+    ),
     (Reason.EXCLUSIVE, ""): Words(
         "other Pods hold the GPUs exclusively",
         "held exclusively by other Pods ({cards})",
@@ -191,6 +196,7 @@ def card(reason: Reason, wanted: object, had: object) -> str:
 _UNITS = {
     Reason.MEMORY: (1024, "GiB"),
     Reason.HOST_MEMORY: (1024, "GiB"),
+    Reason.HOST_POOL: (1024, "GiB"),
     Reason.CORE: (10, "%"),
     Reason.GREEDY: (10, "%"),
     Reason.CPU: (1000, "CPU"),
@@ -213,7 +219,7 @@ def numbers(reason: Reason, wanted: object, had: object) -> tuple[object, object
 
 def needed_and_had(reason: Reason, needed: int, had: int) -> tuple[str, str]:
     """Both with their unit. They look different where they are."""
-    if reason in (Reason.MEMORY, Reason.HOST_MEMORY):
+    if reason in (Reason.MEMORY, Reason.HOST_MEMORY, Reason.HOST_POOL):
         return amounts.needed_and_had(needed, had)
     if reason in (Reason.CORE, Reason.GREEDY):
         return amounts.percent(needed), amounts.percent(had)

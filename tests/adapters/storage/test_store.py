@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,27 @@ def test_store_keeps_tenancies_over_a_restart(folder: Path) -> None:
     assert again.setting("policy") == "fixed-share"
     assert again.setting("nothing") is None
     assert [path.name for path in (folder / "t").iterdir()] == ["id-a.json"]
+
+
+def test_store_keeps_after_how_long_a_run_may_be_parked(folder: Path) -> None:
+    store = a_store(folder)
+    store.add(replace(tenancy("a"), app_class=AppClass.ONLINE, park_after=30.0))
+    (kept,) = a_store(folder).tenancies()
+    assert (kept.park_after, kept.tenant.park_after, kept.tenant.parkable) == (30.0, 30.0, True)
+
+
+def test_copy_of_an_earlier_release_has_no_time_of_parking(folder: Path) -> None:
+    store = a_store(folder)
+    store.add(tenancy("a"))
+    store.close()
+    copy = folder / "t" / "id-a.json"
+    copy.write_text(
+        json.dumps({key: value for key, value in json.loads(copy.read_text()).items() if key != "park_after"})
+    )
+    for path in folder.glob("state.db*"):
+        path.unlink()
+    (folder / "state.db").write_bytes(b"no database")
+    assert a_store(folder).tenancies() == [tenancy("a")]
 
 
 def test_allotments_of_whole_and_offline_shares() -> None:

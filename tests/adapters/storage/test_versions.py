@@ -102,8 +102,9 @@ class TestALaterFile:
             Database(path, (ONE,))
 
     def test_of_the_agent_keeps_columns_that_we_do_not_know_also_of_pods_that_change(self, first: Path) -> None:
+        PodStore(first, boot="boot-1").close()  # all steps of this release
         later = "ALTER TABLE tenancies ADD COLUMN note TEXT NOT NULL DEFAULT ''; UPDATE tenancies SET note = 'kept';"
-        written(first, f"{podstore._STEPS[1]} {later} PRAGMA user_version = {1 << 16 | 3};")
+        written(first, f"{later} PRAGMA user_version = {1 << 16 | 4};")
         store = PodStore(first, boot="boot-1")
         assert store.tenancies() == [TRAIN]
         store.add(Tenancy("uid-a", "ml", "train-0", AppClass.ONLINE, TRAIN.shares, TRAIN.created))

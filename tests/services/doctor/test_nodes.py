@@ -113,6 +113,22 @@ def test_node_fault_is_found_with_its_fix(node: Json, check: str, what: str, fix
     assert fix in str(finding.advice)
 
 
+@pytest.mark.parametrize(("factor", "what"), [("two", '"two" is not allowed: 1.0 to 8.0'), ("1.5", "no host pool")])
+def test_factor_of_oversubscription_that_does_not_hold_is_found(factor: str, what: str) -> None:
+    labels = {**QGPU, "aliquot.dev/oversubscribe": factor}
+    (finding,) = findings(a_node("n1", 16, labels=labels, capacity={QGPU_MEMORY: "16", QGPU_CORE: "100"}))
+    assert finding.check == "oversubscribe"
+    assert what in finding.what
+
+
+def test_oversubscribed_node_that_advertises_as_much_is_well() -> None:
+    node = a_node(
+        "n1", 16, labels={**QGPU, "aliquot.dev/oversubscribe": "1.5"}, capacity={QGPU_MEMORY: "24", QGPU_CORE: "100"}
+    )
+    node["metadata"]["annotations"]["aliquot.dev/host-pool"] = "65536"
+    assert findings(node) == []
+
+
 def test_assumed_cards_are_a_note() -> None:
     node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32"})
     (note,) = [finding for finding in everything(node) if finding.level is Level.NOTE]

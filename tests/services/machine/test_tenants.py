@@ -357,6 +357,7 @@ def test_status_of_tenant(rig: Rig) -> None:
             "paused_by": "serve",
             "memory_over_bytes": 0,
             "hard_limit": False,
+            "residency": None,
         }
     ]
     assert shown["cards"][0]["memory_used_bytes"] == 5

@@ -1,5 +1,7 @@
 /* Every text of the dashboard in English. Other languages have the same keys, or they do not compile. */
 
+import type { ParkReason, Where } from "../contract";
+
 export const en = {
   machine: "machine",
   cluster: "cluster",
@@ -74,6 +76,22 @@ export const en = {
   exclusive: "whole",
   greedy: "spare compute",
   states: { running: "running", paused: "paused", waiting: "waiting", idle: "idle" } as Record<string, string>,
+  residency: { resident: "on the card", leaving: "leaving", parked: "parked", returning: "returning" } as Record<Where, string>,
+  parked: (amount: string) => `${amount} parked`,
+  moves: (count: number) => `moved ${count} times`,
+  whyParked: {
+    idle: "it was idle, and others needed the room",
+    room: "work that goes first needed the room",
+    turn: "others have their turn on the card",
+    asked: "by aliquot park",
+    "shared-memory": "cannot be parked: it shares memory with other processes (IPC)",
+    unmovable: "cannot be parked: it has memory of a kind that cannot be moved",
+    "pool-full": "cannot be parked: the host pool is full",
+    "no-pool": "cannot be parked: there is no host pool",
+    failed: "the last move failed",
+    "no-room": "what is on the card may not leave it",
+    lost: "its parked memory is lost",
+  } as Record<ParkReason, string>,
   pausedBy: (name: string) => `paused: ${name} has the card`,
   hasCard: (name: string) => `${name} has the card`,
   pausedFor: (time: string) => `paused for ${time} in all`,

@@ -26,6 +26,8 @@ const REASONS: Record<Reason, (refused: Refused) => string> = {
   memory: (refused) => amount(refused, "显存", mib, atMost),
   core: (refused) => amount(refused, "算力", percent),
   "core-greedy": (refused) => amount(refused, "离线算力", percent),
+  "host-pool": ({ card, had, wanted }) =>
+    card === undefined ? "主机内存池容不下超出显存的部分" : `显存已订满，主机内存池剩余 ${atMost(had)}，需要 ${mib(wanted)}`,
   slices: ({ card, never }) =>
     never ? "一张卡上需要的份数超过上限" : card === undefined ? "每张卡的共享数都已达到上限" : "共享数已达到上限",
   exclusive: ({ card, had, own }) =>

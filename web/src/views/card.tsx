@@ -82,7 +82,10 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
   const hint = [
     tenant.paused_by === null ? "" : text.pausedBy(tenant.paused_by),
     tenant.paused_seconds ? text.pausedFor(age(tenant.paused_seconds, text)) : "",
+    tenant.why_parked === null ? "" : text.whyParked[tenant.why_parked],
+    tenant.moves ? text.moves(tenant.moves) : "",
   ];
+  const away = tenant.where !== null && tenant.where !== "resident" ? tenant.where : null;
   return (
     <tr class={tenant.state === "paused" ? "paused" : ""}>
       <th scope="row">
@@ -97,12 +100,16 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
       <td title={text.memory}>
         {used && <>{used} / </>}
         {booked}
+        {tenant.parked_mib > 0 && <small>{text.parked(memory(tenant.parked_mib))}</small>}
       </td>
       <td title={text.quota}>{quota(tenant, text)}</td>
       {measured && <td title={text.share}>{tenant.share === null ? "" : percent(tenant.share)}</td>}
       {stated && (
         <td class="state" title={hint.filter(Boolean).join(", ")}>
-          {tenant.state !== null && <span class={`state-${tenant.state}`}>{text.states[tenant.state]}</span>}
+          {away !== null && <span class="state-waiting">{text.residency[away]}</span>}
+          {away === null && tenant.state !== null && (
+            <span class={`state-${tenant.state}`}>{text.states[tenant.state]}</span>
+          )}
         </td>
       )}
     </tr>

@@ -55,6 +55,8 @@ _STEPS = (
     """,
     # 2: ResourceClaims are tenants too
     "ALTER TABLE tenancies ADD COLUMN claim INTEGER NOT NULL DEFAULT 0;",
+    # 3: when memory may be parked
+    "ALTER TABLE tenancies ADD COLUMN park_after REAL;",
 )
 _OLDEST = 1  # the first version whose program may use a file that all steps have made
 
@@ -65,7 +67,7 @@ class PodStore(TenantStore):
     table, owner = "tenancies", "pod"
     columns: ClassVar[Mapping[str, str]] = {
         "uid": "id",
-        **{name: name for name in ("namespace", "name", "created", "claim")},
+        **{name: name for name in ("namespace", "name", "created", "claim", "park_after")},
         "class": "app_class",
     }
 

@@ -53,8 +53,9 @@ _STEPS = (
     """,
     OBJECTS,
     HISTORY,
+    "ALTER TABLE tenants ADD COLUMN park_after REAL;",
 )
-_OLDEST = 2  # the release that may still use the file: the history was only added
+_OLDEST = 2  # the release that may still use the file: the rest was only added
 
 
 class Store(TenantStore):
@@ -62,7 +63,7 @@ class Store(TenantStore):
 
     table, owner = "tenants", "tenant"
     columns: ClassVar[Mapping[str, str]] = {
-        **{name: name for name in ("id", "name", "root", "started", "command", "created", "log")},
+        **{name: name for name in ("id", "name", "root", "started", "command", "created", "log", "park_after")},
         "class": "app_class",
         "uid": "user",
     }
@@ -93,7 +94,7 @@ class Store(TenantStore):
         restored = 0
         for path in sorted(self._copies.glob("*.json")):
             try:
-                row = json.loads(path.read_text())
+                row = {"park_after": None, **json.loads(path.read_text())}  # an earlier release did not write that
                 shares = map(parse_share, row["shares"])
                 super().add(self._parse({**row, "command": json.dumps(row["command"])}, shares))
                 restored += 1

@@ -15,6 +15,7 @@ from aliquot.cli.client import Delay
 from aliquot.cli.cluster.dialectoption import HELP as DIALECTS_HELP
 from aliquot.cli.cluster.dialectoption import parse_dialects
 from aliquot.cli.cluster.nodeoptions import node_name, nodename_option, run_dir_option
+from aliquot.cli.elasticoptions import Factor, HostPool, check_host_pool
 from aliquot.cli.enforcement import check_enforcement, enforce_options, kill_after
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
@@ -120,6 +121,20 @@ def _enforcement(command: Any) -> Any:
 )
 @_enforcement
 @click.option(
+    "--host-pool",
+    type=HostPool(),
+    default="0",
+    show_default=True,
+    help="Host memory of the agent for what does not fit on the cards, taken when needed; 0: nothing is parked",
+)
+@click.option(
+    "--oversubscribe",
+    type=Factor(),
+    default="1.0",
+    show_default=True,
+    help="Memory booked on a card, in times of what it has, on nodes without the label aliquot.dev/oversubscribe",
+)
+@click.option(
     "--ignore-xids",
     type=Xids(),
     default="",
@@ -185,6 +200,7 @@ def _serve(given: dict[str, Any]) -> None:
     home = Home(str(given["run_dir"].absolute()), str(given["dbfile"].absolute().parent))
     spec = parse_simulation(given["simulate"])
     check_enforcement(given["enforce"], given["enforce_grace"])
+    check_host_pool(given["host_pool"], simulated=given["simulate"] is not None)
     if spec is not None and spec.nodes > 1:
         raise InputError(f"--simulate: {given['simulate']} is not allowed: an agent has one node, for example 4x16GiB")
     server = _find_server(given["kubeconfig"])  # before anything is created
@@ -281,6 +297,8 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         rules=Rules(gpushare_unit=MemoryUnit(given["memory_unit"]), served=given["served"]),
         release_delay=None if given["release_delay"] == AUTO else given["release_delay"],
         kill_after=kill_after(given["enforce"], given["enforce_grace"]),
+        host_pool=given["host_pool"],
+        oversubscribe=given["oversubscribe"],
         port=given["port"],
         bind_address=given["bind_address"],
         control=Path(home.control),

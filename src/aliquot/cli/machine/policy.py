@@ -7,7 +7,9 @@ from typing import Any
 import click
 
 from aliquot.cli.client import Delay, ask
+from aliquot.cli.elasticoptions import Factor
 from aliquot.cli.machine.up import POLICY_CHOICES
+from aliquot.model.device import LEAST_FACTOR
 from aliquot.wording.amounts import release_delay as delay_text
 
 
@@ -46,5 +48,24 @@ def release_delay(delay: float | str) -> None:
     _show(ask({"op": "policy", "release_delay": delay}))
 
 
+@policy.command(short_help="Set how much memory is booked on a card, in times of what it has.")
+@click.argument("factor", type=Factor())
+@click.option("--card", metavar="CARD", help="Number or UUID of one card  [default: all cards]")
+def oversubscribe(factor: float, card: str | None) -> None:
+    """Set how much memory is booked on a card: 2.0 for twice what it has, 1.0 for no more than it has.
+
+    Only runs whose memory may be parked (offline runs, and those with --park) are booked beyond the card. Those that do
+    not fit together take turns on it. A lower factor is for new runs; those that run stay.
+    """
+    _show(ask({"op": "policy", "oversubscribe": factor, "card": card}))
+
+
 def _show(answer: dict[str, Any]) -> None:
-    click.echo(f"policy {answer['policy']}, release delay {delay_text(answer['release_delay_seconds'])}")
+    words = [f"policy {answer['policy']}, release delay {delay_text(answer['release_delay_seconds'])}"]
+    factors = answer.get("oversubscribe", [])
+    if any(factor != LEAST_FACTOR for factor in factors):
+        alike = len(set(factors)) == 1
+        words.append("oversubscribe " + (f"{factors[0]:g}" if alike else " ".join(f"{factor:g}" for factor in factors)))
+    click.echo(", ".join(words))
+    for note in answer.get("notes", []):
+        click.echo(note, err=True)

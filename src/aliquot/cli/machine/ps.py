@@ -15,7 +15,8 @@ from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status
 from aliquot.cli.pods.rows import age, apps, compute, core, state_of, waiting_lines
 from aliquot.cli.tables import date_time, narrowed, printable, table, terminal_width
-from aliquot.model.status.machine import EndedStatus, PodStatus, QueueEntry, Status, TenantStatus
+from aliquot.model.residency import Where
+from aliquot.model.status.machine import EndedStatus, PodStatus, QueueEntry, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
 from aliquot.wording.states import state_words
@@ -141,10 +142,17 @@ def _running(tenant: TenantStatus, pod: PodStatus | None = None, *, several: boo
         (f"{tenant.node}/" if several and tenant.node else "") + ",".join(str(share.index) for share in shares),
         "whole" if shares and shares[0].exclusive else memory(shares[0].limit_mib if shares else 0),
         compute(shares[0]) if shares else "-",
-        ",".join(dict.fromkeys(state_words(share.state, share.paused_by) for share in shares)),
+        ",".join(dict.fromkeys(_state(share) for share in shares)),
         duration(int(tenant.age_seconds)),
         command,
     )
+
+
+def _state(share: ShareStatus) -> str:
+    """Memory that is not on the card says more than what the tenant does without it; `top` says why."""
+    if share.residency is not None and share.residency.where is not Where.RESIDENT:
+        return share.residency.where.value
+    return state_words(share.state, share.paused_by)
 
 
 def _first(pod: PodStatus) -> tuple[int | None, str]:

@@ -19,12 +19,23 @@ from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status, read_status
 from aliquot.cli.pods.rows import compute, paused_time, waiting_lines
 from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
+from aliquot.model.residency import Where
 from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import duration, memory, release_delay
+from aliquot.wording.parking import residency_words
 from aliquot.wording.shortage import reason
 from aliquot.wording.states import state_words
 
-_DROPPABLE = ("", "LEVEL", "PAUSED", "CORE", "CLASS", "USER", "REFUSED")  # on a narrow terminal, in this order
+_DROPPABLE = (
+    "",
+    "LEVEL",
+    "PAUSED",
+    "CORE",
+    "CLASS",
+    "USER",
+    "REFUSED",
+    "PARKED",
+)  # on a narrow terminal, in this order
 _RIGHT = ("CORE", "SHARE", "PAUSED", "REFUSED")
 _BAR = 10
 _MANY = 4  # cards; with more, those without tenants are summed up
@@ -52,6 +63,7 @@ def top(output: str, once: bool, interval: float) -> None:
     PAUSED     time that online work took from an offline tenant, in all
     USER       shown where tenants of several users are on the cards
     REFUSED    allocations past the memory limit; shown where there were any
+    PARKED     memory in the host's pool, and moves out and in; shown where memory has moved
     STATE      running, idle, paused (with the online tenant that has the card), waiting (for its turn)
     """
     answer = ask({"op": "status"})
@@ -71,6 +83,7 @@ def view(status: Status, width: int | None = None) -> str:
         (f"node {node}, " if node else "")
         + f"policy {status.rules.policy}, release delay {release_delay(status.rules.release_delay_seconds)}"
         + (f", simulated cards {simulated}" if simulated else "")
+        + _pool_words(status)
         + ("" if kill_after is None else f", ends processes over their memory limit after {duration(kill_after)}")
     ]
     if status.agent and status.agent.waits_for:
@@ -78,7 +91,8 @@ def view(status: Status, width: int | None = None) -> str:
     refused = any(share.refused_allocations for tenant in status.tenants for share in tenant.cards)
     several = len({card.node for card in status.cards}) > 1
     users = {tenant.uid for tenant in status.tenants if isinstance(tenant.uid, int)}
-    head = _head(shared=len(users) > 1, refused=refused)
+    moved = any(share.residency and share.residency.moves for tenant in status.tenants for share in tenant.cards)
+    head = _head(shared=len(users) > 1, refused=refused, moved=moved)
     empty = _empty(status) if len(status.cards) > _MANY else []
     for card in status.cards:
         if card in empty:
@@ -146,15 +160,43 @@ def _card_line(card: CardStatus, several: bool) -> str:
     if card.memory_unregistered_bytes:
         words.append(f"{memory(card.memory_unregistered_bytes >> 20)} by processes that nothing limits")
     promised = f" and {card.core_booked:g}% of compute" if card.core_booked else ""
-    words.append(f"{memory(card.memory_booked_bytes >> 20)}{promised} booked")
+    most = f" of {memory(int(card.memory_mib * card.oversubscribe))}" if card.oversubscribe != 1 else ""
+    words.append(f"{memory(card.memory_booked_bytes >> 20)}{most}{promised} booked")
     if card.is_out:
         words.append(f"OUT: {printable(card.why_out or 'no reason given')}")
     return ", ".join(words)
 
 
-def _head(*, shared: bool, refused: bool) -> tuple[str, ...]:
+def _pool_words(status: Status) -> str:
+    if not status.pool or not (status.pool.booked_bytes or status.pool.used_bytes):
+        return ""
+    used, booked, size = (
+        memory(amount >> 20) for amount in (status.pool.used_bytes, status.pool.booked_bytes, status.pool.bytes)
+    )
+    return f", host pool {used} in use, {booked} of {size} booked"
+
+
+def _head(*, shared: bool, refused: bool, moved: bool) -> tuple[str, ...]:
     user, refusals = ("USER",) if shared else (), ("REFUSED",) if refused else ()
-    return ("NAME", *user, "CLASS", "CORE", "SHARE", "", "MEMORY", "LEVEL", "PAUSED", *refusals, "STATE")
+    parked = ("PARKED",) if moved else ()
+    return ("NAME", *user, "CLASS", "CORE", "SHARE", "", "MEMORY", *parked, "LEVEL", "PAUSED", *refusals, "STATE")
+
+
+def _parked(share: ShareStatus) -> str:
+    residency = share.residency
+    return "-" if residency is None else f"{memory(residency.parked_bytes >> 20)}, {residency.moves} moves"
+
+
+def _state(share: ShareStatus) -> str:
+    """Where the memory is says more than what the tenant does without it."""
+    words = "" if share.residency is None else residency_words(share.residency.where, share.residency.why)
+    if share.residency is None or not words:
+        return state_words(share.state, share.paused_by)
+    return (
+        words
+        if share.residency.where is not Where.RESIDENT
+        else f"{state_words(share.state, share.paused_by)}; {words}"
+    )
 
 
 def _row(tenant: TenantStatus, share: ShareStatus, head: tuple[str, ...]) -> tuple[str, ...]:
@@ -166,10 +208,11 @@ def _row(tenant: TenantStatus, share: ShareStatus, head: tuple[str, ...]) -> tup
         "-" if share.share is None else f"{share.share:6.1%}",  # a fixed width: nothing moves from look to look
         ("" if share.share is None else bar(share.share, _BAR)).ljust(_BAR),
         f"{memory(share.used_mib)} / {memory(share.limit_mib)}{' OVER' if share.memory_over_bytes else ''}",
+        *([_parked(share)] if "PARKED" in head else []),
         share.level,
         paused_time(share),
         *([str(share.refused_allocations)] if "REFUSED" in head else []),
-        state_words(share.state, share.paused_by),  # the last: nothing moves when it becomes longer
+        _state(share),  # the last: nothing moves when it becomes longer
     )
 
 

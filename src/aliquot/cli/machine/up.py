@@ -17,6 +17,7 @@ from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own
 from aliquot.cli.amounts import AmountError, Cards, parse_memory
 from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
 from aliquot.cli.dashboardoptions import parse_listen
+from aliquot.cli.elasticoptions import HostPool, check_host_pool
 from aliquot.cli.enforcement import check_enforcement, enforce_options, kill_after
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import or_no_player, parse_simulation, with_stand_ins
@@ -72,6 +73,12 @@ _OPTIONS = (
         help="Simulate cards: 2x24GiB, or 2x8x24GiB for two nodes of eight cards",
     ),
     click.option(
+        "--host-pool",
+        type=HostPool(),
+        help="Host memory for what does not fit on the cards, taken when needed; 0: nothing is parked  "
+        "[default: as set last, at first a quarter of the machine's]",
+    ),
+    click.option(
         "--log-limit",
         type=LogLimit(),
         help="Size that the log of each run, each container and the daemon has at most; 0: no limit  [default: 64MiB]",
@@ -113,9 +120,11 @@ def check_up_options(
     token_file: Path | None,
     enforce: str | None,
     enforce_grace: float | None,
+    host_pool: int | None = None,
     **_others: object,
 ) -> None:
     """Raises InputError for what the daemon would refuse."""
+    check_host_pool(host_pool, simulated=simulate is not None)
     check_enforcement(enforce, enforce_grace)
     parse_simulation(simulate)
     parse_listen(listen, token_file, option="--listen")
@@ -131,6 +140,7 @@ def up_words(
     enforce: str | None = None,
     enforce_grace: float | None = None,
     log_limit: int | None = None,
+    host_pool: int | None = None,
     keep_usage: int | None = None,
     metrics_names: str | None = None,
     control: str | None = None,
@@ -145,6 +155,7 @@ def up_words(
         ("--token-file", None if token_file is None else token_file.absolute()),
         ("--release-delay", f"{release_delay * 1000:g}ms" if isinstance(release_delay, float) else release_delay),
         ("--log-limit", None if log_limit is None else f"{log_limit >> 20}MiB" if log_limit else "0"),
+        ("--host-pool", None if host_pool is None else f"{host_pool}MiB" if host_pool else "0"),
         ("--keep-usage", keep_usage),
         ("--metrics-names", metrics_names),
         ("--control", control),
@@ -172,6 +183,7 @@ def up(detach: bool, simulate: str | None, listen: str | None, token_file: Path 
     spec = parse_simulation(simulate)
     where = parse_listen(listen, token_file, option="--listen")
     check_enforcement(options["enforce"], options["enforce_grace"])
+    check_host_pool(options["host_pool"], simulated=spec is not None)
     if detach:
         _in_background(up_words(simulate=simulate, listen=listen, token_file=token_file, **options), listen)
         return
@@ -302,7 +314,7 @@ def _serve(
         setup = service.Setup(
             home=home,
             nvml=nvml,
-            make_arbiter=_arbiter(nvml, simulated=playing is not None, control=options["control"]),
+            make_arbiter=_arbiter(nvml, home, simulated=playing is not None, control=options["control"]),
             on_ready=on_ready,
             environment={} if playing is None else {SIM_VARIABLE: playing.socket},
             front=front,
@@ -315,6 +327,7 @@ def _serve(
             nodes=1 if playing is None else playing.nodes,
             listen=where or service.USUAL,
             log_limit=limit,
+            host_pool=options["host_pool"],
             usage_days=options["keep_usage"] or KEEP_DAYS,
             qgpu_names=options["metrics_names"] == "qgpu",
         )
@@ -329,14 +342,24 @@ def _serve(
         raise InputError(f"{error.filename or home.state}: {error.strerror or error}") from error
 
 
-def _arbiter(nvml: Any, *, simulated: bool, control: str | None) -> Any:
+def _arbiter(nvml: Any, home: Home, *, simulated: bool, control: str | None) -> Any:
     def make(cards: Any, rules: Any) -> Any:
         from aliquot.model.control import FORCED
+        from aliquot.services.mover.client import MoverClient, pool_folder
         from aliquot.services.runtime.arbiterd import Arbiterd
 
         controls = {card.uuid: FORCED for card in cards} if control == "gate" else None
-        tries = control == "prove"
-        return Arbiterd(cards, rules=rules, nvml=nvml, simulated=simulated, controls=controls, tries_control=tries)
+        state = Path(home.state)
+        mover = MoverClient(pool_folder(state), rules.host_pool, os.environ, log_file=state / "mover.log")
+        return Arbiterd(
+            cards,
+            rules=rules,
+            nvml=nvml,
+            simulated=simulated,
+            controls=controls,
+            tries_control=control == "prove",
+            mover=mover,
+        )
 
     return make
 

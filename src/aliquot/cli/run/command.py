@@ -15,7 +15,10 @@ from typing import Any
 from aliquot.adapters.host.control import Connection
 from aliquot.cli.amounts import (
     DURATION_ALLOWED,
+    LONGEST_PARK,
     MEMORY_ALLOWED,
+    PARK_ALLOWED,
+    PARK_WHOLE,
     SIMULATE_ALLOWED,
     AmountError,
     looks_like_cards,
@@ -74,6 +77,11 @@ OPTIONS = (
         "2026: qGPU's later rules: --core in steps of 5, or 100 and more for several cards  [default: seed]",
     ),
     ("--class", "CLASS", "online (preempts offline work), offline or normal  [default: normal]"),
+    (
+        "--park",
+        "TIME",
+        "After that long idle (30s) its memory may leave the card when others need it, until its next call",
+    ),
     ("--name", "NAME", "Name for ps, stop and logs  [default: the command and a number]"),
     ("--no-wait", None, "If the machine is full, exit with code 75"),
     ("--timeout", "TIME", "Wait at most that long (30s, 5m), then exit with code 75"),
@@ -197,6 +205,12 @@ def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
     if options.get("--class", "normal") not in _CLASSES:
         raise not_allowed("--class", options["--class"], "online, offline or normal")
     request["class"] = options.get("--class", "normal")
+    if "--park" in options:
+        request["park"] = _amount("--park", options["--park"], parse_duration, PARK_ALLOWED)
+        if request["park"] > LONGEST_PARK:
+            raise not_allowed("--park", options["--park"], PARK_ALLOWED)
+        if "--memory" not in options and "--core" not in options:
+            raise not_allowed("--park", options["--park"], PARK_WHOLE)
     if "--name" in options:
         request["name"] = options["--name"]
     if "--timeout" in options:

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from aliquot.model.claim import AppClass
 from aliquot.model.reason import Reason
+from aliquot.model.residency import ParkReason, Where
 from aliquot.model.status.machine import RequestStatus
 from aliquot.model.tenant import FindingKind, State
 
@@ -141,6 +142,10 @@ class Tenant(Struct):
     preemptions: int | None = None
     paused_seconds: float | None = None
     paused_by: str | None = None
+    where: Where | None = None  # null: its memory does not leave the card
+    parked_mib: int = 0
+    moves: int = 0
+    why_parked: ParkReason | None = None  # or cannot be
 
 
 class Card(Struct):

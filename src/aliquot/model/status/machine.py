@@ -7,6 +7,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.node import Isolation
 from aliquot.model.reason import Reason
+from aliquot.model.residency import ParkReason, Where
 from aliquot.model.tenant import FindingKind, Level, State
 
 
@@ -40,6 +41,14 @@ class RulesStatus(Struct):
     policy: Isolation
     release_delay_seconds: float | None  # null: auto
     kill_after_seconds: float | None = None  # null: a tenant over its memory limit is only reported
+
+
+class PoolStatus(Struct):
+    """The host memory for what does not fit on the cards."""
+
+    bytes: int
+    booked_bytes: int  # beyond the cards
+    used_bytes: int  # parked there now
 
 
 class NodeStatus(Struct):
@@ -79,6 +88,7 @@ class CardStatus(Struct):
     why_out: str | UnsetType | None = UNSET
     withheld: str | UnsetType = UNSET  # why it is not offered although it is healthy
     memory_unregistered_bytes: int = 0  # of processes whose memory nothing limits
+    oversubscribe: float = 1.0  # times its memory that may be booked
     hardware: HardwareStatus | UnsetType = UNSET
 
     @property
@@ -95,6 +105,19 @@ class CardStatus(Struct):
     def free_mib(self) -> int:
         """Memory that a new tenant could have; nothing on a card that is out."""
         return 0 if self.is_out else max(0, self.memory_bytes - self.memory_booked_bytes) >> 20
+
+
+class ResidencyStatus(Struct):
+    """Where a tenant's memory is that may leave the card, and its moves since it came."""
+
+    where: Where
+    resident_bytes: int
+    parked_bytes: int
+    moves: int
+    moved_bytes: int
+    last_out_seconds: float | None
+    last_in_seconds: float | None
+    why: ParkReason | None  # it is parked, or cannot be
 
 
 class ShareStatus(Struct):
@@ -117,6 +140,7 @@ class ShareStatus(Struct):
     paused_by: str | None = None  # the tenant that has the card while this one is paused
     memory_over_bytes: int = 0  # over its limit, by the driver's figure
     hard_limit: bool = False  # the driver itself limits its memory too
+    residency: ResidencyStatus | None = None  # null: its memory does not leave the card
 
     @property
     def limit_mib(self) -> int:
@@ -146,6 +170,8 @@ class TenantStatus(Struct):
     namespace: str | UnsetType = UNSET  # of an agent
     pod: str | UnsetType = UNSET
     ended: bool | UnsetType = UNSET  # the Pod is over, but not all its processes
+    parkable: bool = False
+    park_after_seconds: float | None = None  # idle, after which it may be parked; null: by its class
 
 
 class RefusalStatus(Struct):
@@ -328,6 +354,7 @@ class Status(Struct):
     queue: list[QueueEntry]
     findings: list[FindingStatus]
     agent: AgentStatus | UnsetType = UNSET
+    pool: PoolStatus | UnsetType = UNSET
     nodes: list[NodeStatus] | UnsetType = UNSET  # of a machine
     workloads: list[WorkloadStatus] | UnsetType = UNSET
     pods: list[PodStatus] | UnsetType = UNSET

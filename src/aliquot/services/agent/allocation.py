@@ -30,7 +30,7 @@ from aliquot.adapters.storage.database import StoreError
 from aliquot.dialects import PodReader, QgpuRules, Rules
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import Claim
-from aliquot.model.device import Card
+from aliquot.model.device import MOST_FACTOR, Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.model.tenancy import Tenancy, shares_of
@@ -139,12 +139,12 @@ class Allocator:
 
     async def _inject(self, pod: PodObject, container: str, resource: str, ids: frozenset[str]) -> None:
         claim, grant = self.granted(pod)
-        if self._full(pod, grant):
+        if self._full(pod, claim, grant):
             await self._pods.refresh()  # a Pod may have ended without the watch having reported it yet
             self._tenants.sweep()
         # No await from here on.
         self._check_running(pod)
-        crowd = self._full(pod, grant)
+        crowd = self._full(pod, claim, grant)
         if crowd is not None:
             raise Refused(f"{crowd}; {self._why_full(grant)}")
         tenancy = self.tenancy(pod, claim, grant)
@@ -277,20 +277,26 @@ class Allocator:
             app_class=claim.app_class,
             shares=shares_of(grant, self._uuids()),
             created=self._clock(),
+            park_after=claim.park_after,
         )
 
     def _uuids(self) -> dict[int, str]:
         return {card.index: card.uuid for card in self._node().cards}
 
-    def _full(self, pod: PodObject, grant: Grant) -> str | None:
-        cards: dict[str, Card] = {card.uuid: card for card in self._node().cards}
-        others = [
-            share
-            for tenancy in self._tenants.tenancies.values()
-            if tenancy.id != pod.metadata.uid
-            for share in tenancy.shares
-        ]
-        refusal = crowded(cards, others, shares_of(grant, self._uuids()))
+    def _full(self, pod: PodObject, claim: Claim, grant: Grant) -> str | None:
+        # A tenant that was admitted stays, also if its node's factor of oversubscription was lowered since.
+        known = pod.metadata.uid in self._tenants.tenancies
+        cards: dict[str, Card] = {
+            card.uuid: replace(card, oversubscribe=MOST_FACTOR) if known else card for card in self._node().cards
+        }
+        others = [tenancy for tenancy in self._tenants.tenancies.values() if tenancy.id != pod.metadata.uid]
+        refusal = crowded(
+            cards,
+            [share for tenancy in others if not tenancy.parkable for share in tenancy.shares],
+            shares_of(grant, self._uuids()),
+            parkable=claim.parkable,
+            parked=[share for tenancy in others if tenancy.parkable for share in tenancy.shares],
+        )
         if refusal is None:
             return None
         return f"card {refusal.card} {reasons.card(refusal.reason, refusal.wanted, refusal.had)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Set
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from aliquot.model.tenant import SharingRules
 from aliquot.services.agent.libraries import install_libraries
 from aliquot.services.agent.service import Agent, ClaimUsers, Parts, Settings
+from aliquot.services.mover.client import MoverClient, pool_folder
 from aliquot.services.runtime.arbiterd import Arbiterd
 from aliquot.services.runtime.billing import KEEP_DAYS, open_billing
 from aliquot.services.runtime.hardlimits import HardLimits
@@ -60,6 +62,7 @@ def run_agent(
             whose=cgroups.pod_of,
             claims_of=users,
             hard_limits=HardLimits(nvml.limit_memory, cgroups.pod_folder),
+            mover=MoverClient(pool_folder(database.parent), 0, os.environ, log_file=database.parent / "mover.log"),
         )
         file = None if driver == "runtime" else DriverFile(wanted=driver == "cdi")
         libraries = install_libraries(database.parent, playing, file, numbers)

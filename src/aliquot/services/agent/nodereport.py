@@ -56,7 +56,16 @@ class Pods(Protocol):
 class NodeReporter:
     """A reflector's sink for the one Node. It calls `changed` when the labels have changed."""
 
-    def __init__(self, kube: Kube, events: EventSink, name: str, *, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        events: EventSink,
+        name: str,
+        *,
+        changed: Callable[[], None],
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
+        self._facts = dict(facts or {})  # more annotations of the Node, which do not change
         self.node_known = asyncio.Event()  # the Node was read, with its container runtime
         self._kube, self._events, self._name, self._changed = kube, events, name, changed
         self._seen: NodeObject | None = None
@@ -150,7 +159,7 @@ class NodeReporter:
         return node
 
     def _parse(self, cards: tuple[Card, ...], labels: dict[str, str] | None, rules: Rules) -> Node:
-        metadata = Metadata(name=self._name, labels=labels, annotations=dialects.render_inventory(cards))
+        metadata = Metadata(name=self._name, labels=labels, annotations=dialects.render_inventory(cards) | self._facts)
         node = dialects.parse_node(NodeObject(metadata), rules)
         if isinstance(node, Node):
             return node
@@ -165,7 +174,7 @@ class NodeReporter:
     def publish(self, cards: tuple[Card, ...], *, here: bool) -> None:
         """Set the inventory to write. `here`: the kubelet has accepted all our resources."""
         agent = render_agent(aliquot.__version__, here=here and not self._leaving)
-        self._inventory = dialects.render_inventory(cards) | agent
+        self._inventory = dialects.render_inventory(cards) | agent | self._facts
         if not self.published:
             self._wake.set()
 

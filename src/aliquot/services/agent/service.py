@@ -35,7 +35,7 @@ from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector, key_of
 from aliquot.adapters.storage.cdifolder import CdiFolder
 from aliquot.adapters.storage.podstore import PodStore, StoreError
-from aliquot.dialects import Rules, hami
+from aliquot.dialects import Rules, elastic, hami
 from aliquot.dialects.wire.advertising import Token, adverts, tokens
 from aliquot.dialects.wire.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
@@ -117,6 +117,8 @@ class Settings:
     rules: Rules = dialects.DEFAULT_RULES
     release_delay: float | None = 0.1  # None: learned
     kill_after: float | None = None  # seconds over its memory limit after which a Pod's processes are ended
+    host_pool: int = 0  # MiB of host memory for what is parked
+    oversubscribe: float = 1.0  # of nodes without the label
     handover: float = 3.0  # seconds for the scheduler to acknowledge that the agent stops
     port: int = 9479
     bind_address: str = "0.0.0.0"  # noqa: S104  # Prometheus runs on another node
@@ -160,7 +162,13 @@ class Agent:
         self.kube = kube = Kube(server, agent="aliquot-agent")
         self.events = Events(kube, "aliquot-agent", time.time, instance=settings.node_name)
         self.kubelet = Kubelet(settings.kubelet)
-        self.reporter = NodeReporter(kube, self.events, settings.node_name, changed=self._node_changed)
+        self.reporter = NodeReporter(
+            kube,
+            self.events,
+            settings.node_name,
+            changed=self._node_changed,
+            facts=elastic.render_node(settings.host_pool, settings.oversubscribe),
+        )
         cdi = CdiInjector(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.libraries)
         self.injector = RuntimeInjector(
             cdi,
@@ -202,7 +210,9 @@ class Agent:
         self._since = time.time()
         self.restored = asyncio.Event()
         self._awake = asyncio.Event()
-        self._rules = SharingRules(release_delay=settings.release_delay, kill_after=settings.kill_after)
+        self._rules = SharingRules(
+            release_delay=settings.release_delay, kill_after=settings.kill_after, host_pool=settings.host_pool << 20
+        )
         self._offered: Mapping[str, tuple[Token, ...]] = {}
         self._nvidia_gpu_free_at = float("-inf")
         self._device_holders = DeviceHolders(self.kubelet, self.tenants, time.monotonic)
@@ -429,7 +439,8 @@ class Agent:
 
     def _node_changed(self) -> None:
         node = self.node()
-        rules = replace(self._rules, isolation=node.isolation)
+        factor = max((card.oversubscribe for card in node.cards), default=1.0)
+        rules = replace(self._rules, isolation=node.isolation, oversubscribe=factor)
         if rules != self._rules:
             log.info("policy_changed", extra={"data": {"policy": rules.isolation.value}})
             self._rules = rules

@@ -19,6 +19,7 @@ from aliquot.services.runtime.standings import (
     by_tenant,
     finding_status,
     hardware_status,
+    pool_status,
     rules_status,
     share_statuses,
     unregistered_memory,
@@ -42,11 +43,14 @@ class NodeState:
 def status(node: NodeState, now: float, daemon: DaemonStatus, agent: AgentStatus) -> Status:
     """All of it; `daemon` and `agent` are what the agent knows about itself."""
     standings, tenancies, findings = by_tenant(node.standings), list(node.tenancies), list(node.findings)
+    cards = [_card(node, card, tenancies, unregistered_memory(findings, card.uuid)) for card in node.cards]
+    beyond = sum(max(0, card.memory_booked_bytes - card.memory_bytes) for card in cards)
     return Status(
         daemon=daemon,
         agent=agent,
         rules=rules_status(node.rules),
-        cards=[_card(node, card, tenancies, unregistered_memory(findings, card.uuid)) for card in node.cards],
+        pool=pool_status(node.rules.host_pool, beyond, node.standings),
+        cards=cards,
         tenants=[
             _tenant(tenancy, tenancy.id in node.ended, standings.get(tenancy.id, {}), now) for tenancy in tenancies
         ],
@@ -85,6 +89,7 @@ def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy], unregistere
         why_out=node.why.get(card.uuid, card.withheld or None),
         withheld=card.withheld or UNSET,
         memory_unregistered_bytes=unregistered,
+        oversubscribe=node.rules.oversubscribe,
         hardware=hardware_status(measured),
     )
 
@@ -104,4 +109,6 @@ def _tenant(tenancy: Tenancy, ended: bool, standings: Mapping[str, Standing], no
         log=None,
         ended=ended,
         cards=share_statuses(tenancy.shares, standings),
+        parkable=tenancy.tenant.parkable,
+        park_after_seconds=tenancy.park_after,
     )

@@ -40,10 +40,23 @@ _OF_TENANTS = (
     ("aliquot_tenant_preemptions", "Times online work took the card from it.", True, "preemptions"),
     ("aliquot_tenant_refused_allocations", "Allocations past its limit.", True, "refused_allocations"),
 )
+# the same of memory that may leave the card, by field of its residency in the status
+_OF_RESIDENCY = (
+    (
+        "aliquot_tenant_memory_resident_bytes",
+        "Its memory that may leave the card and is on it.",
+        False,
+        "resident_bytes",
+    ),
+    ("aliquot_tenant_memory_parked_bytes", "Its memory in the host's pool.", False, "parked_bytes"),
+    ("aliquot_tenant_moves", "Moves of its memory to the host's pool and back.", True, "moves"),
+    ("aliquot_tenant_moved_bytes", "Memory moved to the host's pool and back.", True, "moved_bytes"),
+)
 _OF_CARDS = (
     ("aliquot_card_memory_bytes", "Memory of the card.", "memory_bytes"),
     ("aliquot_card_memory_used_bytes", "Memory in use on the card, by whomever.", "memory_used_bytes"),
     ("aliquot_card_memory_booked_bytes", "Memory promised to tenants.", "memory_booked_bytes"),
+    ("aliquot_card_oversubscribe_ratio", "Times its memory that may be booked.", "oversubscribe"),
     (
         "aliquot_card_memory_unregistered_bytes",
         "Memory of processes that nothing limits.",
@@ -125,6 +138,13 @@ def _families(status: Status, who: Mapping[str, str]) -> Iterator[Metric]:
                 ratio = value / 100 if field == "core_booked" else value
                 gauge.add_metric((str(card.index), card.uuid, card.model), float(ratio))
         yield gauge
+    if status.pool:
+        pool = GaugeMetricFamily("aliquot_host_pool_bytes", "Host memory for what is parked.", labels=("state",))
+        for state, amount in (
+            ("total", status.pool.bytes), ("booked", status.pool.booked_bytes), ("used", status.pool.used_bytes)
+        ):  # fmt: skip
+            pool.add_metric((state,), float(amount))
+        yield pool
     for name, help_text, field in _OF_HARDWARE:
         gauge = GaugeMetricFamily(name, help_text, labels=("card", "uuid", "model"))
         for card in status.cards:
@@ -157,6 +177,12 @@ def _of_tenants(tenants: list[TenantStatus], who: Mapping[str, str]) -> Iterator
             value = getattr(share, field)
             if value is not None:
                 family.add_metric(owner, float(value))
+        yield family
+    for name, help_text, counts, field in _OF_RESIDENCY:
+        family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help_text, labels=labels)
+        for share, owner in shares:
+            if share.residency is not None:
+                family.add_metric(owner, float(getattr(share.residency, field)))
         yield family
     state = GaugeMetricFamily(
         "aliquot_tenant_state", "1 for the state it is in, and the level.", labels=(*labels, "state", "level")

@@ -86,6 +86,7 @@ def _card(card: CardStatus, tenants: list[Tenant]) -> Card:
 
 
 def _tenant(tenant: TenantStatus, share: ShareStatus, dialect: str) -> Tenant:
+    residency = share.residency
     return Tenant(
         key=tenant.name,
         app_class=tenant.app_class,
@@ -100,6 +101,10 @@ def _tenant(tenant: TenantStatus, share: ShareStatus, dialect: str) -> Tenant:
         preemptions=share.preemptions,
         paused_seconds=round(share.paused_seconds, 3),
         paused_by=share.paused_by,
+        where=None if residency is None else residency.where,
+        parked_mib=0 if residency is None else residency.parked_bytes >> 20,
+        moves=0 if residency is None else residency.moves,
+        why_parked=None if residency is None else residency.why,
     )
 
 

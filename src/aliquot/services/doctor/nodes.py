@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from aliquot import dialects
-from aliquot.dialects import Rules, gpushare, hami, kai, native, qgpu, t9k
+from aliquot.dialects import Rules, elastic, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.nodereading import qgpu_bars_whole_cards
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.schedulerconfig import DIALECTS
@@ -149,6 +149,9 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
                 fix = f"if that is wrong: annotation {native.INVENTORY} tells the cards, as the agent will"
                 yield Finding("cards", Level.NOTE, (name,), f"had to be guessed at: {note}", fix)
         return
+    for note in node.notes:  # with an inventory nothing about the cards is assumed: these are about its labels
+        fix = f"kubectl label node NODE {elastic.OVERSUBSCRIBE}=1.5 --overwrite, and agent.hostPool of the chart"
+        yield found("oversubscribe", name, note, fix)
     rest = {key: value for key, value in annotations.items() if key != native.INVENTORY}
     metadata = msgspec.structs.replace(obj.metadata, annotations=rest)
     bare = dialects.parse_node(msgspec.structs.replace(obj, metadata=metadata), rules)
@@ -161,7 +164,7 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
         return
     if any("is assumed" in note for note in bare.notes):
         return  # nothing advertised tells the memory
-    has, advertised = (sum(card.memory_mib for card in counted.cards) for counted in (node, bare))
+    has, advertised = sum(card.bookable_mib for card in node.cards), sum(card.memory_mib for card in bare.cards)
     if abs(has - advertised) > 1024 * len(node.cards):
         what = f"the agent found {memory(has)} of GPU memory, but the kubelet advertises {memory(advertised)}"
         yield found("cards", name, what, fix)

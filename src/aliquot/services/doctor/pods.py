@@ -92,8 +92,8 @@ def _crowded(held: Mapping[tuple[str, int], list[tuple[str, Usage]]], cluster: C
         fix = f"delete one of its Pods ({who}), best one that does not run; and have one scheduler place them, not two"
         if card is None:
             yield found("over-allocated", about, f"is given to {who}, but the node has no such card", fix)
-        elif total.memory_mib > card.memory_mib:
-            given, has = needed_and_had(total.memory_mib, card.memory_mib)
+        elif total.memory_mib > card.bookable_mib:
+            given, has = needed_and_had(total.memory_mib, card.bookable_mib)
             yield found("over-allocated", about, f"{given} of {has} are given away", fix)
         elif total.core_milli > CORE_MILLI:
             yield found("over-allocated", about, f"{percent(total.core_milli)} of its compute is given away", fix)

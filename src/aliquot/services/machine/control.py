@@ -39,6 +39,7 @@ from aliquot.services.daemon.pace import Steps
 from aliquot.services.daemon.tasks import termination_signal
 from aliquot.services.machine.history import ended_status
 from aliquot.services.machine.members import user_of
+from aliquot.services.machine.parking import Parking
 from aliquot.services.machine.pods.api import PodApi
 from aliquot.services.machine.pods.cron import CronJobs
 from aliquot.services.machine.pods.manager import PodManager
@@ -76,6 +77,7 @@ class ControlServer:
         self.pods = pods
         self._cron_jobs = CronJobs(pods)
         self._pod_api = PodApi(pods, self._cron_jobs, rules)
+        self._parking = Parking(machine, self._owner_only)
         self.about = about
         self._meter, self._billing = meter, billing
         self._stopping = asyncio.Event()
@@ -92,6 +94,7 @@ class ControlServer:
             "ended": self._ended,
             "usage": self._usage,
             "down": self._down,
+            **self._parking.operations,
             **self._pod_api.operations,
         }
 
@@ -231,10 +234,13 @@ class ControlServer:
             if delay != AUTO and not known:
                 raise invalid(Invalid("release-delay", delay, "auto, or 0 to 60s, for example 100ms"))
             rules = replace(rules, release_delay=None if delay == AUTO else float(delay))
-        if rules != self.machine.rules:
-            self._owner_only(caller, "change the policy")
+        await self._parking.set_factor(request, caller)
+        if policy is not None or delay is not None:
+            if rules != self.machine.rules:
+                self._owner_only(caller, "change the policy")
             await self.machine.change_rules(rules)
-        return {"policy": rules.isolation.value, "release_delay_seconds": rules.release_delay}
+        answer = {"policy": rules.isolation.value, "release_delay_seconds": rules.release_delay}
+        return answer | self._parking.factors()
 
     async def _stop(self, request: dict[str, Any], caller: Caller, send: Send) -> dict[str, Any]:
         """SIGTERM to all processes of the run, SIGKILL to those left after the timeout."""

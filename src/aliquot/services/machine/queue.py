@@ -186,7 +186,11 @@ def _nearest(board: Board, row: int, claim: Claim) -> tuple[tuple[int, float], G
     for part in claim.containers:
         count = len(slots) if part.count is None else part.count
         known = chosen[0] if claim.together and chosen else []  # `together`: all containers share the same cards
-        ranked = sorted((*_lacking(board, row, slot, part.slice), slot) for slot in slots if not known or slot in known)
+        ranked = sorted(
+            (*_lacking(board, row, slot, part.slice, claim.parkable), slot)
+            for slot in slots
+            if not known or slot in known
+        )
         found = ranked[:count]
         never += sum(impossible for impossible, _, _ in found) + count - len(found)
         lacks += sum(missing for _, missing, _ in found)
@@ -194,7 +198,7 @@ def _nearest(board: Board, row: int, claim: Claim) -> tuple[tuple[int, float], G
     return (never, lacks), grant_on(board, row, claim, chosen)
 
 
-def _lacking(board: Board, row: int, slot: int, part: Slice) -> tuple[bool, float]:
+def _lacking(board: Board, row: int, slot: int, part: Slice, parkable: bool) -> tuple[bool, float]:
     """The card's distance from having room for the slice; cards that never will sort last."""
     size = int(board.memory[row, slot])
     need = part.memory_on(size)
@@ -202,7 +206,7 @@ def _lacking(board: Board, row: int, slot: int, part: Slice) -> tuple[bool, floa
     if part.exclusive or board.exclusive[row, slot]:
         return bool(never), float(board.used_memory[row, slot] / max(size, 1) + board.used_slices[row, slot])
     lacks = [
-        (need - board.room_memory[row, slot]) / max(size, 1),
+        (need - board.room_for(parkable, slice(row, row + 1))[0, slot]) / max(size, 1),
         ((part.core_milli or 0) - board.room_core[row, slot]) / CORE_MILLI if part.core_milli else 0,
         ((part.greedy_milli or 0) - board.room_greedy[row, slot]) / CORE_MILLI if part.greedy_milli else 0,
     ]

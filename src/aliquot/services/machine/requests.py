@@ -14,8 +14,11 @@ from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Offer
 from aliquot.model.refusal import Invalid
-from aliquot.wording.amounts import count, memory, needed_and_had
+from aliquot.wording.amounts import count, duration, memory, needed_and_had
 
+LONGEST = 86400.0  # seconds idle until a run may be parked
+PARK_ALLOWED = "0 to 24h, for example 30s"
+PARK_WHOLE = "nothing with whole cards, which are shared with no other run: add --memory"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
 CORE_ALLOWED = "a whole number from 1 to 100, in percent of a card's compute (above 100: --rules 2026)"
@@ -38,6 +41,7 @@ class RunRequest:
     gpus: int = 1
     wait: bool = True
     detach: bool = False
+    park_after: float | None = None  # seconds idle after which its memory may be parked
 
     def slice(self) -> Slice:
         """Neither memory nor core: the whole card. Core only: the same percentage of memory. Memory only: no quota."""
@@ -55,7 +59,9 @@ class RunRequest:
     def claim(self, uid: str, name: str) -> Claim:
         """For the placement core."""
         main = ContainerClaim("main", 0, Role.MAIN, self.slice(), self.gpus)
-        return Claim(uid, "local", name, "run", Offer.ANY, (main,), app_class=self.app_class)
+        return Claim(
+            uid, "local", name, "run", Offer.ANY, (main,), app_class=self.app_class, park_after=self.park_after
+        )
 
 
 def parse_rules(message: dict[str, Any], default: QgpuRules = QgpuRules.SEED) -> QgpuRules | Invalid:
@@ -99,10 +105,14 @@ def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
     for flag in ("wait", "detach"):
         if not isinstance(message.get(flag, False), bool):
             return Invalid(flag, message.get(flag), "true or false")
-    words = _shown(command)
-    return RunRequest(
-        words, name, app_class, core, memory, gpus, message.get("wait", True), message.get("detach", False)
-    )
+    park = message.get("park")
+    if park is not None and (isinstance(park, bool) or not isinstance(park, int | float) or not 0 <= park <= LONGEST):
+        return Invalid("park", park, PARK_ALLOWED)
+    if park is not None and core is None and memory is None:
+        return Invalid("park", duration(float(park)), PARK_WHOLE)
+    words, wait, detach = _shown(command), message.get("wait", True), message.get("detach", False)
+    park_after = None if park is None else float(park)
+    return RunRequest(words, name, app_class, core, memory, gpus, wait, detach, park_after)
 
 
 def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int | None, int] | Invalid:

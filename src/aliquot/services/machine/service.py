@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
+from aliquot.adapters.host.hostmemory import host_memory_mib
 from aliquot.adapters.host.logfiles import USUAL_LIMIT
 from aliquot.adapters.host.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store, StoreError
@@ -47,6 +48,7 @@ from aliquot.services.runtime.usagereport import usage_families
 from aliquot.wording.amounts import duration, memory, release_delay
 
 USUAL = Listen("127.0.0.1", 9478, usual=True)
+_POOL_PART = 4  # of the host's memory: a quarter, and only what is parked takes it
 _LOG = logging.getLogger("aliquot")
 
 
@@ -80,6 +82,7 @@ class Setup:
     simulated: str | None = None  # the cards, as in --simulate
     nodes: int = 1  # the cards are distributed over them
     listen: Listen = USUAL  # of the dashboard
+    host_pool: int | None = None  # MiB of host memory for what is parked
     usage_days: int = KEEP_DAYS  # how long hours of the bill are kept
     qgpu_names: bool = False  # whether /metrics has those of qGPU's exporter too
     log_limit: int | None = USUAL_LIMIT  # bytes of the log of one run or container; None: without a limit
@@ -118,6 +121,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         watch=lambda tenancy: watch_root(machine, tenancy),
         environment=lambda tenancy, folder: _environment(setup, tenancy, folder),
         names=_names(setup.nodes),
+        pool_mib=_host_pool(store, setup, cards),
     )
     pods = PodManager(
         machine,
@@ -202,6 +206,22 @@ def _rules(rules: SharingRules, setup: Setup) -> SharingRules:
     return replace(rules, release_delay=None if setup.release_delay == AUTO else float(setup.release_delay))
 
 
+def _host_pool(store: Store, setup: Setup, cards: Sequence[Card]) -> int:
+    """MiB of the host's pool, now and after every restart. Simulated cards need no memory for theirs."""
+    simulated = setup.simulated is not None
+    there = sum(card.memory_mib for card in cards) if simulated else host_memory_mib()
+    stored = store.setting("host_pool")
+    pool = setup.host_pool if setup.host_pool is not None or stored is None else int(stored)
+    if pool is None or (pool > there and not simulated):
+        pool = there if simulated else there // _POOL_PART
+    if setup.host_pool is not None:
+        try:
+            store.set("host_pool", str(pool))
+        except StoreError as error:
+            _LOG.error("settings_not_stored", extra={"data": {"error": str(error)}})
+    return pool
+
+
 def _qgpu_rules(store: Store, chosen: QgpuRules | None) -> QgpuRules:
     """The version of qGPU's rules, now and after every restart."""
     rules = chosen or QgpuRules(store.setting("qgpu_rules") or QgpuRules.SEED)
@@ -246,6 +266,9 @@ def _ready(machine: LocalMachine, simulated: str | None, url: str | None, qgpu: 
     ]
     if machine.rules.kill_after is not None:
         words.append(f"ends processes over their memory limit after {duration(machine.rules.kill_after)}")
+    if machine.rules.oversubscribe > 1:
+        pool = memory(machine.pool_mib)
+        words.append(f"up to {machine.rules.oversubscribe:g} times a card's memory is booked, host pool {pool}")
     if qgpu is not QgpuRules.SEED:
         words.append(f"qGPU's rules of {qgpu.value}")
     if machine.tenancies:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import UNSET
 
 from aliquot.model.device import Card
@@ -21,6 +22,7 @@ from aliquot.model.status.machine import (
 )
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Standing
+from aliquot.placement.rooms import booked_pool
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.pods.status import pod_statuses, workload_statuses
 from aliquot.services.machine.queue import QueuedRequest
@@ -29,6 +31,7 @@ from aliquot.services.runtime.standings import (
     by_tenant,
     finding_status,
     hardware_status,
+    pool_status,
     rules_status,
     share_statuses,
     unregistered_memory,
@@ -43,10 +46,13 @@ def status(
     pods: PodManager | None = None,
 ) -> Status:
     """`measured` is what NVML reported last of each card, by UUID."""
-    standings, findings = by_tenant(node.arbiter.standings()), node.arbiter.findings()
+    found, findings = node.arbiter.standings(), node.arbiter.findings()
+    standings = by_tenant(found)
+    board = node.ledger.board
     return Status(
         daemon=daemon,
         rules=rules_status(node.rules),
+        pool=pool_status(node.pool_mib << 20, int(booked_pool(board, np.arange(board.rows)).sum()) << 20, found),
         nodes=[_node(node, member) for member in node.nodes],
         cards=[
             _card(node, row, card, measured.get(card.uuid, {}), unregistered_memory(findings, card.uuid))
@@ -89,6 +95,7 @@ def _card(node: LocalMachine, row: int, card: Card, measured: Mapping[str, Any],
         why_out=card.withheld or UNSET,
         withheld=card.withheld or UNSET,
         memory_unregistered_bytes=unregistered,
+        oversubscribe=card.oversubscribe,
         hardware=hardware_status(measured),
     )
 
@@ -107,6 +114,8 @@ def _tenant(tenancy: Tenancy, standings: Mapping[str, Standing], node: str | Non
         log=tenancy.log,
         cards=share_statuses(tenancy.shares, standings),
         node=node,
+        parkable=tenant.parkable,
+        park_after_seconds=tenancy.park_after,
     )
 
 

@@ -40,6 +40,7 @@ from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
+from aliquot.services.machine.factors import Factors
 from aliquot.services.machine.history import RunHistory
 from aliquot.services.machine.members import members, user_of
 from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
@@ -59,6 +60,7 @@ class Arbiter(Protocol):
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
     def alive(self, tenant_id: str) -> bool: ...
+    def request_move(self, tenant_id: str, *, leave: bool) -> str | None: ...  # why not, in a sentence
 
 
 class GrantListener(Protocol):
@@ -82,9 +84,13 @@ class LocalMachine:
         environment: Callable[[Tenancy, str], dict[str, Any]],
         names: Sequence[str] = ("here",),
         clock: Callable[[], float] = time.monotonic,
+        pool_mib: int = 0,
     ) -> None:
-        self.nodes = deal(cards, names)
+        self.factors = Factors(store)
+        dealt = deal(cards, names)
+        self.nodes = tuple(replace(self.factors.applied(node), pool_mib=pool_mib // len(dealt)) for node in dealt)
         self.cards = tuple(card for node in self.nodes for card in node.cards)  # numbered per node
+        self.pool_mib = pool_mib
         self.home = home
         self.store = store
         self._writer = store.writer
@@ -123,6 +129,18 @@ class LocalMachine:
             rules = replace(rules, isolation=Isolation(isolation))
         return rules if delay in (None, AUTO) else replace(rules, release_delay=float(delay))
 
+    async def oversubscribe(self, factor: float, uuids: Collection[str]) -> None:
+        """Set the factor of these cards. What is booked stays. Raises StoreError."""
+        changed = self.factors.changed(factor, uuids)
+        await self._writer.run(lambda: self.factors.keep(changed))
+        self.factors.by_uuid = changed
+        self.nodes = tuple(self.factors.applied(node) for node in self.nodes)
+        self.cards = tuple(card for node in self.nodes for card in node.cards)
+        for node in self.nodes:
+            self.ledger.board.set_node(node)
+        self._apply_rules(self.rules)
+        self._look_at_queue()
+
     def configure(self, rules: SharingRules) -> None:
         """Apply the rules now, and keep them if the disk has room."""
         try:
@@ -143,8 +161,9 @@ class LocalMachine:
         self.store.set("kill_after", "" if rules.kill_after is None else repr(rules.kill_after))
 
     def _apply_rules(self, rules: SharingRules) -> None:
-        self.rules = rules
-        self.arbiter.configure(rules)
+        factor = max((card.oversubscribe for card in self.cards), default=1.0)
+        self.rules = replace(rules, oversubscribe=factor, host_pool=self.pool_mib << 20)
+        self.arbiter.configure(self.rules)
 
     # --- after a restart ---------------------------------------------------------------------------------------
 
@@ -338,7 +357,7 @@ class LocalMachine:
         shares = shares_of(grant, {})
         tenancy = Tenancy(
             entry.id, "", entry.name, entry.claim.app_class, shares, now,
-            entry.uid, entry.pid, entry.started, entry.request.command, entry.log,
+            entry.uid, entry.pid, entry.started, entry.request.command, entry.log, park_after=entry.claim.park_after,
         )  # fmt: skip
         folder = self.directory(entry.id)
         self.ledger.confirm(entry.id, grant.node, occupant_of(entry.claim, grant))
@@ -515,4 +534,5 @@ def _exhaust(steps: Iterator[None]) -> None:
 
 
 def _occupant(tenancy: Tenancy) -> Occupant:
-    return Occupant({share.card: share.usage() for share in tenancy.shares}, tenancy.tenant.app_class)
+    usage = {share.card: share.usage() for share in tenancy.shares}
+    return Occupant(usage, tenancy.app_class, parkable=tenancy.parkable)

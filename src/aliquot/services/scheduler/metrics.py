@@ -82,5 +82,5 @@ def _of_cluster(cluster: Cluster) -> tuple[tuple[str, str, float], ...]:
 def _overbooked(cluster: Cluster) -> int:
     board = cluster.board
     memory = board.memory[: board.rows]
-    over = (board.used_memory[: board.rows] > memory) | (board.used_core[: board.rows] > CORE_MILLI)
+    over = (board.used_memory[: board.rows] > board.limit[: board.rows]) | (board.used_core[: board.rows] > CORE_MILLI)
     return int((over & (memory > 0)).sum())

@@ -1,0 +1,58 @@
+"""How much more may be booked on cards that may be booked beyond their memory.
+
+What is booked on a card is of two kinds: `fixed` stays on it, `parkable` may leave for the host's pool. A card of size
+`memory` with the factor F takes a claim as long as afterwards
+
+    fixed + parkable  <=  F x memory
+    fixed + the largest parkable claim  <=  memory        (so that each can be on the card at all)
+    all that is booked beyond the cards of the node  <=  the node's pool
+
+With the factor 1 the first line implies the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from aliquot.placement.board import Board
+
+Ints = npt.NDArray[np.signedinteger[Any]]
+Floats = npt.NDArray[np.floating[Any]]
+Bools = npt.NDArray[np.bool_]
+
+
+def booked_pool(board: Board, rows: Ints) -> Ints:
+    """By row: MiB that are booked beyond the cards. A card that is gone does not count: no pool replaces it."""
+    beyond = np.maximum(board.used_memory[rows] - board.memory[rows], 0)
+    beyond[board.memory[rows] == 0] = 0
+    return beyond.sum(axis=1)
+
+
+def free_pool(board: Board, rows: Ints) -> Ints:
+    """By row: MiB of the pool that nothing is booked on."""
+    return np.maximum(board.pool[rows] - booked_pool(board, rows), 0)
+
+
+def elastic_rooms(board: Board, rows: Ints, *, pooled: bool = True) -> tuple[Ints, Ints]:
+    """[row, slot]: MiB for a claim of one card that cannot be parked, and for one that can. `pooled`: heed the pool."""
+    used = board.used_memory[rows]
+    most = board.limit[rows] - used
+    if pooled:
+        most = np.minimum(most, spare(board, rows) + board.pool_left[rows][:, None])
+    beside_fixed = board.memory[rows] - used + board.used_parkable[rows]
+    return np.minimum(most, beside_fixed - board.largest[rows]), np.minimum(most, beside_fixed)
+
+
+def spare(board: Board, rows: Ints | slice) -> Ints:
+    """[row, slot]: MiB that are not booked at all: what goes there needs no pool."""
+    return np.maximum(board.memory[rows] - board.used_memory[rows], 0)
+
+
+def beyond_cards(board: Board, row: int, wanted: Mapping[int, int]) -> int:
+    """MiB of the pool that claims of so many MiB of those cards would need."""
+    return sum(max(0, mib - int(spare(board, slice(row, row + 1))[0, slot])) for slot, mib in wanted.items())

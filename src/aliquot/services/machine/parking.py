@@ -1,0 +1,143 @@
+"""`aliquot park`, `aliquot wake` and `aliquot policy oversubscribe`: memory that leaves the cards and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
+from aliquot.model.refusal import Invalid
+from aliquot.model.residency import Where
+from aliquot.model.tenancy import Tenancy
+from aliquot.model.tenant import Standing
+from aliquot.services.daemon.control import Caller, RefusedError, invalid
+from aliquot.services.machine.queue import QueuedRequest
+from aliquot.services.machine.tenants import LocalMachine
+from aliquot.wording.amounts import memory
+from aliquot.wording.parking import reason_words
+
+_PATIENCE = 60.0  # seconds for a move, if the caller names none
+_LONGEST_PATIENCE = 3600.0
+_FACTOR_ALLOWED = f"{LEAST_FACTOR} to {MOST_FACTOR}, for example 1.5"
+_LOOK = 0.02  # seconds between two looks at a move
+
+Send = Callable[[dict[str, Any]], None]
+OwnerOnly = Callable[..., None]  # (caller, what, *users who may too); raises RefusedError
+
+
+class Parking:
+    """The operations of the control socket."""
+
+    def __init__(self, machine: LocalMachine, owner_only: OwnerOnly) -> None:
+        self._machine = machine
+        self._owner_only = owner_only
+        self.operations = {"park": self._park, "wake": self._wake}
+
+    # --- the factor --------------------------------------------------------------------------------------------
+
+    async def set_factor(self, request: dict[str, Any], caller: Caller) -> None:
+        """Change the factor if the request says so. Raises RefusedError and StoreError; then nothing has changed."""
+        factor, which = request.get("oversubscribe"), request.get("card")
+        if factor is None:
+            return
+        allowed = isinstance(factor, int | float) and not isinstance(factor, bool) and math.isfinite(factor)
+        if not allowed or not LEAST_FACTOR <= factor <= MOST_FACTOR:
+            raise invalid(Invalid("oversubscribe", factor, _FACTOR_ALLOWED))
+        if factor > LEAST_FACTOR and not self._machine.pool_mib:
+            why = f"{LEAST_FACTOR} without a host pool: start the daemon with --host-pool, for example 64GiB"
+            raise invalid(Invalid("oversubscribe", factor, why))
+        named = [card for card in self._machine.cards if which is None or str(which) in (str(card.index), card.uuid)]
+        if not named:
+            there = ", ".join(dict.fromkeys(str(card.index) for card in self._machine.cards))
+            raise invalid(Invalid("card", which, f"the number or the UUID of a card: {there}"))
+        if any(card.oversubscribe != factor for card in named):
+            self._owner_only(caller, "change the policy")
+            await self._machine.oversubscribe(float(factor), [card.uuid for card in named])
+
+    def factors(self) -> dict[str, Any]:
+        """The factors of the cards, for the answer to `policy`, and what a lower one does not undo."""
+        machine, notes = self._machine, []
+        for row, node in enumerate(machine.nodes):
+            for card in node.cards:
+                booked = int(machine.ledger.board.used_memory[row, card.index])
+                if booked > card.bookable_mib:
+                    notes.append(
+                        f"card {card.index} has {memory(booked)} booked, more than {memory(card.bookable_mib)}: "
+                        "what runs there stays, new work waits until there is room"
+                    )
+        return {"oversubscribe": [card.oversubscribe for card in machine.cards], "notes": notes}
+
+    # --- by hand -----------------------------------------------------------------------------------------------
+
+    async def _park(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+        return await self._move(request, caller, leave=True)
+
+    async def _wake(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+        return await self._move(request, caller, leave=False)
+
+    async def _move(self, request: dict[str, Any], caller: Caller, *, leave: bool) -> dict[str, Any]:
+        """Answers when the memory is where it should be."""
+        patience = request.get("timeout", _PATIENCE)
+        if (
+            isinstance(patience, bool)
+            or not isinstance(patience, int | float)
+            or not 0 <= patience <= _LONGEST_PATIENCE
+        ):
+            raise invalid(Invalid("timeout", patience, "0 to 1h"))
+        verb = "park" if leave else "wake"
+        found = self._machine.find(request.get("name"))
+        if isinstance(found, QueuedRequest):
+            self._owner_only(caller, f"{verb} {found.name}", found.uid)
+            raise RefusedError("failed", text=f"{found.name} waits for room: it has no memory on a card yet")
+        tenant = found.tenant
+        self._owner_only(caller, f"{verb} {tenant.name}", tenant.uid)
+        if not tenant.parkable:
+            raise RefusedError("failed", text=f"{tenant.name} cannot be parked: {_why_never(found)}")
+        if leave and not self._machine.pool_mib:
+            raise RefusedError(
+                "failed", text=f"{tenant.name} cannot be parked: the daemon has no host pool; start it with --host-pool"
+            )
+        why = self._machine.arbiter.request_move(tenant.id, leave=leave)
+        if why is not None:
+            raise RefusedError("failed", text=f"{tenant.name} cannot {'leave' if leave else 'return'}: {why}")
+        deadline = time.monotonic() + patience
+        while not _is_there(standings := self._standings(found), leave=leave):
+            if tenant.id not in self._machine.tenancies:
+                raise RefusedError("failed", text=f"{tenant.name} has ended")
+            if time.monotonic() >= deadline:
+                raise RefusedError("failed", text=f"{tenant.name} has not {_past(leave)} yet{_why_now(standings)}")
+            await asyncio.sleep(_LOOK)
+        moved = [standing.residency for standing in standings if standing.residency is not None]
+        return {
+            "name": tenant.name,
+            "resident_bytes": sum(residency.resident for residency in moved),
+            "parked_bytes": sum(residency.parked for residency in moved),
+        }
+
+    def _standings(self, tenancy: Tenancy) -> list[Standing]:
+        return [standing for standing in self._machine.arbiter.standings() if standing.tenant == tenancy.id]
+
+
+def _is_there(standings: list[Standing], *, leave: bool) -> bool:
+    """A tenant that has no movable memory on a card is where it should be."""
+    wanted = Where.PARKED if leave else Where.RESIDENT
+    return all(standing.residency is None or standing.residency.where is wanted for standing in standings)
+
+
+def _past(leave: bool) -> str:
+    return "left the card" if leave else "returned"
+
+
+def _why_now(standings: list[Standing]) -> str:
+    reasons = {standing.residency.why for standing in standings if standing.residency is not None}
+    words = [reason_words(reason) for reason in sorted(reason for reason in reasons if reason is not None)]
+    return f": {'; '.join(words)}" if words else ""
+
+
+def _why_never(tenancy: Tenancy) -> str:
+    if tenancy.parkable:
+        return "it has whole cards, which it shares with nobody"
+    return f"its class is {tenancy.app_class}, and it was started without --park"

@@ -1,0 +1,31 @@
+"""Why memory is parked, or cannot be, in words."""
+
+from __future__ import annotations
+
+from aliquot.model.residency import ParkReason, Where
+
+_WORDS = {
+    ParkReason.IDLE: "it was idle, and others needed the room",
+    ParkReason.ROOM: "work that goes first needed the room",
+    ParkReason.TURN: "others have their turn on the card",
+    ParkReason.ASKED: "by `aliquot park`",
+    ParkReason.SHARED_MEMORY: "it shares memory with other processes (IPC)",
+    ParkReason.UNMOVABLE: "it has memory of a kind that cannot be moved",
+    ParkReason.POOL_FULL: "the host pool is full",
+    ParkReason.NO_POOL: "there is no host pool",
+    ParkReason.FAILED: "the last move failed",
+    ParkReason.NO_ROOM: "what is on the card may not leave it",
+    ParkReason.LOST: "its parked memory is lost",
+}
+
+
+def reason_words(reason: ParkReason) -> str:
+    """Part of a sentence."""
+    return _WORDS[reason]
+
+
+def residency_words(where: Where, why: ParkReason | None) -> str:
+    """As in "parked: others have their turn on the card"; empty where the memory is on the card and may leave it."""
+    if where is Where.RESIDENT:
+        return "" if why is None else f"cannot be parked: {_WORDS[why]}"
+    return where.value if why is None else f"{where.value}: {_WORDS[why]}"
