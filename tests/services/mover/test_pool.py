@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.services.mover.pool import UNIT, Part, Pool, PoolFullError
+from aliquot.services.mover.pool import CHUNK, UNIT, Part, Pool, PoolFullError, copies, without
 
 SIZE = 64 * UNIT
 
@@ -40,3 +40,19 @@ def test_part_that_is_free_cannot_be_given_back() -> None:
     pool.give_back(parts)
     with pytest.raises(ValueError, match="free already"):
         pool.give_back(parts)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 1200)), max_size=5), st.integers(0, 3000))
+def test_copies_cover_the_bytes_and_cross_no_border(parts: list[tuple[int, int]], units: int) -> None:
+    """Memory of two chunks is registered apart, and the driver refuses to copy across."""
+    given_parts = [Part(offset * UNIT, size * UNIT) for offset, size in parts]
+    found = list(copies(given_parts, units * UNIT))
+    assert sum(part.size for part in found) == min(units * UNIT, sum(part.size for part in given_parts))
+    assert all(part.offset // CHUNK == (part.offset + part.size - 1) // CHUNK for part in found)
+
+
+@given(st.sets(st.integers(0, 20)))
+def test_what_is_left_of_a_part_is_what_is_not_taken(taken: set[int]) -> None:
+    left = without(Part(0, 16 * UNIT), [Part(at * UNIT, UNIT) for at in taken])
+    units = {at // UNIT for part in left for at in range(part.offset, part.offset + part.size, UNIT)}
+    assert units == set(range(16)) - taken

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
-from aliquot.services.mover.pool import UNIT, Part
+from aliquot.services.mover.pool import UNIT, Part, copies
 
 _DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
 _FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -64,15 +64,13 @@ class Card:
     def copy(self, window: Window, pool: int, parts: Sequence[Part], stream: c_void_p, *, out: bool) -> None:
         """Begin to copy the piece to those parts of the pool, or back."""
         at = window.address
-        left = window.size
-        for part in parts:
-            size = min(part.size, left)
+        for part in copies(parts, window.size):
             host, card = c_void_p(pool + part.offset), c_uint64(at)
             if out:
-                self._call("cuMemcpyDtoHAsync_v2", host, card, c_size_t(size), stream)
+                self._call("cuMemcpyDtoHAsync_v2", host, card, c_size_t(part.size), stream)
             else:
-                self._call("cuMemcpyHtoDAsync_v2", card, host, c_size_t(size), stream)
-            at, left = at + size, left - size
+                self._call("cuMemcpyHtoDAsync_v2", card, host, c_size_t(part.size), stream)
+            at += part.size
 
     def _find(self, uuid: bytes) -> int:
         count = c_int()

@@ -5,10 +5,11 @@ Parts are multiples of UNIT. A piece may be split over several parts, so the poo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 UNIT = 2 << 20
+CHUNK = 1 << 30  # is touched and registered with the driver at a time: no copy may cross its border
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,18 @@ class Pool:
             else:
                 merged.append(part)
         self._free = merged
+
+
+def copies(parts: Iterable[Part], size: int) -> Iterator[Part]:
+    """The stretches of the pool that the first `size` bytes of these parts are copied to, none across a border."""
+    for part in parts:
+        end = part.offset + min(part.size, size)
+        size -= end - part.offset
+        at = part.offset
+        while at < end:
+            step = min(end, (at // CHUNK + 1) * CHUNK) - at
+            yield Part(at, step)
+            at += step
 
 
 def without(whole: Part, taken: Iterable[Part]) -> list[Part]:

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aliquot.services.mover.pool import UNIT, Part
+from aliquot.services.mover.pool import CHUNK, UNIT, Part
 
-CHUNK = 1 << 30  # is touched and registered at a time
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: unlike a write, it fails where a tmpfs is full
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
