@@ -26,6 +26,12 @@ uint64_t alq_now(void)
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
+void alq_sleep_ms(long ms)
+{
+    struct timespec t = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
+    nanosleep(&t, NULL);
+}
+
 void alq_say(const char *format, ...)
 {
     int saved = errno;

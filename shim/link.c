@@ -34,12 +34,6 @@ static uint32_t socket_busy;    /* 1: somebody sends, or the thread replaces the
 static struct alq_file sock = { .fd = -1 };
 static uint32_t told_slot;      /* the slot of the last hello */
 
-static void sleep_ms(long ms)
-{
-    struct timespec t = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
-    nanosleep(&t, NULL);
-}
-
 static void wait_for_change(uint32_t seen, long ms)
 {
     struct timespec t = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
@@ -56,7 +50,7 @@ static struct alq_head head(uint16_t type)
 static void replace_socket(struct alq_file with)
 {
     for (int ms = 0; ms < SENDER_MS && __atomic_exchange_n(&socket_busy, 1, __ATOMIC_ACQUIRE); ms++)
-        sleep_ms(1);
+        alq_sleep_ms(1);
     alq_file_close(&sock);
     sock = with;
     __atomic_store_n(&socket_busy, 0, __ATOMIC_RELEASE);

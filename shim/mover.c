@@ -19,7 +19,7 @@
 #define WINDOW    3         /* packets on their way: while one is copied, the mover maps the next */
 #define PACKET_BYTES (1ull << 30)
 #define PATIENCE_NS  10000000000ull     /* for room on the card or in the pool, which others are about to give */
-#define PAUSE_US     5000
+#define PAUSE_MS     5
 
 static struct alq_file sockets[ALQ_CARDS] = { [0 ... ALQ_CARDS - 1] = { .fd = -1 } };
 
@@ -190,7 +190,7 @@ static uint32_t back(struct move *move, struct alq_movable_piece *piece)
             return move->why;
         if (alq_now() - began > PATIENCE_NS || !alq_still_wanted(move->card, ALQ_RETURN))
             return ALQ_WHY_ROOM;
-        usleep(PAUSE_US);
+        alq_sleep_ms(PAUSE_MS);
     }
     return ALQ_WHY_NOTHING;
 }
@@ -237,7 +237,7 @@ uint32_t alq_mover_move(int card, bool out, alq_progress *progress)
     uint32_t why;
     while ((why = move_once(card, out, progress)) == ALQ_WHY_POOL && alq_now() - began < PATIENCE_NS &&
            alq_still_wanted(card, ALQ_LEAVE))
-        usleep(PAUSE_US);
+        alq_sleep_ms(PAUSE_MS);
     return why;
 }
 

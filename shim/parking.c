@@ -296,7 +296,7 @@ static void *run(void *which)
     for (;;) {
         struct alq_move *move = move_of(card);
         if (!move) {
-            usleep(ROUND_NS / 1000);
+            alq_sleep_ms(ROUND_NS / 1000000);
             continue;
         }
         uint32_t order = __atomic_load_n(&move->order, __ATOMIC_SEQ_CST);

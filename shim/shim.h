@@ -280,5 +280,6 @@ void alq_mover_forget(void);
 void alq_parking_forget(void);
 
 uint64_t alq_now(void);         /* CLOCK_MONOTONIC, ns */
+void alq_sleep_ms(long ms);
 bool alq_stale(int card);       /* the daemon has not been heard of on this card for ALQ_STALE_NS */
 #endif

@@ -187,6 +187,7 @@ static int fake_cuMemUnmap(CUdeviceptr p, size_t n)
     linger();
     return found ? 0 : INVALID_VALUE;
 }
+static int fake_cuMemSetAccess(CUdeviceptr p, size_t n, const void *access, size_t count) { (void)n; (void)access; (void)count; return thing('v', p) ? 0 : INVALID_VALUE; }
 static int fake_cuMemRetainAllocationHandle(CUmemHandle *h, void *p)
 { struct thing *m = thing('v', (uintptr_t)p); if (!m) return INVALID_VALUE; struct thing *t = m->owner; t->refs++; *h = t->key; return 0; }
 static int fake_cuMemImportFromShareableHandle(CUmemHandle *h, void *from, int type)
@@ -195,6 +196,7 @@ PUBLIC int cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUm
 { struct thing *t = thing('p', h); if (!t) return INVALID_VALUE; *prop = (CUmemAllocationProp){ .type = 1, .location = { LOCATION_DEVICE, t->card } }; return 0; }
 PUBLIC int cuMemAddressReserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr near, unsigned long long flags)
 { (void)align; (void)near; (void)flags; *p = address(n); return 0; }
+PUBLIC int cuMemAddressFree(CUdeviceptr p, size_t n) { (void)p; (void)n; return 0; }
 static int fake_cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, void *s)
 {
     (void)s;
@@ -236,8 +238,12 @@ PUBLIC int cuStreamCreate(void **s, unsigned flags) { (void)flags; *s = calloc(1
 static int capturing(void *s, int *status) { *status = s ? ((struct stream *)s)->capturing : 0; return 0; }
 PUBLIC int cuStreamIsCapturing(void *s, int *status) { return capturing(s, status); }
 PUBLIC int cuStreamIsCapturing_ptsz(void *s, int *status) { return capturing(s, status); }
-PUBLIC int cuStreamBeginCapture_v2(void *s, int mode) { (void)mode; struct stream *t = s; t->capturing = 1; t->graph = calloc(1, 64); return 0; }
-PUBLIC int cuStreamEndCapture(void *s, void **graph) { struct stream *t = s; t->capturing = 0; *graph = t->graph; return 0; }
+static int begin_capture(struct stream *t, void *graph) { t->capturing = 1; t->graph = graph; return 0; }
+static int fake_cuStreamBeginCapture(void *s) { return begin_capture(s, calloc(1, 64)); }
+static int fake_cuStreamBeginCapture_v2(void *s, int mode) { (void)mode; return begin_capture(s, calloc(1, 64)); }
+static int fake_cuStreamBeginCaptureToGraph(void *s, void *graph, void *const *after, const void *edges, size_t n, int mode)
+{ (void)after; (void)edges; (void)n; (void)mode; return begin_capture(s, graph); }
+static int fake_cuStreamEndCapture(void *s, void **graph) { struct stream *t = s; t->capturing = 0; *graph = t->graph; return 0; }
 static int info(void *s, int *status, uint64_t *id, CUgraph *g, const CUgraphNode **a, size_t *n)
 { capturing(s, status); *id = 1; *g = s ? ((struct stream *)s)->graph : NULL; *a = NULL; *n = 0; return 0; }
 PUBLIC int cuStreamGetCaptureInfo_v2(void *s, int *st, uint64_t *id, CUgraph *g, const CUgraphNode **a, size_t *n) { return info(s, st, id, g, a, n); }
