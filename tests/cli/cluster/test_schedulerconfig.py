@@ -45,6 +45,18 @@ def test_scheduler_config_for_old_version_is_a_policy() -> None:
     assert "--scheduler-name=aliquot-scheduler" in made("--kubernetes", "1.20", "--second").stderr
 
 
+@pytest.mark.parametrize("options", [("1.22",), ("1.22", "--no-policy"), ("1.27", "-o", "json")])
+def test_scheduler_config_for_old_version_says_that_its_nodes_are_not_supported(options: tuple[str, ...]) -> None:
+    result = made("--kubernetes", *options)
+    assert result.exit_code == 0
+    assert f"Nodes of Kubernetes {options[0]} are not supported" in result.stderr
+    assert "need 1.28 or later" in result.stderr
+
+
+def test_scheduler_config_for_the_oldest_supported_version_says_nothing() -> None:
+    assert made("--kubernetes", "1.28").stderr == ""
+
+
 def test_scheduler_config_no_policy_for_old_version() -> None:
     config = yaml.safe_load(made("--kubernetes", "1.22", "--no-policy").stdout)
     assert config["apiVersion"] == "kubescheduler.config.k8s.io/v1beta2"

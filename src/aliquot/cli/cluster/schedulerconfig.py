@@ -101,6 +101,8 @@ def scheduler_config(
         raise InputError(
             f"--no-policy: kube-scheduler {shown} supports only Policy; KubeSchedulerConfiguration needs 1.19"
         )
+    if parsed < wire.OLDEST_NODES:
+        click.echo(_OLD_NODES.format(version=shown, oldest=".".join(map(str, wire.OLDEST_NODES))), err=True)
     service = f"https://aliquot-scheduler.{lease_namespace}.svc:{_TLS_PORT}"
     prefix = _url(url or (service if second else f"http://127.0.0.1:{_PORT}"))
     secure = prefix.startswith("https://")
@@ -199,6 +201,11 @@ _POLICY_SECOND = """\
 Start the second kube-scheduler with --policy-config-file=FILE --scheduler-name={name}
 --leader-elect-resource-name={lease}. With a Policy it serves one schedulerName only; --no-policy serves several, from
 1.19 on."""
+
+_OLD_NODES = """\
+Nodes of Kubernetes {version} are not supported: `aliquot agent` and the chart need {oldest} or later. With this file
+aliquot only chooses nodes and cards; another device plugin (gpushare's) must hand them to the containers. To use the
+agent, upgrade the cluster: docs/install.md has the versions that are tested."""
 
 # Comments, placed above the first line that starts with the key.
 _COMMENTS = {

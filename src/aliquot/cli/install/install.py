@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from aliquot.services.install.installer import Installer
     from aliquot.services.install.preflight import Preflight
 
-_OLDEST = (1, 28)
 _POLICIES_SINCE = (1, 30)
 _REMOVAL_TIMEOUT = 120.0  # seconds to remove a first installation that failed
 _IMAGE_MISSING = (
@@ -177,10 +176,10 @@ def _nodes(given: dict[str, Any]) -> list[str]:
 
 
 def _check(found: Preflight, given: dict[str, Any]) -> None:
-    from aliquot.dialects.wire.schedulerconfig import parse_version
+    from aliquot.dialects.wire.schedulerconfig import OLDEST_NODES, parse_version
 
     version = parse_version(found.version)
-    if not isinstance(version, tuple) or version < _OLDEST:
+    if not isinstance(version, tuple) or version < OLDEST_NODES:
         raise InputError(
             f"Kubernetes {found.version}: 1.28 or later is required; for a manual setup see docs/scheduler.md"
         )

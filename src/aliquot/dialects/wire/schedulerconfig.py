@@ -38,6 +38,7 @@ RESOURCES = frozenset(name for dialect, names in DIALECTS.items() if dialect != 
 
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,4})(?:[.+-].*)?\Z", re.ASCII)
 _OLDEST = (1, 11)  # the first with managedResources for extenders
+OLDEST_NODES = (1, 28)  # the oldest kubelet that `make e2e-versions` runs the agent on
 _POLICY_UNTIL = (1, 22)
 _APIS = (((1, 25), "v1"), ((1, 23), "v1beta3"), ((1, 22), "v1beta2"), ((1, 19), "v1beta1"))
 
