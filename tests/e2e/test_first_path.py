@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from testbed import objects
+from testbed.build import VERSION
 from testbed.plane import ControlPlane, KubeScheduler
 from testbed.product import AliquotScheduler
 
@@ -25,7 +26,7 @@ def test_a_gpushare_pod_is_bound_with_its_cards_in_one_write(
     clean.api("POST", "/api/v1/nodes", objects.node("n1", {"aliyun.com/gpu-mem": 184, "aliyun.com/gpu-count": 8}))
     ours = aliquot_scheduler()
     config = subprocess.run(
-        [sys.executable, "-m", "aliquot", "manifests", "scheduler-config", "--kubernetes", "1.36", "--url", ours.url],
+        [sys.executable, "-m", "aliquot", "manifests", "scheduler-config", "--kubernetes", VERSION, "--url", ours.url],
         check=True,
         capture_output=True,
         text=True,

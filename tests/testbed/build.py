@@ -3,7 +3,8 @@
 `python tests/testbed/build.py` builds what is missing: some twelve minutes on two cores, 3 GB of Go's build cache, and
 600 MB of programs in $XDG_CACHE_HOME (or ~/.cache)/aliquot/testbed/VERSION. Go fetches the modules through GOPROXY, as
 always, and a newer Go too where go.mod asks for one. What lies in $KUBEBUILDER_ASSETS, the convention of envtest, is
-taken from there.
+taken from there. $KUBERNETES names another release that has a folder here: with `KUBERNETES=1.28` the cluster's own
+programs are those of 1.28, and etcd and kubectl those of the newest.
 """
 
 from __future__ import annotations
@@ -47,19 +48,32 @@ class Module:
         return self.said(rf"^require {re.escape(of)} (v\S+)$")
 
 
-KUBERNETES = Module(
+_OF_CLUSTER = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+_PACKAGES = {name: f"k8s.io/kubernetes/cmd/{name}" for name in _OF_CLUSTER}
+NEWEST = Module(
     "Kubernetes",
     HERE / "go",
-    {
-        "etcd": "go.etcd.io/etcd/server/v3",
-        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
-        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
-        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
-        "kubectl": "k8s.io/kubernetes/cmd/kubectl",
-        "kubelet": "k8s.io/kubernetes/cmd/kubelet",
-    },
+    {"etcd": "go.etcd.io/etcd/server/v3", **_PACKAGES, "kubectl": "k8s.io/kubernetes/cmd/kubectl"},
     ("k8s.io/kubernetes",),
 )
+OLDER = {
+    release: Module(f"Kubernetes {release}", HERE / f"go-{release}", _PACKAGES, ("k8s.io/kubernetes",))
+    for release in ("1.28", "1.32")
+}
+
+
+def chosen(release: str | None) -> Module:
+    """The Kubernetes that tests run on: the newest, unless $KUBERNETES names another."""
+    newest = NEWEST.version("k8s.io/kubernetes").removeprefix("v").rpartition(".")[0]
+    known = {**OLDER, newest: NEWEST}
+    if not release:
+        return NEWEST
+    if release not in known:
+        sys.exit(f'KUBERNETES: "{release}" is not allowed: one of {", ".join(known)}')
+    return known[release]
+
+
+KUBERNETES = chosen(os.environ.get("KUBERNETES"))
 CONTAINERS = Module(
     "containerd and runc",
     HERE / "containers",
@@ -78,8 +92,10 @@ PUSHES = Module(
     {"crane": "github.com/google/go-containerregistry/cmd/crane"},  # pushes, and is a registry to push to
     ("github.com/google/go-containerregistry",),
 )
-MODULES = (KUBERNETES, CONTAINERS, CHARTS, PUSHES)
+_KUBERNETES = (NEWEST,) if KUBERNETES is NEWEST else (KUBERNETES, NEWEST)  # a program is of the first that has it
+MODULES = (*_KUBERNETES, CONTAINERS, CHARTS, PUSHES)
 VERSION = KUBERNETES.version("k8s.io/kubernetes")
+RELEASE = (int(VERSION.split(".")[0].lstrip("v")), int(VERSION.split(".")[1]))
 _WITH_C = ("runc",)  # enters namespaces before Go's threads begin, in C
 
 NODE = ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "runc")
@@ -97,9 +113,9 @@ def cache_home() -> Path:
     return Path(home) / "aliquot" / "testbed"
 
 
-def cache_folder(module: Module = KUBERNETES) -> Path:
-    if module is KUBERNETES:
-        return cache_home() / VERSION
+def cache_folder(module: Module = NEWEST) -> Path:
+    if module in _KUBERNETES:
+        return cache_home() / module.version("k8s.io/kubernetes")
     parts = [f"{Path(_UNVERSIONED.sub('', of)).name}-{module.version(of)}" for of in module.versioned]
     return cache_home() / "-".join(parts)
 
@@ -119,7 +135,7 @@ def binaries(names: Sequence[str] = CONTROL_PLANE) -> dict[str, Path]:
     wanted = [name for name in names if name not in given]
     found: dict[str, Path] = {}
     for module in MODULES:
-        found |= _built([name for name in wanted if name in module.packages], module)
+        found |= _built([name for name in wanted if name in module.packages and name not in found], module)
     return {name: (given | found)[name] for name in names}
 
 
@@ -175,9 +191,10 @@ def _version_flags(module: Module) -> str:
         return f"-X {of}/internal/version.version={module.version(of)}"
     if module is PUSHES:
         return f"-X {module.packages['crane']}/cmd.Version={module.version(module.versioned[0])}"
-    major, minor = VERSION.lstrip("v").split(".")[:2]
+    version = module.version("k8s.io/kubernetes")
+    major, minor = version.lstrip("v").split(".")[:2]
     base = "k8s.io/component-base/version"
-    return f"-X {base}.gitVersion={VERSION} -X {base}.gitMajor={major} -X {base}.gitMinor={minor}"
+    return f"-X {base}.gitVersion={version} -X {base}.gitMajor={major} -X {base}.gitMinor={minor}"
 
 
 def _environment(names: Sequence[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from testbed.build import RELEASE
 from testbed.images import SANDBOX
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
@@ -101,7 +102,7 @@ def kubelet(address: str, cgroup: str, *, hurried: bool = True) -> dict[str, Any
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{cgroup}",
         "enforceNodeAllocatable": [],
-        "failCgroupV1": False,
+        **({"failCgroupV1": False} if RELEASE >= (1, 31) else {}),
         "failSwapOn": False,
         "oomScoreAdj": 0,
         "localStorageCapacityIsolation": False,  # its folders are in memory
@@ -109,7 +110,7 @@ def kubelet(address: str, cgroup: str, *, hurried: bool = True) -> dict[str, Any
         "makeIPTablesUtilChains": False,
         "resolvConf": "",
         "maxPods": 250,
-        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
+        **({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}} if RELEASE >= (1, 35) else {}),
         "registryPullQPS": 0,
         "serializeImagePulls": False,
         "eventRecordQPS": 0,

@@ -98,7 +98,7 @@ def test_a_program_nobody_knows_is_refused_with_those_known() -> None:
         binaries(["kubelt"])
 
 
-@pytest.mark.parametrize("module", build.MODULES, ids=lambda module: module.title)
+@pytest.mark.parametrize("module", [*build.MODULES, *build.OLDER.values()], ids=lambda module: module.title)
 def test_every_program_is_named_in_tools_go(module: build.Module) -> None:
     tools = (module.folder / "tools.go").read_text()
     assert all(f'_ "{package}"' in tools for package in module.packages.values())
@@ -118,3 +118,19 @@ def test_runc_is_built_with_c_and_the_others_without(tmp_path: Path) -> None:
     found = binaries(["runc", "ctr"])
     assert found["ctr"].read_text().strip() == "0"
     assert re.fullmatch(r"1 .+ -m ziglang cc", found["runc"].read_text().strip())  # there is no gcc here
+
+
+@pytest.mark.parametrize("release", ["1.28", "1.32"])
+def test_another_release_of_kubernetes_has_the_clusters_programs_of_that_version(release: str) -> None:
+    module = build.chosen(release)
+    assert module.version("k8s.io/kubernetes").startswith(f"v{release}.")
+    assert set(build.NEWEST.packages) - set(module.packages) == {"etcd", "kubectl"}
+
+
+def test_without_a_release_the_newest_is_chosen() -> None:
+    assert build.chosen(None) is build.chosen("") is build.NEWEST
+
+
+def test_a_release_without_a_folder_is_refused_with_those_that_have_one() -> None:
+    with pytest.raises(SystemExit, match=r'KUBERNETES: "1\.30" is not allowed: one of 1\.28, 1\.32, 1\.\d+'):
+        build.chosen("1.30")

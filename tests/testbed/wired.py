@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from testbed import holdings, objects
+from testbed.build import VERSION
 from testbed.client import MERGE_PATCH, Refused
 from testbed.objects import Object
 from testbed.plane import ControlPlane, KubeScheduler
@@ -23,8 +24,9 @@ _WORKLOADS = ("statefulsets", "daemonsets", "deployments", "replicasets")
 
 def scheduler_config(url: str, *flags: str) -> dict[str, Any]:
     """What `aliquot manifests scheduler-config` prints, less leader election: a test has one kube-scheduler."""
-    command = [sys.executable, "-m", "aliquot", "manifests", "scheduler-config", "--kubernetes=1.36", f"--url={url}"]
-    printed = subprocess.run([*command, *flags], check=True, capture_output=True, text=True).stdout
+    command = [sys.executable, "-m", "aliquot", "manifests", "scheduler-config"]
+    options = [f"--kubernetes={VERSION}", f"--url={url}", *flags]
+    printed = subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout
     config: dict[str, Any] = yaml.safe_load(printed)
     del config["leaderElection"]
     return config
