@@ -122,7 +122,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(ROOT / "bench" / "gpu" / "run.py"), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 
