@@ -24,7 +24,8 @@ POLICY = "tke.cloud.tencent.com/qgpu-schedule-policy"
 HAMI = {"aliquot.dev/serve-nvidia-gpu": "true"}
 KAI = {"aliquot.dev/serve-kai": "true"}
 DRA = {"aliquot.dev/dra": "true"}
-ALL_LABELS = {*MIXED, *GPUSHARE, *EXCLUSIVE, *HAMI, *KAI, *DRA, POLICY}
+OVERSUBSCRIBE = "aliquot.dev/oversubscribe"
+ALL_LABELS = {*MIXED, *GPUSHARE, *EXCLUSIVE, *HAMI, *KAI, *DRA, POLICY, OVERSUBSCRIBE}
 
 
 class Fleet:

@@ -226,6 +226,10 @@ export class Cluster {
           preemptions: null,
           paused_seconds: null,
           paused_by: null,
+          parked_mib: 0,
+          where: null,
+          why_parked: null,
+          moves: 0,
         })),
       };
     });

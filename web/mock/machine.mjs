@@ -166,6 +166,10 @@ export class Machine {
           preemptions: each.class === "offline" ? Math.floor((now - this.begun) / 14) : 0,
           paused_seconds: each.class === "offline" ? (now - this.begun) * 0.35 : 0,
           paused_by: paused ? (here.find((other) => other.class === "online")?.key ?? null) : null,
+          parked_mib: 0,
+          where: null,
+          why_parked: null,
+          moves: 0,
         };
       }),
     };

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from aliquot.adapters.host.hostmemory import host_memory_mib
+from aliquot.adapters.host.home import POOLS
+from aliquot.adapters.host.hostmemory import host_memory_mib, pool_room_mib
 from aliquot.cli.amounts import MEMORY_ALLOWED, AmountError, parse_memory
 from aliquot.cli.errors import InputError
 from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
@@ -42,9 +43,15 @@ class Factor(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
 
 def check_host_pool(pool_mib: int | None, *, simulated: bool = False) -> None:
     """Raises InputError for a pool larger than the memory there is. That of simulated cards takes none."""
-    there = host_memory_mib()
-    if pool_mib is not None and pool_mib > there and not simulated:
-        wanted, most = needed_and_had(pool_mib, there)
-        raise InputError(
-            f"--host-pool: {wanted} is not allowed: at most {most}, the memory of this machine or container"
+    if not pool_mib or simulated:
+        return
+    there, room = host_memory_mib(), pool_room_mib()
+    why = "the memory of this machine or container"
+    if room < there:
+        there, why = (
+            room,
+            (f"the size of {POOLS}: as root, `mount -o remount,size=90% {POOLS}`; in a container, mount the host's"),
         )
+    if pool_mib > there:
+        wanted, most = needed_and_had(pool_mib, there)
+        raise InputError(f"--host-pool: {wanted} is not allowed: at most {most}, {why}")

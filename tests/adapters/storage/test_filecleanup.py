@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.adapters.host.home import pool_name
 from aliquot.adapters.storage.filecleanup import SweepError, sweep
 from aliquot.adapters.storage.podstore import PodStore
 
@@ -48,6 +49,19 @@ def test_sweep_removes_our_files_and_no_others(host: Path) -> None:
     assert files(host) == set(OTHERS)
     assert not (host / "run/aliquot").exists()
     assert not (host / "var/lib/aliquot").exists()
+
+
+def test_sweep_removes_the_pool_unless_running_pods_are_parked_in_it(host: Path) -> None:
+    pool, other = host / "dev/shm" / pool_name("/var/lib/aliquot", 0), host / "dev/shm/aliquot-1000-0123456789ab"
+    for folder in (pool, other):
+        (folder / "parked").mkdir(parents=True)
+        (folder / "memory").touch()
+    log = pool / "parked/uid-1@0@1@GPU-1"
+    log.touch()
+    assert f"/dev/shm/{pool.name}" in sweep(host, keep_running=True).kept
+    log.unlink()
+    assert f"/dev/shm/{pool.name}" in sweep(host, keep_running=True).removed
+    assert (pool.exists(), (other / "memory").exists()) == (False, True)
 
 
 def test_sweep_is_idempotent(host: Path) -> None:

@@ -225,6 +225,10 @@ class TestErrors:
             (["--cdi=maybe"], "'auto', 'on', 'off'"),
             (["--memory-unit=GB"], "'GiB', 'MiB'"),
             (["--driver=mine"], "'auto', 'runtime', 'cdi'"),
+            (["--host-pool=much"], "much is not allowed: GiB, or with a unit"),
+            (["--host-pool=1000000GiB"], "--host-pool: 1000000 GiB is not allowed: at most "),
+            (["--oversubscribe=0.9"], "0.9 is not allowed: 1.0 to 8.0, for example 1.5"),
+            (["--oversubscribe=8.1"], "8.1 is not allowed: 1.0 to 8.0, for example 1.5"),
         ],
     )
     def test_invalid_agent_option_names_flag(self, started: Started, words: list[str], named: str) -> None:

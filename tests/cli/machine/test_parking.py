@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from aliquot.cli import elasticoptions
+from aliquot.cli.elasticoptions import check_host_pool
+from aliquot.cli.errors import InputError
 from kit.machine import FOREVER, Machine, paper
 
 
@@ -20,9 +23,9 @@ def daemon() -> Iterator[Machine]:
 
 def test_oversubscribe_is_shown_and_books_more_than_the_card(daemon: Machine) -> None:
     said = daemon.aliquot("policy", "oversubscribe", "1.01", "--card", "1")
-    assert (said.returncode, said.stdout) == (0, "policy best-effort, release delay 100ms, oversubscribe 1 1.01\n")
+    assert (said.returncode, said.stdout) == (0, "policy best-effort, release delay auto, oversubscribe 1 1.01\n")
     assert [card["oversubscribe"] for card in daemon.status()["cards"]] == [1.0, 1.01]
-    assert daemon.aliquot("policy", "oversubscribe", "1.0").stdout == "policy best-effort, release delay 100ms\n"
+    assert daemon.aliquot("policy", "oversubscribe", "1.0").stdout == "policy best-effort, release delay auto\n"
 
 
 @pytest.mark.parametrize("factor", ["0.5", "9", "nan", "two", "1.5x"])
@@ -65,3 +68,14 @@ def test_pool_larger_than_the_machine_is_refused(daemon: Machine) -> None:
     assert said.returncode == 2
     assert "--host-pool: 1000000 GiB is not allowed: at most " in said.stderr
     assert "--host-pool" in daemon.aliquot("up", "--host-pool", "much").stderr
+
+
+def test_pool_larger_than_its_tmpfs_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elasticoptions, "pool_room_mib", lambda: 64)
+    monkeypatch.setattr(elasticoptions, "host_memory_mib", lambda: 4096)
+    with pytest.raises(
+        InputError, match=r"--host-pool: 1 GiB is not allowed: at most 64 MiB, .*remount.*mount the host's"
+    ):
+        check_host_pool(1024)
+    check_host_pool(64)
+    check_host_pool(1024, simulated=True)

@@ -124,6 +124,26 @@ def test_digest_of_the_image_wins_over_its_tag(helm: Helm) -> None:
     assert not [image for image in images if image.startswith("aliquot/aliquot:")]
 
 
+@pytest.mark.parametrize(
+    ("values", "mounted", "memory"),
+    [
+        ("agent.hostPool=0", False, ("300Mi", "96Mi")),
+        ("agent.hostPool=64GiB", True, ("65836Mi", "65632Mi")),
+        ("agent.hostPool=1.5,agent.resources.limits.memory=1Gi", True, ("2560Mi", "1632Mi")),
+        ("agent.hostPool=64GiB,agent.simulate=1x16GiB", True, ("300Mi", "96Mi")),
+    ],
+)
+def test_the_agent_has_and_pays_for_the_pool_of_parked_memory(
+    helm: Helm, values: str, mounted: bool, memory: tuple[str, str]
+) -> None:
+    spec = Objects(render(helm, f"--set-string={values}")).pods()["aliquot-agent"]
+    (main,) = spec["containers"]
+    assert ("/dev/shm" in str(main["volumeMounts"]), "/dev/shm" in str(spec["volumes"])) == (mounted, mounted)
+    assert (main["resources"]["limits"]["memory"], main["resources"]["requests"]["memory"]) == memory
+    capabilities = [one["value"] for one in main["env"] if one["name"] == "NVIDIA_DRIVER_CAPABILITIES"]
+    assert capabilities == (["compute,utility"] if mounted else [])
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_agents_of_a_mode_run_on_its_nodes(helm: Helm, mode: str) -> None:
     spec = Objects(render(helm, f"--set=mode={mode}")).pods()["aliquot-agent"]
@@ -170,6 +190,9 @@ def test_chart_package_has_only_chart_files(helm: Helm, tmp_path: Path) -> None:
         ((IMAGE, "--set=image.digest=sha256:1"), "/image/digest"),
         ((IMAGE, "--set=webhook.clientCA=mine"), "webhook.clientCA and webhook.clientNames need each other"),
         ((IMAGE, "--set=nameOverride=mine"), "/nameOverride"),
+        ((IMAGE, "--set-string=agent.hostPool=much"), "/agent/hostPool"),
+        ((IMAGE, "--set-string=agent.oversubscribe=9"), "/agent/oversubscribe"),
+        ((IMAGE, "--set-string=agent.hostPool=1GiB,agent.resources.limits.memory=1e9"), "memory 1e9 is not allowed"),
         ((), "kubectl get pods -n kube-system -l component=kube-scheduler"),
         (("--set=kubeScheduler.enabled=false",), "set webhook.setSchedulerName=false too"),
     ],
@@ -192,6 +215,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "with everything that may be said": (
         "--set=agent.simulate=4x16GiB,agent.runtimeClassName=nvidia,agent.driverFolder=/etc/cdi,agent.ignoreXids=94",
         "--set=agent.enforce=kill,agent.enforceGrace=30s,agent.hardLimits=true",
+        "--set-string=agent.hostPool=8GiB,agent.oversubscribe=1.5",
         "--set=agent.seLinuxOptions.type=spc_t,agent.seLinuxOptions.level=s0",
         "--set=agent.maxUnavailable=1,agent.cdi=off,webhook.envByAnnotation=true,webhook.failurePolicy=ignore",
         "--set=imagePullSecrets[0].name=mine,scheduler.extraArgs={--shortlist=0},agent.extraArgs={--log-level=debug}",

@@ -113,3 +113,33 @@ annotations:
   helm.sh/resource-policy: keep
 {{- end }}
 {{- end }}
+
+{{/* MiB of agent.hostPool, which --host-pool takes: without a unit GiB. */}}
+{{- define "aliquot.poolMib" -}}
+{{- $unit := regexFind "[MGT]" .Values.agent.hostPool | default "G" -}}
+{{- mulf (regexFind "^[0-9.]+" .Values.agent.hostPool | float64) (index (dict "M" 1 "G" 1024 "T" 1048576) $unit) | floor | int64 -}}
+{{- end -}}
+
+{{/* MiB of a Kubernetes quantity of memory, rounded up. */}}
+{{- define "aliquot.memoryMib" -}}
+{{- $text := toString . -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- $bytes := dict "" 1.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- if not (and (hasKey $bytes $unit) (regexMatch "^[0-9]+([.][0-9]+)?[A-Za-z]*$" $text)) -}}
+{{- fail (printf "agent.resources: memory %s is not allowed with agent.hostPool, which is added to it: write for example 300Mi" $text) -}}
+{{- end -}}
+{{- divf (mulf (regexFind "^[0-9.]+" $text | float64) (index $bytes $unit)) 1048576 | ceil | int64 -}}
+{{- end -}}
+
+{{/* Resources of the agent's container. The memory of the pool is its own: it is added to what is requested and to the limit. Simulated
+cards need none of it. */}}
+{{- define "aliquot.agentResources" -}}
+{{- $resources := deepCopy .Values.agent.resources -}}
+{{- if and (ne .Values.agent.hostPool "0") (not .Values.agent.simulate) -}}
+{{- $pool := include "aliquot.poolMib" . -}}
+{{- range $resources }}
+{{- if hasKey . "memory" }}{{ $_ := set . "memory" (printf "%dMi" (add (include "aliquot.memoryMib" .memory) $pool)) }}{{ end }}
+{{- end }}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}

@@ -11,6 +11,7 @@ SYSTEM_STATE = "/var/lib/aliquot"
 # The same in the kubelet's folder device-plugins, for an agent that has no other folder of the host.
 RUN_IN_PLUGINS = "aliquot/run"
 STATE_IN_PLUGINS = "aliquot/state"
+POOLS = "/dev/shm"  # noqa: S108 - a tmpfs: pools of parked memory outlive the mover, and not a reboot
 TENANT_VARIABLE = "ALIQUOT_TENANT"  # tells a process the folder of its tenant
 NAME_VARIABLE = "ALIQUOT_NAME"  # and the tenant's name
 SIM_VARIABLE = "ALIQUOT_SIMGPU"  # names the player's socket to the stand-ins
@@ -18,6 +19,13 @@ OF_A_TENANT = (TENANT_VARIABLE, NAME_VARIABLE, SIM_VARIABLE)  # what nobody else
 
 _SUN_PATH = 107  # bytes of a unix socket's name, without the NUL
 _ID = 10  # characters of a tenant's id
+
+
+def pool_name(state: str, uid: int) -> str:
+    """The folder in POOLS for the daemon of this user with this state."""
+    import hashlib
+
+    return f"aliquot-{uid}-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
 
 
 class HomeError(ValueError):

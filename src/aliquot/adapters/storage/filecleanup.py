@@ -1,4 +1,5 @@
-"""Removes what an agent leaves on its host: sockets, folders of Pods, CDI specs, the database, the shim.
+"""Removes what an agent leaves on its host: sockets, folders of Pods, CDI specs, the database, the shim, the
+pool.
 
 Files of other programs are not touched: in shared folders our files have distinct names. A simulator of cards that
 still runs is not part of the agent and keeps its two files.
@@ -16,7 +17,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aliquot.adapters.host.home import RUN_IN_PLUGINS, STATE_IN_PLUGINS, SYSTEM_RUN, SYSTEM_STATE, Home
+from aliquot.adapters.host.home import (
+    POOLS,
+    RUN_IN_PLUGINS,
+    STATE_IN_PLUGINS,
+    SYSTEM_RUN,
+    SYSTEM_STATE,
+    Home,
+    pool_name,
+)
 from aliquot.adapters.storage.database import FOREIGN
 from aliquot.adapters.storage.podstore import examine
 
@@ -55,7 +64,8 @@ def sweep(root: Path, *, keep_running: bool, kubelet: Path = Path("/var/lib/kube
             _refuse_held(Home(str(run), str(state)))
         for path in _leftovers(root, folders, kubelet):
             shown = f"/{path.relative_to(root)}"
-            if (keep_running and (path.name in _OF_PODS or path.suffix == ".yaml")) or _is_simulator(path):
+            needed = path.name in _OF_PODS or path.suffix == ".yaml" or _keeps_memory(path)
+            if (keep_running and needed) or _is_simulator(path):
                 swept.kept.append(shown)
                 continue
             _remove(path)
@@ -80,6 +90,11 @@ def _leftovers(root: Path, folders: Sequence[Path], kubelet: Path) -> Iterator[P
     yield from sorted((root / kubelet.relative_to("/") / "device-plugins").glob(_SOCKETS))
     for pattern in _SPECS:
         yield from sorted((root / "var/run/cdi").glob(pattern))
+    pools = root / Path(POOLS).relative_to("/")
+    for state in (folders[1], folders[3], vendors):  # agents run as root
+        pool = pools / pool_name(f"/{state.relative_to(root)}", 0)
+        if pool.is_dir():
+            yield pool
 
 
 def _refuse_held(home: Home) -> None:
@@ -97,6 +112,11 @@ def _refuse_held(home: Home) -> None:
         raise SweepError(f"an agent, or `aliquot up`, runs on this host (pid {pid}): stop it first") from error
     finally:
         os.close(handle)
+
+
+def _keeps_memory(path: Path) -> bool:
+    """Whether it is a pool with memory of Pods that are parked."""
+    return (path / "parked").is_dir() and any((path / "parked").iterdir())
 
 
 def _is_simulator(path: Path) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aliquot.adapters.host.home import POOLS
 from aliquot.dialects.wire.deployment import COMPONENT_LABEL, MANAGED_LABEL, MANAGER, NAME_LABEL, Json
 from aliquot.dialects.wire.leftovers import KUBELET, had_agent, parse_left_behind
 from aliquot.model.refusal import Invalid
@@ -13,7 +14,7 @@ from aliquot.model.refusal import Invalid
 COMPONENT = "sweep"
 LABELS = {NAME_LABEL: "aliquot", COMPONENT_LABEL: COMPONENT, MANAGED_LABEL: MANAGER}
 _HOST = "/host"
-_MOUNTS = ("/run", "/var/run", "/var/lib")  # a folder is removed from its parent; each may be a link of the host
+_MOUNTS = ("/run", "/var/run", "/var/lib", POOLS)  # a folder is removed from its parent; each may be a link of the host
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
-from aliquot.adapters.host.hostmemory import host_memory_mib
+from aliquot.adapters.host.hostmemory import host_memory_mib, pool_room_mib
 from aliquot.adapters.host.logfiles import USUAL_LIMIT
 from aliquot.adapters.host.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store, StoreError
@@ -209,11 +209,11 @@ def _rules(rules: SharingRules, setup: Setup) -> SharingRules:
 def _host_pool(store: Store, setup: Setup, cards: Sequence[Card]) -> int:
     """MiB of the host's pool, now and after every restart. Simulated cards need no memory for theirs."""
     simulated = setup.simulated is not None
-    there = sum(card.memory_mib for card in cards) if simulated else host_memory_mib()
+    there = sum(card.memory_mib for card in cards) if simulated else min(host_memory_mib(), pool_room_mib())
     stored = store.setting("host_pool")
     pool = setup.host_pool if setup.host_pool is not None or stored is None else int(stored)
     if pool is None or (pool > there and not simulated):
-        pool = there if simulated else there // _POOL_PART
+        pool = there if simulated else min(there, host_memory_mib() // _POOL_PART)
     if setup.host_pool is not None:
         try:
             store.set("host_pool", str(pool))

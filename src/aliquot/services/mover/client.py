@@ -7,7 +7,6 @@ All methods are called from one thread and take milliseconds, except the first, 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from aliquot import __version__
+from aliquot.adapters.host.home import POOLS, pool_name
 from aliquot.services.mover import control
 from aliquot.services.mover.control import PoolState
 
@@ -31,9 +31,8 @@ log = logging.getLogger(__name__)
 
 
 def pool_folder(state: Path) -> Path:
-    """Where the pool of the daemon with this state is: on a tmpfs, so that it outlives the mover, and not a reboot."""
-    name = hashlib.sha256(str(state.absolute()).encode()).hexdigest()[:12]
-    return Path("/dev/shm") / f"aliquot-{os.geteuid()}-{name}"  # noqa: S108 - created with mode 0700, and checked
+    """Where the pool of the daemon with this state is. The mover creates it with mode 0700, and checks that."""
+    return Path(POOLS, pool_name(str(state.absolute()), os.geteuid()))
 
 
 class MoverClient:

@@ -55,6 +55,7 @@ class Process:
                 connection, _ = listener.accept()
             except TimeoutError:
                 if not self._daemons and not self._mover.kept and time.monotonic() - self._seen > _ALONE:
+                    self._store.discard()
                     return
                 continue
             self._daemons += 1

@@ -94,6 +94,11 @@ class Store:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
+    def discard(self) -> None:
+        """Give the memory back to the host. Only when nothing is kept."""
+        with contextlib.suppress(OSError):
+            (self.folder / "memory").unlink()
+
     # --- what is kept -------------------------------------------------------------------------------------------
 
     def kept(self) -> dict[Key, dict[int, Kept]]:
