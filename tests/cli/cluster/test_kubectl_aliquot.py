@@ -260,3 +260,45 @@ def test_explain_takes_a_file_to_the_live_cluster(cluster: FakeCluster) -> None:
 def test_explain_wants_a_pod_or_a_file_and_not_both(cluster: FakeCluster) -> None:
     assert invoked(explain).exit_code == 2
     assert invoked(explain, "p", "-f", "x").exit_code == 2
+
+
+def oversubscribed() -> tuple[Json, ...]:
+    """A card of 24 GiB with 27 booked, and beside it a node as ever."""
+    node = a_node("a", 24, labels={**MIXED, "aliquot.dev/oversubscribe": "1.5"})
+    node["metadata"]["annotations"]["aliquot.dev/host-pool"] = str(32 * 1024)
+    offline = [
+        granted(
+            asking({QGPU_MEMORY: gib, QGPU_GREEDY: 20}, name, annotations={APP_CLASS: "offline"}),
+            "a",
+            {"index": 0, "memory_mib": gib * 1024, "greedy_milli": 200},
+        )
+        for name, gib in (("one", 18), ("two", 9))
+    ]
+    return (node, a_node("b", 4, labels=MIXED), *offline)
+
+
+def test_memory_booked_beyond_a_card_is_shown_with_the_pool(cluster: FakeCluster) -> None:
+    cluster.show(*oversubscribed())
+    head, *rows = printed()[:3]
+    assert head.endswith("OFFLINE  BOOKABLE  POOL (GiB)  STATE")
+    assert rows == [
+        "a     qgpu,qgpu-mixed  best-effort    1         27/24  0/100%     2       0        2  1.5x      3/32",
+        "b     qgpu,qgpu-mixed  best-effort    1           0/4  0/100%     0       0        0  1x        -",
+    ]
+    assert printed("a", "-d")[0] == "a  qgpu, qgpu-mixed  best-effort  books 1.5x its memory, pool 3/32 GiB"
+    found = json.loads("\n".join(printed("a", "-o", "json")))["nodes"][0]
+    assert (found["oversubscribe"], found["pool_gib"], found["pool_booked_gib"]) == (1.5, 32, 3)
+    assert [pod["parkable"] for pod in found["pods"]] == [True, True]
+
+
+def test_explain_books_parkable_pods_beyond_a_card_and_no_others(cluster: FakeCluster) -> None:
+    cluster.show(
+        *oversubscribed(),
+        asking({QGPU_MEMORY: 9, QGPU_GREEDY: 20}, "parkable", annotations={APP_CLASS: "offline"}),
+        asking({QGPU_MEMORY: 9, QGPU_CORE: 10}, "stays"),
+        asking({QGPU_MEMORY: 9, QGPU_CORE: 10}, "asks", annotations={"aliquot.dev/park": "30s"}),
+    )
+    assert invoked(explain, "parkable").stdout.startswith("default/parkable  a  main: GPU 0 (9 GiB, ")
+    assert invoked(explain, "asks").stdout.startswith("default/asks  a  main: GPU 0 (9 GiB, ")
+    said = invoked(explain, "stays").stdout
+    assert "1  GPU memory: needs 9 GiB per card; at most 6 GiB free (1 card)  [a]" in said

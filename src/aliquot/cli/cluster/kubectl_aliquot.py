@@ -138,6 +138,8 @@ def tables(seen: Overview, nodes: Sequence[NodeStanding], *, wide: bool, alone: 
 def _per_node(nodes: Sequence[NodeStanding], wide: bool) -> str:
     head = ["NODE", "OFFERS", "POLICY", "GPU", "MEMORY (GiB)", "CORE", "PODS", "ONLINE", "OFFLINE"]
     head += ["CARDS (GiB)"] if wide else []
+    elastic = any(node.factor > 1 for node in nodes)
+    head += ["BOOKABLE", "POOL (GiB)"] if elastic else []
     rows = [
         [
             node.name,
@@ -147,6 +149,7 @@ def _per_node(nodes: Sequence[NodeStanding], wide: bool) -> str:
             *_used([node]),
             *_people([node]),
             *([" ".join(_card(card) for card in node.cards) or "-"] if wide else []),
+            *((f"{node.factor:g}x", _pool(node)) if elastic else ()),
             ", ".join(_state(node)),
         ]
         for node in nodes
@@ -197,6 +200,12 @@ def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]
     return [f"{in_units(used, 1024):,}/{in_units(total, 1024):,}", of_all]
 
 
+def _pool(node: NodeStanding) -> str:
+    """Host memory for what does not fit on the cards: booked, of what there is."""
+    there = 0 if node.node is None else node.node.pool_mib
+    return f"{in_units(node.beyond_mib, 1024):,}/{in_units(there, 1024):,}" if there else "-"
+
+
 def _people(nodes: Sequence[NodeStanding]) -> list[str]:
     from aliquot.model.claim import AppClass
 
@@ -244,7 +253,8 @@ def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
         if number:
             yield ""
         offers = ", ".join(node.offers) or "offers nothing"
-        yield "  ".join([node.name, offers, _policy(node), *_state(node)])
+        elastic = [f"books {node.factor:g}x its memory, pool {_pool(node)} GiB"] if node.factor > 1 else []
+        yield "  ".join([node.name, offers, _policy(node), *elastic, *_state(node)])
         yield from (f"  note: {note}" for note in (node.node.notes if node.node else ()))
         cards = [
             [
@@ -274,6 +284,7 @@ def _indented(text: str) -> Iterator[str]:
 def _pod_row(pod: PodStanding) -> list[str]:
     usage = pod.grant.usage()
     remarks = ["the whole node"] * pod.grant.whole_node + ["a guess: no annotation tells its cards"] * pod.guessed
+    remarks += [f"parkable after {pod.claim.park_after:g}s"] if pod.claim.park_after is not None else []
     return [
         pod.key,
         pod.claim.app_class.value,
@@ -342,6 +353,9 @@ def _node_json(node: NodeStanding) -> Json:
         "name": node.name,
         "offers": list(node.offers),
         "policy": None if node.node is None else node.node.isolation.value,
+        "oversubscribe": node.factor,
+        "pool_gib": 0 if node.node is None else in_units(node.node.pool_mib, 1024),
+        "pool_booked_gib": in_units(node.beyond_mib, 1024),
         "trouble": list(node.trouble),
         "notes": [] if node.node is None else list(node.node.notes),
         "cards": [
@@ -367,6 +381,7 @@ def _node_json(node: NodeStanding) -> Json:
                 "dialect": pod.claim.dialect,
                 "whole_node": pod.grant.whole_node,
                 "guessed": pod.guessed,
+                "parkable": pod.claim.parkable,
                 "cards": [
                     {
                         "index": card,

@@ -11,7 +11,7 @@ from aliquot.dialects import Rules
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.otherplugins import hand_out
 from aliquot.model.claim import AppClass, Claim, Usage
-from aliquot.model.device import Card
+from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.services.explain.snapshot import ClusterPod, Note, Snapshot, Verdict, take_snapshot
@@ -53,6 +53,16 @@ class NodeStanding:
     def offers(self) -> tuple[str, ...]:
         """The ways of use it offers, in a fixed order."""
         return () if self.node is None else self.node.offer_names
+
+    @property
+    def factor(self) -> float:
+        """Times their memory that may be booked on its cards."""
+        return max((standing.card.oversubscribe for standing in self.cards), default=LEAST_FACTOR)
+
+    @property
+    def beyond_mib(self) -> int:
+        """What is booked beyond its cards' memory."""
+        return sum(max(0, standing.used.memory_mib - standing.card.memory_mib) for standing in self.cards)
 
     def count(self, app_class: AppClass) -> int:
         """How many of its Pods are of that class."""
