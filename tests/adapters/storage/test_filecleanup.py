@@ -24,12 +24,19 @@ OURS = (
     "var/lib/aliquot/state.db",
     "var/lib/aliquot/shim/0.1.0-abc/libaliquot.so",
     "var/lib/kubelet/device-plugins/aliquot-qgpu-core-1.sock",
+    "var/lib/kubelet/plugins/aliquot.dev/1f.sock",
+    "var/lib/kubelet/plugins_registry/aliquot.dev-1f-reg.sock",
     "var/lib/kubelet/device-plugins/aliquot/run/lock",
     "var/lib/kubelet/device-plugins/aliquot/state/state.db",
     "var/run/cdi/aliquot.dev-gpu-x.yaml".replace("aliquot.dev-", "aliquot."),
     "var/run/cdi/.aliquot-x.17",
 )
-OTHERS = ("var/lib/kubelet/device-plugins/kubelet.sock", "var/run/cdi/nvidia.yaml", "var/lib/other/state.db")
+OTHERS = (
+    "var/lib/kubelet/device-plugins/kubelet.sock",
+    "var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock",
+    "var/run/cdi/nvidia.yaml",
+    "var/lib/other/state.db",
+)
 
 
 @pytest.fixture

@@ -333,11 +333,45 @@ def test_uninstall_refuses_while_pods_use_cards(api: FakeApi) -> None:
     assert api.writes == []
 
 
+CLAIM = {
+    "metadata": {"name": "card", "namespace": "ml", "uid": "c"},
+    "status": {"allocation": {"devices": {"results": [{"driver": "aliquot.dev", "pool": "n1"}]}}},
+}
+
+
+@pytest.mark.parametrize("words", [(), ("--keep-running",), ("--nodes-only",)])
+def test_uninstall_refuses_while_pods_use_cards_by_claims(api: FakeApi, words: tuple[str, ...]) -> None:
+    """Also with --keep-running: the kubelet ends no Pod whose claim it cannot have unprepared."""
+    api.answers["/apis/resource.k8s.io/v1/resourceclaims"] = {"items": [CLAIM]}
+    claims = [{"name": "gpu", "resourceClaimName": "card"}]
+    pod = {"metadata": {"name": "p", "namespace": "ml", "uid": "u"}, "spec": {"resourceClaims": claims}}
+    api.answers["/api/v1/pods"] = {"items": [{**pod, "spec": {**pod["spec"], "nodeName": "n1"}}]}
+    said = _refusal(uninstall, *words, code=1)
+    assert "1 Pod uses shared cards: ml/p by ResourceClaims" in said
+    assert "--delete-pods" in said
+    assert "--keep-running" not in said
+    assert api.writes == []
+    for harmless in (pod, {**pod, "status": {"phase": "Succeeded"}}, {**pod, "spec": {"nodeName": "n1"}}):
+        api.answers["/api/v1/pods"] = {"items": [harmless]}
+        assert invoked(uninstall, *words).exit_code == 0
+
+
+def test_uninstall_deletes_device_classes_and_pods_with_claims_before_the_agents(api: FakeApi) -> None:
+    api.answers["/apis/resource.k8s.io/v1/resourceclaims"] = {"items": [CLAIM]}
+    spec = {"nodeName": "n1", "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}]}
+    status = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "card"}]}
+    metadata = {"name": "p", "namespace": "ml", "uid": "u"}
+    api.answers["/api/v1/pods"] = {"items": [{"metadata": metadata, "spec": spec, "status": status}]}
+    assert invoked(uninstall, "--delete-pods").exit_code == 0
+    assert api.deleted.index("offline.aliquot.dev") < api.deleted.index("p") < api.deleted.index("aliquot-agent")
+
+
 def test_uninstall_deletes_pods_after_the_scheduler(api: FakeApi) -> None:
     api.hold()
     assert invoked(uninstall, "--delete-pods").exit_code == 0
     # The webhook's configuration once more after the scheduler, which may just have created it again.
-    assert api.deleted[:4] == ["aliquot", "aliquot-scheduler", "aliquot", "p"]
+    assert api.deleted[:3] == ["aliquot", "aliquot-scheduler", "aliquot"]
+    assert api.deleted.index("p") > 2
     assert api.deleted.index("aliquot-agent") > api.deleted.index("p"), "they end under an agent"
 
 

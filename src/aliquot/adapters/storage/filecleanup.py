@@ -30,6 +30,7 @@ from aliquot.adapters.storage.database import FOREIGN
 from aliquot.adapters.storage.podstore import examine
 
 _SOCKETS = "aliquot-*.sock"
+_REGISTRATIONS, _DRA_FOLDER = "aliquot.dev-*-reg.sock", "aliquot.dev"  # adapters/kubelet/draplugin.py
 _SPECS = ("aliquot.*.yaml", ".aliquot-*")
 _VENDOR_STATE = "/var/lib/qgpu"  # database folder (--dbfile) of the vendor's DaemonSet, if it runs our agent
 _IN_VENDOR_STATE = {  # next to the vendor's own files
@@ -87,7 +88,10 @@ def _leftovers(root: Path, folders: Sequence[Path], kubelet: Path) -> Iterator[P
     vendors = root / Path(_VENDOR_STATE).relative_to("/")
     if (vendors / "shim").is_dir() and examine(vendors / "meta.db") != FOREIGN:
         yield from sorted(path for path in vendors.iterdir() if path.name in _IN_VENDOR_STATE)
-    yield from sorted((root / kubelet.relative_to("/") / "device-plugins").glob(_SOCKETS))
+    sockets = root / kubelet.relative_to("/")
+    yield from sorted((sockets / "device-plugins").glob(_SOCKETS))
+    yield from sorted((sockets / "plugins_registry").glob(_REGISTRATIONS))
+    yield from sorted((sockets / "plugins").glob(_DRA_FOLDER))
     for pattern in _SPECS:
         yield from sorted((root / "var/run/cdi").glob(pattern))
     pools = root / Path(POOLS).relative_to("/")

@@ -34,7 +34,7 @@ _FILES_STAY = (
 
 @click.command()
 @click.option("-n", "--namespace", help="Where aliquot is installed  [default: $POD_NAMESPACE, else aliquot-system]")
-@click.option("--keep-running", is_flag=True, help="Let Pods on shared cards run on, without limits")
+@click.option("--keep-running", is_flag=True, help="Let Pods on shared cards run on, without limits; not those with ResourceClaims")
 @click.option("--delete-pods", is_flag=True, help="Delete the Pods on shared cards, in every namespace")
 @click.option(
     "--nodes-only", is_flag=True, help="Remove programs and clean the nodes; leave the other objects (to Helm)"
@@ -174,25 +174,39 @@ async def _refuse_foreign(uninstaller: Uninstaller, namespace: str) -> None:
 
 async def _refuse_holders(uninstaller: Uninstaller, given: dict[str, Any], steps: Steps) -> None:
     """Before anything is changed, unless an option says what to do with the Pods."""
-    if given["delete_pods"] or given["keep_running"]:
+    if given["delete_pods"]:
         return
     steps.report("inspect", "Pods on shared cards")
+    hint = _HELM_HINT if given["nodes_only"] else ""
+    claimants = await uninstaller.holders(claims_only=True)
+    if claimants:
+        raise InputError(
+            f"{_names(claimants)} by ResourceClaims, and the kubelet needs the agent to end {_them(claimants)}: "
+            f"end {_them(claimants)} first, or give --delete-pods{hint}",
+            code=1,
+        )
+    if given["keep_running"]:
+        return
     pods = await uninstaller.holders()
     if pods:
-        hint = _HELM_HINT if given["nodes_only"] else ""
         raise InputError(f"{_names(pods)}: end them first, or give --delete-pods or --keep-running{hint}", code=1)
 
 
 async def _release_holders(uninstaller: Uninstaller, given: dict[str, Any], steps: Steps) -> Sequence[Json]:
     """Delete or keep the Pods on our cards. Returns those that run on."""
-    pods = await uninstaller.holders()
     if given["delete_pods"]:
-        await uninstaller.evict(pods)
+        await uninstaller.evict(await uninstaller.holders())
         return ()
+    await _refuse_holders(uninstaller, {**given, "keep_running": True}, steps)  # Pods with claims that arrived since
+    pods = await uninstaller.holders()
     if pods:
         steps.end()
         click.echo(f"{_names(pods)}; they run on, and {_FILES_STAY}", err=True)
     return pods
+
+
+def _them(pods: Sequence[Json]) -> str:
+    return "them" if len(pods) > 1 else "it"
 
 
 def _names(pods: Sequence[Json]) -> str:

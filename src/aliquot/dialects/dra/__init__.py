@@ -14,4 +14,5 @@ GROUP = "/apis/resource.k8s.io/v1"  # Kubernetes 1.34 and newer
 SLICES = f"{GROUP}/resourceslices"
 CLAIMS = f"{GROUP}/resourceclaims"
 
+DEVICE_CLASSES = ("aliquot.dev", "online.aliquot.dev", "offline.aliquot.dev")  # that the chart makes
 MEMORY, CORE = "memory", "core"  # the capacities of a card: bytes, and percent of its compute

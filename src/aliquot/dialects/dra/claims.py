@@ -86,6 +86,11 @@ class ClaimObject(msgspec.Struct):
         consumers = (self.status.reserved_for if self.status else None) or ()
         return {consumer.uid: consumer.name for consumer in consumers if consumer.resource == "pods"}
 
+    @property
+    def allocated(self) -> bool:
+        """Whether it has a card of any node."""
+        return bool(self._ours())
+
     def holds(self, node: str) -> bool:
         """Whether it has a card of that node."""
         return any(result.pool == node for _, result in self._ours())

@@ -1,8 +1,8 @@
 """`aliquot uninstall`: removes everything of ours from a cluster. Helm's hook runs its first half.
 
-holders            Pods on our cards, which would lose them
-stop_scheduling    delete the webhook first, so that it admits nothing in vain; then the scheduler, so that no Pod
-                   arrives
+holders            Pods on our cards, by our scheduler or by ResourceClaims, which would lose them
+stop_scheduling    delete the webhook first, so that it admits nothing in vain; then the scheduler and the
+                   DeviceClasses, so that no Pod arrives
 clean              delete the agents, and the simulated cards of nodes where no Pod runs on; a Pod on each node that had
                    an agent, or where files were left behind, removes our files; then remove labels, annotations,
                    taint, condition and resources at 0 from the Nodes. A node where files stay gets a mark
@@ -16,8 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects import native
+from aliquot.dialects.dra import CLAIMS, DEVICE_CLASSES
+from aliquot.dialects.dra.claims import ClaimObject
+from aliquot.dialects.dra.pods import claim_names
 from aliquot.dialects.wire import workloads
 from aliquot.dialects.wire.deployment import (
     COMPONENT_LABEL,
@@ -36,6 +41,7 @@ from aliquot.dialects.wire.deployment import (
 )
 from aliquot.dialects.wire.installrecord import Record, previous_record
 from aliquot.dialects.wire.leftovers import LeftBehind, node_leftovers
+from aliquot.dialects.wire.objects import PodObject
 from aliquot.services.install import sweeper
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
 from aliquot.services.install.sweeper import SweepSettings
@@ -62,13 +68,17 @@ class Uninstaller:
         self.objects = ClusterObjects(kube)
         self._kube, self._report, self._now, self._until = kube, report, now, until
 
-    async def holders(self) -> list[Json]:
-        """The Pods that hold cards of ours and have not finished."""
+    async def holders(self, *, claims_only: bool = False) -> list[Json]:
+        """The Pods that hold cards of ours and have not finished. `claims_only`: those that hold them by
+        ResourceClaims. These cannot run on without the agent: the kubelet asks it before it ends them."""
+        items = await self.objects.items(CLAIMS)
+        claims = {claim.key for claim in msgspec.convert(items, list[ClaimObject]) if claim.allocated}
         found: list[Json] = []
         params = {"limit": "500"}
         while True:
             page = await self._kube.get("/api/v1/pods", params=params, timeout=60.0)
-            found += [pod for pod in page.get("items") or () if _holds_cards(pod)]
+            running = [pod for pod in page.get("items") or () if _runs(pod)]
+            found += [pod for pod in running if (not claims_only and _has_grant(pod)) or _uses(pod, claims)]
             token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return found
@@ -106,12 +116,15 @@ class Uninstaller:
         return SweepSettings(known or default, pull_secrets=secrets, image_known=known is not None)
 
     async def stop_scheduling(self, namespace: str) -> None:
-        """Delete webhook and scheduler, and wait until they are gone. From then on no Pod gets our cards."""
+        """Delete webhook, scheduler and DeviceClasses, and wait until they are gone. From then on no Pod gets our
+        cards."""
         self._report("programs", "the webhook")
         webhook = Identity("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "", WEBHOOK)
         await self.objects.delete(webhook)
         await self._stop(namespace, "Deployment", DEPLOYMENT, "scheduler")
         await self.objects.delete(webhook)  # a scheduler that took long to end may have created it again
+        for name in DEVICE_CLASSES:  # kube-scheduler allocates claims without our scheduler
+            await self.objects.delete(Identity("resource.k8s.io/v1", "DeviceClass", "", name))
 
     async def stop_programs(
         self, namespace: str, cards_on: Collection[str] = (), pull_secrets: Collection[Mapping[str, Any]] = ()
@@ -320,7 +333,18 @@ def _pod_identity(pod: Json) -> Identity:
     return Identity("v1", "Pod", pod["metadata"]["namespace"], pod["metadata"]["name"])
 
 
-def _holds_cards(pod: Json) -> bool:
+def _runs(pod: Json) -> bool:
     bound = bool((pod.get("spec") or {}).get("nodeName"))
-    finished = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    return bound and not finished and native.GRANT in (pod["metadata"].get("annotations") or {})
+    return bound and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _has_grant(pod: Json) -> bool:
+    return native.GRANT in (pod["metadata"].get("annotations") or {})
+
+
+def _uses(pod: Json, claims: Collection[str]) -> bool:
+    """Whether it uses one of these claims, given as namespace/name."""
+    if not claims:
+        return False
+    namespace, names = pod["metadata"]["namespace"], claim_names(msgspec.convert(pod, PodObject))
+    return any(f"{namespace}/{name}" in claims for name in names.values())
