@@ -367,6 +367,24 @@ def test_pod_author_cannot_bring_a_grant_by_a_binding(installed: ControlPlane, a
     assert patched(author, POD.format("waits"), MOVED)  # before it is bound, too
 
 
+def test_pod_author_cannot_bring_a_grant_in_a_new_pod(author: Client) -> None:
+    """The webhook sees only Pods that ask for GPUs. Without a node, the peers' annotations pass: whoever binds the Pod
+    writes them anew, and controllers may have copied them."""
+    path = "/api/v1/namespaces/default/pods"
+    peers = [key for key in GRANT_ANNOTATIONS if key != "aliquot.dev/grant"]
+    always = ("aliquot.dev/grant", "env.aliquot.dev/main.NVIDIA_VISIBLE_DEVICES")
+    for node, keys in (("", always), ("mine", (*always, *peers))):
+        for key in keys:
+            with pytest.raises(Refused) as refused:
+                author("POST", path, objects.pod("new", node=node or None, annotations={key: "0"}))
+            assert f"only Aliquot writes the annotation {key} of a Pod: remove it from the manifest" in str(
+                refused.value
+            )
+    free = dict.fromkeys((*peers, *REQUEST, "aliquot.dev/reviewed", "note"), "1")
+    author("POST", path, objects.pod("copy", annotations=free, schedulerName="none"))
+    author("POST", path, objects.pod("daemon", node="mine", annotations={"aliquot.dev/reviewed": "true", "note": "1"}))
+
+
 def test_pod_author_changes_everything_else(installed: ControlPlane, author: Client) -> None:
     for sub in ("", "/status"):
         free = {
