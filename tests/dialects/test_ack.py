@@ -14,6 +14,7 @@ from kit.manifests import COUNT, MEM, a_container, a_node, a_pod, asking
 
 CORE = "aliyun.com/gpu-core.percentage"
 MODE, PLACEMENT = "ack.node.gpu.schedule", "ack.node.gpu.placement"
+SHARED = {Offer.GPUSHARE, Offer.GPUSHARE_WHOLE}
 WHOLE = Slice(memory_percent=100, exclusive=True)
 Json = dict[str, Any]
 
@@ -72,16 +73,25 @@ def test_broken_rule_is_refused_with_its_field(limits: Json, labels: dict[str, s
 def test_gpu_count_alone_is_whole_cards() -> None:
     claim = claim_of(a_pod("p", a_container("a", {COUNT: 2}), a_container("b", {COUNT: 1})))
     assert [(part.slice, part.count) for part in claim.containers] == [(WHOLE, 2), (WHOLE, 1)]
-    assert (claim.offer, claim.together) == (Offer.GPUSHARE, False)
+    assert (claim.offer, claim.together) == (Offer.GPUSHARE_WHOLE, False)
+
+
+def test_whole_cards_need_a_node_whose_agent_reports_its_cards() -> None:
+    """The peer's plugin would give such a Pod any card, with other Pods on it."""
+    bare = {"metadata": {"name": "n1"}, "status": {"capacity": {MEM: "32", COUNT: "2"}}}
+    node = parse_node(bare)
+    assert isinstance(node, Node)
+    assert (len(node.cards), node.offers) == (2, {Offer.GPUSHARE})
+    assert Offer.GPUSHARE_WHOLE in read({"gpushare": "true"}).offers
 
 
 @pytest.mark.parametrize(
     ("labels", "offers", "isolation"),
     [
-        ({MODE: "cgpu"}, {Offer.GPUSHARE}, Isolation.BEST_EFFORT),
-        ({MODE: "share"}, {Offer.GPUSHARE}, Isolation.BEST_EFFORT),
-        ({MODE: "mps"}, {Offer.GPUSHARE}, Isolation.BEST_EFFORT),
-        ({MODE: "core_mem"}, {Offer.GPUSHARE, Offer.GPUSHARE_CORE}, Isolation.FIXED_SHARE),
+        ({MODE: "cgpu"}, SHARED, Isolation.BEST_EFFORT),
+        ({MODE: "share"}, SHARED, Isolation.BEST_EFFORT),
+        ({MODE: "mps"}, SHARED, Isolation.BEST_EFFORT),
+        ({MODE: "core_mem"}, SHARED | {Offer.GPUSHARE_CORE}, Isolation.FIXED_SHARE),
         ({MODE: "default"}, set(), Isolation.BEST_EFFORT),
         ({MODE: "topology"}, set(), Isolation.BEST_EFFORT),
         ({MODE: "core_mem", "tke.cloud.tencent.com/qgpu-schedule-policy": "bs"}, None, Isolation.BURST_SHARE),
@@ -100,8 +110,15 @@ def test_label_of_ack_says_in_which_order_cards_are_taken(label: str | None, ord
     assert read({MODE: "cgpu", **({} if label is None else {PLACEMENT: label})}).card_order is order
 
 
-@pytest.mark.parametrize(("key", "said"), [(MODE, "cgpu, core_mem, share, mps (shared)"), (PLACEMENT, "binpack or")])
-def test_unknown_value_of_acks_labels_is_refused(key: str, said: str) -> None:
-    found = parse_node(a_node("n1", 16, labels={MODE: "cgpu", key: "some"}))
+def test_unknown_placement_label_of_ack_is_refused() -> None:
+    found = parse_node(a_node("n1", 16, labels={MODE: "cgpu", PLACEMENT: "some"}))
     assert isinstance(found, tuple)
-    assert said in found[0].sentence()
+    assert "binpack or" in found[0].sentence()
+
+
+def test_unknown_schedule_label_of_ack_is_noted_and_the_node_serves_on() -> None:
+    node = read({MODE: "mig-x", "gpushare": "true"})
+    assert Offer.GPUSHARE in node.offers
+    assert any("mig-x" in note and "cgpu, core_mem, share, mps (shared)" in note for note in node.notes)
+    assert read({MODE: "mig-x"}).offers == set()
+    assert not read({MODE: "cgpu"}).notes

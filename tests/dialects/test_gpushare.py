@@ -146,7 +146,7 @@ def test_a_node_offers_gpushare_if_it_advertises_gpu_mem() -> None:
 
 def test_a_node_with_an_inventory_offers_gpushare_by_its_label() -> None:
     inventory = render_inventory([Card(0, 16384)])
-    assert good(node({}, {"gpushare": "true"}, inventory)).offers == {Offer.GPUSHARE}
+    assert good(node({}, {"gpushare": "true"}, inventory)).offers == {Offer.GPUSHARE, Offer.GPUSHARE_WHOLE}
     assert good(node({}, {"gpushare": "false"}, inventory)).offers == frozenset()
 
 
@@ -156,7 +156,7 @@ def test_gpushare_capacity_of_removed_plugin_is_no_offer() -> None:
     left["status"]["allocatable"] = {MEM: "0", COUNT: "0"}
     assert good(left).offers == frozenset()
     left["status"]["allocatable"] = {MEM: "16", COUNT: "1"}  # a plugin of gpushare's own still runs
-    assert good(left).offers == {Offer.GPUSHARE}
+    assert good(left).offers == {Offer.GPUSHARE, Offer.GPUSHARE_WHOLE}
 
 
 def test_gpushare_node_without_plugin_has_no_cards() -> None:

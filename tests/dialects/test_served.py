@@ -63,8 +63,8 @@ def test_a_pod_speaks_two_dialects_only_where_both_are_served() -> None:
     [
         (("qgpu",), {Offer.QGPU}),
         (("t9k",), {Offer.T9K_SHARED}),
-        (("gpushare",), {Offer.GPUSHARE}),
-        (("qgpu", "gpushare"), {Offer.QGPU, Offer.GPUSHARE}),
+        (("gpushare",), {Offer.GPUSHARE, Offer.GPUSHARE_WHOLE}),
+        (("qgpu", "gpushare"), {Offer.QGPU, Offer.GPUSHARE, Offer.GPUSHARE_WHOLE}),
     ],
 )
 def test_a_node_offers_what_is_served_of_what_its_labels_say(served: tuple[str, ...], offers: set[Offer]) -> None:

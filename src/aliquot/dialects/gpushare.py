@@ -25,7 +25,7 @@ from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Isolation, Node, Offer, Order
-from aliquot.model.refusal import Invalid
+from aliquot.model.refusal import Invalid, show
 
 DIALECT = "gpushare"
 MEMORY = "aliyun.com/gpu-mem"
@@ -125,7 +125,7 @@ def _whole_cards(pod: Pod, asking: list[Container]) -> Claim | list[Invalid]:
     if problems:
         return problems
     claims = (container.claim(_WHOLE, count) for container, count in zip(asking, counts, strict=True))
-    return pod.claim(DIALECT, Offer.GPUSHARE, claims)
+    return pod.claim(DIALECT, Offer.GPUSHARE_WHOLE, claims)
 
 
 def _cards(pod: Pod, problems: list[Invalid]) -> int | None:
@@ -169,24 +169,27 @@ def _spell(piece: Slice, cards: int, unit: MemoryUnit) -> dict[str, int]:
     return {MEMORY: piece.memory_mib * cards // unit.mib, **core}
 
 
-def offers(node: NodeView, problems: list[Invalid], *, inventory: bool) -> frozenset[Offer]:
+def offers(node: NodeView, notes: list[str], *, inventory: bool) -> frozenset[Offer]:
     """A node offers gpushare if it advertises gpu-mem or, with our inventory, if it has the label, or one of ACK's.
 
-    With an inventory only the allocatable amount counts: the capacity outlives a plugin by five minutes.
+    With an inventory only the allocatable amount counts: the capacity outlives a plugin by five minutes. Whole cards
+    need one: the peers' plugin knows no such request, and would give the Pod any card.
     """
-    mode = _ack_mode(node.labels, problems)
+    mode = _ack_mode(node.labels, notes)
     advertised = node.amount(MEMORY, 1, []) if inventory else node.count(MEMORY, [])
     offered = advertised or (inventory and labelled(node.labels))
     if not offered:
         return frozenset()
-    return frozenset({Offer.GPUSHARE, Offer.GPUSHARE_CORE} if mode == _CORE_MEM else {Offer.GPUSHARE})
+    found = {Offer.GPUSHARE: True, Offer.GPUSHARE_CORE: mode == _CORE_MEM, Offer.GPUSHARE_WHOLE: inventory}
+    return frozenset(offer for offer, there in found.items() if there)
 
 
-def _ack_mode(labels: Json, problems: list[Invalid]) -> object:
+def _ack_mode(labels: Json, notes: list[str]) -> object:
+    """The label is ACK's, which may add values: an unknown one is noted, and the rest of the node decides."""
     mode = labels.get(ACK_LABEL)
     if mode is not None and mode not in (*ACK_SHARED, *_ACK_WHOLE):
-        allowed = f"{', '.join(ACK_SHARED)} (shared), {' or '.join(_ACK_WHOLE)} (not shared)"
-        problems.append(Invalid(f'metadata.labels["{ACK_LABEL}"]', mode, allowed))
+        allowed = f"known are {', '.join(ACK_SHARED)} (shared), {' and '.join(_ACK_WHOLE)} (not shared)"
+        notes.append(f"label {ACK_LABEL}: {show(mode)} is not known and counts as no label: {allowed}")
     return mode
 
 
@@ -214,6 +217,7 @@ def card_order(labels: Json, problems: list[Invalid]) -> Order | None:
 ENABLED_BY = {
     Offer.GPUSHARE: f"capacity {MEMORY}, or label {NODE_LABEL}=true and cards that the agent found",
     Offer.GPUSHARE_CORE: f"label {ACK_LABEL}={_CORE_MEM}",
+    Offer.GPUSHARE_WHOLE: f"cards that an aliquot agent reports, and capacity {MEMORY} or label {NODE_LABEL}=true",
 }
 
 

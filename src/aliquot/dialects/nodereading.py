@@ -33,7 +33,7 @@ def parse_node(
     else:
         cards, notes = inventory, []
     factor = elastic.factor_of(view.labels, view.annotations, notes)
-    offers = _offers(view, rules, problems, inventory=inventory is not None)
+    offers = _offers(view, rules, notes, problems, inventory=inventory is not None)
     if unhealthy:
         cards = tuple(replace(card, healthy=card.healthy and card.index not in unhealthy) for card in cards)
     result = Node(
@@ -63,7 +63,9 @@ def _limited(cards: tuple[Card, ...], offers: frozenset[Offer], rules: Rules, fa
     return tuple(card.shared_by(qgpu.max_slices(card.memory_mib, rules.qgpu), factor) for card in cards)
 
 
-def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory: bool) -> frozenset[Offer]:
+def _offers(
+    node: NodeView, rules: Rules, notes: list[str], problems: list[Invalid], *, inventory: bool
+) -> frozenset[Offer]:
     """What the node offers of the dialects that are served. What is wrong in the words of another is not looked at."""
     found: frozenset[Offer] = frozenset()
     if qgpu.DIALECT in rules.served:
@@ -71,7 +73,7 @@ def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory:
     if t9k.DIALECT in rules.served:
         found |= t9k.offers(node.labels, problems)
     if gpushare.DIALECT in rules.served:
-        found |= gpushare.offers(node, problems, inventory=inventory)
+        found |= gpushare.offers(node, notes, inventory=inventory)
     if hami.DIALECT in rules.served and inventory:
         found |= hami.offers(node)
     if kai.DIALECT in rules.served and inventory:

@@ -17,6 +17,7 @@ class Offer(StrEnum):
     QGPU_MIXED = "qgpu-mixed"  # online and offline Pods on one card
     GPUSHARE = "gpushare"
     GPUSHARE_CORE = "gpushare-core"  # compute, too
+    GPUSHARE_WHOLE = "gpushare-whole"  # whole cards, where our agent reports them
     T9K_EXCLUSIVE = "t9k-xgn"  # whole cards and whole nodes
     T9K_SHARED = "t9k-sgn"
     HAMI = "hami"
@@ -67,8 +68,8 @@ class Node:
 
     @property
     def offer_names(self) -> tuple[str, ...]:
-        """The ways of use it offers, in a fixed order."""
-        return tuple(offer.value for offer in Offer if offer in self.offers)
+        """The ways of use it offers, in a fixed order. Whole cards go without saying where the agent reports them."""
+        return tuple(offer.value for offer in Offer if offer in self.offers and offer is not Offer.GPUSHARE_WHOLE)
 
 
 def deal(cards: Sequence[Card], names: Sequence[str]) -> tuple[Node, ...]:

@@ -34,7 +34,11 @@ _FILES_STAY = (
 
 @click.command()
 @click.option("-n", "--namespace", help="Where aliquot is installed  [default: $POD_NAMESPACE, else aliquot-system]")
-@click.option("--keep-running", is_flag=True, help="Let Pods on shared cards run on, without limits; not those with ResourceClaims")
+@click.option(
+    "--keep-running",
+    is_flag=True,
+    help="Let Pods on shared cards run on, without limits; not those with ResourceClaims",
+)
 @click.option("--delete-pods", is_flag=True, help="Delete the Pods on shared cards, in every namespace")
 @click.option(
     "--nodes-only", is_flag=True, help="Remove programs and clean the nodes; leave the other objects (to Helm)"
