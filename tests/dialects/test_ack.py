@@ -81,7 +81,7 @@ def test_whole_cards_need_a_node_whose_agent_reports_its_cards() -> None:
     bare = {"metadata": {"name": "n1"}, "status": {"capacity": {MEM: "32", COUNT: "2"}}}
     node = parse_node(bare)
     assert isinstance(node, Node)
-    assert (len(node.cards), node.offers) == (2, {Offer.GPUSHARE})
+    assert (len(node.cards), node.offers) == (2, frozenset({Offer.GPUSHARE}))
     assert Offer.GPUSHARE_WHOLE in read({"gpushare": "true"}).offers
 
 

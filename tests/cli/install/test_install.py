@@ -344,7 +344,7 @@ def test_uninstall_refuses_while_pods_use_cards_by_claims(api: FakeApi, words: t
     """Also with --keep-running: the kubelet ends no Pod whose claim it cannot have unprepared."""
     api.answers["/apis/resource.k8s.io/v1/resourceclaims"] = {"items": [CLAIM]}
     claims = [{"name": "gpu", "resourceClaimName": "card"}]
-    pod = {"metadata": {"name": "p", "namespace": "ml", "uid": "u"}, "spec": {"resourceClaims": claims}}
+    pod: Any = {"metadata": {"name": "p", "namespace": "ml", "uid": "u"}, "spec": {"resourceClaims": claims}}
     api.answers["/api/v1/pods"] = {"items": [{**pod, "spec": {**pod["spec"], "nodeName": "n1"}}]}
     said = _refusal(uninstall, *words, code=1)
     assert "1 Pod uses shared cards: ml/p by ResourceClaims" in said
