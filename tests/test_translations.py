@@ -9,7 +9,7 @@ import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
 CHINESE = DOCS / "zh-CN"
-PAGES = ("dialects", "faq", "install", "migration")
+PAGES = ("dialects", "elastic-memory", "faq", "install", "migration")
 _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
