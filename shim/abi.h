@@ -37,7 +37,8 @@ struct alq_card {
     uint64_t heartbeat_ns;  /* CLOCK_MONOTONIC of the daemon's latest round on this card */
     uint32_t parkable;      /* 1: its memory may leave the card (movable.c) */
     uint32_t room_ms;       /* how long an allocation waits for room that others have; 0: not at all */
-    uint8_t  pad[56];
+    uint64_t reserve;       /* bytes of the card that memory which may leave does not take: the mover starts there */
+    uint8_t  pad[48];
 };
 
 /* One process on one card: a cache line. Each field has one writer, named here. */
@@ -74,6 +75,7 @@ enum { ALQ_STAY = 0, ALQ_LEAVE = 1, ALQ_RETURN = 2 };
 enum { ALQ_RESIDENT = 0, ALQ_LEAVING = 1, ALQ_PARKED = 2, ALQ_RETURNING = 3, ALQ_LOST = 4 };
 enum { ALQ_WHY_NOTHING = 0, ALQ_WHY_BUSY = 1, ALQ_WHY_CAPTURE = 2, ALQ_WHY_POOL = 3, ALQ_WHY_ROOM = 4, ALQ_WHY_ERROR = 5,
        ALQ_WHY_MOVER = 6 /* there is none, or it went away */, ALQ_WHY_UNKNOWN = 7 /* the mover does not have it */ };
+enum { ALQ_STAYS_POOLED = 1 /* stream-ordered */, ALQ_STAYS_SHARED = 2 /* with other processes */, ALQ_STAYS_OTHER = 4 };
 struct alq_move {
     uint32_t order;         /* daemon: ALQ_STAY, ALQ_LEAVE or ALQ_RETURN; a futex word */
     uint32_t state;         /* process: ALQ_RESIDENT and so on; a futex word */
@@ -81,7 +83,8 @@ struct alq_move {
     uint32_t why;           /* process: why the last order was not obeyed; the daemon sets 0 to have it tried again */
     uint64_t movable;       /* process: bytes that can leave */
     uint64_t parked;        /* process: bytes that are away */
-    uint64_t moves;         /* process: how often it left */
+    uint32_t moves;         /* process: how often it left */
+    uint32_t stays;         /* process: kinds of memory it has that cannot leave, ALQ_STAYS_* */
     uint64_t out_ns, in_ns; /* process: what the last move of each kind took */
     uint64_t room;          /* process: bytes of an allocation that waits for room on the card */
 };

@@ -48,7 +48,7 @@ int alq_handle_create(fn_cuMemCreate *real, CUmemHandle *h, size_t n, const CUme
     if (!h || !alq_page()->card[card].parkable || flags)
         return real(h, n, prop, flags);
     pthread_mutex_lock(&alq_movable_lock);
-    uint32_t i = alq_piece_new(0, n, card, prop->location.id);
+    uint32_t i = alq_beside_reserve(card, n) ? alq_piece_new(0, n, card, prop->location.id) : ALQ_NONE;
     int result = i == ALQ_NONE ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (!result) {
         struct alq_movable_piece *piece = alq_piece(i);

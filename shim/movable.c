@@ -49,9 +49,20 @@ struct alq_movable_piece *alq_piece(uint32_t i) { return alq_list_at(&pieces, i)
 
 /* ---- pieces ---- */
 
+/* Whether the card has room for so many bytes beside the reserve. A mover that died cannot come back to a full card, and
+ * without it nothing leaves. */
+bool alq_beside_reserve(int card, uint64_t bytes)
+{
+    uint64_t reserve = __atomic_load_n(&alq_page()->card[card].reserve, __ATOMIC_RELAXED);
+    size_t spare = 0, total = 0;
+    return !reserve || ALQ_REAL(cuMemGetInfo_v2)(&spare, &total) || (spare >= reserve && spare - reserve >= bytes);
+}
+
 /* Physical memory at the piece's address. The lock is held. */
 int alq_piece_back(struct alq_movable_piece *piece)
 {
+    if (!alq_beside_reserve(piece->card, piece->size))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     if (!piece->at)
         return alq_handle_back(piece);
     CUmemAllocationProp prop;

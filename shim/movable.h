@@ -28,6 +28,7 @@ struct alq_movable_piece {
 extern pthread_mutex_t alq_movable_lock;    /* held for everything below */
 uint32_t alq_pieces(void);
 struct alq_movable_piece *alq_piece(uint32_t i);
+bool alq_beside_reserve(int card, uint64_t bytes);
 int alq_piece_back(struct alq_movable_piece *piece);    /* memory at its address; a CUDA error */
 void alq_piece_unback(struct alq_movable_piece *piece);
 uint32_t alq_piece_new(CUdeviceptr at, uint64_t size, int card, CUdevice device);

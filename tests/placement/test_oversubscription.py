@@ -68,11 +68,19 @@ def test_parkable_claims_are_booked_up_to_the_factor_and_others_up_to_the_card()
 def test_each_parkable_claim_fits_on_the_card_beside_all_that_stays() -> None:
     """Otherwise it could never be on the card at all."""
     scene = Scene(a_board(a_stretched(4.0, CARD)))
-    assert scene.book(parkable(12, "a"), asking(5, name="too much"), asking(4, name="b")) == [0, None, 0]
-    assert scene.book(parkable(13, "too large"), parkable(12, "c"), asking(1, name="d")) == [None, 0, None]
+    assert scene.book(parkable(11, "a"), asking(6, name="too much"), asking(4, name="b")) == [0, None, 0]
+    assert scene.book(parkable(12, "too large"), parkable(11, "c"), asking(1, name="d")) == [None, 0, None]
     scene.ledger.forget("a")
     scene.ledger.forget("c")
     assert scene.book(asking(1, name="d")) == [0]  # the largest has left
+
+
+def test_what_is_booked_beyond_a_card_leaves_room_for_the_mover() -> None:
+    """Without it a mover that died could not come back to a full card. What fits on the card together needs none."""
+    scene = Scene(a_board(a_stretched(4.0, CARD)))
+    assert scene.book(parkable(CARD, "all of it"), parkable(1, "a")) == [0, None]
+    scene.ledger.forget("all of it")
+    assert scene.book(parkable(15, "b"), parkable(CARD, "c"), parkable(15, "d")) == [0, None, 0]
 
 
 def test_memory_beyond_all_cards_of_a_node_is_within_its_pool() -> None:
@@ -132,7 +140,7 @@ def test_a_factor_that_was_lowered_holds_for_new_work_only() -> None:
 
 def test_several_cards_share_the_pool() -> None:
     """Two cards beyond which 8 GiB each are wanted need 16 GiB of the pool."""
-    full = [parkable(CARD, f"full{at}") for at in range(2)]
+    full = [parkable(8, f"half{at}") for at in range(4)]
     for pool, has_room in ((16, True), (15, False)):
         scene = Scene(a_board(a_stretched(2.0, CARD, CARD, pool=pool)))
         scene.book(*full)
@@ -173,9 +181,9 @@ class PlainCard:
 
     def is_right(self) -> bool:
         fixed, memory = sum(self.fixed), self.card.memory_mib
-        return (
+        return fixed + sum(self.parked) <= memory or (
             fixed + sum(self.parked) <= int(memory * self.card.oversubscribe)
-            and fixed + max(self.parked, default=0) <= memory
+            and fixed + max(self.parked, default=0) + min(GIB, memory // 16) <= memory
         )
 
 

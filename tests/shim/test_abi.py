@@ -18,6 +18,7 @@ _USE = [
     *("memory", "overhead", "launches", "waiting", "gate", "paused", "wake", "refused", "rescued"),
     *("busy_ns", "busy_since_ns"),
 ]
+_MOVE = ["order", "state", "wanted", "why", "movable", "parked", "moves", "stays", "out_ns", "in_ns", "room"]
 _NUMBERS = [
     *("ALQ_MAGIC", "ALQ_VERSION", "ALQ_CARDS", "ALQ_SLOTS", "ALQ_CHANNELS", "ALQ_UNLIMITED", "ALQ_STALE_NS"),
     *("ALQ_SHORTEST_LASTING", "ALQ_LONGEST_LASTING", "ALQ_LASTING_NS"),
@@ -26,10 +27,11 @@ _NUMBERS = [
     *("RM_DISABLE_MAX", "RM_INVALID_CLIENT", "RM_INVALID_OBJECT", "RM_INSUFFICIENT_PERMISSIONS", "RM_NOT_SUPPORTED"),
 ]
 _OFFSETS = {
-    "struct alq_page": ["magic", "version", "cards", "slots", "card", "slot"],
-    "struct alq_card": ["uuid", "memory_limit", "heartbeat_ns"],
+    "struct alq_page": ["magic", "version", "cards", "slots", "card", "slot", "move"],
+    "struct alq_card": ["uuid", "memory_limit", "heartbeat_ns", "parkable", "room_ms", "reserve"],
     "struct alq_slot": ["pid", "serial", "ended", "exported", "use"],
     "struct alq_use": _USE,
+    "struct alq_move": _MOVE,
     "struct alq_head": ["magic", "version", "type"],
     "struct alq_hello": ["head", "pid", "slot"],
     "struct alq_group": ["client", "group", "device", "subdevice", "engine", "compute", "channels", "pad", "channel"],
@@ -90,7 +92,11 @@ def test_the_page_is_laid_out_the_same(c: C) -> None:
     assert c["struct alq_page"] == page.SIZE
     assert (c["struct alq_page.card"], c["struct alq_card"]) == (page._CARD_AT, page._CARD_SIZE)
     assert (c["struct alq_page.slot"], c["struct alq_slot"]) == (page._SLOT_AT, page._SLOT_SIZE)
-    assert (c["struct alq_card.memory_limit"], c["struct alq_card.heartbeat_ns"]) == (page.LIMIT, page.HEARTBEAT)
+    card = ("memory_limit", "heartbeat_ns", "parkable", "room_ms", "reserve")
+    ours = [page.LIMIT, page.HEARTBEAT, page.PARKABLE, page.ROOM_MS, page.RESERVE]
+    assert ours == [c[f"struct alq_card.{field}"] for field in card]
+    assert (c["struct alq_page.move"], c["struct alq_move"]) == (page._MOVE_AT, page._MOVE_SIZE)
+    assert page.Page._move_at(3, 2) == page._MOVE_AT + (3 * page.CARDS + 2) * page._MOVE_SIZE
     assert page.Page._at(3, 2) == page._SLOT_AT + 3 * page._SLOT_SIZE + c["struct alq_slot.use"] + 2 * page._USE_SIZE
     assert (page._USE_SIZE, page._USE.size) == (c["struct alq_use"],) * 2
     assert [c[f"struct alq_page.{field}"] for field in ("magic", "version", "cards", "slots")] == [0, 4, 8, 12]
@@ -107,6 +113,15 @@ def test_a_line_of_the_page_is_read_field_by_field_as_it_is_written(c: C) -> Non
         line = bytearray(page._USE_SIZE)
         line[field] = 7
         assert page._USE.unpack(line)[at] == 7
+
+
+def test_a_move_of_the_page_is_read_field_by_field_as_it_is_written(c: C) -> None:
+    assert list(page.Move.__dataclass_fields__) == _MOVE
+    assert (c["struct alq_move.order"], c["struct alq_move.why"]) == (page.ORDER, page.WHY)
+    for at, field in enumerate(_MOVE):
+        line = bytearray(page._MOVE_SIZE)
+        line[c[f"struct alq_move.{field}"]] = 7
+        assert page._MOVE.unpack(line)[at] == 7
 
 
 def test_messages_are_laid_out_the_same(c: C) -> None:

@@ -18,6 +18,16 @@ _SOLD_GIB = {
 }
 
 
+# Of a card on which memory moves: the process that moves it needs half a GiB for itself.
+MOST_RESERVED_MIB = 1024
+RESERVED_PART = 16  # one of so many parts, where the card is small
+
+
+def reserve_mib(memory_mib: int) -> int:
+    """Memory of a card of that size that parkable work leaves alone, so that the mover can start on a full card."""
+    return min(MOST_RESERVED_MIB, memory_mib // RESERVED_PART)
+
+
 @lru_cache(maxsize=256)
 def nominal_gib(memory_mib: int) -> int:
     """The size that the card is sold with: 16 for a T4, which has 15,360 MiB. Of an unknown size, the nearest GiB."""

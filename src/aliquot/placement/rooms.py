@@ -4,10 +4,10 @@ What is booked on a card is of two kinds: `fixed` stays on it, `parkable` may le
 `memory` with the factor F takes a claim as long as afterwards
 
     fixed + parkable  <=  F x memory
-    fixed + the largest parkable claim  <=  memory        (so that each can be on the card at all)
+    fixed + the largest parkable claim + reserve  <=  memory        (so that each can be on the card at all)
     all that is booked beyond the cards of the node  <=  the node's pool
 
-With the factor 1 the first line implies the others.
+or as long as all of it fits on the card: fixed + parkable <= memory. The reserve is for the process that moves memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from aliquot.model.device import MOST_RESERVED_MIB, RESERVED_PART
 
 if TYPE_CHECKING:
     from aliquot.placement.board import Board
@@ -40,12 +42,19 @@ def free_pool(board: Board, rows: Ints) -> Ints:
 
 def elastic_rooms(board: Board, rows: Ints, *, pooled: bool = True) -> tuple[Ints, Ints]:
     """[row, slot]: MiB for a claim of one card that cannot be parked, and for one that can. `pooled`: heed the pool."""
-    used = board.used_memory[rows]
+    used, memory, largest = board.used_memory[rows], board.memory[rows], board.largest[rows]
     most = board.limit[rows] - used
     if pooled:
         most = np.minimum(most, spare(board, rows) + board.pool_left[rows][:, None])
-    beside_fixed = board.memory[rows] - used + board.used_parkable[rows]
-    return np.minimum(most, beside_fixed - board.largest[rows]), np.minimum(most, beside_fixed)
+    beside_fixed = memory - reserve(memory) - used + board.used_parkable[rows]
+    fixed = np.maximum(memory - used, np.minimum(most, beside_fixed - largest))
+    parkable = np.maximum(memory - used, np.where(largest <= beside_fixed, np.minimum(most, beside_fixed), 0))
+    return fixed, parkable
+
+
+def reserve(memory: Ints) -> Ints:
+    """MiB of cards of those sizes that are not booked when more is booked than they have."""
+    return np.minimum(memory // RESERVED_PART, MOST_RESERVED_MIB)
 
 
 def spare(board: Board, rows: Ints | slice) -> Ints:

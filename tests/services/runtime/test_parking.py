@@ -24,9 +24,9 @@ MOVERS: list[Mover] = []
 class Mover:
     """A program of kit/moving.py."""
 
-    def __init__(self, node: Node, name: str, gib: int) -> None:
+    def __init__(self, node: Node, name: str, gib: int, piece_mib: int = 256) -> None:
         self.name, self._until = name, node.folder / f"{name}.end"
-        command = [sys.executable, "-m", "kit.moving", str(gib * 4), "256", str(self._until)]
+        command = [sys.executable, "-m", "kit.moving", str(gib * 1024 // piece_mib), str(piece_mib), str(self._until)]
         self.process = subprocess.Popen(
             command, env=node.environment(name), cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True
         )
@@ -128,6 +128,22 @@ def test_daemon_and_mover_may_die_while_a_tenant_is_parked(node: Node) -> None:
     assert residency(node, sleeper.name).get("where", "parked") == "parked"
     result = sleeper.end()
     assert (result["wrong"], result["error"]) == (0, 0)
+
+
+def test_killed_mover_comes_back_to_a_full_card_and_memory_moves_on(node: Node) -> None:
+    """Its context takes 64 MiB of the card, as each piece does: without a reserve the tenant that waits takes them."""
+    sleeper = Mover(node, node.tenant("normal", memory=13 * GIB, park_after=600.0), 12)
+    sleeper.ready()
+    sleeper.hold()
+    wait_until(lambda: residency(node, sleeper.name), "it is known")
+    before = wait_until(lambda: node.ask("mover"), "there is a mover")
+    eager = Mover(node, node.tenant("offline", memory=13 * GIB), 12, piece_mib=64)
+    wait_until(lambda: node.standing(eager.name).get("memory_used", 0) >= 10 * GIB, "the card is almost full")
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: node.ask("mover") not in (None, before), "there is another mover")
+    assert node.ask("request_move", name=sleeper.name, leave=True) is None
+    eager.ready()
+    assert [mover.end()["wrong"] for mover in (eager, sleeper)] == [0, 0]
 
 
 def test_memory_that_is_lost_is_an_error_and_never_zeros(node: Node) -> None:

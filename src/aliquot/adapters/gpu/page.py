@@ -19,7 +19,7 @@ import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from pathlib import Path
 
 from aliquot.model.tenant import Allotment
@@ -38,14 +38,14 @@ _SLOT_SIZE = 64 + CARDS * _USE_SIZE
 _USE = struct.Struct("<3Q6I2Q")
 _MOVE_AT = _SLOT_AT + SLOTS * _SLOT_SIZE
 _MOVE_SIZE = 64
-_MOVE = struct.Struct("<4I6Q")
+_MOVE = struct.Struct("<4I2Q2I3Q")
 SIZE = _MOVE_AT + SLOTS * CARDS * _MOVE_SIZE
 
 _FLOCK = struct.Struct("@2h2qi4x")  # struct flock
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 MOST = 2**63 - 1  # no sum is reported as more: readers have 64 bits, and a tenant can claim anything
 # offsets inside a card and inside a use
-LIMIT, HEARTBEAT, PARKABLE, ROOM_MS = 48, 56, 64, 68
+LIMIT, HEARTBEAT, PARKABLE, ROOM_MS, RESERVE = 48, 56, 64, 68, 72
 ORDER, WHY = 0, 12  # inside a move
 MEMORY, OVERHEAD, LAUNCHES, WAITING, GATE, PAUSED, WAKE, REFUSED, RESCUED, BUSY, BUSY_SINCE = (
     0, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56,
@@ -109,6 +109,14 @@ class Why(IntEnum):
     UNKNOWN = 7  # the mover does not have it: it is lost
 
 
+class Stays(IntFlag):
+    """Memory that cannot leave the card."""
+
+    POOLED = 1  # stream-ordered: cudaMallocAsync
+    SHARED = 2  # with other processes
+    OTHER = 4  # arrays, managed memory, memory of graphs, what was allocated before it could be parked
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """What the page says of the memory of one process on one card: is it there?"""
@@ -120,6 +128,7 @@ class Move:
     movable: int
     parked: int
     moves: int
+    stays: int  # a mask of `Stays`
     out_ns: int
     in_ns: int
     room: int
@@ -192,6 +201,10 @@ class Page:
     def set_parkable(self, card: int, parkable: bool) -> None:
         """Whether memory that its processes allocate from now on can leave the card."""
         self._write(_CARD_AT + card * _CARD_SIZE + PARKABLE, _U32.pack(parkable))
+
+    def set_reserve(self, card: int, size: int) -> None:
+        """Bytes of the card that memory which can leave does not take."""
+        self._write(_CARD_AT + card * _CARD_SIZE + RESERVE, _U64.pack(size))
 
     def set_room_wait(self, card: int, seconds: float) -> None:
         """How long an allocation waits for room that others have."""

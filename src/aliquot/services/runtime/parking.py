@@ -20,6 +20,7 @@ from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Move, Order, State, Use, Why
 from aliquot.arbiter.residency import Leave, Memory, Obstacle, Occupant, decide
 from aliquot.model.claim import may_park
+from aliquot.model.device import reserve_mib
 from aliquot.model.residency import ParkReason, Residency, Where
 from aliquot.model.tenant import SharingRules, Tenant
 from aliquot.services.mover import control
@@ -94,6 +95,7 @@ class Parking:
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._asked: dict[str, bool] = {}  # by hand: tenant to leave (True) or return
         self._residency: dict[tuple[str, str], Residency] = {}
+        self._reserves: dict[str, int] = {}
         self._told = float("-inf")
         self._began = clock()
 
@@ -114,6 +116,18 @@ class Parking:
         for at in range(len(tenancy.page.uuids)):
             tenancy.page.set_parkable(at, self._may_leave(tenancy.tenant))
             tenancy.page.set_room_wait(at, wait)
+            tenancy.page.set_reserve(at, self._reserve(tenancy.page.uuids[at]))
+
+    def _reserve(self, uuid: str) -> int:
+        """Bytes of that card that are kept free for the mover; 0: not known, or nothing moves."""
+        if not self._rules.host_pool:
+            return 0
+        if uuid not in self._reserves:
+            try:
+                self._reserves[uuid] = reserve_mib(self._nvml.memory(uuid)[1] >> 20) << 20
+            except NvmlError:
+                return 0
+        return self._reserves[uuid]
 
     def _may_leave(self, tenant: Tenant) -> bool:
         shared = self._rules.oversubscribe > 1.0 and may_park(tenant.app_class, None)
@@ -344,7 +358,7 @@ class Parking:
         except NvmlError:
             return None
         state = self.mover.state
-        free = max(0, total - used - _MARGIN)
+        free = max(0, total - used - _MARGIN - self._reserve(uuid))
         known = sum(occupant.on_card for occupant in occupants.values())
         parked = sum(occupant.parked for occupant in occupants.values())
         return Memory(free + known, parked + (0 if state is None else state.free))
