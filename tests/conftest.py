@@ -20,6 +20,9 @@ from kit.kubectl import FakeCluster
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Daemons and agents that tests start try no card: that is two more processes each. tests/runtime/test_inert.py does.
+os.environ.setdefault("ALIQUOT_CONTROL", "trust")
+
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT)
 settings.register_profile("ci", _PATIENT, derandomize=True)

@@ -50,7 +50,7 @@ class Node:
     """A card of 24 GiB, the daemon, and who is on the card."""
 
     def __init__(self, *options: str, pods: bool = False, pool: bool = False, control: str = "proven") -> None:
-        self._control = control
+        self.control = control
         self.folder = Path(tempfile.mkdtemp(prefix="alqrt"))  # short: the path of a socket has 107 bytes
         self._daemon_options = ["--pods"] if pods else []
         self.pool = Path(tempfile.mkdtemp(prefix="alqpool", dir="/dev/shm")) if pool else None
@@ -67,7 +67,10 @@ class Node:
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "kit.runtimedaemon", *self._daemon_options]
-        pipe, environment = subprocess.PIPE, self.player.environment() | {"CONTROL": self._control}
+        pipe, environment = (
+            subprocess.PIPE,
+            self.player.environment() | {"CONTROL": self.control, "STATE": str(self.folder)},
+        )
         daemon = subprocess.Popen(command, env=environment, cwd=ROOT / "tests", text=True, stdin=pipe, stdout=pipe)
         assert daemon.stdout is not None
         assert daemon.stdout.readline() == '"ready"\n'

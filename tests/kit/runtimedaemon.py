@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
@@ -20,6 +21,7 @@ from aliquot.model.control import FORCED, PROVEN, CardControl
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
 from aliquot.services.mover.client import MoverClient
+from aliquot.services.proof.startup import ControlPlan, Mode, plan_control
 from aliquot.services.runtime.arbiterd import Arbiterd
 
 
@@ -36,18 +38,21 @@ class Server:
         if "--pool" in sys.argv:
             folder = Path(sys.argv[sys.argv.index("--pool") + 1])
             mover = MoverClient(folder, 0, os.environ, log_file=folder.with_suffix(".log"))
-        known = {
-            "proven": PROVEN, "forced": FORCED, "unproven": CardControl()
-        }[os.environ.get("CONTROL", "unproven")]  # fmt: skip
+        mode = os.environ.get("CONTROL", "unproven")
+        plan = ControlPlan({self.uuid: {"proven": PROVEN, "forced": FORCED}.get(mode, CardControl())}, True, None)
+        if mode in set(Mode):
+            folder = Path(os.environ["STATE"])
+            plan = plan_control(
+                Mode(mode), cards, nvml, state=folder, run=folder, shim=player.shim(), simulated=True
+            )  # fmt: skip
         self.arbiter = Arbiterd(
             cards,
             rules=SharingRules(),
             nvml=nvml,
             simulated=True,
             whose=whose,
-            controls={self.uuid: known},
             mover=mover,
-            tries_control=True,
+            **plan._asdict(),
         )
         self.arbiter.start()
 

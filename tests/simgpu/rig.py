@@ -70,11 +70,11 @@ def checked_player() -> Path:
     return Path(folder / target.output)
 
 
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Whatever the condition gives when it is true at last."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not (result := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s until {what}"
+        assert time.monotonic() < deadline, f"waited {patience:.0f} s until {what}"
         time.sleep(0.002)
     return result
 

@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "MALLOC_ARENA_MAX": "2",  # an arena per thread and core would hold 1 MB more in the agent, and hand nothing back
     "NVIDIA_VISIBLE_DEVICES": "all",
-    "NVIDIA_DRIVER_CAPABILITIES": "utility",
+    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
 }
 
 

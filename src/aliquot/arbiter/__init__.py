@@ -8,6 +8,7 @@
     gaps.py     how long online work keeps an idle card, learned from its own gaps
     card.py     one card: from who is there and what they do to the orders, and when to look again
     proof.py    whether slices and pauses have an effect, by what a context gets done
+    ownproof.py the same on an idle card, by two contexts of our own
     account.py  what share of the card each context had
     bill.py     who pays for its time: tenants, idle, unknown, unmeasured
     timeline.py who held the card in the last minute

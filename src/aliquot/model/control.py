@@ -19,6 +19,8 @@ class ControlReason(StrEnum):
 
     NOT_TRIED = "not_tried"  # the card was not idle yet, nor did two tenants compete on it
     INCONCLUSIVE = "inconclusive"  # a trial ran, and its figures say neither
+    NO_CUDA = "no_cuda"  # our own program finds no libcuda, so it cannot try
+    NO_MEMORY = "no_memory"  # our container has too little memory for two programs that use CUDA
     FORCED = "forced"  # somebody chose the gate
     REFUSED = "refused"  # the driver refuses control
     SLICES_INERT = "slices_inert"  # the driver obeys, and time slices have no effect

@@ -10,8 +10,10 @@ _LEVELS = {
     ControlLevel.GATE: "gate",
 }
 _REASONS = {
-    ControlReason.NOT_TRIED: "no two tenants have competed for it yet",
+    ControlReason.NOT_TRIED: "not tried yet: the card was not idle",
     ControlReason.INCONCLUSIVE: "a trial ran, and its figures say neither",
+    ControlReason.NO_CUDA: "cannot be tried: this program finds no libcuda.so.1",
+    ControlReason.NO_MEMORY: "cannot be tried: this container has less than 1000 MiB of memory; raise its limit",
     ControlReason.FORCED: "as configured",
     ControlReason.REFUSED: "the driver refuses control",
     ControlReason.SLICES_INERT: "time slices have no effect on this card",

@@ -15,6 +15,7 @@ from typing import Any
 _LIBRARY = "libcuda.so.1"
 _OUT_OF_MEMORY = 2
 _NOT_FOUND = 500
+NOT_READY = 600  # the answer of a query: not yet done
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _EVENT_BLOCKING_SYNC, _EVENT_DISABLE_TIMING = 1, 2
 _STREAM_NON_BLOCKING = 1
@@ -40,6 +41,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuStreamSynchronize": (c_void_p,),
     "cuEventCreate": (POINTER(c_void_p), c_uint),
     "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventQuery": (c_void_p,),
     "cuEventSynchronize": (c_void_p,),
     "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)),
     "cuStreamBeginCapture_v2": (c_void_p, c_int),
@@ -209,6 +211,10 @@ class Card:
 
     def waiter(self, event: c_void_p) -> Launch:
         return self._driver.prepared("cuEventSynchronize", event)
+
+    def querier(self, event: c_void_p) -> Launch:
+        """Whether it is done: answers 0 or NOT_READY."""
+        return self._driver.prepared("cuEventQuery", event)
 
     def stream_waiter(self, stream: c_void_p) -> Launch:
         """Waits for all that is on the stream; polls, which answers some 20 us sooner than an event's wait."""

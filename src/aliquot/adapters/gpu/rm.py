@@ -23,6 +23,7 @@ DISABLE_MAX = 64
 
 _CONTROL = struct.Struct("<4IQ2I")
 _STATUS_AT = 28
+NO_STATUS = 0xFFFF  # of an error: the call did not reach the driver
 _NVIDIACTL = (195, 255)  # the device number of /dev/nvidiactl
 
 # The objects no longer exist (or not yet): the tenant will register again, or is gone.
@@ -95,11 +96,13 @@ def uuid_of(group: Group) -> str:
 
 def _control(group: Group, target: int, command: int, params: bytes, what: str) -> bytes:
     buffer = ctypes.create_string_buffer(params, len(params))
-    request = bytearray(_CONTROL.pack(group.client, target, command, 0, ctypes.addressof(buffer), len(params), 0xFFFF))
+    request = bytearray(
+        _CONTROL.pack(group.client, target, command, 0, ctypes.addressof(buffer), len(params), NO_STATUS)
+    )
     try:
         fcntl.ioctl(group.fd, CONTROL_IOC, request)
     except OSError as error:
-        raise RmError(f"{what}: {error.strerror}", 0xFFFF) from error
+        raise RmError(f"{what}: {error.strerror}", NO_STATUS) from error
     status = int(struct.unpack_from("<I", request, _STATUS_AT)[0])
     if status:
         raise RmError(what, status)

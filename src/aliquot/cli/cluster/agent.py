@@ -15,6 +15,7 @@ from aliquot.cli.client import Delay
 from aliquot.cli.cluster.dialectoption import HELP as DIALECTS_HELP
 from aliquot.cli.cluster.dialectoption import parse_dialects
 from aliquot.cli.cluster.nodeoptions import node_name, nodename_option, run_dir_option
+from aliquot.cli.controloptions import control_mode, control_option
 from aliquot.cli.elasticoptions import Factor, HostPool, check_host_pool
 from aliquot.cli.enforcement import check_enforcement, enforce_options, kill_after
 from aliquot.cli.errors import InputError
@@ -120,6 +121,7 @@ def _enforcement(command: Any) -> Any:
     help="How long online work keeps a card after its last kernel; 0: release it at once; auto: learned from its gaps",
 )
 @_enforcement
+@control_option
 @click.option(
     "--host-pool",
     type=HostPool(),
@@ -315,6 +317,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
             driver=given["driver"],
             ignored_xids=given["ignore_xids"],
             usage_days=given["keep_usage"],
+            control=control_mode(given["control"]),
         )
     except OSError as error:
         if error.strerror is None:

@@ -16,6 +16,7 @@ import click
 from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own_home
 from aliquot.cli.amounts import AmountError, Cards, parse_memory
 from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
+from aliquot.cli.controloptions import control_mode, control_option
 from aliquot.cli.dashboardoptions import parse_listen
 from aliquot.cli.elasticoptions import HostPool, check_host_pool
 from aliquot.cli.enforcement import check_enforcement, enforce_options, kill_after
@@ -56,12 +57,7 @@ _OPTIONS = (
         "100ms, or 0 to release it at once  [default: as set last, at first auto]",
     ),
     *enforce_options("as set last, at first report"),
-    click.option(
-        "--control",
-        type=click.Choice(["auto", "gate", "prove"]),
-        help="What holds tenants to their shares: the card's time slices and pauses where the driver has them, always "
-        "the gate, where kernel launches wait, or what a trial with competing tenants finds  [default: auto]",
-    ),
+    control_option,
     click.option(
         "--rules",
         type=click.Choice(["seed", "2026"]),
@@ -314,7 +310,9 @@ def _serve(
         setup = service.Setup(
             home=home,
             nvml=nvml,
-            make_arbiter=_arbiter(nvml, home, simulated=playing is not None, control=options["control"]),
+            make_arbiter=_arbiter(
+                nvml, home, front["LD_PRELOAD"][0], simulated=playing is not None, control=options["control"]
+            ),
             on_ready=on_ready,
             environment={} if playing is None else {SIM_VARIABLE: playing.socket},
             front=front,
@@ -342,23 +340,24 @@ def _serve(
         raise InputError(f"{error.filename or home.state}: {error.strerror or error}") from error
 
 
-def _arbiter(nvml: Any, home: Home, *, simulated: bool, control: str | None) -> Any:
+def _arbiter(nvml: Any, home: Home, shim: str, *, simulated: bool, control: str | None) -> Any:
+    mode = control_mode(control)
+
     def make(cards: Any, rules: Any) -> Any:
-        from aliquot.model.control import FORCED
         from aliquot.services.mover.client import MoverClient, pool_folder
+        from aliquot.services.proof.startup import plan_control
         from aliquot.services.runtime.arbiterd import Arbiterd
 
-        controls = {card.uuid: FORCED for card in cards} if control == "gate" else None
         state = Path(home.state)
+        plan = plan_control(mode, cards, nvml, state=state, run=Path(home.run), shim=shim, simulated=simulated)
         mover = MoverClient(pool_folder(state), rules.host_pool, os.environ, log_file=state / "mover.log")
         return Arbiterd(
             cards,
             rules=rules,
             nvml=nvml,
             simulated=simulated,
-            controls=controls,
-            tries_control=control == "prove",
             mover=mover,
+            **plan._asdict(),
         )
 
     return make

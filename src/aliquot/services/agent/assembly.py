@@ -8,6 +8,7 @@ import os
 from collections.abc import Set
 from pathlib import Path
 
+from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.driverfile import DriverFile
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.player import Playing
@@ -24,6 +25,7 @@ from aliquot.model.tenant import SharingRules
 from aliquot.services.agent.libraries import install_libraries
 from aliquot.services.agent.service import Agent, ClaimUsers, Parts, Settings
 from aliquot.services.mover.client import MoverClient, pool_folder
+from aliquot.services.proof.startup import Mode, plan_control
 from aliquot.services.runtime.arbiterd import Arbiterd
 from aliquot.services.runtime.billing import KEEP_DAYS, open_billing
 from aliquot.services.runtime.hardlimits import HardLimits
@@ -44,6 +46,7 @@ def run_agent(
     driver: str,
     ignored_xids: Set[int] = frozenset(),
     usage_days: int = KEEP_DAYS,
+    control: Mode = Mode.AUTO,
 ) -> None:
     """Run until SIGTERM. Raises NvmlError, StoreError, ShimError, CdiError, and OSError for a bad address."""
     nvml = Nvml()
@@ -54,6 +57,15 @@ def run_agent(
             raise NvmlError("NVML lists no card")
         numbers = {card.uuid: card.index for card in health.cards}
         users = ClaimUsers()
+        plan = plan_control(
+            control,
+            health.cards,
+            nvml,
+            state=database.parent,
+            run=settings.links.parent,
+            shim=player.shim(),
+            simulated=playing is not None,
+        )
         arbiter = Arbiterd(
             health.cards,
             rules=SharingRules(),
@@ -63,6 +75,7 @@ def run_agent(
             claims_of=users,
             hard_limits=HardLimits(nvml.limit_memory, cgroups.pod_folder),
             mover=MoverClient(pool_folder(database.parent), 0, os.environ, log_file=database.parent / "mover.log"),
+            **plan._asdict(),
         )
         file = None if driver == "runtime" else DriverFile(wanted=driver == "cdi")
         libraries = install_libraries(database.parent, playing, file, numbers)

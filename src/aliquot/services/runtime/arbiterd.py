@@ -13,9 +13,10 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
 
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.gpu.page import SLOTS
@@ -47,13 +48,24 @@ _REFUSED = CardControl(ControlLevel.GATE, ControlReason.REFUSED)
 log = logging.getLogger(__name__)
 
 
+class Proof(Protocol):
+    """services/proof/startup.py."""
+
+    def run(self, cards: Any, stopping: threading.Event) -> None: ...
+
+    @property
+    def own(self) -> Set[int]:
+        """Processes of ours on the cards."""
+
+
 class Arbiterd:
     """See the head of the file. All methods may be called from any thread, and are quick.
 
     `whose` returns the id of the tenant that a process belongs to. Where it is given, it alone decides: a process that
     it does not know registers nowhere. Without it a process belongs to the tenant whose descendant it is. `claims_of`
     returns the tenants that are ResourceClaims of the Pod that `whose` has found.
-    `controls` is what is known of the cards' control, by UUID; `tries_control`: find it out from tenants that compete.
+    `controls` is what is known of the cards' control, by UUID; `tries_control`: find it out from tenants that compete;
+    `proof` finds it out while a card is idle.
     """
 
     def __init__(
@@ -69,8 +81,9 @@ class Arbiterd:
         mover: MoverClient | None = None,
         controls: Mapping[str, CardControl] | None = None,
         tries_control: bool = False,
+        proof: Proof | None = None,
     ) -> None:
-        self._hard_limits = hard_limits
+        self._hard_limits, self._proof = hard_limits, proof
         known = controls or {}
         self._loops = {
             card.uuid: CardLoop(
@@ -94,14 +107,17 @@ class Arbiterd:
             threading.Thread(target=self._registrar.run, args=(self._stopping,), name="link", daemon=True),
             threading.Thread(target=self._auditor.run, args=(self._stopping,), name="audit", daemon=True),
         ]
+        self._auditor.own = self._own_helpers
+        if proof is not None:
+            run = proof.run
+            self._threads.append(threading.Thread(target=run, args=(self, self._stopping), name="proof", daemon=True))
         self.parking: Parking | None = None  # None: no memory leaves a card
         if mover is not None:
             self.parking = Parking(self._lock, self._tenancies, self._loops, nvml, mover)
             self._registrar.hand_over, self._registrar.parking_wake = self.parking.hand_over, self.parking.wake
             self.parking.configure(rules)
-            self._auditor.own = self._own_helpers
-            run = self.parking.run
-            self._threads.append(threading.Thread(target=run, args=(self._stopping,), name="parking", daemon=True))
+            move = self.parking.run
+            self._threads.append(threading.Thread(target=move, args=(self._stopping,), name="parking", daemon=True))
 
     def start(self) -> None:
         """Start all threads."""
@@ -221,6 +237,24 @@ class Arbiterd:
             else loop.proving.control
             for uuid, loop in self._loops.items()
         }
+
+    def set_control(self, uuid: str, control: CardControl) -> None:
+        """What is known of the card from now on."""
+        self._loops[uuid].set_control(control)
+
+    def work(self, uuid: str) -> tuple[frozenset[int], int, bool]:
+        """The processes on the card, how much they have launched so far, and whether any has work now."""
+        with self._lock:
+            pids, launches, busy = set[int](), 0, False
+            for tenancy in self._tenancies.values():
+                at = tenancy.page.index.get(uuid)
+                for process in tenancy.processes if at is not None else ():
+                    if process.slot is not None and at is not None:
+                        use = tenancy.page.use(process.slot, at)
+                        pids.add(process.pid)
+                        launches += use.launches
+                        busy |= bool(use.busy_since_ns or use.waiting)
+            return frozenset(pids), launches, busy
 
     def keep_trace(self, wanted: bool) -> None:
         """Whether somebody draws timelines, and asks for `records` at least every few seconds."""
@@ -354,7 +388,8 @@ class Arbiterd:
 
     def _own_helpers(self) -> set[int]:
         state = None if self.parking is None else self.parking.mover.state
-        return set() if state is None else {state.pid}
+        own = set() if self._proof is None else set(self._proof.own)
+        return own if state is None else own | {state.pid}
 
     def _refresh_hard_limits(self) -> None:
         if self._hard_limits is None:

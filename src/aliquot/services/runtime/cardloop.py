@@ -121,6 +121,10 @@ class CardLoop:
         """Whether the context has to finish what it submitted, because its memory leaves: then it is not paused."""
         self._inbox.put(lambda now: self._drain_context(name, draining))
 
+    def set_control(self, control: CardControl) -> None:
+        """What is known of the card's control from now on."""
+        self._inbox.put(lambda now: self._set_control(control))
+
     def keep_trace(self, wanted: bool) -> None:
         """Start or stop tracing. The trace begins with the contexts that are there."""
         self._inbox.put(lambda now: self._keep_trace(wanted))
@@ -188,10 +192,7 @@ class CardLoop:
     def _round(self, now: float) -> None:
         readings = self._read(now)
         if self.proving.round(self.arbiter, self._contexts, readings, now):
-            for context in self._contexts.values():
-                if context.level is Level.HARDWARE:
-                    self._report(context, FindingKind.REFUSED, why_gated(self.proving.control))
-                    self._to_gate(context)
+            self._all_to_gate()
         orders = self.arbiter.tick(now)
         if orders:
             self.arbiter.performed(self._perform(orders))
@@ -459,6 +460,18 @@ class CardLoop:
         text = f"the driver refuses control of it ({error}): held at the gate from now on"
         self._report(context, FindingKind.REFUSED, text)
         self._to_gate(context)
+
+    def _set_control(self, control: CardControl) -> None:
+        self.proving.stop(self.arbiter)
+        self.proving.control = control
+        if self.proving.gate_only:
+            self._all_to_gate()
+
+    def _all_to_gate(self) -> None:
+        for context in self._contexts.values():
+            if context.level is Level.HARDWARE:
+                self._report(context, FindingKind.REFUSED, why_gated(self.proving.control))
+                self._to_gate(context)
 
     def _to_gate(self, context: Context) -> None:
         """Hold it at the gate from now on."""

@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, MoverHello, Wake
 from aliquot.adapters.gpu.page import Page
 from aliquot.adapters.host.peers import has_ended
 from aliquot.model.tenant import Level, Tenant
-from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.channelgroups import ChannelGroups, Placement
 from aliquot.services.runtime.contexts import Context
 
@@ -73,6 +73,14 @@ class Tenancy:
     reach: int = 0  # how many slots of the page its processes have used, up to the last one
 
 
+class Contexts(Protocol):
+    """Where the contexts of a card go: its loop. Any thread."""
+
+    def join(self, context: Context) -> None: ...
+    def leave(self, name: str) -> None: ...
+    def wake(self, name: str) -> None: ...
+
+
 class Registrar:
     """See the head of the file. `lock` guards the tenancies and everything they hold.
 
@@ -82,7 +90,7 @@ class Registrar:
     def __init__(
         self,
         lock: threading.RLock,
-        loops: Mapping[str, CardLoop],
+        loops: Mapping[str, Contexts],
         *,
         simulated: bool,
         refusal: Callable[[Tenancy, int, int], str | None],

@@ -1,0 +1,36 @@
+"""`--control`: what holds tenants to their shares, for the daemon of one machine and for the agent of a node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aliquot.cli.errors import InputError
+
+if TYPE_CHECKING:
+    from aliquot.services.proof.startup import Mode
+
+_CHOICES = ("auto", "prove", "trust", "gate")
+_VARIABLE = "ALIQUOT_CONTROL"
+
+control_option: Callable[[Any], Any] = click.option(
+    "--control",
+    type=click.Choice(_CHOICES),
+    help="What holds tenants to their shares. auto: the card's time slices and pauses, tried for half a second while "
+    "the card is idle, and the gate (kernel launches wait) where they have no effect; prove: the same, also tried with "
+    f"competing tenants; trust: slices and pauses, never tried; gate: always the gate  [default: ${_VARIABLE}, else "
+    "auto]",
+)
+
+
+def control_mode(given: str | None) -> Mode:
+    """As the option says, else the environment. Raises InputError."""
+    from aliquot.services.proof.startup import Mode
+
+    found = given or os.environ.get(_VARIABLE) or Mode.AUTO
+    if found not in _CHOICES:
+        raise InputError(f"{_VARIABLE}: {found} is not allowed: one of {', '.join(_CHOICES)}")
+    return Mode(found)
