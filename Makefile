@@ -11,7 +11,7 @@ STEP   := $(PYTHON) deploy/step.py
 BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools native protos run quick quick-static quick-tests test test-sanitized test-as-user browser screenshots e2e check fuzz mutants audit chart docs format wheel image images release web contract web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
+.PHONY: help install tools native protos run quick quick-static quick-tests test test-sanitized test-as-user browser screenshots e2e e2e-versions check fuzz mutants audit chart docs format wheel image images release web contract web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,7 +109,14 @@ screenshots: native $(TOOLS) ## make docs/img/dashboard.png, the dashboard of a 
 
 e2e: native $(TOOLS) ## test everything on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, about twelve minutes
 	@$(BIN)/python tests/testbed/build.py
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/e2e
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/e2e/versions tests/e2e
+
+RELEASES ?= 1.28 1.32 1.36
+SMOKE = tests/e2e/versions $(patsubst %,tests/e2e/test_%.py,first_path seeds preemption quotas)
+
+e2e-versions: native $(TOOLS) ## a smoke suite on each of RELEASES="1.28 1.32 1.36" of Kubernetes, as root; outside CI: building one takes as long as all of make e2e
+	@set -e; for release in $(RELEASES); do echo "Kubernetes $$release"; export KUBERNETES=$$release; \
+	    $(BIN)/python tests/testbed/build.py; $(BIN)/python -m pytest $(SMOKE); done
 
 check: $(TOOLS) ## lint, types, import rules, generated files
 	@rm -rf out/protos && mkdir -p out/protos

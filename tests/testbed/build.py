@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -92,10 +93,12 @@ PUSHES = Module(
     {"crane": "github.com/google/go-containerregistry/cmd/crane"},  # pushes, and is a registry to push to
     ("github.com/google/go-containerregistry",),
 )
+QUEUES = Module("Kueue", HERE / "kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, ("sigs.k8s.io/kueue",))
 _KUBERNETES = (NEWEST,) if KUBERNETES is NEWEST else (KUBERNETES, NEWEST)  # a program is of the first that has it
-MODULES = (*_KUBERNETES, CONTAINERS, CHARTS, PUSHES)
+MODULES = (*_KUBERNETES, CONTAINERS, CHARTS, PUSHES, QUEUES)
 VERSION = KUBERNETES.version("k8s.io/kubernetes")
 RELEASE = (int(VERSION.split(".")[0].lstrip("v")), int(VERSION.split(".")[1]))
+_TAGS = ("-tags=providerless",)  # older releases contain the SDKs of several clouds otherwise
 _WITH_C = ("runc",)  # enters namespaces before Go's threads begin, in C
 
 NODE = ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "runc")
@@ -139,6 +142,16 @@ def binaries(names: Sequence[str] = CONTROL_PLANE) -> dict[str, Path]:
     return {name: (given | found)[name] for name in names}
 
 
+def source(module: Module) -> Path:
+    """The folder of the module's source, for the manifests in it; Go fetches it if it is not there any more."""
+    words = [_find_go(module), "mod", "download", "-json", module.versioned[0]]
+    done = subprocess.run(words, cwd=module.folder, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout or "{}")
+    if "Dir" not in found:
+        raise CannotBuildError(f"the source of {module.title}: {found.get('Error') or done.stderr}")
+    return Path(found["Dir"])
+
+
 def _built(wanted: Sequence[str], module: Module) -> dict[str, Path]:
     cache = cache_folder(module)
     if not all((cache / name).exists() for name in wanted):
@@ -170,11 +183,11 @@ def _build(names: Sequence[str], module: Module, cache: Path) -> None:
     packages = [module.packages[name] for name in names]
     # Not `go mod download`, which fetches the whole module graph, most of it for nothing.
     fetch = _Step("fetching the Go modules", 0, steps, began)
-    _run([go, "list", "-deps", *packages], fetch, module, _environment(names))
+    _run([go, "list", *_TAGS, "-deps", *packages], fetch, module, _environment(names))
     with tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as folder:
         for step, name in enumerate(names, start=1):
             unfinished = Path(folder) / name
-            flags = ["-trimpath", "-ldflags", f"-s -w {_version_flags(module)}", "-o", str(unfinished)]
+            flags = [*_TAGS, "-trimpath", "-ldflags", f"-s -w {_version_flags(module)}", "-o", str(unfinished)]
             progress = _Step(f"{name} ({step} of {len(names)})", step, steps, began)
             _run([go, "build", *flags, module.packages[name]], progress, module, _environment([name]))
             unfinished.replace(cache / name)  # there is either a whole program or none
@@ -191,6 +204,9 @@ def _version_flags(module: Module) -> str:
         return f"-X {of}/internal/version.version={module.version(of)}"
     if module is PUSHES:
         return f"-X {module.packages['crane']}/cmd.Version={module.version(module.versioned[0])}"
+    if module is QUEUES:
+        of = module.versioned[0]
+        return f"-X {of}/pkg/version.GitVersion={module.version(of)}"
     version = module.version("k8s.io/kubernetes")
     major, minor = version.lstrip("v").split(".")[:2]
     base = "k8s.io/component-base/version"

@@ -59,8 +59,8 @@ def test_modules_that_cannot_be_fetched_are_told_in_gos_own_words(tmp_path: Path
 def test_each_program_is_built_once_and_progress_tells_which_of_how_many(
     tmp_path: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # $6 is what follows -o: a shell script stands for Go, and writes what it was asked to build.
-    _go(tmp_path, "go1.26.0", '[ "$1" = build ] && echo "$7" >"$6"; exit 0')
+    # $7 is what follows -o: a shell script stands for Go, and writes what it was asked to build.
+    _go(tmp_path, "go1.26.0", '[ "$1" = build ] && echo "$8" >"$7"; exit 0')
     assert binaries(["etcd", "kubectl"]) == {"etcd": empty_cache / "etcd", "kubectl": empty_cache / "kubectl"}
     assert (empty_cache / "kubectl").read_text().strip() == "k8s.io/kubernetes/cmd/kubectl"
     told = capsys.readouterr().err
@@ -73,7 +73,7 @@ def test_each_program_is_built_once_and_progress_tells_which_of_how_many(
 
 
 def test_a_program_that_fails_to_build_leaves_nothing_that_looks_built(tmp_path: Path, empty_cache: Path) -> None:
-    _go(tmp_path, "go1.26.0", '[ "$1" = build ] || exit 0; echo half >"$6"; echo undefined: x >&2; exit 1')
+    _go(tmp_path, "go1.26.0", '[ "$1" = build ] || exit 0; echo half >"$7"; echo undefined: x >&2; exit 1')
     with pytest.raises(CannotBuildError, match=r"etcd \(1 of 1\).*exit code 1:\nundefined: x"):
         binaries(["etcd"])
     assert [path.name for path in empty_cache.iterdir()] == [".lock"]
@@ -105,7 +105,7 @@ def test_every_program_is_named_in_tools_go(module: build.Module) -> None:
 
 
 def test_programs_of_both_modules_are_kept_apart_by_their_versions(tmp_path: Path, empty_cache: Path) -> None:
-    _go(tmp_path, "go1.26.8", '[ "$1" = build ] && echo "$7" >"$6"; exit 0')
+    _go(tmp_path, "go1.26.8", '[ "$1" = build ] && echo "$8" >"$7"; exit 0')
     found = binaries(["runc", "kubelet"])
     assert list(found) == ["runc", "kubelet"]
     assert found["kubelet"].parent == empty_cache
@@ -114,7 +114,7 @@ def test_programs_of_both_modules_are_kept_apart_by_their_versions(tmp_path: Pat
 
 
 def test_runc_is_built_with_c_and_the_others_without(tmp_path: Path) -> None:
-    _go(tmp_path, "go1.26.8", '[ "$1" = build ] && echo "$CGO_ENABLED" "$CC" >"$6"; exit 0')
+    _go(tmp_path, "go1.26.8", '[ "$1" = build ] && echo "$CGO_ENABLED" "$CC" >"$7"; exit 0')
     found = binaries(["runc", "ctr"])
     assert found["ctr"].read_text().strip() == "0"
     assert re.fullmatch(r"1 .+ -m ziglang cc", found["runc"].read_text().strip())  # there is no gcc here

@@ -1,0 +1,148 @@
+"""Kueue admits Pods and Jobs by GPU memory, with the objects and settings that docs/queues.md shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed import objects
+from testbed.build import RELEASE, CannotBuildError
+from testbed.cards import MEM, QCORE, QMEM
+from testbed.nodes import probe
+from testbed.objects import Object
+from testbed.processes import wait_until
+from testbed.queues import Kueue
+from testbed.site import Site
+
+pytestmark = pytest.mark.skipif(RELEASE < (1, 29), reason="Kueue 0.16 needs Kubernetes 1.29")
+
+_PAGE = (Path(__file__).parents[3] / "docs" / "queues.md").read_text().partition("## Kueue")[2]
+_BLOCKS = re.findall(r"^```yaml\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL)
+SHOWN: list[Object] = [thing for block in _BLOCKS for thing in yaml.safe_load_all(block)]
+GROUP = "kueue.x-k8s.io"
+HAS_CLAIMS = RELEASE >= (1, 34)
+GATES = {"DynamicResourceAllocation": HAS_CLAIMS}
+
+
+@pytest.fixture(scope="module")
+def kueue(running: Site) -> Iterator[Kueue]:
+    (settings,) = [thing for thing in SHOWN if thing.get("kind") == "Configuration"]
+    settings = {key: value for key, value in settings.items() if key == "resources"}
+    if not HAS_CLAIMS:
+        del settings["resources"]["deviceClassMappings"]
+    try:
+        started = Kueue(running.node, settings, GATES)
+    except CannotBuildError as error:
+        pytest.exit(f"no Kueue to test with: {error}", returncode=1)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def queue(site: Site, kueue: Kueue) -> Iterator[str]:
+    """The queue of the page, in the namespace of the tests."""
+    made = []
+    for thing in SHOWN:
+        if str(thing.get("apiVersion", "")).startswith(f"{GROUP}/"):
+            if "namespace" in thing["metadata"]:
+                thing = {**thing, "metadata": {**thing["metadata"], "namespace": "default"}}
+            made.append(thing)
+    text = yaml.safe_dump_all(made)
+    site.plane.kubectl("apply", "-f", "-", stdin=text)
+    yield "gpus"
+    site.plane.kubectl("delete", "pods,jobs", "--all", "--wait=false")
+    site.plane.kubectl("delete", "--wait=false", "-f", "-", stdin=text)
+
+
+def queued(pod: Object, queue: str) -> Object:
+    pod["metadata"].setdefault("labels", {})[f"{GROUP}/queue-name"] = queue
+    return pod
+
+
+def gates(site: Site, name: str) -> list[str]:
+    return [gate["name"] for gate in objects.get_pod(site.plane, name)["spec"].get("schedulingGates", [])]
+
+
+def wait_admitted(site: Site, count: int, names: list[str]) -> tuple[list[str], list[str]]:
+    """Those that were let through, once that many are, and those that wait."""
+
+    def through() -> list[str]:
+        return [name for name in names if not gates(site, name)]
+
+    def saw() -> Any:
+        return site.plane.kubectl("get", "workloads,clusterqueues", "-o", "yaml", check=False)[-4000:]
+
+    wait_until(lambda: len(through()) >= count, 90, f"{count} of {names} are admitted", saw=saw)
+    admitted = through()
+    return admitted, [name for name in names if name not in admitted]
+
+
+@pytest.mark.parametrize(
+    "limits", [{QMEM: 4, QCORE: 20}, {MEM: 4}, {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 2048}], ids=str
+)
+def test_pods_are_admitted_up_to_the_queues_memory_and_the_next_when_one_has_gone(
+    site: Site, queue: str, limits: dict[str, int]
+) -> None:
+    names = ["one", "two", "three"]
+    objects.create(site.plane, *(queued(probe(name, limits=limits), queue) for name in names))
+    admitted, waiting = wait_admitted(site, 2, names)
+    (last,) = waiting
+    assert gates(site, last) == [f"{GROUP}/admission"]
+    if "nvidia.com/gpu" not in limits:  # HAMi's are not served here
+        for name in admitted:
+            site.node.report(name, seconds=90)
+    assert gates(site, last) == [f"{GROUP}/admission"]
+    objects.delete_pod(site.plane, admitted[0])
+    wait_admitted(site, 1, [last])
+    if "nvidia.com/gpu" not in limits:
+        site.node.report(last, seconds=90)
+
+
+def test_a_job_waits_suspended_until_the_memory_of_its_pods_is_there(site: Site, queue: str) -> None:
+    objects.create(site.plane, queued(probe("first", limits={QMEM: 4, QCORE: 20}), queue))
+    wait_admitted(site, 1, ["first"])
+    template = probe("ignored", "exit", "0", limits={QMEM: 4, QCORE: 20}, restartPolicy="Never")
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "batch", "namespace": "default", "labels": {f"{GROUP}/queue-name": queue}},
+        "spec": {"parallelism": 2, "completions": 2, "template": {"spec": template["spec"]}},
+    }
+    path = "/apis/batch/v1/namespaces/default/jobs"
+    assert site.plane.api("POST", path, job)["spec"]["suspend"] is True
+
+    def workload() -> str:
+        found = site.plane.kubectl("get", "workloads", "-o", "yaml")
+        return found if "insufficient unused quota" in found else ""
+
+    wait_until(workload, 60, "Kueue says that the memory is used")
+    assert site.plane.api("GET", f"{path}/batch")["spec"]["suspend"] is True
+    objects.delete_pod(site.plane, "first")
+    done = "--for=condition=Complete"
+    site.plane.kubectl("wait", "job/batch", done, "--timeout=90s")
+
+
+@pytest.mark.skipif(not HAS_CLAIMS, reason="claims are of Kubernetes 1.34 and later")
+def test_pods_with_claims_are_admitted_by_the_number_of_devices(site: Site, queue: str) -> None:
+    exactly = {"deviceClassName": "aliquot.dev", "capacity": {"requests": {"memory": "2Gi"}}}
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": "part"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}},
+    }
+    site.plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(template))
+    names = ["one", "two", "three"]
+    for name in names:
+        pod = queued(probe(name), queue)
+        pod["spec"]["resourceClaims"] = [{"name": "card", "resourceClaimTemplateName": "part"}]
+        pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "card"}]}
+        objects.create(site.plane, pod)
+    admitted, (last,) = wait_admitted(site, 2, names)
+    objects.delete_pod(site.plane, admitted[0])
+    wait_admitted(site, 1, [last])
