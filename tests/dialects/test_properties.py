@@ -16,6 +16,7 @@ from aliquot.dialects import (
     Rules,
     guess_gpushare_unit,
     missing_tolerations,
+    native,
     parse_grant,
     parse_node,
     parse_pod,
@@ -288,6 +289,19 @@ def test_a_grant_written_and_read_back_is_the_same_grant(case: tuple[Claim, Rule
     pod = bound(claim, rules, render_grant(claim, grant, NODE, 1, rules))
     assert parse_grant(pod, claim, NODE) == grant
     assert parse_pod(pod, rules) == claim
+
+
+@modest
+@given(grants())
+def test_a_grant_alone_books_what_it_books_with_its_request(case: tuple[Claim, Rules, Grant]) -> None:
+    claim, rules, grant = case
+    written = render_grant(claim, grant, NODE, 1, rules)
+    roles = {container.name: container.role for container in claim.containers}
+    alone = native.claim_of_grant(written, claim.uid, claim.namespace, claim.name, roles)
+    assert alone is not None
+    read = native.parse_grant(written, alone, "n1", NODE)
+    assert isinstance(read, Grant)
+    assert (read.usage(), read.whole_node) == (grant.usage(), grant.whole_node)
 
 
 @modest

@@ -15,17 +15,17 @@ are not lost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from aliquot.dialects.nodes import MOST_CARDS
 from aliquot.dialects.pods import LARGEST_COUNT, Json, Pod, annotation_field
-from aliquot.model.claim import Claim, ContainerClaim, Slice
+from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from aliquot.model.node import Node
+from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
 
 PREFIX = "aliquot.dev/"  # of all our annotations
@@ -45,6 +45,8 @@ CARD_MODELS = "aliquot.dev/card-models"  # on a Pod of any dialect, by its autho
 ANNOTATIONS = (GRANT, CARD_MODELS)
 MARKS = (CARD_MODELS,)  # part of what a Pod requests
 MIX_LABEL = "aliquot.dev/mix-qgpu-and-whole-cards"  # on a Node, by its owner: whole cards beside qGPU
+
+UNREADABLE = "unreadable"  # instead of a dialect: claims that only their grants tell
 
 _VERSION = 1
 _INVENTORY_FIELD = f'metadata.annotations["{INVENTORY}"]'
@@ -250,6 +252,36 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
         ),
         whole_node=wire.whole_node,
     )
+
+
+def claim_of_grant(annotations: Json, uid: str, namespace: str, name: str, roles: Mapping[str, Role]) -> Claim | None:
+    """What a Pod was granted, as a claim: of one whose own request cannot be read any more. `roles` are those of its
+    containers, by name. None: the annotation is missing or unreadable, too."""
+    wire = _decode(annotations.get(GRANT), _GRANT_FIELD, _Grant)
+    if isinstance(wire, Invalid) or any(not container.cards for container in wire.containers):
+        return None
+    containers = tuple(
+        ContainerClaim(
+            container.name,
+            at,
+            roles.get(container.name, Role.MAIN),
+            _granted_slice(container.cards),
+            None if wire.whole_node else len(container.cards),
+        )
+        for at, container in enumerate(wire.containers)
+    )
+    offline = any(part.slice.greedy_milli is not None for part in containers)
+    app_class = AppClass.OFFLINE if offline else AppClass.NORMAL
+    return Claim(
+        uid, namespace, name, UNREADABLE, Offer.ANY, containers, app_class=app_class, whole_node=wire.whole_node
+    )
+
+
+def _granted_slice(cards: list[_Share]) -> Slice:
+    """A percentage is another amount on every card: then any amount will do."""
+    first, same = cards[0], len({card.memory_mib for card in cards}) == 1
+    memory = {"memory_mib": first.memory_mib} if same and not first.exclusive else {"memory_percent": 100}
+    return Slice(core_milli=first.core_milli, greedy_milli=first.greedy_milli, exclusive=first.exclusive, **memory)
 
 
 def _mismatch(container: ContainerClaim, cards: list[_Share], largest: int | None) -> str | None:

@@ -88,6 +88,13 @@ def test_a_bound_pod_that_breaks_a_rule_is_found() -> None:
     assert "breaks a rule" in finding.what
 
 
+def test_a_bound_pod_that_breaks_a_rule_and_keeps_its_cards_is_found() -> None:
+    grant = '{"v":1,"node":"n1","containers":[{"name":"c0","cards":[{"index":0,"memory_mib":3072}]}]}'
+    pod = gpushare_pod("p", 3, on="n1", annotations={COUNT: "2", "aliquot.dev/grant": grant})
+    (finding,) = faults(gpushare_node("n1", 16), pod)
+    assert "breaks a rule, and its GPU stays booked by its grant" in finding.what
+
+
 def test_pods_with_a_misspelled_resource_are_found() -> None:
     """The webhook did not see them; kube-scheduler does not ask us about them."""
     bound, waiting = (

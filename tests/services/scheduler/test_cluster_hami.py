@@ -53,6 +53,31 @@ def test_pod_whose_author_makes_its_request_invalid_keeps_its_cards() -> None:
     assert "numa-bind" in str(cluster.placed["uid-p"].doubt)
 
 
+def test_pod_with_an_unreadable_request_keeps_its_cards_over_a_restart() -> None:
+    """The grant says which: nothing else is left of what was booked."""
+    changed = running(a_cluster(SERVED, 100))
+    changed["metadata"]["annotations"]["nvidia.com/numa-bind"] = "true"
+    cluster = a_cluster(SERVED, 100)
+    cluster.set_pod(as_pod(changed))
+    assert free(cluster) == 12
+    assert "numa-bind" in str(cluster.placed["uid-p"].doubt)
+    (key,) = cluster.seen
+    cluster.drop_pod(key)
+    assert free(cluster) == 16
+
+
+def test_node_of_a_pod_with_unreadable_request_and_grant_takes_no_others_after_a_restart() -> None:
+    changed = running(a_cluster(SERVED, 100))
+    changed["metadata"]["annotations"] |= {"nvidia.com/numa-bind": "true", "aliquot.dev/grant": '{"v":7}'}
+    cluster = a_cluster(SERVED, 100)
+    cluster.set_pod(as_pod(changed))
+    assert list(cluster.filter(claim_of(cluster, as_pod(pod_json("q", ASKED))), ["n1"]).fit) == []
+    assert "its node takes no other Pods" in str(cluster.placed["uid-p"].doubt)
+    (key,) = cluster.seen
+    cluster.drop_pod(key)
+    assert list(cluster.filter(claim_of(cluster, as_pod(pod_json("q", ASKED))), ["n1"]).fit) == ["n1"]
+
+
 def test_pod_of_a_dialect_that_is_not_served_any_more_keeps_its_cards() -> None:
     pod = running(a_cluster(SERVED, 100))
     cluster = Cluster("binpack", Rules(served=frozenset(DIALECTS)))

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from aliquot import dialects
 from aliquot.dialects import gpushare
+from aliquot.dialects.wire.objects import pod_names
 from aliquot.model.claim import Claim, Usage
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
@@ -41,7 +42,13 @@ def pod_findings(snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
             yield from _turned_away(pod)
             continue
         if not isinstance(claim, Claim):
-            what = f"is bound although it breaks a rule, and its GPU is not counted: {claim[0].sentence()}"
+            kept = cluster.placed.get(pod_names(pod.read).uid)
+            counted = "is not counted" if kept is None else "stays booked by its grant"
+            for card, use in kept.grant.usage().items() if kept else ():
+                held.setdefault((name, card), []).append((pod.key, use))
+            if kept is not None and not kept.grant.containers:
+                counted = "cannot be read from its grant either: its node takes no other Pods"
+            what = f"is bound although it breaks a rule, and its GPU {counted}: {claim[0].sentence()}"
             yield found("pods", pod.key, what, "correct its manifest and make it anew: kubectl delete pod POD")
             continue
         grant = dialects.parse_grant(pod.read, claim, cluster.board.node(name))

@@ -165,7 +165,7 @@ class Snapshot:
             self.pods.append(ClusterPod(pod, manifest))
             self.cluster.set_pod(pod)
             claim = self.cluster.read(pod) if pod.spec.node_name and not pod.finished else None
-            if isinstance(claim, tuple):
+            if isinstance(claim, tuple) and pod_names(pod).uid not in self.cluster.placed:
                 text = f"its GPU is not counted: {claim[0].sentence()}"
                 self.notes.append(Note(f"{self.pods[-1].key} on {pod.spec.node_name}", text))
         self.cluster.end()

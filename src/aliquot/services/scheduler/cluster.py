@@ -25,8 +25,9 @@ import numpy as np
 from aliquot import dialects
 from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules, hami, kai, native
 from aliquot.dialects.kube import closing_taints
+from aliquot.dialects.registry import PodRequest
 from aliquot.dialects.rules import EVERY
-from aliquot.dialects.wire.objects import ConfigMapObject, Names, NodeObject, PodObject, pod_names
+from aliquot.dialects.wire.objects import ConfigMapObject, Names, NodeObject, PodObject, pod_names, pod_view
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of, served_by_other
 from aliquot.dialects.wire.ownpods import belongs_to_node
 from aliquot.model.claim import Claim
@@ -313,10 +314,9 @@ class Cluster:
             claim = None  # somebody else's, and not on a card of ours
         if isinstance(claim, Claim) and claim.dialect == kai.DIALECT and not _asks_for_place(pod):
             claim = None  # its annotations alone get it no card, so they book none
-        if isinstance(claim, tuple) and (known := self.placed.get(uid)) is not None and known.grant.node == name:
-            self._place(
-                replace(known, doubt=claim[0].sentence())
-            )  # its author changed it: it has its cards all the same
+        kept = self._unreadable(pod, names, name, asked)
+        if kept is not None:
+            self._place(kept)
             return
         if not isinstance(claim, Claim):
             self.placed.pop(uid, None)
@@ -338,6 +338,27 @@ class Cluster:
                 self._unnamed[uid] = (pod, claim, why)
             else:
                 self._guess(pod, claim, why)
+
+    def _unreadable(self, pod: PodObject, names: Names, name: str, asked: PodRequest) -> Placed | None:
+        """A Pod that has cards, and whose author made its request unreadable: it has its cards all the same. Those are
+        what was booked before, or what its grant says; without either, its node takes no other Pods."""
+        if isinstance(asked.claim, Claim) or (asked.claim is None and not _asks_for_place(pod)):
+            return None
+        why = asked.claim[0].sentence() if asked.claim else "its request was taken away"
+        known = self.placed.get(names.uid)
+        if known is not None and known.grant.node == name:
+            return replace(known, doubt=why)
+        annotations = pod.metadata.annotations or {}
+        if native.GRANT not in annotations:
+            return None
+        roles = {part.name: part.role for part in pod_view(pod).containers}
+        claim = native.claim_of_grant(annotations, names.uid, names.namespace, names.name, roles)
+        grant = claim and native.parse_grant(annotations, claim, name, self.board.node(name))
+        if claim is None or not isinstance(grant, Grant):
+            why = f"{why}; nor can its grant be read, so its node takes no other Pods"
+            claim = Claim(names.uid, names.namespace, names.name, native.UNREADABLE, Offer.ANY, ())
+            grant = Grant(names.uid, name, (), whole_node=True)
+        return Placed(replace(claim, cpu_milli=asked.cpu_milli, memory_mib=asked.memory_mib), grant, why)
 
     def doubt(self, placed: Placed) -> str | None:
         """Why its cards are a guess: no annotation names them, or a peer's does, by a number that no card has now."""
