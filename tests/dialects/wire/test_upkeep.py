@@ -76,7 +76,15 @@ def test_node_with_cards_gets_qgpu_label() -> None:
 
 
 @pytest.mark.parametrize(
-    "labels", [QGPU, {"qgpu-device-enable": "disable"}, {"gpushare": "true"}, {"gpushare": "false"}, SGN]
+    "labels",
+    [
+        QGPU,
+        {"qgpu-device-enable": "disable"},
+        {"gpushare": "true"},
+        {"gpushare": "false"},
+        SGN,
+        {"aliquot.dev/dra": "true"},
+    ],
 )
 def test_chosen_dialect_labels_are_kept(labels: dict[str, str]) -> None:
     assert upkeep(with_cards(True, labels=labels), NOW).node is None

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
+from aliquot.dialects import dra, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.nodereading import parse_node, qgpu_bars_whole_cards
 from aliquot.dialects.pods import Json, list_at, mapping_at
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
@@ -147,6 +147,7 @@ def _wants_qgpu_label(labels: Json, annotations: Json, rules: Rules) -> bool:
     if qgpu.DIALECT not in rules.served:
         return False
     chosen = (qgpu.ENABLE_LABEL, t9k.MODE_LABEL, t9k.ACCELERATOR_LABEL, *gpushare.LABELS, hami.LABEL, kai.LABEL)
+    chosen += dra.LABELS
     return native.INVENTORY in annotations and not any(label in labels for label in chosen)
 
 

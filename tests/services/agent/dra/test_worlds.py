@@ -82,11 +82,40 @@ class Events:
         """The driver looks again; no slice is there any more once the label is gone."""
         driver = self.node.agent.dra
         driver._retracted = lambda: not driver.wanted  # type: ignore[method-assign]
-        driver._asked = float("-inf")
+        driver._ask_at = float("-inf")
         play(driver._change_world(driver.wanted))
 
     def restart(self) -> None:
         self.node.restart()
+
+
+def test_node_that_waits_for_claims_asks_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that is allocated and never prepared: a hundred such nodes must not list all claims every second."""
+    node = DraNode(tmp_path, monkeypatch)
+    node.sync()
+    node.allocated(a_claim(a_result(CARDS[0], 1024)))
+    node.labels = QGPU
+    node.sync()
+    driver, now, asked = node.agent.dra, [0.0], []
+    monkeypatch.setattr(driver, "_clock", lambda: now[0])
+    monkeypatch.setattr(driver, "_retracted", lambda: True)
+    get = node.api.get
+
+    async def counted(path: str, **more: Any) -> Any:
+        asked.append(now[0])
+        return await get(path, **more)
+
+    monkeypatch.setattr(node.api, "get", counted)
+    for second in range(3600):
+        now[0] = float(second)
+        play(driver._change_world(wanted=False))
+    assert 3600 / 120 <= len(asked) <= 3600 / 60 + 10
+    assert driver.world is World.CLAIMS
+    node.api.claims.clear()
+    now[0] += 120
+    play(driver._change_world(wanted=False))
+    assert driver.world is World.PLUGINS
+    node.store.close()
 
 
 _EVENTS = st.one_of(

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from random import random
 from typing import Protocol
 
 import msgspec
@@ -21,6 +22,7 @@ from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.dialects.dra import CLAIMS, DRIVER, LABEL
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.dialects.dra.slices import Json, render_devices
+from aliquot.model.backoff import backoff
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Level, Standing
@@ -32,8 +34,10 @@ log = logging.getLogger(__name__)
 
 _INTERVAL = 1.0  # seconds between two rounds while the label is set or was
 _IDLE = 5.0  # the same on other nodes, where a round does nothing
-_CHECK = 300.0  # seconds between two checks for claims that are gone
-_ASK = 3.0  # seconds between two lists of claims while the node waits for the last one
+_CHECK = 300.0  # seconds between two checks for claims that are gone, or half as much: not all nodes at once
+# Seconds between two lists of claims, of the whole cluster, while the node waits for the last of its own. That may take
+# days, and many nodes may wait together.
+_ASK, _MOST_ASK = 3.0, 120.0
 _WORLD = "world"  # the setting in the database
 
 NO_CDI = Invalid(
@@ -85,8 +89,9 @@ class DraDriver:
         self._publisher: SlicePublisher | None = None
         self._following: asyncio.Task[None] | None = None
         self._levels: dict[str, str] = {}  # by UUID: the level of control as it was last seen
-        self._checked = clock()
-        self._asked = float("-inf")
+        self._check_at = clock() + self._check_after()
+        self._ask_at = float("-inf")
+        self._asked = 0  # how often in vain
         self._allocated = True  # whether the API server may have claims on our cards; True until it was asked
         self._problem = ""
 
@@ -171,8 +176,8 @@ class DraDriver:
         if self._publisher is not None:
             devices = self._devices() if self.admits_claims else []
             await self._publisher.publish(devices, self._site.node_uid)
-        if self._clock() - self._checked >= _CHECK:
-            self._checked = self._clock()
+        if self._clock() >= self._check_at:
+            self._check_at = self._clock() + self._check_after()
             await self._preparer.release_gone()
 
     async def _change_world(self, wanted: bool) -> None:
@@ -188,7 +193,7 @@ class DraDriver:
         except StoreError as error:
             self._problem = str(error)
             return
-        self._problem, self._allocated = "", True
+        self._problem, self._allocated, self._asked, self._ask_at = "", True, 0, float("-inf")
         log.info("world_changed", extra={"data": {"cards_belong_to": now.value}})
         self._changed()
 
@@ -196,10 +201,11 @@ class DraDriver:
         return self._publisher is not None and self._publisher.has([])
 
     async def _ask_claims(self) -> None:
-        """List the claims: one may be allocated and not prepared yet."""
-        if self._clock() - self._asked < _ASK:
+        """List the claims: one may be allocated and not prepared yet. A prepared one is known without that."""
+        if self._preparer.claims or self._clock() < self._ask_at:
             return
-        self._asked = self._clock()
+        self._asked += 1
+        self._ask_at = self._clock() + backoff(self._asked, first=_ASK, longest=_MOST_ASK, chance=random())
         try:
             found: _Claims = await self._kube.get(CLAIMS, into=_Claims, timeout=30.0)
         except (ApiError, Unreachable) as error:
@@ -207,6 +213,10 @@ class DraDriver:
             self._allocated = True
             return
         self._allocated = any(claim.holds(self._name) for claim in found.items)
+
+    @staticmethod
+    def _check_after() -> float:
+        return backoff(1, first=_CHECK, longest=_CHECK, chance=random())
 
     def _devices(self) -> list[Json]:
         node = self._site.node()

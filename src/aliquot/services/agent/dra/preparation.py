@@ -71,11 +71,12 @@ class ClaimPreparer:
         return [tenancy for tenancy in list(self._tenants.tenancies.values()) if tenancy.claim]
 
     def claims_of(self, pod_uid: str) -> list[str]:
-        """UIDs of the prepared claims that the Pod uses; all of them if it is not known yet. Any thread may call it."""
+        """UIDs of the prepared claims that the Pod uses. Of one that is not known yet: all that it may use, and then
+        the Pod's own, so that its process is charged to none of them. Any thread may call it."""
         by_key = {tenancy.key: tenancy.id for tenancy in self.claims}
         pod = self._pods.by_uid(pod_uid) if by_key else None
         if pod is None:
-            return list(by_key.values())
+            return [*by_key.values(), pod_uid] if by_key else []
         keys = (f"{pod.metadata.namespace}/{name}" for name in claim_names(pod).values())
         return [by_key[key] for key in keys if key in by_key]
 
@@ -165,7 +166,7 @@ class ClaimPreparer:
         try:
             found: ClaimObject = await self._kube.get(path, into=ClaimObject)
         except ApiError as error:
-            kind = Gone if error.status == 404 else Refused
+            kind = Gone if _is_missing(error) else Refused
             raise kind(f"cannot read ResourceClaim {ref.namespace}/{ref.name}: {error.message}") from error
         except Unreachable as error:
             raise Refused(f"cannot read ResourceClaim {ref.namespace}/{ref.name}: {error}") from error
@@ -178,11 +179,6 @@ class ClaimPreparer:
         found = parse_claim(claim, node.name, node.cards)
         if not isinstance(found, AllocatedClaim):
             raise Refused(f"ResourceClaim {claim.key}: {'; '.join(problem.sentence() for problem in found)}")
-        if found.policy is not None and found.policy is not node.isolation:
-            raise Refused(
-                f"ResourceClaim {claim.key} needs policy {found.policy}, but node {node.name} has {node.isolation}: "
-                f'select a device with device.attributes["{DRIVER}"].policy == "{found.policy}"'
-            )
         return found
 
     async def _check_containers(self, claim: ClaimObject, ref: ClaimRef, together: Sequence[ClaimRef]) -> None:
@@ -212,6 +208,11 @@ class ClaimPreparer:
             raise Refused(
                 f"node {node.name} does not serve claims now: its cards belong to device plugins, or its label "
                 f"{LABEL}=true was removed; delete the Pod, so that the claim is allocated again"
+            )
+        if claim.policy is not None and claim.policy is not node.isolation:
+            raise Refused(
+                f"ResourceClaim {claim.namespace}/{claim.name} needs policy {claim.policy}, but node {node.name} has "
+                f'{node.isolation}: select a device with device.attributes["{DRIVER}"].policy == "{claim.policy}"'
             )
         cards = {card.uuid: card for card in node.cards}
         for device in claim.devices:
@@ -270,6 +271,11 @@ class ClaimPreparer:
 
 class Gone(Refused):
     """The claim does not exist any more."""
+
+
+def _is_missing(error: ApiError) -> bool:
+    """Whether the API server says that this claim is missing. Without the API group, it answers 404 for all of them."""
+    return error.status == 404 and error.reason == "NotFound" and "resourceclaims" in error.message
 
 
 def _cdi_name(uid: str, request: str) -> str:
