@@ -146,8 +146,8 @@ def _wants_qgpu_label(labels: Json, annotations: Json, rules: Rules) -> bool:
     """Whether the node has cards, and no label chooses or rejects a dialect."""
     if qgpu.DIALECT not in rules.served:
         return False
-    chosen = (qgpu.ENABLE_LABEL, t9k.MODE_LABEL, t9k.ACCELERATOR_LABEL, *gpushare.LABELS, hami.LABEL, kai.LABEL)
-    chosen += dra.LABELS
+    of_t9k, others = (t9k.MODE_LABEL, t9k.ACCELERATOR_LABEL), (hami.LABEL, kai.LABEL, *dra.LABELS)
+    chosen = (qgpu.ENABLE_LABEL, *of_t9k, *gpushare.LABELS, *others)
     return native.INVENTORY in annotations and not any(label in labels for label in chosen)
 
 
