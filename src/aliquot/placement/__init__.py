@@ -16,6 +16,8 @@
     choose.py    the best node for a claim, with scores kept per shape
     why.py       why a decision took its cards: what ruled the others out
     book.py      who holds what: assume, confirm, forget, expire
+    victims.py   who has to go for a more important Pod
+    reservations.py  room kept for a Pod while its victims leave
     crowding.py  one node, in plain numbers: would a Pod take a card beyond what it has
 
 The same code serves the scheduler, one machine, and the simulator.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects.wire.extender import offered_victims, parse_preemption
 from aliquot.services.scheduler.cluster import Cluster
-from aliquot.services.scheduler.preemption import victims
+from aliquot.services.scheduler.preemption.offered import victims
 from aliquot.services.scheduler.verbs import preemption_answer
 from kit.manifests import MEM, T9K_NODE
 from kit.watchobjects import a_cluster, claim_of, live_node, live_pod

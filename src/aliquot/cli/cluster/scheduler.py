@@ -85,6 +85,11 @@ _LOOPBACK = "127.0.0.1"
     "--keep-nodes/--no-keep-nodes", default=None, help="Maintain taints, labels and conditions of nodes  [default: on]"
 )
 @click.option(
+    "--preemption/--no-preemption",
+    default=None,
+    help="Evict Pods of lower priority where a card is short, though their node is not  [default: on]",
+)
+@click.option(
     "--webhook-port",
     type=click.IntRange(0, 65535),
     help="Port of the admission webhook (TLS); 0: no webhook  [default: 0]",

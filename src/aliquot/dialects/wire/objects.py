@@ -103,6 +103,7 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
     scheduler_name: str | None = None
     service_account_name: str | None = None
     priority: int | None = None
+    preemption_policy: str | None = None
     containers: list[ContainerObject] | None = None
     init_containers: list[ContainerObject] | None = None
     overhead: Amounts | None = None
@@ -126,6 +127,7 @@ class PodStatus(msgspec.Struct, rename="camel", gc=False):
 
     phase: str | None = None
     start_time: str | None = None
+    nominated_node_name: str | None = None
     conditions: list[Condition] | None = None
     resource_claim_statuses: list[PodClaim] | None = None
     extended_resource_claim_status: PodClaim | None = None  # of a DeviceClass with an extended resource's name

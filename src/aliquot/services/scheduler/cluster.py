@@ -38,6 +38,7 @@ from aliquot.model.value import value
 from aliquot.placement.board import Board, Ints, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.placement.reservations import Reservations
 from aliquot.services.scheduler.candidates import Candidates, Filtered
 
 NEVER = float("inf")  # the deadline of what only the API server may end
@@ -63,6 +64,9 @@ class Pending:
     scheduler: str
     created: str | None = None  # as the API server writes it
     tolerations: Sequence[object] = ()
+    priority: int = 0
+    preempts: bool = True  # its preemptionPolicy is not Never
+    nominated: str = ""  # the node on which others make room for it
 
 
 @dataclass(slots=True)
@@ -89,7 +93,9 @@ class Cluster:
     drivers: Drivers = field(default_factory=Drivers)  # DRA drivers that publish cards
     seen: dict[str, str] = field(default_factory=dict)  # key -> uid of every Pod there is
     priorities: dict[str, int] = field(default_factory=dict)  # of Pods on nodes; most have 0, which is left out
+    going: dict[str, str] = field(default_factory=dict)  # Pods on nodes that terminate, and until when they may
     ledger: Ledger = field(init=False)
+    reserved: Reservations = field(init=False)
     chooser: Chooser = field(init=False)
     _candidates: Candidates = field(init=False)
     _reader: PodReader = field(init=False)
@@ -103,6 +109,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.board)
+        self.reserved = Reservations(self.ledger)
         self.chooser = Chooser(self.board, POLICIES[self.policy]())
         self._candidates = Candidates(self.board, self.chooser, self.shortlist)
         self._read_by(self.rules)
@@ -125,6 +132,7 @@ class Cluster:
         if self._batch is not None:
             self._batch.close()
             self._batch = None
+            self.reserved.renew_all()
         unnamed, self._unnamed = self._unnamed, {}
         for pod, claim, why in unnamed.values():
             self._guess(pod, claim, why)
@@ -275,12 +283,17 @@ class Cluster:
             self._forget(uid)
 
     def _forget(self, uid: str) -> None:
+        booking = self.ledger.get(uid)
+        self.reserved.drop(uid)
         self.ledger.forget(uid)
+        if booking is not None and self._batch is None:
+            self.reserved.renew(booking.node)
         for known in (self.pending, self.assumed, self.placed, self._unnamed, self.unseated):
             known.pop(uid, None)
         self.held.pop(uid, None)
         self._candidates.forget(uid)
         self.priorities.pop(uid, None)
+        self.going.pop(uid, None)
 
     def _set_pending(self, pod: PodObject, key: str, names: Names) -> None:
         uid = names.uid
@@ -292,7 +305,16 @@ class Cluster:
             self.chooser.observe(claim)
         scheduler = pod.spec.scheduler_name or "default-scheduler"
         self.pending[uid] = Pending(
-            key, uid, claim, pod.refused, scheduler, pod.metadata.creation_timestamp, pod.spec.tolerations or ()
+            key,
+            uid,
+            claim,
+            pod.refused,
+            scheduler,
+            pod.metadata.creation_timestamp,
+            pod.spec.tolerations or (),
+            pod.spec.priority or 0,
+            pod.spec.preemption_policy != "Never",
+            (pod.status.nominated_node_name if pod.status else None) or "",
         )
 
     def _set_bound(self, pod: PodObject, names: Names, name: str) -> None:
@@ -302,9 +324,12 @@ class Cluster:
         self._candidates.forget(uid)
         self._unnamed.pop(uid, None)
         self.unseated.pop(uid, None)
+        self.reserved.drop(uid)
         assumed = self.assumed.pop(uid, None)
         if pod.spec.priority:
             self.priorities[uid] = pod.spec.priority
+        if pod.metadata.deletion_timestamp is not None:
+            self.going[uid] = pod.metadata.deletion_timestamp
         asked = self._whole_reader.read(pod, names)
         if asked.claim is None and native.GRANT in (pod.metadata.annotations or {}):
             asked = self._every_reader.read(pod, names)  # of a dialect that was served when it was placed
@@ -391,11 +416,17 @@ class Cluster:
     def filter(self, claim: Claim, names: Sequence[str]) -> Filtered:
         """Which of the nodes would take the claim now."""
         self.release_hold(claim.uid)
-        return self._candidates.filter(claim, names)
+        if claim.uid not in self.reserved:
+            return self._candidates.filter(claim, names)
+        with self.reserved.aside(claim.uid):
+            return self._candidates.filter(claim, names)
 
     def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
         """0 (worst) to 5 for each name, and the grant of the best of them, which should score above all."""
-        return self._candidates.rank(claim, names)
+        if claim.uid not in self.reserved:
+            return self._candidates.rank(claim, names)
+        with self.reserved.aside(claim.uid):
+            return self._candidates.rank(claim, names)
 
     def hold(self, claim: Claim, grant: Grant, deadline: float) -> None:
         """Keep the place that the claim will most likely get, so that the next claim is not sent there too."""
@@ -416,6 +447,7 @@ class Cluster:
 
     def assume(self, claim: Claim, name: str) -> Placed | list[Refusal]:
         """Decide the claim's cards on that node and book them, in one step. Held until the API server speaks."""
+        self.reserved.drop(claim.uid)
         kept = self.held.pop(claim.uid, None)
         booking = self.ledger.get(claim.uid)
         # Anybody can call prioritize: what it kept counts only where the Pod is exactly the one that was sent then.
@@ -456,6 +488,10 @@ class Cluster:
         finally:
             for booking in gone:
                 self.board.take(name, booking.occupant)
+
+    def is_tentative(self, uid: str) -> bool:
+        """Whether what is booked for it is our decision only: the Pod is not on its node yet, and cannot be evicted."""
+        return uid in self.assumed or uid in self.held or uid in self.reserved
 
     def placement(self, uid: str) -> Placed | None:
         """Where the Pod is, by the API server or by our decision; None without a node, or without a claim of ours."""

@@ -27,6 +27,7 @@ from aliquot.services.daemon.http import BodyError, Limits
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.preemption.evictor import Evictor
 from aliquot.services.scheduler.verbserver import Answer
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,10 @@ class Extender:
         leader_address: Callable[[], str | None],
         peers: Callable[[], ssl.SSLContext | None] = lambda: None,
         clock: Callable[[], float],
+        evictor: Evictor | None = None,
     ) -> None:
         self._cluster, self._binder, self._calls = cluster, binder, calls
+        self._evictor = evictor
         self._synced, self._leading, self._leader_address = synced, leading, leader_address
         self._peers, self._clock = peers, clock
         self.limits = Limits(_CONNECTIONS, unfinished=_ALL_BODIES)
@@ -168,6 +171,8 @@ class Extender:
         # kube-scheduler skips prioritize if there is only one candidate.
         if outcome.claim is not None and outcome.likely is not None and self._leading():
             self._cluster.hold(outcome.claim, outcome.likely, self._clock() + _HOLD)
+        if not outcome.fit and outcome.claim is not None and self._evictor is not None:
+            self._evictor.note_refused(outcome.claim.uid, outcome.names)
         if log.isEnabledFor(logging.DEBUG) or not outcome.fit:
             pod = f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name}"
             log.info("filtered", extra={"data": {"pod": pod, "asked": outcome.asked, "fit": outcome.fit}})
@@ -228,7 +233,10 @@ class Extender:
 
     def _preempt(self, body: bytes, origin: _Origin) -> bytes:
         asked = wire.parse_preemption(body)
-        return wire.render_preemption(verbs.preemption_answer(self._cluster, asked))
+        answer = verbs.preemption_answer(self._cluster, asked)
+        if answer and self._evictor is not None:
+            self._evictor.note_offered(asked.Pod.metadata.uid)
+        return wire.render_preemption(answer)
 
     async def _client_session(self, app: web.Application) -> Any:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=4.5))

@@ -3,6 +3,7 @@
     reflectors   watch Nodes, Pods and the ConfigMaps that take cards out of use -> `Cluster`
     extender     answers kube-scheduler's filter, prioritize, bind and preempt; followers forward bind to the leader
     read port    metrics, probes and status, without those verbs
+    evictor      makes room for important Pods where only a card is short
     leader       binds, reports why Pods are pending, retries them, maintains taints, labels and conditions of Nodes
     webhook      optional
 
@@ -47,6 +48,7 @@ from aliquot.services.scheduler.http import LARGEST_BODY, Extender
 from aliquot.services.scheduler.metrics import exposition
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from aliquot.services.scheduler.pendingpods import PendingPods
+from aliquot.services.scheduler.preemption.evictor import Evictor
 from aliquot.services.scheduler.readport import read_app, serve_read_port
 from aliquot.services.scheduler.resourceslices import ResourceSlices, SliceSink
 from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
@@ -85,6 +87,7 @@ class Settings:
     advertise: str = ""  # host:port where other instances reach this one
     identity: str = ""
     keep_nodes: bool = True
+    preemption: bool = True  # evict Pods for more important ones where only a card is short
     webhook: WebhookSettings | None = None  # None: off
     dashboard: Listen = NO_DASHBOARD
     agent_port: int = 9479  # of the agents, on the nodes' own addresses; 0: do not query them
@@ -140,6 +143,15 @@ class Scheduler:
         self.pending_pods = PendingPods(
             kube, cluster, self.events, leading=self._leading, clock=time.monotonic, stamp=_stamp
         )
+        self.evictor = Evictor(
+            kube,
+            cluster,
+            self.events,
+            enabled=settings.preemption,
+            clock=time.monotonic,
+            wall=time.time,
+            stamp=_stamp,
+        )
         self.extender = Extender(
             cluster,
             self.binder,
@@ -149,6 +161,7 @@ class Scheduler:
             leader_address=lambda: self.election.leader_address,
             peers=lambda: self.verbs_keys.peers if self.verbs_keys is not None and self.verbs_keys.keys else None,
             clock=time.monotonic,
+            evictor=self.evictor,
         )
         self._rereading: asyncio.Task[None] | None = None
         self._rereading_nodes: asyncio.Task[None] | None = None
@@ -228,6 +241,7 @@ class Scheduler:
             self.pods.run,
             self.events.run,
             self.pending_pods.run,
+            self.evictor.run,
             self._reconcile,
             self._freeze_memory,
             *([self.configs.run] if self._watches_configmaps else []),
@@ -379,6 +393,10 @@ class Scheduler:
                 "aliquot_pods_retried": (
                     "Pending Pods annotated so that kube-scheduler retries them.",
                     self.pending_pods.retried,
+                ),
+                "aliquot_pods_preempted": (
+                    "Pods that this instance evicted for more important ones.",
+                    self.evictor.evicted,
                 ),
                 "aliquot_events_written": ("Events written.", self.events.written),
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aliquot.dialects.wire import extender
@@ -10,7 +11,7 @@ from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.placement.verdicts import verdict_of
 from aliquot.services.scheduler.cluster import Cluster
-from aliquot.services.scheduler.preemption import victims as victims_of
+from aliquot.services.scheduler.preemption.offered import victims as victims_of
 from aliquot.wording.refusals import UNKNOWN_NODE, coded_reason, invalid_node, invalid_pod
 
 _CHOSEN = 10  # a score of its own: kube-scheduler breaks ties by chance
@@ -25,6 +26,7 @@ class FilterOutcome:
     fit: int
     claim: Claim | None = None
     likely: Grant | None = None
+    names: Sequence[str] = ()
 
 
 def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, FilterOutcome]:
@@ -49,7 +51,7 @@ def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, FilterOutcome]:
                 never[name] = invalid_node(broken_node)
             else:
                 busy[name] = UNKNOWN_NODE
-    outcome = FilterOutcome(len(names), len(found.fit), claim, found.likely)
+    outcome = FilterOutcome(len(names), len(found.fit), claim, found.likely, names)
     return extender.render_filtered(args, names, found.fit, busy, never), outcome
 
 
@@ -72,7 +74,7 @@ def preemption_answer(cluster: Cluster, asked: Preemption) -> dict[str, Victims]
     claim = cluster.read(asked.Pod)
     if claim is None:
         return offered
-    if not isinstance(claim, Claim):
+    if not isinstance(claim, Claim) or claim.uid in cluster.reserved:  # its victims leave already
         return {}
     uids = {name: [pod.UID for pod in victims.Pods or ()] for name, victims in offered.items()}
     chosen = victims_of(cluster, claim, asked.Pod.spec.priority or 0, uids)

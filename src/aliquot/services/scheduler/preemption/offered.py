@@ -39,8 +39,7 @@ def _lesser(cluster: Cluster, priority: int, names: Iterable[str]) -> dict[str, 
     for booking in cluster.ledger:
         if (
             booking.node in found
-            and booking.uid not in cluster.assumed  # not there yet: kube-scheduler could not evict it
-            and booking.uid not in cluster.held
+            and not cluster.is_tentative(booking.uid)
             and not booking.occupant.of_node
             and cluster.priorities.get(booking.uid, 0) < priority
         ):

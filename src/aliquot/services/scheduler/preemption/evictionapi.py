@@ -1,0 +1,86 @@
+"""The writes of a preemption: evictions, and the node that is promised to a Pod."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aliquot.adapters.kubernetes.kube import ApiError, Kube
+from aliquot.dialects.native import RETRIED
+from aliquot.dialects.wire.objects import PodObject
+
+_TIMEOUT = 5.0  # seconds for one call
+
+
+@dataclass(frozen=True, slots=True)
+class Evictee:
+    """A Pod to evict."""
+
+    uid: str
+    key: str  # namespace/name
+
+
+async def evict(kube: Kube, pod: Evictee, *, dry_run: bool = False) -> str:
+    """Evict the Pod, or only ask whether that is allowed. Returns why the API server refuses; "": it does not, or the
+    Pod is gone. Raises ApiError where our role does not allow it, and Unreachable."""
+    namespace, name = pod.key.split("/", 1)
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid}},
+    }
+    try:
+        await kube.create(
+            f"{_path(pod.key)}/eviction", body, params={"dryRun": "All"} if dry_run else None, timeout=_TIMEOUT
+        )
+    except ApiError as error:
+        if error.status == 403:
+            raise
+        if error.status in (404, 409):  # gone, or made anew under that name
+            return ""
+        return _why(error)
+    return ""
+
+
+def _why(error: ApiError) -> str:
+    """The API server's words: the cause, which names the budget, where there is one."""
+    causes = error.details.get("causes") if isinstance(error.details, dict) else None
+    texts = [str(cause["message"]) for cause in causes or () if isinstance(cause, dict) and cause.get("message")]
+    return "; ".join([error.message, *texts])
+
+
+async def nominate(kube: Kube, key: str, uid: str, node: str) -> bool:
+    """Write the node as the Pod's nominatedNodeName. False where the Pod needs none any more, or somebody else has
+    just written the Pod: only one of two replicas can promise it a node."""
+    try:
+        pod: PodObject = await kube.get(_path(key), into=PodObject, timeout=_TIMEOUT)
+        taken = pod.spec.node_name or (pod.status and pod.status.nominated_node_name)
+        if pod.metadata.uid != uid or pod.metadata.deletion_timestamp is not None or taken:
+            return False
+        await _write_nomination(kube, key, {"uid": uid, "resourceVersion": pod.metadata.resource_version}, node)
+    except ApiError as error:
+        if error.status in (404, 409):
+            return False
+        raise
+    return True
+
+
+async def withdraw_nomination(kube: Kube, key: str, uid: str) -> None:
+    """Remove the Pod's nominatedNodeName."""
+    await _write_nomination(kube, key, {"uid": uid}, None)
+
+
+async def _write_nomination(kube: Kube, key: str, metadata: dict[str, Any], node: str | None) -> None:
+    body = {"metadata": metadata, "status": {"nominatedNodeName": node}}
+    await kube.patch(f"{_path(key)}/status", body, timeout=_TIMEOUT)
+
+
+async def retry(kube: Kube, key: str, uid: str, stamp: str) -> None:
+    """Touch the Pod, so that kube-scheduler tries it at once."""
+    await kube.patch(_path(key), {"metadata": {"uid": uid, "annotations": {RETRIED: stamp}}}, timeout=_TIMEOUT)
+
+
+def _path(key: str) -> str:
+    namespace, name = key.split("/", 1)
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
