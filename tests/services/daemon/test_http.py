@@ -185,6 +185,45 @@ def test_connection_that_is_replaced_ends_at_once_though_its_peer_does_not_answe
     assert asyncio.run(scenario()) == 2
 
 
+def test_connection_cancelled_as_its_handshake_ends_leaves_nothing_to_the_loop() -> None:
+    """Its socket was closed under its transport, which would have removed the reader of the next with that number."""
+    served, client = contexts()
+
+    async def scenario() -> bool:
+        loop, limits = asyncio.get_running_loop(), Limits(4)
+        runner = make_runner(web.Application(), limits)
+        await runner.setup()
+        cancelled = asyncio.Event()
+
+        class Cancelled(asyncio.Protocol):
+            transport: asyncio.BaseTransport | None = None
+
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                self.transport = transport
+                next(iter(limits._joining)).cancel()
+                cancelled.set()
+
+        class Cancelling:
+            connections = ()
+
+            def __call__(self) -> asyncio.BaseProtocol:
+                return Cancelled()
+
+        listener = http.bind_port("127.0.0.1", 0)
+        accepting = listen(runner, listener, limits, tls=served, server=Cancelling())
+        before = set(loop._selector.get_map())  # type: ignore[attr-defined]
+        with await asyncio.to_thread(_deaf_client, listener.getsockname(), client):
+            await asyncio.wait_for(cancelled.wait(), 60)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            left = set(loop._selector.get_map()) - before  # type: ignore[attr-defined]
+        accepting.close()
+        await runner.cleanup()
+        return not left
+
+    assert asyncio.run(scenario())
+
+
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Of a server, and of a client that trusts it."""
     authority = make_authority("ours", time.time(), 3600.0)

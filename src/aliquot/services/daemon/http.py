@@ -180,6 +180,7 @@ class Accepting:
         self._listener, self._server, self._limits, self._tls = listener, server, limits, tls
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
+        self._waiting: set[socket.socket] = set()  # accepted, and without a protocol yet
         listener.setblocking(False)
         self._start()
 
@@ -200,16 +201,37 @@ class Accepting:
             if not self._limits.make_room(self._server.connections):
                 accepted.close()
                 continue
+            self._waiting.add(accepted)
             task = self._loop.create_task(self._connect(accepted))
             self._limits.join(task)
-            task.add_done_callback(partial(_close_if_cancelled, accepted))
+            task.add_done_callback(partial(self._close_waiting, accepted))
 
     async def _connect(self, accepted: socket.socket) -> None:
         handshake = _HANDSHAKE if self._tls else None
-        with contextlib.suppress(OSError):  # it speaks no TLS, say: anybody can do that
-            await self._loop.connect_accepted_socket(
-                self._server, accepted, ssl=self._tls, ssl_handshake_timeout=handshake
-            )
+        made: list[asyncio.BaseProtocol] = []
+
+        def make() -> asyncio.BaseProtocol:
+            made.append(self._server())
+            self._waiting.remove(accepted)
+            return made[0]
+
+        try:
+            await self._loop.connect_accepted_socket(make, accepted, ssl=self._tls, ssl_handshake_timeout=handshake)
+        except asyncio.CancelledError:
+            # asyncio closes the transport. After a handshake it waits half a minute for the peer to agree.
+            transport = getattr(made[0], "transport", None) if made else None
+            if transport is not None:
+                transport.abort()
+            raise
+        except OSError:  # it speaks no TLS, say: anybody can do that
+            pass
+
+    def _close_waiting(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        """Close the socket of a task that was cancelled before it began, or failed then. Any other has a transport,
+        which closes it: were it closed before that, its number could belong to another connection meanwhile."""
+        if accepted in self._waiting:
+            self._waiting.remove(accepted)
+            accepted.close()
 
     def close(self) -> None:
         """Accept no more. Those that are connected stay."""
@@ -218,12 +240,6 @@ class Accepting:
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
-
-
-def _close_if_cancelled(accepted: socket.socket, task: asyncio.Task[None]) -> None:
-    """A task that is cancelled before it began has no transport yet that would close it."""
-    if task.cancelled():
-        accepted.close()
 
 
 def listen(
