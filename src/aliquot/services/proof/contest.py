@@ -15,8 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aliquot.adapters.gpu.page import PageError
@@ -43,6 +43,7 @@ _SETTLE = {Stage.FAVOURED: 0.02}  # seconds of a stage that do not count, and th
 _USUAL_SETTLE = 0.015
 _COUNT = {Stage.FAVOURED: 0.06}
 _USUAL_COUNT = 0.04
+_PAUSE = 0.08
 _FRESH = 2.0  # seconds to wait for a sample: the process may have to wait for a processor
 _CHECK = 0.004  # seconds between two looks whether the card is still ours
 _MEMORY = 1 << 30  # bytes that each may have
@@ -219,26 +220,26 @@ class Contest:
     def _stage(self, stage: Stage, loads: Sequence[_Load], contexts: Sequence[Context]) -> Measured:
         for context, microseconds in zip(contexts, slices_in(stage), strict=True):
             contextcontrol.set_slice(context, microseconds)
-        with self._paused(contexts[1]) if stage is Stage.PAUSED else contextlib.nullcontext():
-            self._sleep(_SETTLE.get(stage, _USUAL_SETTLE))
-            before = [self._sample(one) for one in loads]
-            self._sleep(_COUNT.get(stage, _USUAL_COUNT))
-            after = [self._sample(one) for one in loads]
-        nanoseconds = after[0].looked - before[0].looked
-        first, second = (
-            round((new.done - old.done) * nanoseconds / max(1, new.looked - old.looked))
-            for new, old in zip(after, before, strict=True)
-        )
-        dry = any(new.dry > old.dry for new, old in zip(after, before, strict=True))
-        return Measured(first, second, nanoseconds / 1e9, dry)
+        if stage is Stage.PAUSED:
+            return self._stage_paused(loads, contexts[1])
+        self._sleep(_SETTLE.get(stage, _USUAL_SETTLE))
+        before = [self._sample(one) for one in loads]
+        self._sleep(_COUNT.get(stage, _USUAL_COUNT))
+        return _measured(before, [self._sample(one) for one in loads])
 
-    @contextlib.contextmanager
-    def _paused(self, context: Context) -> Iterator[None]:
+    def _stage_paused(self, loads: Sequence[_Load], context: Context) -> Measured:
+        """Counted from before the pause until after it: a paused process may wait in any call to the driver, and then
+        it says nothing."""
+        before = [self._sample(one) for one in loads]
         try:
             contextcontrol.pause(context)
-            yield
+            self._sleep(_PAUSE, context)
+            held = context.page.use(context.slot, context.card).paused == 1
         finally:
             contextcontrol.resume(context)
+        found = _measured(before, [self._sample(one) for one in loads])
+        # The process ends a pause by itself if we are away for too long: then nothing was measured.
+        return found if held else replace(found, dry=True)
 
     def _sample(self, one: _Load) -> load.Sample:
         """The first that was taken from now on."""
@@ -252,11 +253,23 @@ class Contest:
             time.sleep(0.0003)
         raise InterruptedContestError("our own program stopped counting")
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep(self, seconds: float, paused: Context | None = None) -> None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._check_free()
+            if paused is not None:
+                paused.page.beat(paused.card, time.monotonic_ns())
             time.sleep(min(_CHECK, left))
+
+
+def _measured(before: Sequence[load.Sample], after: Sequence[load.Sample]) -> Measured:
+    nanoseconds = after[0].looked - before[0].looked
+    first, second = (
+        round((new.done - old.done) * nanoseconds / max(1, new.looked - old.looked))
+        for new, old in zip(after, before, strict=True)
+    )
+    dry = any(new.dry > old.dry for new, old in zip(after, before, strict=True))
+    return Measured(first, second, nanoseconds / 1e9, dry)
 
 
 class _Load:
