@@ -64,6 +64,16 @@ static void remove_at(size_t hole)
     }
 }
 
+/* Memory that cannot leave the card, when the tenant may be parked. */
+static void count_stays(const struct alq_entry *entry, int by)
+{
+    static const uint32_t stays[] = {
+        [ALQ_POOLED] = ALQ_STAYS_POOLED, [ALQ_OPENED] = ALQ_STAYS_SHARED, [ALQ_HELD] = ALQ_STAYS_SHARED,
+        [ALQ_MEMORY] = ALQ_STAYS_OTHER, [ALQ_ARRAY] = ALQ_STAYS_OTHER, [ALQ_EXTERNAL] = ALQ_STAYS_OTHER,
+        [ALQ_IN_GRAPH] = ALQ_STAYS_OTHER, [ALQ_MOVABLE] = 0 };
+    alq_count_stays(entry->card, stays[entry->kind], by);
+}
+
 /* Enters an allocation. One of the same kind and key that is still there is replaced: the driver gave the key away
  * again, so the old one has ended without our seeing it; its bytes are given back. */
 bool alq_book(struct alq_entry entry)
@@ -79,6 +89,9 @@ bool alq_book(struct alq_entry entry)
             count++;
         entry.serial = ++serials;
         table[i] = entry;
+        count_stays(&entry, 1);
+        if (old.kind)
+            count_stays(&old, -1);
     }
     pthread_mutex_unlock(&lock);
     if (old.kind == ALQ_MEMORY || old.kind == ALQ_ARRAY || old.kind == ALQ_PIECE || old.kind == ALQ_OPENED || old.kind == ALQ_EXTERNAL)
@@ -110,6 +123,7 @@ bool alq_take(enum alq_kind kind, uint64_t key, struct alq_entry *out)
         if (found) {
             *out = table[i];
             remove_at(i);
+            count_stays(out, -1);
         }
     }
     pthread_mutex_unlock(&lock);
@@ -142,6 +156,7 @@ bool alq_take_where(bool (*fits)(const struct alq_entry *entry, const void *with
         if (table[i].kind && fits(&table[i], with)) {
             *out = table[i];
             remove_at(i);       /* another may have moved here */
+            count_stays(out, -1);
             *at = i;
             found = true;
         }

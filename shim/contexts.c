@@ -10,8 +10,8 @@ struct ending { CUcontext context; uint64_t before; };
 static bool ends(const struct alq_entry *e, const void *with)
 {
     const struct ending *ending = with;
-    return (e->kind == ALQ_MEMORY || e->kind == ALQ_ARRAY || e->kind == ALQ_OPENED || e->kind == ALQ_HEAP) && e->owner == (uintptr_t)ending->context &&
-           e->serial < ending->before;
+    return (e->kind == ALQ_MEMORY || e->kind == ALQ_ARRAY || e->kind == ALQ_OPENED || e->kind == ALQ_HEAP || e->kind == ALQ_MOVABLE) &&
+           e->owner == (uintptr_t)ending->context && e->serial < ending->before;
 }
 
 static void give_back_all(const struct ending *ending)
@@ -19,7 +19,7 @@ static void give_back_all(const struct ending *ending)
     struct alq_entry entry;
     size_t at = 0;
     while (ending->context && alq_take_where(ends, ending, &at, &entry))
-        alq_ended(&entry);
+        entry.kind == ALQ_MOVABLE ? alq_free_movable(&entry) : alq_ended(&entry);
 }
 
 #define USUAL_HEAP (8ull << 20)     /* of kernels' malloc(): what every context has, and NVML shows */

@@ -36,7 +36,7 @@ CUmemHandle alq_handle_real(CUmemHandle h, bool known_to_others)
     pthread_mutex_lock(&alq_movable_lock);
     struct alq_movable_piece *piece = piece_of(h);
     if (piece && known_to_others)
-        piece->stays = true;
+        alq_piece_stays(piece);
     h = piece ? piece->handle : h;
     pthread_mutex_unlock(&alq_movable_lock);
     return h;
@@ -96,6 +96,41 @@ int alq_handle_release(fn_cuMemRelease *real, CUmemHandle h)
     return result;
 }
 
+/* Whether it is mapped somewhere in that range. The lock is held. */
+bool alq_handle_within(const struct alq_movable_piece *piece, CUdeviceptr p, uint64_t n)
+{
+    for (uint32_t i = piece->mappings; i != ALQ_NONE; i = mapping_at(i)->next)
+        if (mapping_at(i)->at < p + n && p < mapping_at(i)->at + mapping_at(i)->size)
+            return true;
+    return false;
+}
+
+/* One handle more of a piece, by an address at which it is mapped: the number that we gave out for it. What cuMemAlloc gave
+ * has none, as with plain memory. */
+int alq_handle_retain(fn_cuMemRetainAllocationHandle *real, CUmemHandle *h, void *p)
+{
+    CUdeviceptr at = (uintptr_t)p;
+    int result = -1;
+    pthread_mutex_lock(&alq_movable_lock);
+    for (uint32_t i = 0; i < alq_pieces() && result < 0 && h; i++) {
+        struct alq_movable_piece *piece = alq_piece(i);
+        if (!piece->size)
+            continue;
+        if (piece->at && at >= piece->at && at < piece->at + piece->size)
+            result = CUDA_ERROR_INVALID_VALUE;
+        if (piece->at || !alq_handle_within(piece, at, 1))
+            continue;
+        /* the program's handles are one of the driver's: had it released all of them, there is none any more */
+        result = piece->handles ? CUDA_SUCCESS : real(&piece->handle, p);
+        if (!result) {
+            piece->handles++;
+            *h = MARK | i;
+        }
+    }
+    pthread_mutex_unlock(&alq_movable_lock);
+    return result < 0 ? real(h, p) : result;
+}
+
 int alq_handle_map(fn_cuMemMap *real, CUdeviceptr p, size_t n, size_t at, CUmemHandle h, unsigned long long flags)
 {
     pthread_mutex_lock(&alq_movable_lock);
@@ -108,7 +143,7 @@ int alq_handle_map(fn_cuMemMap *real, CUdeviceptr p, size_t n, size_t at, CUmemH
         else
             i = alq_list_add(&mappings);
         if (i == ALQ_NONE) {
-            piece->stays = true;
+            alq_piece_stays(piece);
         } else {
             *mapping_at(i) = (struct mapping){ .at = p, .size = n, .offset = at, .piece = (uint32_t)(h & ~MARK_BITS),
                                                .next = piece->mappings };
@@ -159,7 +194,7 @@ int alq_cuMemSetAccess(fn_cuMemSetAccess *real, int ptsz, CUdeviceptr p, size_t 
             if (list[j].location.type == LOCATION_DEVICE && list[j].location.id == piece->device)
                 mapping->access = list[j].flags;
             else if (list[j].flags)
-                piece->stays = true;
+                alq_piece_stays(piece);
         }
     }
     pthread_mutex_unlock(&alq_movable_lock);

@@ -113,11 +113,38 @@ uint32_t alq_piece_new(CUdeviceptr at, uint64_t size, int card, CUdevice device)
     return i;
 }
 
+void alq_piece_stays(struct alq_movable_piece *piece)
+{
+    if (piece->stays)
+        return;
+    piece->stays = true;
+    alq_count_movable(piece->card, -(int64_t)piece->size);
+    alq_count_stays(piece->card, ALQ_STAYS_SHARED, 1);
+}
+
+bool alq_range_stays(CUdeviceptr p, uint64_t n)
+{
+    bool any = false;
+    pthread_mutex_lock(&alq_movable_lock);
+    for (uint32_t i = 0; i < pieces.count; i++) {
+        struct alq_movable_piece *piece = alq_piece(i);
+        if (!piece->size || !(piece->at ? piece->at < p + n && p < piece->at + piece->size : alq_handle_within(piece, p, n)))
+            continue;
+        alq_piece_stays(piece);
+        any = true;
+    }
+    pthread_mutex_unlock(&alq_movable_lock);
+    return any;
+}
+
 void alq_piece_drop(uint32_t i)
 {
     struct alq_movable_piece *piece = alq_piece(i);
     alq_piece_unback(piece);
-    alq_count_movable(piece->card, -(int64_t)piece->size);
+    if (piece->stays)
+        alq_count_stays(piece->card, ALQ_STAYS_SHARED, -1);
+    else
+        alq_count_movable(piece->card, -(int64_t)piece->size);
     piece->size = 0;
     piece->next = free_piece;
     free_piece = i;

@@ -31,8 +31,10 @@ struct alq_movable_piece *alq_piece(uint32_t i);
 bool alq_beside_reserve(int card, uint64_t bytes);
 int alq_piece_back(struct alq_movable_piece *piece);    /* memory at its address; a CUDA error */
 void alq_piece_unback(struct alq_movable_piece *piece);
+void alq_piece_stays(struct alq_movable_piece *piece);  /* from now on */
 uint32_t alq_piece_new(CUdeviceptr at, uint64_t size, int card, CUdevice device);
 void alq_piece_drop(uint32_t i);
+bool alq_handle_within(const struct alq_movable_piece *piece, CUdeviceptr p, uint64_t n);
 CUdeviceptr alq_handle_address(const struct alq_movable_piece *piece);
 int alq_handle_back(struct alq_movable_piece *piece);
 void alq_handle_unback(struct alq_movable_piece *piece);

@@ -118,6 +118,25 @@ void alq_count_movable(int card, int64_t bytes)
         __atomic_fetch_add(&move->movable, (uint64_t)bytes, __ATOMIC_RELAXED);
 }
 
+static uint32_t counts[ALQ_CARDS][3];       /* by the bit of ALQ_STAYS_* */
+static pthread_mutex_t counts_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* One more or less of a kind that cannot leave, for the daemon to say why. */
+void alq_count_stays(int card, uint32_t kind, int by)
+{
+    struct alq_move *move = card >= 0 && card < ALQ_CARDS && kind ? move_of(card) : NULL;
+    if (!move)
+        return;
+    pthread_mutex_lock(&counts_lock);
+    uint32_t *n = &counts[card][__builtin_ctz(kind)];
+    *n = by < 0 && !*n ? 0 : *n + (uint32_t)by;
+    if (*n)
+        __atomic_fetch_or(&move->stays, kind, __ATOMIC_RELAXED);
+    else
+        __atomic_fetch_and(&move->stays, ~kind, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&counts_lock);
+}
+
 /* ---- room ---- */
 
 #define ROOM_NS 10000000L
@@ -335,7 +354,10 @@ void alq_parking_forget(void)
 {
     alq_parks = 0;
     alq_captures = 0;
+    counts_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     for (int i = 0; i < ALQ_CARDS; i++) {
+        for (int j = 0; j < 3; j++)
+            counts[i][j] = 0;
         begun[i] = 0;
         inside[i] = 0;
         lost[i] = 0;

@@ -71,7 +71,8 @@ int alq_cuMemRetainAllocationHandle(fn_cuMemRetainAllocationHandle *real, int pt
 {
     (void)ptsz;
     struct alq_entry unused;
-    int result = real(h, p);
+    int entered = alq_enter(), result = alq_handle_retain(real, h, p);
+    alq_leave(entered);
     if (result == CUDA_SUCCESS && h)
         step(*h, 1, 0, &unused);
     return result;
@@ -122,7 +123,8 @@ int alq_cuMemExportToShareableHandle(fn_cuMemExportToShareableHandle *real, int 
                                      unsigned long long flags)
 {
     (void)ptsz;
-    int result = real(out, alq_handle_real(h, true), type, flags);
+    int entered = alq_enter(), result = real(out, alq_handle_real(h, true), type, flags);
+    alq_leave(entered);
     if (result == CUDA_SUCCESS && type == HANDLE_FD && out)
         exported(ALQ_PIECE, h, *(int *)out);
     return result;
@@ -136,7 +138,10 @@ int alq_cuMemGetHandleForAddressRange(fn_cuMemGetHandleForAddressRange *real, in
     struct alq_entry mapping;
     CUdeviceptr base = p;
     size_t size;
-    int result = real(out, p, n, type, flags);
+    int entered = alq_enter(), result = real(out, p, n, type, flags);
+    if (result == CUDA_SUCCESS)
+        alq_range_stays(p, n);
+    alq_leave(entered);
     if (result != CUDA_SUCCESS || type != HANDLE_FD || !out || ALQ_REAL(cuMemGetAddressRange_v2)(&base, &size, p))
         return result;
     if (alq_find(ALQ_MAPPING, base, &mapping))

@@ -113,9 +113,15 @@ int alq_cuMemAllocPitch_v2(fn_cuMemAllocPitch_v2 *real, int ptsz, CUdeviceptr *p
                            unsigned element)
 {
     (void)ptsz;
-    int card;
-    uint64_t bytes;
-    int result = reserve_here(padded(width, height), &card, &bytes);
+    int card = alq_card_of_context(NULL);
+    uint64_t bytes = padded(width, height);
+    bool valid = p && pitch && width && height && (element == 4 || element == 8 || element == 16);
+    if (card >= 0 && alq_page()->card[card].parkable && valid) {       /* the pitch is ours to choose then */
+        int made = alq_cuMemAlloc_v2(ALQ_REAL(cuMemAlloc_v2), 0, p, bytes);
+        *pitch = made ? *pitch : bytes / height;
+        return made;
+    }
+    int result = reserve_here(bytes, &card, &bytes);
     if (result)
         return result;
     result = real(p, pitch, width, height, element);
@@ -140,6 +146,15 @@ int alq_cuMemAllocPitch(fn_cuMemAllocPitch *real, int ptsz, uint32_t *p, unsigne
     return keep(result, ALQ_MEMORY, &key, card, bytes);
 }
 
+/* It is out of the book. */
+void alq_free_movable(const struct alq_entry *entry)
+{
+    int entered = alq_enter();
+    alq_movable_free(entry);
+    alq_leave(entered);
+    alq_charge(entry->card, -(int64_t)alq_rounded(entry->size));
+}
+
 int alq_cuMemFree_v2(fn_cuMemFree_v2 *real, int ptsz, CUdeviceptr p)
 {
     (void)ptsz;
@@ -148,10 +163,8 @@ int alq_cuMemFree_v2(fn_cuMemFree_v2 *real, int ptsz, CUdeviceptr p)
     if (known)
         return give_back(real(p), &entry, known);
     if (alq_take(ALQ_MOVABLE, p, &entry)) {
-        int entered = alq_enter();
-        alq_movable_free(&entry);
-        alq_leave(entered);
-        return give_back(CUDA_SUCCESS, &(struct alq_entry){ .card = entry.card, .size = alq_rounded(entry.size) }, true);
+        alq_free_movable(&entry);
+        return CUDA_SUCCESS;
     }
     bool pooled = alq_take(ALQ_POOLED, p, &entry);      /* a pool's pointer may be freed this way as well */
     int result = real(p);

@@ -295,6 +295,10 @@ int alq_cuMemFreeAsync(fn_cuMemFreeAsync *real, int ptsz, CUdeviceptr p, CUstrea
             alq_graph_settle(entry.card);
         return result;
     }
+    if (!alq_capturing(stream, ptsz) && alq_take(ALQ_MOVABLE, p, &entry)) {
+        alq_free_movable(&entry);       /* memory of cuMemAlloc may be freed this way as well */
+        return CUDA_SUCCESS;
+    }
     bool plain = alq_take(ALQ_MEMORY, p, &entry) || alq_take(ALQ_OPENED, p, &entry);
     bool pooled = !plain && alq_take(ALQ_POOLED, p, &entry);
     int result = real(p, stream);

@@ -36,7 +36,14 @@ int alq_cuIpcGetMemHandle(fn_cuIpcGetMemHandle *real, int ptsz, CUipcMemHandle *
     (void)ptsz;
     CUdeviceptr base = p;
     size_t size;
+    struct alq_entry movable;
     int result = real(h, p);
+    if (result != CUDA_SUCCESS && alq_find(ALQ_MOVABLE, p, &movable)) {
+        static int said;
+        if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+            alq_say("cuIpcGetMemHandle: this program's GPU memory may be parked, and such memory cannot be shared with other processes "
+                    "by CUDA's IPC. Start it with another class than offline and without --park, or share it as files (cuMemCreate).");
+    }
     if (result == CUDA_SUCCESS && h) {
         if (ALQ_REAL(cuMemGetAddressRange_v2)(&base, &size, p))
             base = p;

@@ -222,8 +222,12 @@ static inline void alq_handed_over(struct alq_use *use)
 }
 
 /* ---- movable.c, parking.c ---- */
+void alq_count_stays(int card, uint32_t kind, int by);  /* memory of a kind that cannot leave (ALQ_STAYS_*): one more, or less */
+bool alq_range_stays(CUdeviceptr p, uint64_t n);        /* others are told of it: it does not leave. False: none of it could */
+int alq_handle_retain(fn_cuMemRetainAllocationHandle *real, CUmemHandle *h, void *p);
 int alq_movable_alloc(CUdeviceptr *p, uint64_t bytes, int card, CUdevice device);
 void alq_movable_free(const struct alq_entry *entry);
+void alq_free_movable(const struct alq_entry *entry);   /* the same, and it is no longer charged */
 int alq_handle_create(fn_cuMemCreate *real, CUmemHandle *h, size_t n, const CUmemAllocationProp *prop,
                       unsigned long long flags, int card);
 int alq_handle_release(fn_cuMemRelease *real, CUmemHandle h);

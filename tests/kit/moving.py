@@ -1,4 +1,5 @@
-"""A program whose GPU memory moves: `python -m kit.moving PIECES MIB UNTIL`.
+"""A program whose GPU memory moves: `python -m kit.moving PIECES MIB UNTIL`. With `MIB` below 0 the memory is
+stream-ordered, and does not move.
 
 It works on all of its memory, checks it in between, and says in one line of JSON what it saw."""
 
@@ -15,8 +16,10 @@ from simgpu.driver import CudaError, Session
 
 def main(pieces: int, mib: int, until: Path) -> dict[str, object]:
     session = Session()
-    size = mib << 20
-    memory = [session.allocate(size) for _ in range(pieces)]
+    size = abs(mib) << 20
+    memory = [
+        session.allocate(size) if mib > 0 else session.cuda.get("cuMemAllocAsync", size, None) for _ in range(pieces)
+    ]
     steps, wrong, longest, last = 0, 0, 0.0, time.monotonic()
     hold, held = until.with_suffix(".hold"), False  # while that file is there, it does nothing
 

@@ -30,7 +30,7 @@ def test_on_a_page_of_another_version_memory_is_refused_and_nothing_is_written(t
 
 def test_what_a_later_agent_of_the_same_version_writes_between_the_fields_is_passed_over(tenant: Tenant) -> None:
     _write(tenant, 16, b"\xff" * 48)  # after the head
-    _write(tenant, 64 + 64, b"\xff" * 64)  # after the fields of the first card
+    _write(tenant, 64 + 80, b"\xff" * 48)  # after the fields of the first card
     assert tenant.run(TAKE)["result"] == 0
 
 

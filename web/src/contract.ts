@@ -282,7 +282,7 @@ export type State = "idle" | "running" | "paused" | "waiting";
 
 export type Where = "resident" | "leaving" | "parked" | "returning";
 
-export type ParkReason = "idle" | "room" | "turn" | "asked" | "shared-memory" | "unmovable" | "pool-full" | "no-pool" | "failed" | "no-room" | "lost";
+export type ParkReason = "idle" | "room" | "turn" | "asked" | "shared-memory" | "stream-ordered" | "unmovable" | "pool-full" | "no-pool" | "failed" | "no-room" | "lost";
 
 /** The last buckets of a node's cards, by UUID. */
 export interface Timeline {

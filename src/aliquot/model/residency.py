@@ -25,7 +25,8 @@ class ParkReason(StrEnum):
     ASKED = "asked"  # `aliquot park`
     # cannot leave
     SHARED_MEMORY = "shared-memory"  # memory that it shares with other processes (IPC)
-    UNMOVABLE = "unmovable"  # memory of a kind that cannot be moved
+    STREAM_ORDERED = "stream-ordered"  # memory of CUDA's own pools (cudaMallocAsync)
+    UNMOVABLE = "unmovable"  # memory of another kind that cannot be moved: arrays, managed memory, memory of graphs
     POOL_FULL = "pool-full"  # the host's pool has no room for it
     NO_POOL = "no-pool"  # the host has no pool
     FAILED = "failed"  # the last try failed; it is tried again later

@@ -10,6 +10,7 @@ _WORDS = {
     ParkReason.TURN: "others have their turn on the card",
     ParkReason.ASKED: "by `aliquot park`",
     ParkReason.SHARED_MEMORY: "it shares memory with other processes (IPC)",
+    ParkReason.STREAM_ORDERED: "its memory is stream-ordered (cudaMallocAsync)",
     ParkReason.UNMOVABLE: "it has memory of a kind that cannot be moved",
     ParkReason.POOL_FULL: "the host pool is full",
     ParkReason.NO_POOL: "there is no host pool",

@@ -85,6 +85,7 @@ export const en = {
     turn: "others have their turn on the card",
     asked: "by aliquot park",
     "shared-memory": "cannot be parked: it shares memory with other processes (IPC)",
+    "stream-ordered": "cannot be parked: its memory is stream-ordered (cudaMallocAsync)",
     unmovable: "cannot be parked: it has memory of a kind that cannot be moved",
     "pool-full": "cannot be parked: the host pool is full",
     "no-pool": "cannot be parked: there is no host pool",

@@ -84,6 +84,7 @@ export const zh: Text = {
     turn: "轮到其他任务使用卡",
     asked: "由 aliquot park 换出",
     "shared-memory": "无法换出：与其他进程共享显存（IPC）",
+    "stream-ordered": "无法换出：使用流序显存（cudaMallocAsync）",
     unmovable: "无法换出：有不能搬移的显存",
     "pool-full": "无法换出：主机内存池已满",
     "no-pool": "无法换出：没有主机内存池",

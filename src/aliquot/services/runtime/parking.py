@@ -26,7 +26,9 @@ from aliquot.model.tenant import SharingRules, Tenant
 from aliquot.services.mover import control
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cardloop import CardLoop
+from aliquot.services.runtime.moves import FAILURES, OBSTACLES, stays_of, wants_of, where_of
 from aliquot.services.runtime.registration import Tenancy, context_name
+from aliquot.wording.parking import reason_words
 
 ROOM_WAIT = 30.0  # seconds that an allocation waits for room that others have
 _BUSY = 0.01  # seconds between rounds while something moves or waits
@@ -36,21 +38,6 @@ _MARGIN = 256 << 20  # bytes of a card that the driver may need itself
 _SETTLED = 60.0  # seconds after our start in which tenants may still be added that were there before
 _LIVING = 1.0  # seconds between two messages to the mover
 _AGAIN = {Why.BUSY: 1.0, Why.CAPTURE: 1.0, Why.POOL: 2.0, Why.ROOM: 0.5, Why.ERROR: 10.0, Why.MOVER: 1.0}
-
-_FAILURES = {
-    Why.BUSY: ParkReason.FAILED,
-    Why.CAPTURE: ParkReason.FAILED,
-    Why.POOL: ParkReason.POOL_FULL,
-    Why.ROOM: ParkReason.NO_ROOM,
-    Why.ERROR: ParkReason.FAILED,
-    Why.MOVER: ParkReason.NO_POOL,
-}
-_OBSTACLES = {
-    Obstacle.TURN: ParkReason.TURN,
-    Obstacle.NOT_PARKABLE: ParkReason.NO_ROOM,
-    Obstacle.POOL: ParkReason.POOL_FULL,
-    Obstacle.TOO_LARGE: ParkReason.NO_ROOM,
-}
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +82,7 @@ class Parking:
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._asked: dict[str, bool] = {}  # by hand: tenant to leave (True) or return
         self._residency: dict[tuple[str, str], Residency] = {}
+        self._never: dict[tuple[str, str], ParkReason] = {}  # nothing of it can leave
         self._reserves: dict[str, int] = {}
         self._told = float("-inf")
         self._began = clock()
@@ -152,6 +140,9 @@ class Parking:
                 "none of its memory can leave the card: it was started without --park and is not offline work on an "
                 "oversubscribed card, or it has allocated nothing yet"
             )
+        never = [self._never.get((tenant, uuid)) for name, uuid in list(self._residency) if name == tenant]
+        if leave and never and all(never):
+            return "; ".join(sorted({reason_words(reason) for reason in never if reason is not None}))
         with self._lock:
             self._asked[tenant] = leave
         self.wake()
@@ -233,10 +224,11 @@ class Parking:
             uses = [tenancy.page.use(slot, at) for slot in slots]
             occupant = self._occupant(tenancy.tenant, uuid, seen, moves, uses, now)
             found[tenancy.tenant.id] = occupant
-            self._show(key, occupant, seen, moves)
+            self._show(tenancy.tenant, uuid, occupant, seen, moves)
         for key in [key for key in self._seen if key[1] == uuid and key not in there]:
             del self._seen[key]
             self._residency.pop(key, None)
+            self._never.pop(key, None)
         return found
 
     def _occupant(
@@ -247,7 +239,7 @@ class Parking:
         movable = min(most, sum(move.movable for move in moves))
         parked = min(movable, sum(move.parked for move in moves))
         memory = min(most, sum(use.memory for use in uses))
-        where = _where(moves)
+        where = where_of(moves)
         if where is not seen.where:
             seen.where, seen.since, seen.moved = where, now, now
             seen.active = now  # while it was away, it could not work
@@ -258,7 +250,7 @@ class Parking:
         if work != seen.work or any(use.busy_since_ns or use.waiting for use in uses):
             seen.work, seen.active = work, now
         seen.moves = max(move.moves for move in moves)
-        wants = _wants(moves, most)
+        wants = wants_of(moves, most)
         if self._asked.get(tenant.id) is False and where is Where.PARKED:
             wants = wants or 0
         seen.wants_since = None if wants is None else now if seen.wants_since is None else seen.wants_since
@@ -287,12 +279,19 @@ class Parking:
         if why is not seen.why:
             seen.why, seen.retry_at = why, now + _AGAIN.get(why, 1.0)
 
-    def _show(self, key: tuple[str, str], occupant: Occupant, seen: _Seen, moves: list[Move]) -> None:
-        if not occupant.movable and not any(move.moves for move in moves):
+    def _show(self, tenant: Tenant, uuid: str, occupant: Occupant, seen: _Seen, moves: list[Move]) -> None:
+        key = tenant.id, uuid
+        stays = stays_of(moves) if self._may_leave(tenant) else None
+        if not occupant.movable and stays is None and not any(move.moves for move in moves):
             self._residency.pop(key, None)
             return
+        if stays is not None and not occupant.movable:
+            self._never[key] = stays
+        else:
+            self._never.pop(key, None)
         out, back = max(move.out_ns for move in moves) / 1e9, max(move.in_ns for move in moves) / 1e9
         lost = any(move.state == State.LOST for move in moves)
+        most_stays = occupant.where is Where.RESIDENT and stays is not None and occupant.fixed > occupant.movable
         self._residency[key] = Residency(
             where=occupant.where,
             resident=occupant.on_card,
@@ -301,7 +300,7 @@ class Parking:
             moved=seen.moved_bytes,
             last_out=out or None,
             last_in=back or None,
-            why=ParkReason.LOST if lost else _FAILURES.get(seen.why) or seen.reason,
+            why=ParkReason.LOST if lost else FAILURES.get(seen.why) or (stays if most_stays else seen.reason),
         )
 
     # --- deciding -----------------------------------------------------------------------------------------------
@@ -396,21 +395,4 @@ class Parking:
         for tenant, obstacle in waiting.items():
             seen = self._seen.get((tenant, uuid))
             if seen is not None and seen.where is Where.PARKED:
-                seen.reason = _OBSTACLES[obstacle]
-
-
-def _where(moves: list[Move]) -> Where:
-    states = {move.state for move in moves}
-    if State.LEAVING in states:
-        return Where.LEAVING
-    if State.RETURNING in states:
-        return Where.RETURNING
-    return Where.PARKED if State.PARKED in states else Where.RESIDENT
-
-
-def _wants(moves: list[Move], most: int) -> int | None:
-    """Bytes of allocations that wait; 0: a call waits for its memory; None: neither."""
-    room = sum(move.room for move in moves)
-    if room:
-        return min(most, room)
-    return 0 if any(move.wanted and move.state == State.PARKED for move in moves) else None
+                seen.reason = OBSTACLES[obstacle]

@@ -1,0 +1,166 @@
+"""Memory of a tenant that may be parked: pieces behind addresses, what cannot leave, and the reserve of the card."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from aliquot.adapters.gpu.page import Stays
+from shim.harness import GIB, MIB, Tenant
+
+HELPERS = """
+def taken(): return cuda.fake_taken(0)
+def map_(h, n, at=0x100000000):
+    assert cuda.cuMemMap(c_uint64(at), c_size_t(n), c_size_t(0), c_uint64(h), c_ulonglong(0)) == 0
+def release(h): return cuda.cuMemRelease(c_uint64(h))
+def export(h): return cuda.cuMemExportToShareableHandle(byref(c_int()), c_uint64(h), 1, c_ulonglong(0))
+def array():
+    made, about = c_void_p(), Array3D(1024, 1024, 1, 1, 1, 0)
+    assert cuda.cuArray3DCreate_v2(byref(made), byref(about)) == 0
+    return made
+def step():
+    say(step=1)
+    heard()
+context()
+"""
+
+
+def with_helpers(code: str) -> str:
+    return HELPERS + textwrap.dedent(code)
+
+
+@pytest.fixture
+def parkable(tenant: Tenant) -> Tenant:
+    """A tenant whose memory may leave, and which has a slot already."""
+    tenant.grant(4 * GIB)
+    tenant.page.set_parkable(0, True)
+    return tenant
+
+
+def test_memory_is_pieces_and_all_of_it_comes_back(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        small = [alloc(n)[1] for n in (1, 512, 513, 4096, MIB)]
+        large = [alloc(n)[1] for n in (MIB + 1, 600 * MIB)]
+        plain = cuda.fake_calls(b"cuMemAlloc_v2")
+        during = taken()
+        results = [free(p) for p in small + large]
+        apart = len({p // 512 for p in small})
+        say(plain=plain, during=during, results=results, after=taken(), left=used(), apart=apart)
+        """)
+    )
+    assert seen["plain"] == 0
+    assert seen["during"] == (2 + 2 + 600) * MIB  # small ones share one unit
+    assert (seen["results"], seen["after"], seen["left"], seen["apart"]) == ([0] * 7, 0, 0, 5)
+    assert parkable.page.move(0, 0).movable == 0
+
+
+def test_allocation_of_a_pitch_can_leave_too(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        p, pitch = c_uint64(), c_size_t()
+        made = cuda.cuMemAllocPitch_v2(byref(p), byref(pitch), c_size_t(1000), c_size_t(4096), 4)
+        bad = cuda.cuMemAllocPitch_v2(byref(c_uint64()), byref(c_size_t()), c_size_t(1000), c_size_t(0), 4)
+        say(made=made, pitch=pitch.value, bad=bad, taken=taken(), freed=free(p.value), after=taken())
+        """)
+    )
+    assert seen == {"made": 0, "pitch": 1024, "bad": 1, "taken": 4 * MIB, "freed": 0, "after": 0}
+
+
+def test_end_of_a_context_frees_its_memory(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        c = context(); alloc(100 * MIB); alloc(10); before = taken(), used()
+        assert cuda.cuCtxDestroy_v2(c) == 0
+        context(); say(before=before, after=[taken(), used()])
+        """)
+    )
+    assert seen == {"before": [102 * MIB, 100 * MIB + 512], "after": [0, 0]}
+
+
+def test_memory_may_be_freed_on_a_stream(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("_, p = alloc(64 * MIB); say(freed=free_async(p, stream()), after=[taken(), used()])")
+    )
+    assert seen == {"freed": 0, "after": [0, 0]}
+
+
+def test_reserve_of_the_card_is_left_alone(parkable: Tenant) -> None:
+    """The card of straw has 64 GiB."""
+    parkable.page.set_reserve(0, 63 * GIB)
+    seen = parkable.run(
+        with_helpers("""
+        big = [alloc(2 * GIB)[0], piece(2 * GIB)[0]]
+        fits, then = [alloc(600 * MIB)[0], piece(400 * MIB)[0]], alloc(600 * MIB)[0]
+        say(big=big, fits=fits, next=then, taken=taken(), used=used())
+        """)
+    )
+    assert (seen["big"], seen["fits"], seen["next"]) == ([2, 2], [0, 0], 2)
+    assert seen["taken"] == seen["used"] == 1000 * MIB
+
+
+def test_reserve_is_nothing_to_tenants_that_stay(tenant: Tenant) -> None:
+    tenant.page.set_reserve(0, 63 * GIB)
+    assert tenant.run("context(); say(result=alloc(3 * GIB)[0])") == {"result": 0}
+
+
+def test_page_says_what_cannot_leave(parkable: Tenant) -> None:
+    program = parkable.start(
+        with_helpers("""
+        _, p = alloc(10 * MIB); step()
+        _, a = alloc_async(MIB); step()
+        b = array(); step()
+        assert free_async(a) == 0; step()
+        assert cuda.cuArrayDestroy(b) == 0; step()
+        _, h = piece(2 * MIB); map_(h, 2 * MIB); step()
+        assert export(h) == 0; step()
+        assert cuda.cuMemUnmap(c_uint64(0x100000000), c_size_t(2 * MIB)) == 0 and release(h) == 0; step()
+        """)
+    )
+    seen = []
+    for _ in range(8):
+        program.answer()
+        move = parkable.page.move(0, 0)
+        seen.append((move.movable // MIB, Stays(move.stays)))
+        program.proceed()
+    assert program.end() == 0
+    nothing = Stays(0)
+    assert seen == [
+        (10, nothing), (10, Stays.POOLED), (10, Stays.POOLED | Stays.OTHER), (10, Stays.OTHER), (10, nothing),
+        (12, nothing), (10, Stays.SHARED), (10, Stays.SHARED),
+    ]  # fmt: skip
+
+
+def test_retained_handle_is_the_number_that_the_program_knows(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        _, h = piece(2 * MIB); map_(h, 2 * MIB)
+        again, p = c_uint64(), alloc(2 * MIB)[1]
+        results = [cuda.cuMemRetainAllocationHandle(byref(again), c_void_p(0x100000000))]
+        same = again.value == h
+        results += [cuda.cuMemRetainAllocationHandle(byref(c_uint64()), c_void_p(p))]
+        results += [release(h), release(h), release(h)]
+        mapped = taken()
+        assert cuda.cuMemUnmap(c_uint64(0x100000000), c_size_t(2 * MIB)) == 0
+        say(results=results, same=same, mapped=mapped, after=taken())
+        """)
+    )
+    assert seen["same"]
+    assert seen["results"][:4] == [0, 1, 0, 0]
+    assert seen["results"][4] != 0
+    assert (seen["mapped"], seen["after"]) == (4 * MIB, 2 * MIB)
+
+
+def test_memory_that_cannot_be_shared_by_ipc_is_explained(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        import os
+        r, w = os.pipe(); os.dup2(w, 2)
+        _, p = alloc(2 * MIB)
+        results = [cuda.cuIpcGetMemHandle(byref((c_char * 64)()), c_uint64(p)) for _ in range(2)]
+        say(results=results, text=os.read(r, 4096).decode())
+        """)
+    )
+    assert seen["results"] == [1, 1]
+    assert seen["text"].count("may be parked, and such memory cannot be shared") == 1
