@@ -24,5 +24,6 @@ TARGETS: list[tuple[str, list[str], list[str]]] = [
         [*_LIBRARY, "-Wl,-soname,libnvidia-ml.so.1", "-pthread"],
     ),
     ("simgpu/libsimrm.so", ["simgpu/simrm.c", *_WIRE], [*_LIBRARY, "-Wl,-soname,libsimrm.so", "-ldl"]),
+    ("simgpu/nvidia-cuda-mps-control", ["simgpu/mps/control.c", *_WIRE], []),
     ("simgpu/player", [*_all("player"), "simgpu/wire.c"], []),
 ]

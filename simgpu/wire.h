@@ -43,6 +43,7 @@ enum sim_kind {
     SIM_EVENTS,      /* struct sim_since, since an event   -> struct sim_event[] after that one, as far as they are kept */
     SIM_OPEN,        /*                                    -> errno; a new RM file as SCM_RIGHTS */
     SIM_MIG_MODE,    /* struct sim_since, card             -> uint32_t, 1 while the card is in MIG mode */
+    SIM_FOLLOW,      /* struct sim_follow                  -> errno; MPS: the group works in the time of another, its server's */
 };
 
 struct sim_head {
@@ -57,6 +58,7 @@ struct sim_answer {
 };
 struct sim_ioctl  { struct sim_head head; uint32_t nr, size, params, pad; };
 struct sim_attach { struct sim_head head; uint32_t client, group; };
+struct sim_follow { struct sim_head head; uint32_t client, group, server_client, server_group; };
 struct sim_bytes  { struct sim_head head; uint32_t card, pad; uint64_t bytes; };
 struct sim_since  { struct sim_head head; uint32_t card, pad; uint64_t since_us; /* CLOCK_REALTIME */ };
 struct sim_card   { char uuid[48], name[80]; uint64_t memory; };

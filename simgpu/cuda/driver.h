@@ -104,6 +104,7 @@ struct driver {
     pid_t pid;                 /* a forked child has no driver */
     int rm;                    /* the RM file */
     uint32_t client;
+    bool mps;                  /* contexts are those of an MPS server */
     int count;
     struct device device[DEVICES];
     CUcontext contexts;
@@ -127,6 +128,8 @@ bool handle_drop(const void *object, enum handle kind); /* false: it was none */
 
 /* ---- rm.c: the objects that the shim watches being made ---- */
 CUresult rm_open(void);
+bool mps_is_there(void);                              /* mps.c: CUDA_MPS_PIPE_DIRECTORY has a control that answers */
+CUresult mps_join(CUcontext context);                 /* its group works in the time of the server's */
 CUresult rm_make_device(struct device *device);
 CUresult rm_make_groups(CUcontext context);
 CUresult rm_add_channel(CUcontext context);

@@ -14,9 +14,11 @@
 
 struct device_params { uint32_t card, share, target_client, target_device, flags, pad; uint64_t rest[4]; };
 
-/* The ioctl of this file, also where libsimrm.so is not loaded (nobody watches then). */
+/* The ioctl of this file, also where libsimrm.so is not loaded (nobody watches then). A client of MPS makes none that
+ * could be watched: on a real card the channel groups are the server's. */
 static int rm_ioctl(unsigned long request, void *argument)
 {
+    if (driver.mps) return sim_rm_ioctl(driver.rm, request, argument);
     int result = ioctl(driver.rm, request, argument);
     return result < 0 && errno == ENOTTY ? sim_rm_ioctl(driver.rm, request, argument) : result;
 }
@@ -41,6 +43,7 @@ static void drop(uint32_t handle)
 CUresult rm_open(void)
 {
     struct rm_alloc root = { .class_ = RM_CLASS_ROOT };
+    driver.mps = mps_is_there();
     driver.rm = sim_open();
     if (driver.rm < 0 || rm_ioctl(RM_IOC_ALLOC, &root) != 0 || root.status != RM_OK) return CUDA_ERROR_NO_DEVICE;
     driver.client = root.object;
@@ -88,6 +91,7 @@ CUresult rm_make_groups(CUcontext context)
     struct rm_group_params compute = { .engine = RM_ENGINE_GR_FIRST }, copy = { .engine = ENGINE_COPY0 };
     uint32_t device = context->device->rm_device, channel;
     CUresult result = make(device, RM_CLASS_GROUP, &compute, sizeof compute, &context->group);
+    if (result == CUDA_SUCCESS && driver.mps) result = mps_join(context);
     if (result == CUDA_SUCCESS) result = attach(context);
     while (result == CUDA_SUCCESS && context->channels < CHANNELS_MIN) result = rm_add_channel(context);
     if (result == CUDA_SUCCESS) result = make(device, RM_CLASS_GROUP, &copy, sizeof copy, &context->copy_group);

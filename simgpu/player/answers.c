@@ -193,7 +193,7 @@ void answer_request(const struct link *link, struct connection *connection, cons
                     struct answer *answer)
 {
     union { struct sim_head head; struct sim_attach attach; struct sim_bytes bytes; struct sim_since since;
-            struct sim_fault fault; } request;
+            struct sim_fault fault; struct sim_follow follow; } request;
     int error = EINVAL;
     memset(&request, 0, sizeof request);
     memcpy(&request, message, size < sizeof request ? size : sizeof request);
@@ -204,6 +204,9 @@ void answer_request(const struct link *link, struct connection *connection, cons
     case SIM_CARDS: error = answer_cards(answer); break;
     case SIM_ATTACH:
         if (size == sizeof request.attach && connection) error = answer_attach(connection, &request.attach, answer);
+        break;
+    case SIM_FOLLOW:
+        if (size == sizeof request.follow && connection) error = mps_follow(connection, &request.follow);
         break;
     case SIM_RESERVE:
     case SIM_RELEASE:

@@ -7,9 +7,22 @@
  */
 #include "player.h"
 
+bool group_has_work(struct group *group)
+{
+    return group->lane && !group->lane->dead && group->lane->held && !mps_stopped(group) &&
+           lane_pick(group->lane, group->card->now) >= 0;
+}
+
+/* Whether it has something to run in its own turn. */
+static bool wants_turn(struct group *group)
+{
+    struct group *runner[TOGETHER_MAX];
+    return !group->server && mps_runners(group, runner);
+}
+
 bool group_runnable(struct group *group)
 {
-    return group->lane && !group->lane->dead && group->lane->held && lane_pick(group->lane, group->card->now) >= 0;
+    return group->server ? group_has_work(group) : wants_turn(group);
 }
 
 /* The next in turn after the current one that has something to run, or NULL. */
@@ -18,7 +31,7 @@ static struct group *contender(struct card *card)
     struct group *start = card->current ? card->current : card->runlist;
     if (!start) return NULL;
     for (struct group *g = start->next;; g = g->next) {
-        if (g != card->current && group_runnable(g)) return g;
+        if (g != card->current && wants_turn(g)) return g;
         if (g == start) return NULL;
     }
 }
@@ -41,7 +54,7 @@ static void switch_to(struct card *card, struct group *group)
 static void choose(struct card *card)
 {
     if (card->active && card->now < card->switch_end) return; /* a switch runs to its end */
-    bool wants = card->current && group_runnable(card->current);
+    bool wants = card->current && wants_turn(card->current);
     if (wants && card->active && card->now < slice_end(card)) return;
     struct group *other = contender(card);
     if (wants && !card->active) { /* woken up on a card that still has its state: a new slice, no switch */
@@ -51,24 +64,28 @@ static void choose(struct card *card)
     else card->active = wants;
 }
 
-/* Until when the current group runs what it runs now, if nothing arrives. */
-static uint64_t run_until(struct card *card, const struct work *work, const struct object *channel)
-{
-    uint64_t until = card->now + work->left;
-    if (channel->stop_at < until) until = channel->stop_at;
-    if (slice_end(card) < until && contender(card))
-        until = slice_end(card) > card->now ? slice_end(card) : card->now;
-    return until;
-}
+/* What runs now: of the current group, or of each of its clients. */
+struct runner { struct group *group; struct work *work; int stream; };
 
-/* The entry that the current group runs now, with its channel in `channel`. */
-static struct work *running(struct card *card, int *stream, struct object **channel)
+/* Returns how many run, and until when, if nothing arrives. */
+static unsigned running(struct card *card, struct runner *runner, uint64_t *until)
 {
-    struct lane *lane = card->current->lane;
-    *stream = lane_pick(lane, card->now);
-    if (*stream < 0) return NULL;
-    *channel = lane->queue[*stream].channel;
-    return &lane->work[lane->queue[*stream].first];
+    struct group *group[TOGETHER_MAX];
+    unsigned count = mps_runners(card->current, group);
+    *until = NEVER;
+    for (unsigned i = 0; i < count; i++) {
+        struct lane *lane = group[i]->lane;
+        int stream = lane_pick(lane, card->now);
+        struct work *work = &lane->work[lane->queue[stream].first];
+        uint64_t end = card->now + work->left, stop = mps_stop_at(group[i]);
+        if (lane->queue[stream].channel->stop_at < end) end = lane->queue[stream].channel->stop_at;
+        if (stop < end) end = stop;
+        if (end < *until) *until = end;
+        runner[i] = (struct runner){ group[i], work, stream };
+    }
+    if (count && slice_end(card) < *until && contender(card))
+        *until = slice_end(card) > card->now ? slice_end(card) : card->now;
+    return count;
 }
 
 /* One event: up to `limit`, or earlier when something happens before. */
@@ -92,19 +109,22 @@ static void step(struct card *card, uint64_t limit)
         card->now = until;
         return;
     }
-    int stream;
-    struct object *channel;
-    struct work *work = running(card, &stream, &channel);
-    if (!work) return; /* its switch is over, and it was paused meanwhile: choose again */
-    uint64_t until = run_until(card, work, channel);
+    struct runner runner[TOGETHER_MAX];
+    uint64_t until;
+    unsigned count = running(card, runner, &until);
+    if (!count) return; /* its switch is over, and it was paused meanwhile: choose again */
     if (until > limit) until = limit;
-    if (!work->started) work->started = card->now;
-    card->current->lane->running = stream;
-    work->left -= until - card->now;
     usage_add(&card->usage, card->now, until);
-    usage_charge(card->current, card->now, until);
+    for (unsigned i = 0; i < count; i++) {
+        struct work *work = runner[i].work;
+        if (!work->started) work->started = card->now;
+        runner[i].group->lane->running = runner[i].stream;
+        work->left -= until - card->now;
+        usage_charge(runner[i].group, card->now, until);
+    }
     card->now = until;
-    if (!work->left) lane_finish(card->current->lane, stream, until);
+    for (unsigned i = 0; i < count; i++)
+        if (!runner[i].work->left) lane_finish(runner[i].group->lane, runner[i].stream, until);
 }
 
 void card_advance(struct card *card, uint64_t to)
@@ -120,7 +140,7 @@ static uint64_t idle_until(struct card *card)
     if (g) do {
         uint64_t arrival = lane_admit(g, card->now);
         if (arrival < next) next = arrival;
-        if (group_runnable(g)) return card->now;
+        if (wants_turn(g)) return card->now;
     } while ((g = g->next) != card->runlist);
     return next;
 }
@@ -129,20 +149,32 @@ uint64_t card_next(struct card *card)
 {
     if (!card->active) return idle_until(card);
     if (card->now < card->switch_end) return card->switch_end;
-    int stream;
-    struct object *channel;
-    struct work *work = running(card, &stream, &channel);
-    return work ? run_until(card, work, channel) : card->now;
+    struct runner runner[TOGETHER_MAX];
+    uint64_t until;
+    return running(card, runner, &until) ? until : card->now;
+}
+
+/* How long all that the current group holds would run. */
+static uint64_t current_left(struct card *card)
+{
+    struct group *group[TOGETHER_MAX];
+    unsigned count = mps_runners(card->current, group);
+    uint64_t most = 0;
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t left = lane_left(group[i]->lane);
+        if (left > most) most = left;
+    }
+    return most;
 }
 
 /* The earliest time at which this group can be running: it, or the end of the slice or of the work of another. */
 uint64_t group_earliest(const struct group *group)
 {
-    const struct card *card = group->card;
+    struct card *card = group->card;
     if (!card->active || !card->current) return card->now;
     if (card->now < card->switch_end) return card->switch_end;
-    if (card->current == group) return card->now;
-    uint64_t idle = card->now + lane_left(card->current->lane);
+    if (card->current == group || card->current == group->server) return card->now;
+    uint64_t idle = card->now + current_left(card);
     uint64_t turn = slice_end(card) > card->now ? slice_end(card) : card->now;
     return (idle < turn ? idle : turn) + player->set.switch_ns;
 }

@@ -139,9 +139,11 @@ static void dispose(struct connection *connection, struct object *o)
 {
     connection->count--;
     __atomic_store_n(&o->handle, 0, __ATOMIC_RELEASE);
+    if (o->group) mps_part(o->group);
     if (o->class_ == RM_CLASS_GROUP) {
         for (struct object *c = connection->objects; c; c = c->next)
             if (c->group == o->group) c->group = NULL;
+        mps_leave(o->group);
         group_leave(o->group);
         if (o->group->lane) {
             connection->contexts[o->card->index]--;

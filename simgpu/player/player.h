@@ -43,6 +43,9 @@ struct group {
     struct lane *lane;       /* NULL: never given any work */
     uint64_t lane_number;    /* its files; 0: none */
     uint64_t slice, busy;    /* ns */
+    struct group *server;    /* MPS: runs in that one's time, beside others that do; NULL: in its own */
+    uint32_t server_client, server_handle; /* by which the next player finds it */
+    uint32_t clients;        /* groups whose server it is */
 };
 
 /* An RM object, in a slot of its connection. The next player finds it there by its handle, and sets the pointers. */
@@ -175,6 +178,17 @@ bool group_runnable(struct group *group);
 uint64_t group_earliest(const struct group *group);     /* when it can be running at the earliest */
 void group_join(struct card *card, struct group *group);
 void group_leave(struct group *group);
+bool group_has_work(struct group *group);               /* of its own, that may run now */
+
+/* ---- mps.c: several groups in the time of one ---- */
+#define TOGETHER_MAX 64
+int mps_follow(struct connection *connection, const struct sim_follow *request); /* 0 or an errno */
+unsigned mps_runners(struct group *group, struct group **runner); /* it and its clients that have work now */
+bool mps_stopped(const struct group *group);            /* whether its server is paused */
+uint64_t mps_stop_at(const struct group *group);        /* when its server is, at the latest known; NEVER */
+void mps_part(struct group *group);                     /* the group, or a channel of it, is going: with work in flight? */
+void mps_leave(struct group *group);                    /* the group is gone */
+void mps_again(void);                                   /* finds the servers that the last player knew */
 
 /* ---- lane.c: what there is to do ---- */
 struct lane *lane_new(int *file);                       /* NULL: errno. `file` is the caller's to close */

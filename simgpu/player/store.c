@@ -210,6 +210,7 @@ static void cards_again(void)
     player->connections = NULL;
     player->connection_count = 0;
     for_files(recover);
+    mps_again();
 }
 
 static void read_boot(char *boot, size_t size)

@@ -106,6 +106,7 @@ class Claim:
     cpu_milli: int = 0
     memory_mib: int = 0
     park_after: float | None = None  # seconds idle after which its GPU memory may leave the card; None: by its class
+    group: str = ""  # shares its cards in space with others of this group and owner (docs/together.md)
 
     @property
     def key(self) -> str:
@@ -115,7 +116,7 @@ class Claim:
     @property
     def parkable(self) -> bool:
         """Whether its GPU memory may leave the card for a while."""
-        return may_park(self.app_class, self.park_after)
+        return not self.group and may_park(self.app_class, self.park_after)
 
 
 @value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aliquot.model.claim import AppClass, may_park
+from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant, Share
 from aliquot.model.tenant import Allotment, Tenant
 
@@ -31,11 +33,22 @@ class Tenancy:
     claim: bool = False  # a ResourceClaim, which several Pods may share
     # Of both:
     park_after: float | None = None  # seconds idle after which its memory may be parked; None: by its class
+    group: str = ""  # shares its cards in space with others of this group and owner (docs/together.md)
 
     @property
     def parkable(self) -> bool:
         """Whether its memory may leave a card that it shares with others."""
-        return may_park(self.app_class, self.park_after)
+        return not self.group and may_park(self.app_class, self.park_after)
+
+    @property
+    def group_id(self) -> str:
+        """The group on these cards: one owner's, of one name. Empty: it is in none. As long as a tenant's id: it names
+        a folder with sockets."""
+        if not self.group:
+            return ""
+        cards = sorted(share.uuid for share in self.shares)
+        words = (str(self.user), self.namespace, self.group, *cards)
+        return hashlib.sha256("\0".join(words).encode()).hexdigest()[:10]
 
     @property
     def key(self) -> str:
@@ -47,7 +60,15 @@ class Tenancy:
         """For the arbiter."""
         allotments = allotments_of(self.shares)
         return Tenant(
-            self.id, self.key, self.app_class, allotments, self.user, self.root, self.started, self.park_after
+            self.id,
+            self.key,
+            self.app_class,
+            allotments,
+            self.user,
+            self.root,
+            self.started,
+            self.park_after,
+            self.group_id,
         )
 
 
@@ -78,6 +99,18 @@ def allotments_of(shares: tuple[Share, ...]) -> tuple[Allotment, ...]:
         )
         for share in shares
     )
+
+
+def group_tenant(members: Iterable[Tenancy]) -> Tenant:
+    """What has the time of a group's members, at least one: on each card the sum of their quotas, and no memory of its
+    own. Members that asked for no quota add none; the group has none if nobody asked for one."""
+    first, *_ = everybody = [member.tenant for member in members]
+    quotas: dict[str, int | None] = {}
+    for allotment in (allotment for member in everybody for allotment in member.allotments):
+        so_far, more = quotas.get(allotment.uuid), allotment.quota_milli
+        quotas[allotment.uuid] = more if so_far is None else min(CORE_MILLI, so_far + (more or 0))
+    allotments = tuple(Allotment(uuid, None, quota) for uuid, quota in quotas.items())
+    return replace(first, id=first.group, allotments=allotments, root=None, started=None, park_after=None)
 
 
 def shares_of(grant: Grant, uuids: Mapping[int, str]) -> tuple[Share, ...]:

@@ -35,12 +35,18 @@ class Tenant:
     root: int | None = None
     started: int | None = None
     park_after: float | None = None  # seconds idle after which its memory may be parked; None: by its class
+    group: str = ""  # id of the tenant that has the time of all members of a group; its own: it is that tenant
 
     @property
     def parkable(self) -> bool:
         """Whether its memory may leave a card that it shares with others. A card held whole is shared with nobody."""
         shares = any(allotment.memory_bytes is not None for allotment in self.allotments)
-        return shares and may_park(self.app_class, self.park_after)
+        return shares and not self.group and may_park(self.app_class, self.park_after)
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it is no run and no Pod, but the MPS server of a group of them (docs/together.md)."""
+        return bool(self.group) and self.group == self.id
 
 
 AUTO = "auto"  # a release delay that is learned, in words

@@ -168,8 +168,19 @@ class Arbiterd:
                 loop = self._loops.get(allotment.uuid)
                 if loop is not None:
                     member = Member(tenant.id, tenant.app_class, allotment.quota_milli)
-                    loop.admit(member, page, at, allotment.memory_bytes)
+                    loop.admit(member, page, at, allotment.memory_bytes, tenant.group)
             self._registrar.add(tenancy)
+
+    def change(self, tenant: Tenant) -> None:
+        """Other quotas of a tenant that is there: those of a group are the sum of its members'."""
+        with self._lock:
+            tenancy = self._tenancies.get(tenant.id)
+            if tenancy is None:
+                return
+            tenancy.tenant = tenant
+            for allotment in tenant.allotments:
+                if allotment.uuid in self._loops:
+                    self._loops[allotment.uuid].change(Member(tenant.id, tenant.app_class, allotment.quota_milli))
 
     def remove(self, tenant_id: str) -> None:
         """Forget the tenant and remove its folder."""
@@ -330,7 +341,7 @@ class Arbiterd:
         if len(tenancy.processes) >= SLOTS:
             return f"the tenant has {SLOTS} processes already"
         owners = self._owners(pid)
-        if not owners and self._whose is not None:
+        if not owners and self._whose is not None and not tenancy.tenant.is_group:
             return "it is in no Pod's cgroup"
         if owners and tenancy.tenant.id not in owners:
             other = self._tenancies.get(owners[-1])
@@ -371,7 +382,7 @@ class Arbiterd:
             for process in tenancy.processes:
                 if process.slot is not None:
                     use = tenancy.page.use(process.slot, at)
-                    proven = self._registrar.is_proven(process, uuid)
+                    proven = self._registrar.is_proven(process, uuid) or bool(tenancy.tenant.group)
                     found[process.pid] = PageSlot(
                         tenancy.page, process.slot, at, use.memory, use.overhead, proven, _as_owner(tenancy.tenant)
                     )

@@ -26,7 +26,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.control import CardControl
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 from aliquot.model.usage import Spent, Stretch
-from aliquot.services.runtime import contextcontrol
+from aliquot.services.runtime import contextcontrol, together
 from aliquot.services.runtime.contexts import Context, TenantTotals, busy_ns, most_active, weakest
 from aliquot.services.runtime.proving import Proving
 from aliquot.services.runtime.trace import Trace
@@ -67,6 +67,7 @@ class CardLoop:
         self._inbox: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
         self._waking: set[str] = set()  # contexts whose wake is in the inbox
         self._contexts: dict[str, Context] = {}
+        self._parts: dict[str, Context] = {}  # processes that work through an MPS server, which is one of the contexts
         self._totals: dict[str, TenantTotals] = {}
         self._shares = Shares()
         self._bill, self._bill_lock, self._bills = CardBill(), threading.Lock(), False
@@ -94,9 +95,13 @@ class CardLoop:
         """Apply other rules from now on."""
         self._inbox.put(lambda now: setattr(self.arbiter, "rules", rules))
 
-    def admit(self, member: Member, page: Page, card: int, limit: int | None) -> None:
-        """Add a tenant of this card."""
-        self._inbox.put(lambda now: self._admit(member, page, card, limit, now))
+    def admit(self, member: Member, page: Page, card: int, limit: int | None, group: str = "") -> None:
+        """Add a tenant of this card. `group`: the tenant that has its time; itself, if it is a group."""
+        self._inbox.put(lambda now: self._admit(member, page, card, limit, now, group))
+
+    def change(self, member: Member) -> None:
+        """A tenant of this card has another quota."""
+        self._inbox.put(lambda now: self.arbiter.admit(member))
 
     def dismiss(self, tenant: str, then: Callable[[], None]) -> None:
         """Remove the tenant; `then` is called when the thread touches nothing of it any more."""
@@ -220,12 +225,12 @@ class CardLoop:
         stamp = time.monotonic_ns()
         uses, busy = {}, {}
         elapsed = now - self._read_at
+        before = stamp - int(elapsed * 1e9)
         for name, context in self._contexts.items():
-            use = context.page.use(context.slot, context.card)
-            uses[name] = (use, context.waits(use, now))
+            use, waits = together.read(context, now, stamp, before)
+            uses[name] = (use, waits)
             if context.last is not None and elapsed > 0:
-                before = busy_ns(context.last, stamp - int(elapsed * 1e9))
-                busy[name] = max(0, busy_ns(use, stamp) - before) / (elapsed * 1e9)
+                busy[name] = max(0, busy_ns(use, stamp) - busy_ns(context.last, before)) / (elapsed * 1e9)
             context.last = use
             if (
                 context.level is Level.HARDWARE
@@ -235,13 +240,17 @@ class CardLoop:
             ):
                 self._resumed_itself(context, now)
         parts = divide(busy, *self.arbiter.weights())
+        for part in self._parts.values():
+            use = part.page.use(part.slot, part.card)
+            busy[part.name], part.last = together.busy_part(part, use, stamp, before), use
+        shown, shown_busy = together.spread(self._contexts.values(), parts, busy)
         if self._read_at:
             lost = self._count_paused(busy, parts, elapsed)
             if self._bills:  # else nothing would ever be taken
                 with self._bill_lock:
-                    self._bill.add(self._read_at, now, self._spending(busy, parts, lost))
-        self._shares.add(self._read_at, now, parts)
-        self._trace.add((self._read_at, now, parts, self.arbiter.held))
+                    self._bill.add(self._read_at, now, self._spending(shown_busy, shown, lost))
+        self._shares.add(self._read_at, now, shown)
+        self._trace.add((self._read_at, now, shown, self.arbiter.held))
         self._read_at = now
         readings = {
             name: Reading(
@@ -267,9 +276,15 @@ class CardLoop:
     def _spending(
         self, busy: Mapping[str, float], parts: Mapping[str, float], lost: Mapping[str, float]
     ) -> dict[str, Spent]:
-        tenants = {name: context.tenant for name, context in self._contexts.items()}
+        everybody = [*self._contexts.values(), *self._parts.values()]
+        tenants = {context.name: context.owner for context in everybody if context.name in parts}
+        groups = {tenant: totals.group for tenant, totals in self._totals.items() if totals.group}
+        lost = {**lost, **{tenant: lost.get(group, 0.0) for tenant, group in groups.items()}}
         spent = divide_spending(tenants, busy, parts, lost)
         for tenant, totals in self._totals.items():
+            if totals.group == tenant:  # its members pay
+                spent.pop(tenant, None)
+                continue
             one = spent.setdefault(tenant, Spent())
             one.booked, one.used = float(totals.booked), float(totals.used)
         return spent
@@ -301,16 +316,18 @@ class CardLoop:
 
     # --- events ------------------------------------------------------------------------------------------------
 
-    def _admit(self, member: Member, page: Page, card: int, limit: int | None, now: float) -> None:
+    def _admit(self, member: Member, page: Page, card: int, limit: int | None, now: float, group: str = "") -> None:
         self._read_until(now)  # what was before is not on its bill
-        self.arbiter.admit(member)
+        if group in ("", member.tenant):
+            self.arbiter.admit(member)
         self._totals[member.tenant] = TenantTotals(
-            member, page, card, limit, booked=self._memory if limit is None else limit
+            member, page, card, limit, booked=self._memory if limit is None else limit, group=group
         )
 
     def _dismiss(self, tenant: str, then: Callable[[], None], now: float) -> None:
         self._read_until(now)  # what it had until now is on its bill
-        for name in [name for name, context in self._contexts.items() if context.tenant == tenant]:
+        everybody = [*self._contexts.values(), *self._parts.values()]
+        for name in [context.name for context in everybody if tenant in (context.tenant, context.member)]:
             self._leave(name, now)
         self.arbiter.dismiss(tenant)
         self._totals.pop(tenant, None)
@@ -318,9 +335,35 @@ class CardLoop:
 
     def _wake(self, name: str, now: float) -> None:
         self._waking.discard(name)  # first: a wake from here on is for new work
-        self.arbiter.wake(name, now)
+        part = self._parts.get(name)
+        for woken in [name] if part is None else [server.name for server in self._servers(part.tenant)]:
+            self.arbiter.wake(woken, now)
+
+    def _servers(self, group: str) -> list[Context]:
+        """Those of an MPS server. Two, where the second was started because the first one's control is gone."""
+        return [context for context in self._contexts.values() if context.tenant == group and not context.member]
+
+    def _join_part(self, context: Context, now: float) -> None:
+        """A process that works through its group's MPS server."""
+        if context.name in self._contexts:  # it had channel groups of its own
+            self._leave(context.name, now)
+        before = self._parts.get(context.name)
+        if before is not None and before.same(context):
+            return
+        if before is not None:
+            self._leave(context.name, now)
+        self._parts[context.name] = context
+        self._trace.add(self._came(context))
+        for server in self._servers(context.tenant):
+            server.parts.append(context)
+            self.arbiter.forget(server.name)  # what was ordered of the server holds for the newcomer too
 
     def _join(self, context: Context, now: float) -> None:
+        if context.is_part:
+            self._join_part(context, now)
+            return
+        if context.name in self._parts:
+            self._leave(context.name, now)
         before = self._contexts.get(context.name)
         if self.proving.gate_only:
             context.level = Level.GATE
@@ -337,14 +380,22 @@ class CardLoop:
             before.close()
         context.checks = [now + after for after in _FIRST_CHECKS]
         self._contexts[context.name] = context
+        if not context.member:
+            context.parts = [part for part in self._parts.values() if part.tenant == context.tenant]
         self._trace.add(self._came(context))
         use = context.page.use(context.slot, context.card)
         preemptible, paused = context.level is Level.HARDWARE, bool(use.paused or use.gate)
         self.arbiter.join(context.name, context.tenant, now=now, preemptible=preemptible, paused=paused)
 
     def _leave(self, name: str, now: float) -> None:
-        if name in self._contexts:
+        if name in self._contexts or name in self._parts:
             self._read_until(now)
+        part = self._parts.pop(name, None)
+        if part is not None:
+            for server in self._servers(part.tenant):
+                server.parts.remove(part)
+            contextcontrol.set_gate(part, closed=False)
+            self._trace.add(Left(name))
         context = self._contexts.pop(name, None)
         if context is not None:
             self._release(context)  # it need not be dead: it may have reconnected, or was expelled
@@ -375,7 +426,7 @@ class CardLoop:
             self._trace.stop()
 
     def _came(self, context: Context) -> Came:
-        return Came(context.name, context.tenant, self._class_of(context) is AppClass.OFFLINE)
+        return Came(context.name, context.owner, self._class_of(context) is AppClass.OFFLINE)
 
     # --- orders ------------------------------------------------------------------------------------------------
 
@@ -529,23 +580,30 @@ class CardLoop:
         if now - self._published < BEAT:
             return
         self._published = now
-        self._standings = tuple(self._standing(tenant, totals, now) for tenant, totals in self._totals.items())
+        self._standings = tuple(
+            self._standing(tenant, totals, now) for tenant, totals in self._totals.items() if totals.group != tenant
+        )
 
     def _standing(self, tenant: str, totals: TenantTotals, now: float) -> Standing:
-        contexts = [context for context in self._contexts.values() if context.tenant == tenant]
+        parts = [part for part in self._parts.values() if part.member == tenant]
+        contexts = [context for context in self._contexts.values() if context.owner == tenant] + parts
         used, refused = totals.measure(contexts, now)
-        state = most_active({self.arbiter.state(context.name) for context in contexts})
+        held = [context for context in contexts if not context.is_part] + (self._servers(totals.group) if parts else [])
+        state = most_active({self.arbiter.state(context.name) for context in held})
+        if state is State.RUNNING and parts == contexts and not any(together.has_work(part) for part in parts):
+            state = State.IDLE  # others of its group work
+        timed = self._totals.get(totals.group, totals)
         return Standing(
             tenant=tenant,
             uuid=self.uuid,
             state=state,
-            level=weakest({context.level for context in contexts}),
+            level=weakest({context.level for context in held}),
             share=sum(self._shares.of(context.name) for context in contexts),
             memory_used=used,
             memory_limit=totals.limit,
             processes=tuple(sorted(context.pid for context in contexts)),
-            preemptions=self.arbiter.preemptions[tenant],
-            paused_seconds=totals.paused_seconds,
+            preemptions=self.arbiter.preemptions[timed.member.tenant],
+            paused_seconds=timed.paused_seconds,
             refused=refused,
             paused_by=self.arbiter.held_by if state is State.PAUSED else None,
         )

@@ -28,26 +28,35 @@ def pause(context: Context) -> None:
     if context.level is Level.HARDWARE:
         context.page.beat(context.card, time.monotonic_ns())
         context.page.set_word(context.slot, context.card, pages.PAUSED, 1)
+        for part in context.parts:  # too: it may have channels of its own, which the server cannot name
+            set_gate(part, closed=True)
         _on_all(context.groups, lambda group: _disable(context, group))
     else:
         context.drained = time.monotonic()
-        context.page.set_gate(context.slot, context.card, closed=True)
+        set_gate(context, closed=True)
+
+
+def set_gate(context: Context, *, closed: bool) -> None:
+    """Whether its launches wait; of an MPS server those of the processes that work through it."""
+    for one in (context, *context.parts):
+        one.page.set_gate(one.slot, one.card, closed=closed)
 
 
 def hold(context: Context) -> None:
     """Let it launch nothing more, whatever its level."""
-    context.page.beat(context.card, time.monotonic_ns())
-    context.page.set_gate(context.slot, context.card, closed=True)
+    for one in (context, *context.parts):
+        one.page.beat(one.card, time.monotonic_ns())
+    set_gate(context, closed=True)
 
 
 def is_drained(context: Context) -> bool:
     """Whether it has no work on the card any more, its gate being closed."""
-    return context.page.use(context.slot, context.card).busy_since_ns == 0
+    return all(one.page.use(one.slot, one.card).busy_since_ns == 0 for one in (context, *context.parts))
 
 
 def resume(context: Context) -> None:
     """Let it run again. Raises RmError."""
-    context.page.set_gate(context.slot, context.card, closed=False)
+    set_gate(context, closed=False)
     try:
         if context.level is Level.HARDWARE:
             _on_all(context.groups, lambda group: rm.set_paused(group, False))
@@ -58,6 +67,10 @@ def resume(context: Context) -> None:
 
 def arm(context: Context) -> bool:
     """Ask it to wake us at its next launch. False: it launched since it was last read, and will not."""
+    return all(_arm(one) for one in context.parts) if context.parts else _arm(context)
+
+
+def _arm(context: Context) -> bool:
     context.page.set_word(context.slot, context.card, pages.WAKE, 1)
     use = context.page.use(context.slot, context.card)
     return context.last is None or use.launches == context.last.launches

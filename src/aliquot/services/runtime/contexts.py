@@ -41,6 +41,20 @@ class Context:
     stop_checked: float = 0.0  # when it was last checked whether the process is stopped ...
     frozen: bool = False  # ... and whether it was
     draining: bool = False  # its memory leaves the card: it finishes what it submitted, and is not paused
+    member: str = ""  # the tenant whose process it is, where `tenant` is that of its group
+    parts: list[Context] = field(default_factory=list)  # of an MPS server: the processes that work through it
+    all_launches: int = 0  # of those, so far
+    all_busy_ns: int = 0
+
+    @property
+    def owner(self) -> str:
+        """The tenant whose process it is."""
+        return self.member or self.tenant
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it works through the channel groups of its group's MPS server."""
+        return bool(self.member) and not self.groups
 
     def same(self, other: Context) -> bool:
         """Whether all that we control is the same, and it only registered again."""
@@ -51,6 +65,7 @@ class Context:
         channels = {(group.client, channel) for group in self.groups for channel in group.channels}
         self.stopped = before.stopped & channels
         self.joined, self.last = before.joined, before.last
+        self.parts, self.all_launches, self.all_busy_ns = before.parts, before.all_launches, before.all_busy_ns
 
     def waits(self, use: Use, now: float) -> bool:
         """Whether a thread of it waits for the card. A process that was stopped inside a wait (SIGSTOP, a debugger)
@@ -78,6 +93,7 @@ class TenantTotals:
     card: int
     limit: int | None
     paused_seconds: float = 0.0
+    group: str = ""  # the tenant that has its time; itself, if it is a group
     booked: int = 0  # bytes promised to it; of a card held whole all of them
     used: int = 0  # bytes at the last `measure`
     counted: float = float("-inf")  # when the whole page was last read, and which slots had a context

@@ -15,6 +15,7 @@ from aliquot.arbiter.roster import Reading
 from aliquot.model.claim import AppClass
 from aliquot.model.control import CardControl, ControlLevel
 from aliquot.model.tenant import Level
+from aliquot.services.runtime.contextcontrol import set_gate
 from aliquot.services.runtime.contexts import Context
 
 OWN = "proof-"  # ids of our own test tenants begin with it
@@ -136,12 +137,12 @@ class Proving:
         if trial is not None and trial.phase is Phase.GATED and not self._gated:
             self._gated = [contexts[name] for name in trial.others if name in contexts]
             for context in self._gated:
-                context.page.set_gate(context.slot, context.card, closed=True)
+                set_gate(context, closed=True)
 
     def _open_gates(self) -> None:
         gated, self._gated = self._gated, []
         for context in gated:
-            context.page.set_gate(context.slot, context.card, closed=False)
+            set_gate(context, closed=False)
 
     def _end(self, arbiter: CardArbiter) -> None:
         self._open_gates()

@@ -341,16 +341,18 @@ class Registrar:
         process.refused = set(placement.refused)
         self._controlled |= placement.proven
         self._refused |= placement.refused
+        group = tenancy.tenant.group
         for uuid, groups in placement.by_card.items():
             context = Context(
                 context_name(process),
-                process.tenant,
+                group or process.tenant,
                 process.pid,
                 tenancy.page,
                 process.slot,
                 tenancy.page.index[uuid],
                 tuple(groups),
                 Level.GATE if uuid in placement.gated else Level.HARDWARE,
+                member="" if tenancy.tenant.is_group else process.tenant if group else "",
             )
             self._loops[uuid].join(context)
 
