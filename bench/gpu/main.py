@@ -31,6 +31,7 @@ from bench.gpu.rows import (
     shim_cost,
     short_queues,
     timeline,
+    together,
     torch_mix,
     two_online,
 )
@@ -56,6 +57,7 @@ ROWS: dict[str, Callable[[Lab], list[Row]]] = {
 EXTRA: dict[str, Callable[[Lab], list[Row]]] = {
     "llm": llm.measure,
     "short-queues": short_queues.measure,
+    "together": together.measure,
 }  # by name only: the default run stays short
 RISKY = frozenset({"memory", "holes", "chaos", "torch"})
 

@@ -18,6 +18,7 @@ class Ask:
     app_class: str | None = None
     core: int = 10  # percent of a card
     memory: str = "2GiB"
+    group: str | None = None  # shares the card in space with others of it
 
 
 def up(policy: str, release_delay: str, simulate: str | None) -> list[str]:
@@ -34,6 +35,8 @@ def run(ask: Ask, command: list[str], *, wait: bool = True) -> list[str]:
     words = [*ALIQUOT, "run", "--name", ask.name, "--core", str(ask.core), "--memory", ask.memory]
     if ask.app_class:
         words += ["--class", ask.app_class]
+    if ask.group:
+        words += ["--together", ask.group]
     if not wait:
         words.append("--no-wait")
     return [*words, "--", *command]

@@ -11,6 +11,7 @@
 #include "../wire.h"
 #include "../../shim/rm.h"
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@
 
 #define SERVER "nvidia-cuda-mps-server"
 #define CHANNELS 4
+#define LOOK_MS 500
 #define UUID_AT 5 /* in "join GPU-..." */
 
 static struct sockaddr_un place(void)
@@ -173,6 +175,13 @@ static int serve(void)
         return 1;
     }
     for (;;) {
+        struct pollfd waiting = { .fd = listener, .events = POLLIN };
+        const char *player = getenv(SIM_ENV);
+        if (poll(&waiting, 1, LOOK_MS) <= 0) {
+            if (player && access(player, F_OK) == 0 && access(at.sun_path, F_OK) == 0) continue;
+            stop_server(); /* the simulation was ended, or the folder removed */
+            return 0;
+        }
         int from = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (from < 0) continue;
         answer_one(from);

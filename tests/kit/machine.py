@@ -82,6 +82,9 @@ class PaperArbiter:
         (directory / "page").open("ab").close()
         self.tenants[tenant.id] = (tenant, directory)
 
+    def change(self, tenant: Tenant) -> None:
+        self.tenants[tenant.id] = (tenant, self.tenants[tenant.id][1])
+
     def remove(self, tenant_id: str) -> None:
         self.tenants.pop(tenant_id, None)
 

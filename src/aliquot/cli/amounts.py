@@ -8,6 +8,7 @@ from typing import NamedTuple
 MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; G, Gi and GB mean GiB too; at least 1MiB"
 DURATION_ALLOWED = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
 PARK_ALLOWED = "0 to 24h, for example 30s"
+TOGETHER_PARK = "nothing with --park: memory of a group's members does not leave the card"
 PARK_WHOLE = "nothing with whole cards, which are shared with no other run: add --memory"
 LONGEST_PARK = 86400.0  # seconds
 SIMULATE_ALLOWED = (

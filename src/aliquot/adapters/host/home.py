@@ -54,6 +54,11 @@ class Home(NamedTuple):
         return f"{self.run}/t"
 
     @property
+    def groups(self) -> str:
+        """One folder per group that shares its cards in space, named by its id."""
+        return f"{self.run}/g"
+
+    @property
     def player(self) -> str:
         """What is known of the process that plays the simulated cards."""
         return f"{self.run}/player.json"

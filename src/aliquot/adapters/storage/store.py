@@ -54,6 +54,7 @@ _STEPS = (
     OBJECTS,
     HISTORY,
     "ALTER TABLE tenants ADD COLUMN park_after REAL;",
+    "ALTER TABLE tenants ADD COLUMN groupname TEXT NOT NULL DEFAULT '';",
 )
 _OLDEST = 2  # the release that may still use the file: the rest was only added
 
@@ -66,6 +67,7 @@ class Store(TenantStore):
         **{name: name for name in ("id", "name", "root", "started", "command", "created", "log", "park_after")},
         "class": "app_class",
         "uid": "user",
+        "groupname": "group",
     }
 
     def __init__(self, path: str, copies: str) -> None:
@@ -94,7 +96,7 @@ class Store(TenantStore):
         restored = 0
         for path in sorted(self._copies.glob("*.json")):
             try:
-                row = {"park_after": None, **json.loads(path.read_text())}  # an earlier release did not write that
+                row = {"park_after": None, "groupname": "", **json.loads(path.read_text())}  # by an earlier release
                 shares = map(parse_share, row["shares"])
                 super().add(self._parse({**row, "command": json.dumps(row["command"])}, shares))
                 restored += 1

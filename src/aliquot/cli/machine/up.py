@@ -322,6 +322,7 @@ def _serve(
             kill_after=kill_after(options["enforce"], options["enforce_grace"]),
             qgpu_rules=None if options["rules"] is None else QgpuRules(options["rules"]),
             simulated=None if playing is None else playing.spec,
+            stand_ins=None if playing is None else player.simulation(),
             nodes=1 if playing is None else playing.nodes,
             listen=where or service.USUAL,
             log_limit=limit,

@@ -20,6 +20,7 @@ from aliquot.cli.amounts import (
     PARK_ALLOWED,
     PARK_WHOLE,
     SIMULATE_ALLOWED,
+    TOGETHER_PARK,
     AmountError,
     looks_like_cards,
     parse_cards,
@@ -82,6 +83,11 @@ OPTIONS = (
         "TIME",
         "After that long idle (30s) its memory may leave the card when others need it, until its next call",
     ),
+    (
+        "--together",
+        "GROUP",
+        "Side by side with your other runs of GROUP (MPS); one that dies may take all of GROUP with it",
+    ),
     ("--name", "NAME", "Name for ps, stop and logs  [default: the command and a number]"),
     ("--no-wait", None, "If the machine is full, exit with code 75"),
     ("--timeout", "TIME", "Wait at most that long (30s, 5m), then exit with code 75"),
@@ -122,6 +128,12 @@ def _main(arguments: list[str]) -> int:
     request = _request(options, command)
     program = _find(command[0])
     up = _up_arguments(options)
+    if "together" in request:
+        group = request["together"]
+        print_error(
+            f"together with {group}: if one of its members dies with work in flight, all of {group} may fail; "
+            "no other run is affected"
+        )
     connection = connect_to_daemon(up, simulate=options.get("--simulate"))
     deadline = deadline_of(options.get("--timeout"))
     if not request["detach"]:
@@ -211,6 +223,12 @@ def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
             raise not_allowed("--park", options["--park"], PARK_ALLOWED)
         if "--memory" not in options and "--core" not in options:
             raise not_allowed("--park", options["--park"], PARK_WHOLE)
+    if "--together" in options:
+        request["together"] = options["--together"]
+        if "--park" in options:
+            raise not_allowed("--together", options["--together"], TOGETHER_PARK)
+        if "--memory" not in options and "--core" not in options:
+            raise not_allowed("--together", options["--together"], PARK_WHOLE)
     if "--name" in options:
         request["name"] = options["--name"]
     if "--timeout" in options:

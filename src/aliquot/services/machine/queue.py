@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aliquot.model.choice import Choice
-from aliquot.model.claim import Claim, Slice
+from aliquot.model.claim import CardFilter, Claim, Slice
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
 from aliquot.model.tenancy import Tenancy
@@ -65,6 +65,7 @@ class Queue:
         self._ledger = ledger
         self._chooser = chooser
         self._waiting: list[QueuedRequest] = []
+        self.preferred: Callable[[QueuedRequest], tuple[str, ...]] = lambda entry: ()  # cards to try first
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -111,8 +112,13 @@ class Queue:
         return None
 
     def _choose(self, entry: QueuedRequest) -> Grant | None:
-        grant = self._chooser.choose(entry.claim)
-        entry.choice = None if grant is None else self._chooser.why(entry.claim, grant)
+        claim, cards = entry.claim, self.preferred(entry)
+        if cards:
+            claim = replace(claim, cards=replace(claim.cards or CardFilter(), uuids=cards))
+        grant = self._chooser.choose(claim)
+        if grant is None and cards:
+            claim, grant = entry.claim, self._chooser.choose(entry.claim)
+        entry.choice = None if grant is None else self._chooser.why(claim, grant)
         return grant
 
     def positions(self) -> Iterator[tuple[QueuedRequest, dict[str, Any]]]:

@@ -19,6 +19,8 @@ from aliquot.wording.amounts import count, duration, memory, needed_and_had
 LONGEST = 86400.0  # seconds idle until a run may be parked
 PARK_ALLOWED = "0 to 24h, for example 30s"
 PARK_WHOLE = "nothing with whole cards, which are shared with no other run: add --memory"
+TOGETHER_WHOLE = PARK_WHOLE
+TOGETHER_PARK = "nothing with --park: memory of a group's members does not leave the card"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
 CORE_ALLOWED = "a whole number from 1 to 100, in percent of a card's compute (above 100: --rules 2026)"
@@ -42,6 +44,7 @@ class RunRequest:
     wait: bool = True
     detach: bool = False
     park_after: float | None = None  # seconds idle after which its memory may be parked
+    group: str = ""  # shares its cards in space with others of this group
 
     def slice(self) -> Slice:
         """Neither memory nor core: the whole card. Core only: the same percentage of memory. Memory only: no quota."""
@@ -60,8 +63,9 @@ class RunRequest:
         """For the placement core."""
         main = ContainerClaim("main", 0, Role.MAIN, self.slice(), self.gpus)
         return Claim(
-            uid, "local", name, "run", Offer.ANY, (main,), app_class=self.app_class, park_after=self.park_after
-        )
+            uid, "local", name, "run", Offer.ANY, (main,),
+            app_class=self.app_class, park_after=self.park_after, group=self.group,
+        )  # fmt: skip
 
 
 def parse_rules(message: dict[str, Any], default: QgpuRules = QgpuRules.SEED) -> QgpuRules | Invalid:
@@ -110,9 +114,16 @@ def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
         return Invalid("park", park, PARK_ALLOWED)
     if park is not None and core is None and memory is None:
         return Invalid("park", duration(float(park)), PARK_WHOLE)
+    group = message.get("together", "")
+    if group and not (isinstance(group, str) and NAME.fullmatch(group)):
+        return Invalid("together", group, _NAME_ALLOWED)
+    if group and core is None and memory is None:
+        return Invalid("together", group, TOGETHER_WHOLE)
+    if group and park is not None:
+        return Invalid("together", group, TOGETHER_PARK)
     words, wait, detach = _shown(command), message.get("wait", True), message.get("detach", False)
     park_after = None if park is None else float(park)
-    return RunRequest(words, name, app_class, core, memory, gpus, wait, detach, park_after)
+    return RunRequest(words, name, app_class, core, memory, gpus, wait, detach, park_after, group)
 
 
 def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int | None, int] | Invalid:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from aliquot.adapters.gpu.mps import Mps
 from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
 from aliquot.adapters.host.hostmemory import host_memory_mib, pool_room_mib
 from aliquot.adapters.host.logfiles import USUAL_LIMIT
@@ -39,6 +40,7 @@ from aliquot.services.dashboard.access import Access, Listen
 from aliquot.services.dashboard.server import bind, show
 from aliquot.services.machine.control import ControlServer, watch_root
 from aliquot.services.machine.dashboard import MachineView
+from aliquot.services.machine.groups import Groups
 from aliquot.services.machine.logs import RunLogs
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import Arbiter, LocalMachine
@@ -80,6 +82,7 @@ class Setup:
     kill_after: float | None = None  # seconds over its memory limit; only with `enforce`
     qgpu_rules: QgpuRules | None = None  # for manifests that are applied without --rules
     simulated: str | None = None  # the cards, as in --simulate
+    stand_ins: str | None = None  # the folder of the programs that stand in for NVIDIA's
     nodes: int = 1  # the cards are distributed over them
     listen: Listen = USUAL  # of the dashboard
     host_pool: int | None = None  # MiB of host memory for what is parked
@@ -113,21 +116,23 @@ def run_daemon(setup: Setup) -> None:
 async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     home, simulated = setup.home, setup.simulated
     arbiter = setup.make_arbiter(cards, SharingRules())
+    groups = Groups(home, Mps(setup.environment, setup.front, setup.stand_ins), arbiter)
     machine = LocalMachine(
         cards,
         home=home,
         store=store,
         arbiter=arbiter,
         watch=lambda tenancy: watch_root(machine, tenancy),
-        environment=lambda tenancy, folder: _environment(setup, tenancy, folder),
+        environment=lambda tenancy, folder: _environment(setup, tenancy, folder, groups),
         names=_names(setup.nodes),
         pool_mib=_host_pool(store, setup, cards),
+        groups=groups,
     )
     pods = PodManager(
         machine,
         store.objects,
         Supervisors(home.control),
-        lambda tenancy, folder: _environment(setup, tenancy, folder),
+        lambda tenancy, folder: _environment(setup, tenancy, folder, groups),
         setup.log_limit,
     )
     machine.configure(_rules(machine.rules, setup))
@@ -153,6 +158,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         pods.restore(rebooted=machine.rebooted)
         tasks.append(asyncio.create_task(run_forever(logs.run)))  # only now it is known which logs are in use
         store.writer.start()
+        groups.worker.start()
         if billing is not None:
             billing.start()
             tasks.append(asyncio.create_task(run_forever(billing.run)))
@@ -170,6 +176,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         await _cancel(dashboard)
         for task in tasks:
             await _cancel(task)
+        await asyncio.to_thread(groups.worker.stop)
         await asyncio.to_thread(store.writer.stop)
         arbiter.stop()
         if billing is not None:
@@ -183,7 +190,7 @@ def _names(count: int) -> tuple[str, ...]:
     return (socket.gethostname(),) if count == 1 else tuple(f"node-{at}" for at in range(count))
 
 
-def _environment(setup: Setup, tenancy: Tenancy, folder: str) -> dict[str, Any]:
+def _environment(setup: Setup, tenancy: Tenancy, folder: str, groups: Groups) -> dict[str, Any]:
     """Environment of a tenant's processes: `set` replaces variables, `front` prepends to path lists."""
     cards = ",".join(share.uuid for share in tenancy.shares)
     own = {
@@ -192,7 +199,7 @@ def _environment(setup: Setup, tenancy: Tenancy, folder: str) -> dict[str, Any]:
         "CUDA_VISIBLE_DEVICES": cards,
         "NVIDIA_VISIBLE_DEVICES": cards,
     }
-    return {"set": {**setup.environment, **own}, "front": setup.front}
+    return {"set": {**setup.environment, **own, **groups.environment(tenancy)}, "front": setup.front}
 
 
 def _rules(rules: SharingRules, setup: Setup) -> SharingRules:

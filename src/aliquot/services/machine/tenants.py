@@ -29,7 +29,7 @@ from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.choice import Choice
-from aliquot.model.claim import Claim
+from aliquot.model.claim import AppClass, Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Isolation, deal
@@ -41,6 +41,7 @@ from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.factors import Factors
+from aliquot.services.machine.groups import Groups
 from aliquot.services.machine.history import RunHistory
 from aliquot.services.machine.members import members, user_of
 from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
@@ -55,6 +56,7 @@ class Arbiter(Protocol):
     """Enforces the shares on the cards: services/runtime/arbiterd.py."""
 
     def add(self, tenant: Tenant, directory: Path) -> None: ...
+    def change(self, tenant: Tenant) -> None: ...
     def remove(self, tenant_id: str) -> None: ...
     def configure(self, rules: SharingRules) -> None: ...
     def standings(self) -> list[Standing]: ...
@@ -85,6 +87,7 @@ class LocalMachine:
         names: Sequence[str] = ("here",),
         clock: Callable[[], float] = time.monotonic,
         pool_mib: int = 0,
+        groups: Groups | None = None,
     ) -> None:
         self.factors = Factors(store)
         dealt = deal(cards, names)
@@ -106,6 +109,8 @@ class LocalMachine:
         self.ledger = Ledger(board)
         self.chooser = Chooser(board, POLICIES["binpack"]())
         self.queue = Queue(self.ledger, self.chooser)
+        self.queue.preferred = self._cards_of_group
+        self.groups = groups  # None: no run shares a card in space
         self._places = {card.uuid: (node.name, card.index) for node in self.nodes for card in node.cards}
         self.rules = self._stored_rules()
         self._serial = int(store.setting("serial") or 0)  # of the last run without a name of its own
@@ -184,6 +189,8 @@ class LocalMachine:
                 self.history.add(tenancy, None)
                 self._discard(tenancy)
         self._writer.put(self._store_boot, _log_error("boot_not_stored", "-"))
+        if self.groups is not None:
+            self.groups.restore({group: self._group(group) for group in self._group_ids()})
         self._clear_strays()
 
     def _store_boot(self) -> None:
@@ -249,6 +256,8 @@ class LocalMachine:
         broken = never_fits(request, [node.cards for node in self.nodes])
         if broken is not None:
             raise invalid(broken)
+        if request.group:
+            self.may_join(request.group, request.app_class, caller.uid)
         started = self._start_time(caller)
         name = self._name(request)
         entry = QueuedRequest(
@@ -358,6 +367,7 @@ class LocalMachine:
         tenancy = Tenancy(
             entry.id, "", entry.name, entry.claim.app_class, shares, now,
             entry.uid, entry.pid, entry.started, entry.request.command, entry.log, park_after=entry.claim.park_after,
+            group=entry.claim.group,
         )  # fmt: skip
         folder = self.directory(entry.id)
         self.ledger.confirm(entry.id, grant.node, occupant_of(entry.claim, grant))
@@ -370,7 +380,14 @@ class LocalMachine:
         self._writer.put(lambda: self._store_tenant(tenancy), lambda error: self._stored(entry, tenancy, grant, error))
 
     def _stored(self, entry: QueuedRequest, tenancy: Tenancy, grant: Grant, error: Exception | None) -> None:
-        """The tenant is on the disk, or it cannot be: now its run starts, or is refused."""
+        """The tenant is on the disk, or it cannot be: now its run starts, or is refused; first its group's server."""
+        if error is None and tenancy.group and self.groups is not None and tenancy.id in self.tenancies:
+            members = [one for one in self._group(tenancy.group_id) if one is not tenancy]
+            self.groups.join([*members, tenancy], lambda failed: self._ready(entry, tenancy, grant, failed))
+        else:
+            self._ready(entry, tenancy, grant, error)
+
+    def _ready(self, entry: QueuedRequest, tenancy: Tenancy, grant: Grant, error: Exception | None) -> None:
         if self.tenancies.get(tenancy.id) is not tenancy:
             entry.notify({"error": {"kind": "stopped", "text": "it was stopped before it started"}})
             return
@@ -406,6 +423,33 @@ class LocalMachine:
             raise RefusedError(
                 "denied", text=f"this daemon runs as {user_name(os.geteuid())} and serves only that user"
             )
+
+    def may_join(self, group: str, app_class: AppClass, user: int) -> None:
+        """Raises RefusedError where a run of that class and user cannot be a member of the group."""
+        runs = [
+            tenancy.app_class for tenancy in self.tenancies.values() if (tenancy.group, tenancy.user) == (group, user)
+        ]
+        waits = [entry.claim.app_class for entry in self.queue if (entry.claim.group, entry.uid) == (group, user)]
+        if self.groups is None:
+            raise invalid(Invalid("together", group, "nothing here: this daemon starts no MPS server"))
+        broken = self.groups.refusal(group, app_class, runs + waits)
+        if broken is not None:
+            raise invalid(broken)
+
+    def _group_ids(self) -> set[str]:
+        return {tenancy.group_id for tenancy in self.tenancies.values() if tenancy.group}
+
+    def _group(self, group_id: str) -> list[Tenancy]:
+        """Its members."""
+        return [tenancy for tenancy in self.tenancies.values() if tenancy.group and tenancy.group_id == group_id]
+
+    def _cards_of_group(self, entry: QueuedRequest) -> tuple[str, ...]:
+        """Where other members of its group are; none, if the claim names cards itself."""
+        if not entry.claim.group or (entry.claim.cards is not None and entry.claim.cards.uuids):
+            return ()
+        same = (entry.claim.group, entry.uid)
+        others = [tenancy for tenancy in self.tenancies.values() if (tenancy.group, tenancy.user) == same]
+        return tuple(dict.fromkeys(share.uuid for tenancy in others for share in tenancy.shares))
 
     def move_on(self, caller: Caller) -> bool:
         """A process asks once. If it asks again, it missed the answer, or its command was `aliquot run` again. The
@@ -500,6 +544,8 @@ class LocalMachine:
             failed(error)
         self._writer.put(lambda: self.store.remove(tenant_id), failed)
         remove_folder(self.directory(tenant_id))
+        if tenancy.group and self.groups is not None:
+            self.groups.left(tenancy.group_id, self._group(tenancy.group_id))
 
     def members(self, tenancy: Tenancy, found: Scan) -> dict[int, int]:
         """Its live processes, with their start times (members.py)."""

@@ -1,0 +1,124 @@
+"""Groups of runs that share their cards in space, each through an MPS server of its own (docs/together.md).
+
+A group is one owner's, and is on the cards of its members: to the arbiter it is one tenant, which has their time. Its
+control starts before its first member may, is found again after a restart of the daemon, and ends with its last member.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from aliquot.adapters.gpu.mps import CONTROL, LOGS_VARIABLE, PIPES_VARIABLE, Mps, logs, pipes, too_long
+from aliquot.adapters.host.home import Home
+from aliquot.adapters.storage.writer import Writer
+from aliquot.model.claim import AppClass
+from aliquot.model.refusal import Invalid
+from aliquot.model.tenancy import Tenancy, group_tenant
+from aliquot.model.tenant import Tenant
+from aliquot.services.machine.members import user_of
+
+MISSING = (
+    f"nothing where {CONTROL} is missing: it comes with NVIDIA's driver (Debian: nvidia-cuda-mps, Ubuntu: "
+    "nvidia-compute-utils-580 or that of your driver); install it and start the run again, or leave --together out"
+)
+_LOG = logging.getLogger("aliquot.groups")
+
+
+class Arbiter(Protocol):
+    """The part of the arbiter that a group needs."""
+
+    def add(self, tenant: Tenant, directory: Path) -> None: ...
+    def change(self, tenant: Tenant) -> None: ...
+    def remove(self, tenant_id: str) -> None: ...
+
+
+class Groups:
+    """See the head of the file. `worker` starts and stops controls, one after the other: that takes time."""
+
+    def __init__(self, home: Home, mps: Mps, arbiter: Arbiter) -> None:
+        self._folder, self._mps, self._arbiter = Path(home.groups), mps, arbiter
+        self.worker = Writer()
+
+    def refusal(self, name: str, app_class: AppClass, others: Iterable[AppClass]) -> Invalid | None:
+        """Why nobody can join the group of that name whose members have these classes."""
+        if self._mps.program() is None:
+            return Invalid("together", name, MISSING)
+        long = too_long(self._folder / ("x" * 10))
+        if long:
+            why = f"nothing while {self._folder} is {long} bytes too long a path for sockets: set ALIQUOT_HOME"
+            return Invalid("together", name, f"{why} to a shorter one, such as /tmp/aliquot")
+        for other in others:
+            if other is not app_class:
+                allowed = f"a group of --class {app_class.value} runs: members of a group have one class"
+                return Invalid("together", name, f"{allowed}, and those of {name} have {other.value}")
+        return None
+
+    def environment(self, tenancy: Tenancy) -> dict[str, str]:
+        """What a member's processes get in addition."""
+        if not tenancy.group:
+            return {}
+        folder = self._folder / tenancy.group_id
+        return {PIPES_VARIABLE: str(pipes(folder)), LOGS_VARIABLE: str(logs(folder))}
+
+    def join(self, members: Sequence[Tenancy], then: Callable[[Exception | None], None]) -> None:
+        """The last of them is new. `then` is called when it may start, or with the reason why not."""
+        self.worker.put(lambda: self._start(members), then)
+
+    def left(self, group: str, members: Sequence[Tenancy]) -> None:
+        """A member ended; these are left."""
+        if members:
+            self._change(members)
+        else:
+            self.worker.put(lambda: self._stop(group), _log_error(group))
+
+    def restore(self, groups: Mapping[str, Sequence[Tenancy]]) -> None:
+        """After a restart: go on with these, and end all others."""
+        for group, members in groups.items():
+            try:
+                self._arbiter.add(self._tenant(members), self._folder / group)
+            except Exception as error:  # its owner may have broken the folder; others go on
+                _log_error(group)(error)
+        if self._folder.is_dir():
+            for name in {entry.name.partition(".")[0] for entry in self._folder.iterdir()} - groups.keys() - {""}:
+                self.worker.put(partial(self._stop, name), _log_error(name))
+
+    def _tenant(self, members: Sequence[Tenancy]) -> Tenant:
+        tenant = group_tenant(members)
+        running = self._mps.running(self._folder / tenant.id)
+        root, started = running or (None, None)
+        return replace(tenant, name=f"group {members[0].group}", root=root, started=started)
+
+    def _start(self, members: Sequence[Tenancy]) -> None:
+        group, user = members[-1].group_id, user_of(members[-1])
+        folder = self._folder / group
+        self._folder.mkdir(mode=0o711, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+            if os.geteuid() == 0:
+                os.chown(folder, user, -1)
+        self._arbiter.add(self._tenant(members), folder)  # first: the server's slices shall be right from its start
+        pid, _ = self._mps.start(folder, user, [share.uuid for share in members[-1].shares])
+        self._change(members)
+        _LOG.info("group_ready", extra={"data": {"group": members[-1].group, "user": user, "pid": pid}})
+
+    def _change(self, members: Sequence[Tenancy]) -> None:
+        self._arbiter.change(self._tenant(members))
+
+    def _stop(self, group: str) -> None:
+        self._mps.stop(self._folder / group)
+        self._arbiter.remove(group)
+        _LOG.info("group_ended", extra={"data": {"group": group}})
+
+
+def _log_error(group: str) -> Callable[[Exception | None], None]:
+    def log(error: Exception | None) -> None:
+        if error is not None:
+            _LOG.error("group_failed", exc_info=error, extra={"data": {"group": group}})
+
+    return log
