@@ -202,6 +202,7 @@ bool memory_known(CUdeviceptr address, size_t bytes);
 
 /* ---- vmm.c: contents of what is mapped; false: there are none (not all of it is mapped, or it cannot be exported) ---- */
 bool vmm_write(CUdeviceptr to, const void *from, size_t bytes);
+void vmm_clear(CUdeviceptr to, size_t bytes);
 bool vmm_read(void *to, CUdeviceptr from, size_t bytes);
 
 /* ---- copy.c ---- */

@@ -54,6 +54,11 @@ static void apply_copy(const struct effect *effect, size_t row)
 /* What is mapped may be large: fill it in pieces. */
 static void fill_mapped(const struct op *op)
 {
+    if (!op->fill.value) {
+        for (size_t row = 0; row < op->fill.rows; row++)
+            vmm_clear(op->fill.to + row * op->fill.pitch, op->fill.count * op->fill.width);
+        return;
+    }
     char pattern[16384];
     for (size_t i = 0; i < sizeof pattern; i += op->fill.width) memcpy(pattern + i, &op->fill.value, op->fill.width);
     for (size_t row = 0; row < op->fill.rows; row++)

@@ -345,6 +345,25 @@ bool vmm_write(CUdeviceptr to, const void *from, size_t bytes)
     return all;
 }
 
+/* Zeros take no memory: whole pages become holes again. */
+void vmm_clear(CUdeviceptr to, size_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    for (size_t done = 0, part; done < bytes; done += part) {
+        part = bytes - done;
+        char *kept = contents(to + done, &part);
+        if (!kept) break;
+        char *first = (char *)(((uintptr_t)kept + PAGE - 1) / PAGE * PAGE), *end = kept + part;
+        char *last = (char *)((uintptr_t)end / PAGE * PAGE);
+        if (first >= last || madvise(first, (size_t)(last - first), MADV_REMOVE)) memset(kept, 0, part);
+        else {
+            memset(kept, 0, (size_t)(first - kept));
+            memset(last, 0, (size_t)(end - last));
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 bool vmm_read(void *to, CUdeviceptr from, size_t bytes)
 {
     bool all = true;

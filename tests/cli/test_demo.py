@@ -17,7 +17,7 @@ import pytest
 
 from aliquot.adapters.host.procscan import with_environment
 from aliquot.cli.demo import command, promises
-from aliquot.cli.demo.cleanup import clean_up
+from aliquot.cli.demo.cleanup import clean_up, pool_of
 from aliquot.cli.demo.command import Found, choose, print_results
 from aliquot.cli.demo.output import Part, PlainOutput, Row, lines, note
 from aliquot.cli.demo.output import command as command_line
@@ -162,6 +162,9 @@ def _promises(bounds: promises.Bounds, latency: float = 0.0) -> list[promises.Pr
         promises.resumed(0.1, delay=0.1, bounds=bounds),
         promises.nothing_lost(right=True, same_process=True, kernels=123_456),
         promises.memory(refused=True, asked="3 GiB", quota="2 GiB"),
+        promises.crowded(size="9 GiB", card="24 GiB", parked="9 GiB", held=True),
+        promises.woken(0.31, size="9 GiB", bounds=bounds),
+        promises.memory_kept(right=True, kernels=12_345),
     ]
 
 
@@ -194,7 +197,7 @@ def test_demo_results_begin_with_the_verdict() -> None:
     missed = promises.placed(wanted=3, running=2, reasons=["t9k: card 0 has 1 GiB free"])
     print_results(out, [missed, *rows[6:]], REAL)
     at = next(at for at, line in enumerate(out.lines) if line)
-    assert (out.lines[at], out.styles[at]) == ("7 of 8 promises held", ["bold yellow"])
+    assert (out.lines[at], out.styles[at]) == ("10 of 11 promises held", ["bold yellow"])
     table = out.lines[out.lines.index(next(line for line in out.lines if line.startswith("RESULT"))) :]
     assert table[1].startswith("MISSED  3 Pods")
     assert table[2].strip() == "t9k: card 0 has 1 GiB free"
@@ -328,16 +331,16 @@ def _left(folder: Path) -> list[Any]:
 def test_shortest_demo_runs_and_leaves_nothing(folder: Path) -> None:
     done = subprocess.run(
         [*SHORT, "-o", "json"],
-        env=_environment(folder), capture_output=True, text=True, timeout=120, check=False,
+        env=_environment(folder), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     held = {row["key"]: row["held"] for row in told["promises"]}
     assert list(held) == [
         "placed", "best-effort", "burst-share", "fixed-share", "offline-alone", "added-0", "added-100 ms",
-        "offline-beside", "resumed", "nothing-lost", "memory",
+        "offline-beside", "resumed", "nothing-lost", "memory", "crowded", "woken", "memory-kept",
     ]  # fmt: skip
-    assert all(held[key] for key in ("placed", "offline-beside", "nothing-lost", "memory")), told["promises"]
+    assert all(held[key] for key in ("placed", "nothing-lost", "memory", "crowded", "memory-kept")), told["promises"]
     assert 0 < told["first_share_seconds"] < 60
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", told["dashboard"])
     assert _left(folder) == []
@@ -364,11 +367,13 @@ def test_clean_up_spares_other_processes(folder: Path) -> None:
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "ALIQUOT_HOME": str(folder / "other")}) as neighbour:
         mine = subprocess.Popen(["sleep", "60"], env={**os.environ, "ALIQUOT_HOME": str(folder / "mine")})
         (folder / "mine").mkdir()
+        pool_of(folder / "mine").mkdir()
         eventually(lambda: with_environment("ALIQUOT_HOME", str(folder / "mine")))
         clean_up(folder / "mine")
         assert mine.wait(10) == -signal.SIGTERM
         assert neighbour.poll() is None
         assert not (folder / "mine").exists()
+        assert not pool_of(folder / "mine").exists()
         neighbour.kill()
 
 

@@ -218,6 +218,7 @@ class Node:
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.pool is not None:
             shutil.rmtree(self.pool, ignore_errors=True)
+            self.pool.with_suffix(".log").unlink(missing_ok=True)
 
 
 def near(expected: list[float], points: float) -> Callable[..., bool]:

@@ -86,7 +86,7 @@ def virtual_memory() -> dict[str, Any]:
     cuda = session.cuda
     start = session.free_memory()
     size = 64 * MIB
-    prop = struct.pack("=iiiiQ8x", 1, 0, 1, 0, 0)
+    prop = struct.pack("=iiiiQ8x", 1, 1, 1, 0, 0)
     access = struct.pack("=iii", 1, 0, 3)
     address = cuda.get("cuMemAddressReserve", size, 0, 0, 0)
     seen: dict[str, Any] = {"reserved": start - session.free_memory()}
@@ -94,6 +94,9 @@ def virtual_memory() -> dict[str, Any]:
     seen["created"] = start - session.free_memory()
     cuda.call("cuMemMap", address, size, 0, handle, 0)
     cuda.call("cuMemSetAccess", address, size, access, 1)
+    cuda.call("cuMemsetD8_v2", address, 255, MIB)
+    cuda.call("cuMemsetD8_v2", address + 8, 0, MIB - 16)  # becomes a hole, but for its edges
+    seen["cleared"] = [session.read(address + at, 1)[0] for at in (0, 8, 4096, MIB // 2, MIB - 16, MIB - 8)]
     seen["twice"] = cuda.status("cuMemMap", address, size, 0, handle, 0)
     cuda.call("cuMemRelease", handle)
     seen["released"] = start - session.free_memory()

@@ -96,6 +96,7 @@ def test_virtual_memory_goes_back_when_it_has_neither_handle_nor_mapping(player:
     assert player.run("virtual_memory") == {
         "reserved": 0,
         "created": 64 * MIB,
+        "cleared": [2**64 - 1, 0, 0, 0, 0, 2**64 - 1],
         "twice": 1,
         "released": 64 * MIB,
         "unmapped": 0,

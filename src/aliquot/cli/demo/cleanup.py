@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
-from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.home import POOLS, Home, pool_name
 from aliquot.adapters.host.procscan import with_environment
 
 HOME_VARIABLE = "ALIQUOT_HOME"
@@ -57,7 +57,13 @@ def clean_up(home: Path) -> None:
                 processes.send_signal(pid, signal.SIGTERM if now < began + _PATIENCE else signal.SIGKILL, started)
                 processes.send_signal(pid, signal.SIGCONT, started)  # a stopped process reacts to nothing else
         time.sleep(_STEP)
-    shutil.rmtree(home, ignore_errors=True)
+    for folder in (pool_of(home), home):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pool_of(home: Path) -> Path:
+    """The memory that left the cards."""
+    return Path(POOLS, pool_name(str(home), os.geteuid()))
 
 
 def _others_of(home: Path) -> dict[int, int]:

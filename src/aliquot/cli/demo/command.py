@@ -51,9 +51,9 @@ _AT_WORK = 0.1  # utilisation of a card from which the demo would disturb others
 def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, output: str) -> None:
     """Show in two minutes how cards are shared: promised and measured results side by side.
 
-    Place Pods of three dialects, share a card between three tenants under each policy, and preempt an offline job for
-    an online server. Uses the cards of this machine, or simulated ones if there are none. Runs its own daemon and
-    leaves nothing behind.
+    Place Pods of three dialects, share a card between three tenants under each policy, preempt an offline job for an
+    online server, and run three programs on a card that holds the memory of two. Uses the cards of this machine, or
+    simulated ones if there are none. Runs its own daemon and leaves nothing behind.
 
     \b
     aliquot demo

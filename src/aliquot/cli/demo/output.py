@@ -49,7 +49,7 @@ class Output(Protocol):
 def heading(out: Output, number: int, title: str) -> None:
     """Print the title of a part."""
     out.line()
-    out.line((f"{number}/4  {title}", "bold"))
+    out.line((f"{number}/5  {title}", "bold"))
 
 
 def paragraph(out: Output, text: str, indent: str = "", hanging: str = "") -> None:

@@ -65,6 +65,11 @@ class Tenant:
                 raise DemoError(f"{self.name} makes no progress: {self._last_line()}")
             time.sleep(_STEP)
 
+    @property
+    def has_worked(self) -> bool:
+        """Whether it has finished a kernel."""
+        return self._files.with_suffix(".progress").exists()
+
     def counter(self) -> Counter:
         """Its finished kernels up to now."""
         time.sleep(_NOTED)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 LEAST_SECONDS = 20
 _WITH_IDLE = 40  # seconds; shorter demos skip the part with an idle tenant
-_OVERHEAD = 9.0  # seconds of starting and ending processes
+_OVERHEAD = 11.5  # seconds of starting and ending processes
 _TELLS_P99 = 300  # requests; with fewer, p99 is a single outlier
 NO_COST = "no measurable cost"
 _SETTLE = 1.0  # seconds; `share` in the status is that of the last second
@@ -39,12 +39,15 @@ class Bounds:
     added_rank: str  # the percentile for that bound, given enough requests
     beside: float  # the largest share of offline work beside online work
     resume_ms: float  # the longest time to resume, after the release delay
+    wake_s: float  # the longest time until a parked program has its memory and the result of a kernel
     note: str  # printed above the table
 
 
-REAL = Bounds(points=2.0, whole=0.97, added_us=300.0, added_rank="p99", beside=0.01, resume_ms=100.0, note="")
+REAL = Bounds(
+    points=2.0, whole=0.97, added_us=300.0, added_rank="p99", beside=0.01, resume_ms=100.0, wake_s=1.0, note=""
+)
 SIMULATED = Bounds(
-    points=5.0, whole=0.90, added_us=1000.0, added_rank="p50", beside=0.02, resume_ms=300.0,
+    points=5.0, whole=0.90, added_us=1000.0, added_rank="p50", beside=0.02, resume_ms=300.0, wake_s=5.0,
     note="Simulated cards share this machine's processor: their bounds are wider than those of real cards.",
 )  # fmt: skip
 
@@ -238,6 +241,36 @@ def memory(*, refused: bool, asked: str, quota: str) -> Promise:
         promised=f"{asked} with a quota of {quota}: refused",
         measured="refused" if refused else "GRANTED",
         held=refused,
+    )
+
+
+def crowded(*, size: str, card: str, parked: str, held: bool) -> Promise:
+    """More memory is in use than the card has."""
+    return Promise(
+        key="crowded",
+        promised=f"3 programs of {size} run on a card of {card}",
+        measured=f"all run, {parked} parked" if held else "NOT all run",
+        held=held,
+    )
+
+
+def woken(seconds: float | None, *, size: str, bounds: Bounds) -> Promise:
+    """A parked program's next kernel."""
+    return Promise(
+        key="woken",
+        promised=f"parked {size} and a kernel: back within {bounds.wake_s:g} s",
+        measured="it did not wake" if seconds is None else f"{seconds:.2f} s",
+        held=seconds is not None and seconds <= bounds.wake_s,
+    )
+
+
+def memory_kept(*, right: bool, kernels: float) -> Promise:
+    """All three verify the results of their kernels on the card."""
+    return Promise(
+        key="memory-kept",
+        promised="results of all three are right after moves",
+        measured=f"all {kernels:,.0f} kernels once" if right else "NOT every kernel once",
+        held=right,
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs the four parts of the demo. promises.py decides whether a promise was held."""
+"""Runs the parts of the demo; the fifth is in crowd.py. promises.py decides whether a promise was held."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.cli.demo import promises
+from aliquot.cli.demo.crowd import crowd
 from aliquot.cli.demo.output import Output, Row, bars, command, heading, note
 from aliquot.cli.demo.processes import DemoError, Sandbox, Tenant
 from aliquot.cli.demo.promises import Bounds, Pace, Promise, microseconds
@@ -66,6 +67,7 @@ class Scenario:
         self._policies(others)
         self._classes()
         self._memory()
+        crowd(self)
         self.output.finish()
 
     # --- one: placement ----------------------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ class Scenario:
             for sentence in [pod.reason] if pod.reason else pod.why:
                 self._note(sentence, 1)
         self._note(f"free memory now: {_free(self.sandbox.status())}")
-        self._watch(self.pace.read)
+        self.watch(self.pace.read)
         running = [pod for pod in pods if pod.phase == "Running"]
         reasons = [f"{pod.name}: {pod.reason or pod.phase}" for pod in pods if pod not in running]
         self.outcome.append(promises.placed(wanted=3, running=len(running), reasons=reasons))
@@ -137,9 +139,9 @@ class Scenario:
 
     def _shares(self, policy: str, tenants: Sequence[Tenant], seconds: float, idle: int | None = None) -> None:
         """Measure the shares by the tenants' own counts, print and judge them."""
-        self._watch(self.pace.settle)
+        self.watch(self.pace.settle)
         begin = time.monotonic()
-        reported = self._watch(seconds)
+        reported = self.watch(seconds)
         end = time.monotonic()
         found = [tenant.counter().share(begin, end, tenant.kernel_us) for tenant in tenants]
         rows = [Row(name, f"quota {quota}%", share) for (name, quota), share in zip(QUOTAS, found, strict=True)]
@@ -164,9 +166,9 @@ class Scenario:
         )
         train.wait_until_working()
         pid = self._tenant("train").pid
-        self._watch(self.pace.settle / 2)
+        self.watch(self.pace.settle / 2)
         begin = time.monotonic()
-        self._watch(self.pace.whole)
+        self.watch(self.pace.whole)
         share = train.counter().share(begin, time.monotonic(), _TRAIN_US)
         bars(self.output, [Row("train", "offline", share)])
         self.outcome.append(promises.whole(share, self.bounds))
@@ -197,14 +199,14 @@ class Scenario:
         before = self._share("train")
         server = self._server(_DAY)
         server.wait_until_working()
-        self._watch(self.pace.settle / 2)
+        self.watch(self.pace.settle / 2)
         begin = time.monotonic()
-        self._watch(self.pace.kept)
+        self.watch(self.pace.kept)
         server.wait_for_work()
         with server.stopped():  # no more requests, but the server still runs: only the delay counts now
             served = server.counter()
             end = served.last or begin
-            self._watch(max(self.pace.after, 5 * RELEASE_DELAY))
+            self.watch(max(self.pace.after, 5 * RELEASE_DELAY))
             counter, after = train.counter(), self._share("train")
             server.ask_to_end()
         ended = server.result()
@@ -226,7 +228,7 @@ class Scenario:
 
     def _serve(self, seconds: float) -> dict[str, Any]:
         server = self._server(seconds)
-        self._watch(seconds + 30, until=lambda: server.over)
+        self.watch(seconds + 30, until=lambda: server.over)
         return server.result()
 
     def _server(self, seconds: float) -> Tenant:
@@ -265,7 +267,7 @@ class Scenario:
     def _typed(self) -> str:
         return _typed(self.slice_mib)
 
-    def _watch(self, seconds: float, until: Callable[[], bool] | None = None) -> dict[str, float]:
+    def watch(self, seconds: float, until: Callable[[], bool] | None = None) -> dict[str, float]:
         """Show the shares for that long, or until a condition holds. Returns the daemon's mean shares."""
         end = time.monotonic() + seconds
         sums: dict[str, list[float]] = {}
