@@ -33,7 +33,9 @@ def explained(folder: Path, pods: list[Json], cluster: list[Json], *options: str
 
 def assert_shape(entry: Json) -> None:
     """The contract, strictly: these keys and no others, of these types."""
-    assert list(entry) == ["pod", "ours", "fits", "node", "containers", "error", "scheduling_gates", "refusals"]
+    keys = ["pod", "ours", "fits", "node", "containers", "error", "scheduling_gates", "preemption", "refusals"]
+    assert list(entry) == keys
+    assert entry["preemption"] is None or entry["fits"] is False
     assert isinstance(entry["pod"], str)
     assert isinstance(entry["ours"], bool)
     assert isinstance(entry["fits"], bool) if entry["ours"] else entry["fits"] is None

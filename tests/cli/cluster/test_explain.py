@@ -61,6 +61,7 @@ def test_explain_json_has_cards_and_refusals_of_other_nodes(tmp_path: Path) -> N
         "containers": {"main": [{"card": 0, "memory_gib": 3, "core": 30, "core_greedy": None, "whole": False}]},
         "error": None,
         "scheduling_gates": [],
+        "preemption": None,
         "refusals": [
             {"node": "n2", "card": None, "reason": "unschedulable", "wanted": None, "had": "cordoned", "never": False}
         ],

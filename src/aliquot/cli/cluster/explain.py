@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aliquot.cli.manifests import Manifest
     from aliquot.dialects.wire.objects import NodeObject
     from aliquot.model.grant import Grant, Share
-    from aliquot.services.explain.snapshot import Note, Verdict
+    from aliquot.services.explain.snapshot import Note, Preemption, Verdict
 
 _MOST_NAMES = 3  # of a note; five thousand nodes may all need the same assumption
 _WIDEST_NAME = 60
@@ -99,7 +99,7 @@ def explain(
     for line in _noted(snapshot.notes):
         click.echo(f"note: {printable(line)}", err=True)
     # One by one, and each written before the next: the reasons of 200 Pods on 5,000 nodes are more than memory holds.
-    verdicts = (snapshot.place(pod, why_not_elsewhere=output == "json") for pod in pods)
+    verdicts = (snapshot.place(pod, why_not_elsewhere=output == "json", who_goes=True) for pod in pods)
     if output == "json":
         all_fit = _write_json(verdicts)
     else:
@@ -198,6 +198,19 @@ def _entry(verdict: Verdict) -> dict[str, Any]:
         "containers": _containers(verdict.grant) if verdict.grant else {},
         "error": "; ".join(broken.sentence() for broken in verdict.broken) or None,
         "scheduling_gates": list(verdict.gates),
+        "preemption": _preemption(verdict.preemption) if verdict.preemption else None,
+    }
+
+
+def _preemption(found: Preemption) -> dict[str, Any]:
+    return {
+        "node": found.grant.node,
+        "containers": _containers(found.grant),
+        "allowed": found.allowed,
+        "victims": [
+            {"pod": victim.key, "priority": victim.priority, "class": victim.app_class.value}
+            for victim in found.victims
+        ],
     }
 
 
@@ -256,10 +269,12 @@ def _echo(lines: Iterable[str]) -> None:
 def _alike(one: Verdict, other: Verdict) -> bool:
     """Whether both do not fit, for the same reasons: replicas, as a rule."""
     alike = one.broken == other.broken and one.gates == other.gates and one.refusals is other.refusals
+    alike = alike and one.preemption == other.preemption
     return one.fits is False and other.fits is False and alike
 
 
 def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[str]:
+    from aliquot.wording.preemption import would_go
     from aliquot.wording.refusals import held_back, why_not
 
     verdict, many = alike[0], len(alike) > 1
@@ -278,6 +293,9 @@ def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[
     else:
         yield f"{name}  {'fit' if many else 'fits'} none of {nodes:,} node{'s' * (nodes > 1)}"
         yield from why_not(verdict.refusals, verdict.claim)
+        if verdict.preemption is not None:
+            gone = verdict.preemption
+            yield f"  {'one of them ' * many}{would_go(gone.victims, gone.grant, preempts=gone.allowed)}"
 
 
 def _cards(grant: Grant) -> str:

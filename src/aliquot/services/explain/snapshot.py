@@ -27,10 +27,13 @@ from aliquot.placement.board import Bools
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.services.explain.residents import Residents
 from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
+from aliquot.services.scheduler.preemption.tenants import best_plan
+from aliquot.wording.preemption import Victim
 
 Json = dict[str, Any]
 
 # The fields of a Pod's spec by which kube-scheduler picks nodes.
+_SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 _GATES = ("nodeName", "nodeSelector", "affinity", "tolerations")
 
 
@@ -40,6 +43,15 @@ class Note:
 
     about: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """Who would have to go for a Pod, what it would get then, and whether it may have them evicted."""
+
+    victims: tuple[Victim, ...]
+    grant: Grant
+    allowed: bool  # its preemptionPolicy is not Never
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,7 @@ class Verdict:
     refusals: tuple[Refusal, ...] = ()
     remark: str | None = None
     gates: tuple[str, ...] = ()  # its scheduling gates: kube-scheduler does not look at it while it has any
+    preemption: Preemption | None = None  # None: it has a place, or no eviction would help
 
     @property
     def ours(self) -> bool:
@@ -116,6 +129,7 @@ class Snapshot:
     _gates: dict[str, _Gate] = field(default_factory=dict)
     _residents: Residents | None = None
     _latest: _Latest | None = None
+    _preemption: tuple[tuple[object, ...], Preemption | None] = ((), None)  # the latest, and of what
 
     # --- filling the cluster -----------------------------------------------------------------------------------
 
@@ -188,10 +202,13 @@ class Snapshot:
 
     # --- placing -------------------------------------------------------------------------------------------
 
-    def place(self, manifest: Json, *, why_not_elsewhere: bool = True, book: bool = True) -> Verdict:
+    def place(
+        self, manifest: Json, *, why_not_elsewhere: bool = True, book: bool = True, who_goes: bool = False
+    ) -> Verdict:
         """Where the Pod goes, booked if `book`; or every reason why not.
 
-        With `why_not_elsewhere`, a Pod that has a place gets the refusals of the other nodes too.
+        With `why_not_elsewhere`, a Pod that has a place gets the refusals of the other nodes too; with `who_goes`, one
+        without a place the Pods that would have to go for it.
         """
         cluster, key = self.cluster, pod_key(manifest)
         claim = dialects.parse_pod(manifest, cluster.rules)
@@ -216,7 +233,33 @@ class Snapshot:
         if grant is not None and book:
             self._book(replace(claim, uid=self._new_uid(claim)), grant)
             self._there().add(grant.node, terms)
-        return Verdict(key, claim, grant, refusals=refusals)
+        preemption = self._who_goes(claim, spec, rows, refusals) if grant is None and who_goes else None
+        return Verdict(key, claim, grant, refusals=refusals, preemption=preemption)
+
+    def _who_goes(
+        self, claim: Claim, spec: Mapping[str, Any], rows: Bools, refusals: tuple[Refusal, ...]
+    ) -> Preemption | None:
+        """Of the nodes that kube-scheduler lets the Pod on. Replicas share the answer, as they share their refusals."""
+        cluster, priority = self.cluster, _priority(spec)
+        if priority is None:
+            return None
+        allowed = spec.get("preemptionPolicy") != "Never"
+        known, found = self._preemption
+        if not (known and known[0] is refusals and known[1:] == (priority, allowed)):
+            names = [cluster.board.names[row] for row in np.flatnonzero(rows).tolist()]
+            plan = best_plan(cluster, claim, priority, names)
+            found = None
+            if plan is not None and plan.victims:
+                keys = {uid: key for key, uid in cluster.seen.items()}
+                victims = tuple(
+                    Victim(keys.get(tenant.uid, tenant.uid), tenant.priority, tenant.occupant.app_class)
+                    for tenant in plan.victims
+                )
+                found = Preemption(victims, plan.grant, allowed)
+            self._preemption = ((refusals, priority, allowed), found)
+            if self._latest is not None:  # the board is as it was, though its clock went on
+                self._latest = replace(self._latest, clock=cluster.board.clock)
+        return found
 
     def _there(self) -> Residents:
         """All Pods on nodes; read when first asked for."""
@@ -295,6 +338,14 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     snapshot.add_nodes(kinds.get("Node", []))
     snapshot.add_pods(kinds.get("Pod", []))
     return snapshot
+
+
+def _priority(spec: Mapping[str, Any]) -> int | None:
+    """The Pod's priority; None where only the cluster knows what its class means."""
+    priority, name = spec.get("priority"), spec.get("priorityClassName")
+    if isinstance(priority, int) and not isinstance(priority, bool):
+        return priority
+    return _SYSTEM_PRIORITIES.get(name) if isinstance(name, str) and name else 0
 
 
 def _terms(manifest: Json) -> PodTerms:

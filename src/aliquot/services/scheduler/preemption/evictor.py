@@ -35,7 +35,7 @@ from aliquot.services.daemon.events import EventSink
 from aliquot.services.scheduler.cluster import Cluster, Pending
 from aliquot.services.scheduler.preemption import evictionapi
 from aliquot.services.scheduler.preemption.evictionapi import Evictee
-from aliquot.services.scheduler.preemption.tenants import outlook_on, plan_for
+from aliquot.services.scheduler.preemption.tenants import is_best, nodes_to_examine, outlook_on, plan_for
 from aliquot.wording import preemption as wording
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ _OFFERED = 30.0  # seconds that kube-scheduler has for its own evictions, before
 _KEEP = 30.0  # seconds for which room that is free is kept
 _STUCK = 60.0  # seconds after the end of its grace period; a Pod that is still there is not about to go
 _MOST_ASKED = 256  # Pods; the newest
-_MOST_NODES = 64  # examined for one Pod
 _MOST_PLANS = 8  # in a row, each without the Pods that the API server protects from the one before
 _REST = 4.0  # pause after a node was examined, as a multiple of the time taken: binds and filters come first
 _PROTECTED = 4.0  # seconds for which a refused eviction is not tried again
@@ -286,16 +285,10 @@ class Evictor:
     async def _best_plan(self, pod: Pending, names: Sequence[str]) -> Plan | None:
         """The cheapest victims on these nodes; None where nothing helps."""
         assert isinstance(pod.claim, Claim)
-        cluster = self._cluster
-        lowest: dict[str, int] = {}
-        for name in names:
-            priorities = [cluster.priorities.get(booking.uid, 0) for booking in cluster.ledger.on(name)]
-            if priorities and min(priorities) < pod.priority:
-                lowest[name] = min(priorities)
         best: Plan | None = None
-        for name in sorted(lowest, key=lambda name: lowest[name])[:_MOST_NODES]:
-            if best is not None and not best.cost[0][0] and best.cost[0][1] < lowest[name]:
-                break  # no better one can follow
+        for name, least in nodes_to_examine(self._cluster, pod.priority, names).items():
+            if is_best(best, least):
+                break
             began = self._clock()
             plan = self._plan_on(pod, name)
             if plan is not None and (best is None or plan.cost < best.cost):

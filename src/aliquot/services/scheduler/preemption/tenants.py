@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from aliquot.model.claim import Claim
 from aliquot.placement.victims import Outlook, Plan, Tenant, plan_on
 from aliquot.services.scheduler.cluster import Cluster
+
+_MOST_NODES = 64  # examined for one Pod: each takes some milliseconds
+
+
+def nodes_to_examine(cluster: Cluster, priority: int, names: Iterable[str]) -> dict[str, int]:
+    """Of these nodes, those with less important Pods, the least important first, and the priority of those."""
+    lowest: dict[str, int] = {}
+    for name in names:
+        least = min((cluster.priorities.get(booking.uid, 0) for booking in cluster.ledger.on(name)), default=priority)
+        if least < priority:
+            lowest[name] = least
+    return {name: lowest[name] for name in sorted(lowest, key=lowest.__getitem__)[:_MOST_NODES]}
+
+
+def is_best(plan: Plan | None, least: int) -> bool:
+    """Whether no node whose least important Pod is of that priority has a better plan."""
+    return plan is not None and not plan.cost[0][0] and plan.cost[0][1] < least
+
+
+def best_plan(cluster: Cluster, claim: Claim, priority: int, names: Iterable[str]) -> Plan | None:
+    """The cheapest victims on these nodes; None where nothing helps. The evictor does the same with pauses."""
+    best: Plan | None = None
+    for name, least in nodes_to_examine(cluster, priority, names).items():
+        if is_best(best, least):
+            break
+        plan = plan_for(cluster, claim, priority, name, going=cluster.going)
+        if plan is not None and (best is None or plan.cost < best.cost):
+            best = plan
+    return best
 
 
 def plan_for(
