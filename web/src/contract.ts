@@ -179,6 +179,7 @@ export const REASONS = [
   "invalid-node",
   "unknown-node",
   "invalid-pod",
+  "group",
   "unschedulable",
   "not-ready",
   "taint",

@@ -14,7 +14,8 @@ _POD = frozenset((
     "enableServiceLinks", "ephemeralContainers", "hostAliases", "hostIPC", "hostNetwork", "hostPID", "hostUsers",
     "hostname", "hostnameOverride", "imagePullSecrets", "initContainers", "nodeName", "nodeSelector", "os",
     "overhead", "preemptionPolicy", "priority", "priorityClassName", "readinessGates", "resourceClaims",
-    "resources", "restartPolicy", "runtimeClassName", "schedulerName", "schedulingGates", "securityContext",
+    "resources", "restartPolicy", "runtimeClassName", "schedulerName", "schedulingGates", "schedulingGroup",
+    "securityContext",
     "serviceAccount", "serviceAccountName", "setHostnameAsFQDN", "shareProcessNamespace", "subdomain",
     "terminationGracePeriodSeconds", "tolerations", "topologySpreadConstraints", "volumes", "workloadRef",
 ))  # fmt: skip

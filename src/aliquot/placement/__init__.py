@@ -15,6 +15,7 @@
     reserve.py   room that dense keeps for Pods of several cards
     choose.py    the best node for a claim, with scores kept per shape
     why.py       why a decision took its cards: what ruled the others out
+    groups.py    places for several claims at once, or for none
     book.py      who holds what: assume, confirm, forget, expire
     victims.py   who has to go for a more important Pod
     reservations.py  room kept for a Pod while its victims leave

@@ -4,6 +4,7 @@
     reasons.py    the one table from Reason to words, in three lengths, and the codes inside kube-scheduler's messages
     shortage.py   why a run or a Pod of one machine waits
     refusals.py   why no node of a cluster takes a Pod
+    groups.py     what a waiting PodGroup has and lacks
     placement.py  why a Pod is on its cards
     requests.py   what a Pod asks for
     promises.py   what a Pod was promised

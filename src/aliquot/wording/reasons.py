@@ -155,6 +155,10 @@ _TABLE: dict[tuple[Reason, str], Words] = {
     (Reason.INVALID, ""): Words("invalid node: {detail}", "invalid node: {detail}"),
     (Reason.UNKNOWN_NODE, ""): Words("aliquot has not seen this node yet", "not seen yet"),
     (Reason.INVALID_POD, ""): Words("invalid Pod: {detail}", "invalid Pod: {detail}"),
+    (Reason.GROUP, ""): Words(
+        "its PodGroup waits for more members to have a place",
+        "its PodGroup needs {wanted} members in their places at once; {had} have one or would have one",
+    ),
     (Reason.UNSCHEDULABLE, ""): Words("the node is cordoned", "cordoned"),
     (Reason.NOT_READY, ""): Words("the node is not ready", "not ready (Ready is {detail})"),
     (Reason.NOT_READY, UNKNOWN): Words("the node is not ready", "not ready"),

@@ -49,6 +49,8 @@ const REASONS: Record<Reason, (refused: Refused) => string> = {
   "invalid-node": () => "节点的配置无效",
   "unknown-node": () => "调度器还没有见到该节点",
   "invalid-pod": () => "Pod 的配置无效",
+  group: ({ had, wanted }) =>
+    wanted === undefined ? "所属的 PodGroup 还在等待足够的成员有位置" : `所属的 PodGroup 需要 ${wanted} 个成员同时有位置，目前 ${had ?? 0} 个`,
   unschedulable: () => "节点已封锁",
   "not-ready": () => "节点未就绪",
   taint: () => "Pod 不容忍该节点的污点",

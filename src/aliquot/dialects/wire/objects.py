@@ -96,6 +96,12 @@ class PodClaim(msgspec.Struct, rename="camel", gc=False):
     resource_claim_name: str | None = None
 
 
+class SchedulingGroup(msgspec.Struct, rename="camel", gc=False):
+    """The PodGroup of Kubernetes itself that a Pod belongs to."""
+
+    pod_group_name: str | None = None
+
+
 class PodSpec(msgspec.Struct, rename="camel", gc=False):
     """What is read of it."""
 
@@ -111,6 +117,7 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
     scheduling_gates: list[Any] | None = None
     tolerations: list[Any] | None = None
     resource_claims: list[PodClaim] | None = None
+    scheduling_group: SchedulingGroup | None = None
 
 
 class Condition(msgspec.Struct, rename="camel", gc=False):

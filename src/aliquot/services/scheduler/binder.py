@@ -33,6 +33,7 @@ from aliquot.wording.refusals import coded_reason
 
 if TYPE_CHECKING:
     from aliquot.services.scheduler.cluster import Cluster, Placed
+    from aliquot.services.scheduler.groups.gathering import Gathering
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +60,11 @@ class Binder:
         on_pod: Callable[[PodObject], None],
         now_ns: Callable[[], int],
         extra_annotations: Callable[[Placed], Mapping[str, str]] = lambda placed: {},
+        gathering: Gathering | None = None,
     ) -> None:
         self._kube, self._cluster = kube, cluster
         self._may_write, self._now_ns = may_write, now_ns
-        self._on_pod, self._extra_annotations = on_pod, extra_annotations
+        self._on_pod, self._extra_annotations, self._gathering = on_pod, extra_annotations, gathering
         self._binding: dict[str, asyncio.Task[None]] = {}  # by uid: calls in progress
         self._lookups: set[asyncio.Task[None]] = set()
         self._confirmed_by_api: set[str] = set()  # uids that the API server bound recently
@@ -123,12 +125,27 @@ class Binder:
         if isinstance(placed, list):
             why = "; ".join(dict.fromkeys(coded_reason(refusal.reason, refusal.never, claim) for refusal in placed))
             raise Refused(f"{claim.key} no longer fits on {binding.Node}: {why or 'its cards are taken'}")
+        if self._gathering is not None and claim.uid in cluster.groups.members:
+            placed = await self._with_its_group(claim, self._gathering)
         try:
             annotations = self._annotations(placed)
         except BaseException:  # nothing was sent
             cluster.unassume(claim.uid)
             raise
         await self._send(binding, claim, annotations)
+
+    async def _with_its_group(self, claim: Claim, gathering: Gathering) -> Placed:
+        """Wait for enough other members of the Pod's group to be here too. Raises Refused; then nothing is booked."""
+        try:
+            why = await gathering.wait(claim.uid)
+        except BaseException:  # nothing was sent
+            self._cluster.unassume(claim.uid)
+            raise
+        placed = self._cluster.assumed.get(claim.uid)  # its cards may have got other numbers meanwhile
+        if why is None and placed is not None and self._may_write():
+            return placed
+        self._cluster.unassume(claim.uid)
+        raise Refused(f"{claim.key}: {why or 'it is gone, or this instance is no longer the leader'}")
 
     def _annotations(self, placed: Placed) -> dict[str, str]:
         node = self._cluster.board.node(placed.grant.node)

@@ -40,6 +40,7 @@ from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.reservations import Reservations
 from aliquot.services.scheduler.candidates import Candidates, Filtered
+from aliquot.services.scheduler.roster import Roster
 
 NEVER = float("inf")  # the deadline of what only the API server may end
 
@@ -94,6 +95,7 @@ class Cluster:
     seen: dict[str, str] = field(default_factory=dict)  # key -> uid of every Pod there is
     priorities: dict[str, int] = field(default_factory=dict)  # of Pods on nodes; most have 0, which is left out
     going: dict[str, str] = field(default_factory=dict)  # Pods on nodes that terminate, and until when they may
+    groups: Roster = field(default_factory=Roster)  # PodGroups and their members
     ledger: Ledger = field(init=False)
     reserved: Reservations = field(init=False)
     chooser: Chooser = field(init=False)
@@ -275,6 +277,7 @@ class Cluster:
             self._set_bound(pod, names, pod.spec.node_name)
         else:
             self._set_pending(pod, key, names)
+        self.groups.observe(pod, names)
 
     def drop_pod(self, key: str) -> None:
         """A Pod is gone."""
@@ -294,6 +297,7 @@ class Cluster:
         self._candidates.forget(uid)
         self.priorities.pop(uid, None)
         self.going.pop(uid, None)
+        self.groups.forget(uid)
 
     def _set_pending(self, pod: PodObject, key: str, names: Names) -> None:
         uid = names.uid

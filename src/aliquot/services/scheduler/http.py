@@ -167,7 +167,7 @@ class Extender:
 
     def _filter(self, body: bytes, origin: _Origin) -> bytes:
         args = wire.parse_args(body)
-        answer, outcome = verbs.filter_answer(self._cluster, args)
+        answer, outcome = verbs.filter_answer(self._cluster, args, now=self._clock(), keep=self._leading())
         # kube-scheduler skips prioritize if there is only one candidate.
         if outcome.claim is not None and outcome.likely is not None and self._leading():
             self._cluster.hold(outcome.claim, outcome.likely, self._clock() + _HOLD)

@@ -29,6 +29,8 @@ from aliquot.placement.demand import Demand, demand_of
 from aliquot.services.daemon.events import EventSink
 from aliquot.services.scheduler.candidates import sample_size
 from aliquot.services.scheduler.cluster import Cluster, Pending
+from aliquot.services.scheduler.groups.waiting import WaitingGroups
+from aliquot.wording.groups import no_such_group
 from aliquot.wording.refusals import one_sentence
 
 log = logging.getLogger(__name__)
@@ -64,8 +66,10 @@ class PendingPods:
         leading: Callable[[], bool],
         clock: Callable[[], float],
         stamp: Callable[[], str],
+        groups_known: Callable[[], bool] = lambda: True,
     ) -> None:
         self.retried = 0
+        self._groups = WaitingGroups(cluster, known=groups_known, clock=clock)
         self._kube, self._cluster, self._events = kube, cluster, events
         self._leading, self._clock, self._stamp = leading, clock, stamp
         self._fitted: dict[Demand, Bools] = {}  # rows that fitted each kind of pending Pod at the last examination
@@ -87,7 +91,10 @@ class PendingPods:
                 self._known.clear()
                 continue
             given_up = {uid: pod for uid, pod in self._cluster.pending.items() if pod.refused}
-            self.find_retries(given_up)
+            self._groups.look(given_up)
+            self.find_retries({uid: pod for uid, pod in given_up.items() if uid not in self._groups})
+            self._to_retry |= dict.fromkeys(self._groups.ready(now), 1)
+            self._report_strays()
             self._report(given_up, now)
             await self._retry(given_up, now)
 
@@ -119,6 +126,14 @@ class PendingPods:
                 for pod in pods:
                     self._to_retry.pop(pod.uid, None)
 
+    def _report_strays(self) -> None:
+        """Emit one event on every Pod that names a PodGroup that is not there."""
+        for stray in self._groups.take_strays():
+            namespace, name = stray.key.split("/", 1)
+            text = no_such_group(stray.membership)
+            about = ObjectRef("Pod", name, namespace, stray.uid)
+            self._events.emit(about, "NoPodGroup", text, type="Normal", action="Scheduling")
+
     def _report(self, given_up: dict[str, Pending], now: float) -> None:
         """Emit an event with the reason on Pods without a recent one."""
         self._reported_at = {uid: at for uid, at in self._reported_at.items() if uid in given_up}
@@ -148,6 +163,8 @@ class PendingPods:
         """Why the Pod is pending, None if cards are not the reason; and whether that had to be computed."""
         if not isinstance(pod.claim, Claim):
             return "; ".join(problem.sentence() for problem in pod.claim), False
+        if pod.uid in self._groups:
+            return self._groups.sentence(pod.uid, now)
         chooser, board = self._cluster.chooser, self._cluster.board
         if len(chooser.first_fitting(pod.claim, np.arange(board.rows), 1)):
             return None, False

@@ -44,6 +44,8 @@ from aliquot.services.scheduler.dashboard.agentclient import AgentClient
 from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 from aliquot.services.scheduler.election import Election
+from aliquot.services.scheduler.groups.following import PodGroups
+from aliquot.services.scheduler.groups.gathering import Gathering
 from aliquot.services.scheduler.http import LARGEST_BODY, Extender
 from aliquot.services.scheduler.metrics import exposition
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
@@ -132,6 +134,7 @@ class Scheduler:
             kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, ConfigSink(cluster, self.upkeep)
         )
         self.slices = ResourceSlices(kube, SliceSink(cluster, self._reread_nodes))
+        self.groups = PodGroups(kube, cluster)
         self.binder = Binder(
             kube,
             cluster,
@@ -139,9 +142,16 @@ class Scheduler:
             on_pod=self.pods.observe,
             now_ns=time.time_ns,
             extra_annotations=self._env_annotations,
+            gathering=Gathering(cluster),
         )
         self.pending_pods = PendingPods(
-            kube, cluster, self.events, leading=self._leading, clock=time.monotonic, stamp=_stamp
+            kube,
+            cluster,
+            self.events,
+            leading=self._leading,
+            clock=time.monotonic,
+            stamp=_stamp,
+            groups_known=self.groups.answered.is_set,
         )
         self.evictor = Evictor(
             kube,
@@ -248,6 +258,7 @@ class Scheduler:
             *([self.election.run] if self.settings.leader_elect else []),
             self.handover.run,
             self.slices.run,
+            self.groups.run,
             *([self._keep_nodes] if self.upkeep is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
             *([self._verbs_with_tls] if self.settings.tls is not None else []),
@@ -334,9 +345,11 @@ class Scheduler:
         return render_env_annotations(placed.claim, placed.grant, node, self.cluster.rules)
 
     def _synced(self) -> bool:
-        """Whether we may answer: unhealthy cards and DRA drivers are known by then, or we may not read them."""
+        """Whether we may answer: unhealthy cards, DRA drivers and PodGroups are known by then, or we may not read
+        them."""
         configs = self.configs.answered.is_set() or not self._watches_configmaps
-        return self._listed() and configs and self.slices.answered.is_set()
+        others = self.slices.answered.is_set() and self.groups.answered.is_set()
+        return self._listed() and configs and others
 
     @property
     def _watches_configmaps(self) -> bool:

@@ -11,7 +11,9 @@ from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.placement.verdicts import verdict_of
 from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.groups.admission import admit, rows_of_names, waiting_groups
 from aliquot.services.scheduler.preemption.offered import victims as victims_of
+from aliquot.wording.groups import coded_waiting
 from aliquot.wording.refusals import UNKNOWN_NODE, coded_reason, invalid_node, invalid_pod
 
 _CHOSEN = 10  # a score of its own: kube-scheduler breaks ties by chance
@@ -29,8 +31,10 @@ class FilterOutcome:
     names: Sequence[str] = ()
 
 
-def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, FilterOutcome]:
-    """The answer, and what it came to."""
+def filter_answer(
+    cluster: Cluster, args: Args, *, now: float | None = None, keep: bool = False
+) -> tuple[bytes, FilterOutcome]:
+    """The answer, and what it came to. With `keep`, the places of a whole PodGroup are held from `now` on."""
     names = extender.requested_names(args)
     claim = cluster.read(args.Pod)
     if claim is None:  # not ours: nothing to object
@@ -38,6 +42,10 @@ def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, FilterOutcome]:
     if not isinstance(claim, Claim):
         never = dict.fromkeys(names, invalid_pod(claim))
         return extender.render_filtered(args, names, [], {}, never), FilterOutcome(len(names), 0)
+    admitted = admit(cluster, args.Pod, claim, rows_of_names(cluster, names), now=now, keep=keep)
+    if isinstance(admitted, Grant):
+        outcome = FilterOutcome(len(names), 1, claim, admitted)
+        return extender.render_filtered(args, names, [admitted.node], {}, {}), outcome
     found = cluster.filter(claim, names)
     busy: dict[str, str] = {}
     never = {}
@@ -51,6 +59,9 @@ def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, FilterOutcome]:
                 never[name] = invalid_node(broken_node)
             else:
                 busy[name] = UNKNOWN_NODE
+    if admitted is not None:
+        busy |= dict.fromkeys(found.fit, coded_waiting(admitted))
+        return extender.render_filtered(args, names, [], busy, never), FilterOutcome(len(names), 0, claim)
     outcome = FilterOutcome(len(names), len(found.fit), claim, found.likely, names)
     return extender.render_filtered(args, names, found.fit, busy, never), outcome
 
@@ -75,6 +86,8 @@ def preemption_answer(cluster: Cluster, asked: Preemption) -> dict[str, Victims]
     if claim is None:
         return offered
     if not isinstance(claim, Claim) or claim.uid in cluster.reserved:  # its victims leave already
+        return {}
+    if waiting_groups(cluster, [claim.uid]):  # its group might wait all the same
         return {}
     uids = {name: [pod.UID for pod in victims.Pods or ()] for name, victims in offered.items()}
     chosen = victims_of(cluster, claim, asked.Pod.spec.priority or 0, uids)

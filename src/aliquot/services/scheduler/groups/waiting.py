@@ -1,0 +1,74 @@
+"""Groups that kube-scheduler has given up: what each lacks, and which have room now. No IO; the time is an argument.
+
+A member that fits by itself says nothing about its group, so PendingPods leaves the members of waiting groups to this
+module. Plans are made again only when cards or members have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.groups.admission import shortfall, waiting_groups
+from aliquot.services.scheduler.roster import Seen
+from aliquot.wording.groups import waiting_because
+
+_BETWEEN = 1.0  # seconds between two plans for one group
+_LIMIT = 0.02  # seconds in one pass after which no further plan is started
+_FRESH = 10.0  # seconds for which a sentence holds for all members
+
+
+class WaitingGroups:
+    """See the head of the file."""
+
+    def __init__(self, cluster: Cluster, *, known: Callable[[], bool], clock: Callable[[], float]) -> None:
+        self._cluster, self._known, self._clock = cluster, known, clock
+        self._waiting: dict[str, list[str]] = {}  # by group: its Pods that were given up
+        self._group_of: dict[str, str] = {}  # by uid
+        self._planned: dict[str, tuple[float, tuple[int, int]]] = {}  # by group: when, and the state of the cluster
+        self._sentences: dict[str, tuple[float, str | None]] = {}
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._group_of
+
+    def look(self, given_up: Iterable[str]) -> None:
+        """Find the groups that wait, among these Pods."""
+        self._waiting = waiting_groups(self._cluster, given_up) if self._cluster.groups.groups else {}
+        self._group_of = {uid: key for key, uids in self._waiting.items() for uid in uids}
+        self._planned = {key: plan for key, plan in self._planned.items() if key in self._waiting}
+        self._sentences = {key: known for key, known in self._sentences.items() if key in self._waiting}
+
+    def ready(self, now: float) -> list[str]:
+        """Pods of groups that would find room now, as far as we know: kube-scheduler should try them again."""
+        found: list[str] = []
+        began = self._clock()
+        for key, uids in self._waiting.items():
+            planned = self._planned.get(key)
+            if planned is not None and (now - planned[0] < _BETWEEN or planned[1] == self._state()):
+                continue
+            if self._clock() - began > _LIMIT:
+                break
+            if shortfall(self._cluster, uids[0]) is None:
+                found += uids
+            self._planned[key] = (now, self._state())  # planning itself moves the board's clock
+        return found
+
+    def sentence(self, uid: str, now: float) -> tuple[str | None, bool]:
+        """What the Pod's group lacks, None if it lacks nothing; and whether that had to be computed."""
+        key = self._group_of[uid]
+        known = self._sentences.get(key)
+        if known is not None and now - known[0] < _FRESH:
+            return known[1], False
+        board = self._cluster.board
+        found = shortfall(self._cluster, uid, self._cluster.chooser.refusals)
+        nodes = int(board.present[: board.rows].sum())
+        text = None if found is None else waiting_because(found[0], found[1], nodes)
+        self._sentences[key] = (now, text)
+        return text, True
+
+    def take_strays(self) -> list[Seen]:
+        """Pods that name a group that is not there, once all groups are known."""
+        return self._cluster.groups.take_strays() if self._known() else []
+
+    def _state(self) -> tuple[int, int]:
+        return self._cluster.board.clock, self._cluster.groups.version

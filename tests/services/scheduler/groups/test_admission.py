@@ -1,0 +1,280 @@
+"""Members of a PodGroup get cards together or not at all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aliquot.dialects.podgroups import COSCHEDULING, KUBERNETES, OLDER_POD_GROUP, POD_GROUP
+from aliquot.dialects.wire.extender import parse_args, parse_preemption
+from aliquot.services.scheduler.cluster import Cluster, Placed
+from aliquot.services.scheduler.verbs import filter_answer, preemption_answer
+from kit.manifests import MEM, Json
+from kit.podgroups import add_members, member_json, set_group
+from kit.watchobjects import a_cluster, as_pod, bound, claim_of, free, live_node, live_pod
+
+NAMES = ("n1", "n2")
+
+
+def asked(cluster: Cluster, pod: Json, *names: str, now: float = 0.0) -> Json:
+    question = parse_args(json.dumps({"Pod": pod, "NodeNames": names or NAMES}).encode())
+    answer: Json = json.loads(filter_answer(cluster, question, now=now, keep=True)[0])
+    return answer
+
+
+def bind(cluster: Cluster, pod: Json, node: str) -> None:
+    placed = cluster.assume(claim_of(cluster, as_pod(pod)), node)
+    assert isinstance(placed, Placed)
+    cluster.set_pod(bound(cluster, pod, placed))
+
+
+def test_no_member_fits_before_enough_of_them_exist() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"))
+    set_group(cluster, needed=3)
+    a, _ = add_members(cluster, "a", "b")
+    answer = asked(cluster, a)
+    assert answer["NodeNames"] == []
+    assert answer["FailedNodes"] == dict.fromkeys(
+        NAMES,
+        "PodGroup ns/g needs 3 members in their places at once: has none, lacks 1 Pod not created yet (aliquot:group)",
+    )
+    assert not cluster.held
+
+
+def test_no_member_fits_before_all_that_are_needed_find_room_together() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"))
+    set_group(cluster, needed=3)
+    pods = add_members(cluster, "a", "b", "c", limits={MEM: "9"})
+    for pod in pods:
+        answer = asked(cluster, pod)
+        assert answer["NodeNames"] == []
+        assert (
+            "needs 3 members in their places at once: has 2 that would fit now, lacks room for 1 more (9 GiB)"
+            in answer["FailedNodes"]["n1"]
+        )
+    assert (free(cluster, "n1"), free(cluster, "n2")) == (16, 16)
+
+
+def test_members_are_sent_to_the_places_of_one_plan() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"))
+    set_group(cluster, needed=2)
+    pods = add_members(cluster, "a", "b", limits={MEM: "9"})
+    nodes = [asked(cluster, pod)["NodeNames"] for pod in pods]
+    assert sorted(nodes) == [["n1"], ["n2"]]
+    assert nodes == [asked(cluster, pod)["NodeNames"] for pod in pods]  # and stay there when asked about again
+
+
+def test_places_of_a_group_are_closed_to_other_pods_until_they_expire() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"))
+    set_group(cluster, needed=2)
+    a, _ = add_members(cluster, "a", "b", limits={MEM: "9"})
+    asked(cluster, a, now=100.0)
+    other = pod_of(9)
+    assert asked(cluster, other)["NodeNames"] == []
+    cluster.drop_late_holds(129.0)
+    assert asked(cluster, other)["NodeNames"] == []
+    cluster.drop_late_holds(131.0)
+    assert asked(cluster, other)["NodeNames"] == ["n1", "n2"]
+
+
+def pod_of(gib: int) -> Json:
+    pod: Json = json.loads(json.dumps(member_json("other", limits={MEM: str(gib)})))
+    del pod["metadata"]["labels"]
+    return pod
+
+
+def test_a_group_keeps_its_places_as_long_as_it_asks() -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, "slow", 1, COSCHEDULING, scheduleTimeoutSeconds=120)
+    (a,) = add_members(cluster, "a", group="slow", label=POD_GROUP)
+    asked(cluster, a, "n1")
+    cluster.drop_late_holds(119.0)
+    assert cluster.held
+    cluster.drop_late_holds(121.0)
+    assert not cluster.held
+
+
+def test_members_on_nodes_count() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"))
+    set_group(cluster, needed=2)
+    (a,) = add_members(cluster, "a", limits={MEM: "9"})
+    cluster.set_pod(as_pod(member_json("b", limits={MEM: "9"}, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"})))
+    assert asked(cluster, a)["NodeNames"] == ["n2"]
+
+
+def test_members_that_ended_well_count_and_those_that_failed_or_end_do_not() -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, needed=2)
+    (a,) = add_members(cluster, "a")
+    other = member_json("b", on="n1")
+    cluster.set_pod(as_pod({**other, "status": {"phase": "Failed"}}))
+    assert asked(cluster, a, "n1")["NodeNames"] == []
+    ending = {**other, "metadata": {**other["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    cluster.set_pod(as_pod(ending))
+    assert asked(cluster, a, "n1")["NodeNames"] == []
+    cluster.set_pod(as_pod({**other, "status": {"phase": "Succeeded"}}))
+    assert asked(cluster, a, "n1")["NodeNames"] == ["n1"]
+
+
+def test_members_that_need_no_card_count_as_soon_as_they_exist() -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, needed=2)
+    (a,) = add_members(cluster, "a")
+    add_members(cluster, "parameter-server", limits={"cpu": "1"})
+    assert asked(cluster, a, "n1")["NodeNames"] == ["n1"]
+
+
+def test_a_member_behind_a_scheduling_gate_does_not_count() -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, needed=2)
+    (a,) = add_members(cluster, "a")
+    gated = member_json("b")
+    gated["spec"]["schedulingGates"] = [{"name": "wait"}]
+    cluster.set_pod(as_pod(gated))
+    assert asked(cluster, a, "n1")["NodeNames"] == []
+
+
+def test_further_members_go_by_themselves_once_enough_have_their_places() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"))
+    set_group(cluster, needed=1)
+    a, b = add_members(cluster, "a", "b", limits={MEM: "9"})
+    bind(cluster, a, asked(cluster, a)["NodeNames"][0])
+    cluster.set_pod(live_pod("full", {MEM: "16"}, on="n2", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
+    answer = asked(cluster, b)
+    assert answer["NodeNames"] == []
+    assert "aliquot:memory" in answer["FailedNodes"]["n1"]
+
+
+def test_roles_are_needed_too() -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, needed=2, roles=[{"name": "master", "minMember": 1}, {"name": "worker", "minMember": 1}])
+    workers = [member_json(name) for name in ("a", "b")]
+    for pod in workers:
+        pod["metadata"]["labels"]["scheduler.tensorstack.dev/role"] = "worker"
+        cluster.set_pod(as_pod(pod))
+    said = asked(cluster, workers[0], "n1")["FailedNodes"]["n1"]
+    assert said.startswith("PodGroup ns/g needs 1 member of role master in their places at once: has none, lacks 1 Pod")
+    master = member_json("c")
+    master["metadata"]["labels"]["scheduler.tensorstack.dev/role"] = "master"
+    cluster.set_pod(as_pod(master))
+    assert asked(cluster, workers[0], "n1")["NodeNames"] == ["n1"]
+
+
+@pytest.mark.parametrize("label", [POD_GROUP, OLDER_POD_GROUP])
+def test_groups_of_the_coscheduling_plugin_are_found_by_either_label(label: str) -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, "g", 2, COSCHEDULING)
+    (a,) = add_members(cluster, "a", label=label)
+    assert asked(cluster, a, "n1")["NodeNames"] == []
+    add_members(cluster, "b", label=label)
+    assert asked(cluster, a, "n1", now=10.0)["NodeNames"] == ["n1"]
+
+
+def test_groups_of_kubernetes_itself_are_found_by_the_field() -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, "g", 2, KUBERNETES)
+    pods = [member_json(name, label="app") for name in ("a", "b")]
+    for pod in pods:
+        pod["spec"]["schedulingGroup"] = {"podGroupName": "g"}
+    cluster.set_pod(as_pod(pods[0]))
+    assert asked(cluster, pods[0], "n1")["NodeNames"] == []
+    cluster.set_pod(as_pod(pods[1]))
+    assert asked(cluster, pods[0], "n1")["NodeNames"] == ["n1"]
+
+
+def test_a_group_name_without_a_group_changes_nothing_and_is_reported_once() -> None:
+    cluster = a_cluster(live_node())
+    (a,) = add_members(cluster, "a")
+    assert asked(cluster, a, "n1")["NodeNames"] == ["n1"]
+    assert [stray.key for stray in cluster.groups.take_strays()] == ["ns/a"]
+    cluster.set_pod(as_pod(a))
+    assert cluster.groups.take_strays() == []
+
+
+def test_members_of_a_group_that_cannot_be_read_wait_with_the_reason() -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, needed="two")  # type: ignore[arg-type]
+    (a,) = add_members(cluster, "a")
+    assert asked(cluster, a, "n1")["FailedNodes"]["n1"] == (
+        'PodGroup ns/g is invalid: spec.minMember: "two" is not allowed: a whole number, at least 0 (aliquot:group)'
+    )
+
+
+def test_a_finished_group_starts_no_more_members() -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, needed=1, finished=True)
+    (a,) = add_members(cluster, "a")
+    assert "is finished (spec.finished)" in asked(cluster, a, "n1")["FailedNodes"]["n1"]
+
+
+def test_a_waiting_group_evicts_no_pod() -> None:
+    cluster = a_cluster(live_node("n1"))
+    cluster.set_pod(live_pod("low", {MEM: "16"}, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
+    set_group(cluster, needed=2)
+    (a,) = add_members(cluster, "a")
+    a["spec"]["priority"] = 10
+    victims = {"n1": {"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 0}}
+    question = parse_preemption(json.dumps({"Pod": a, "NodeNameToMetaVictims": victims}).encode())
+    assert preemption_answer(cluster, question) == {}
+    cluster.groups.drop_group("scheduler.tensorstack.dev/ns/g")
+    assert list(preemption_answer(cluster, question)) == ["n1"]
+
+
+def test_a_member_is_planned_only_on_nodes_that_kube_scheduler_asked_about() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"))
+    set_group(cluster, needed=2)
+    a, b = add_members(cluster, "a", "b", limits={MEM: "9"})
+    assert asked(cluster, b, "n1", now=1.0)["NodeNames"] == []  # as far as is known, both must go to n1
+    assert asked(cluster, a, now=3.0)["NodeNames"] == ["n2"]
+    assert asked(cluster, b, "n1", now=3.0)["NodeNames"] == ["n1"]
+
+
+def test_a_node_that_went_is_planned_around() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"), live_node("n3"))
+    set_group(cluster, needed=2)
+    a, b = add_members(cluster, "a", "b", limits={MEM: "9"})
+    asked(cluster, a, "n1", "n2", "n3")
+    cluster.drop_node("n1")
+    nodes = [asked(cluster, pod, "n2", "n3", now=2.0)["NodeNames"][0] for pod in (a, b)]
+    assert sorted(nodes) == ["n2", "n3"]
+
+
+def begun(cluster: Cluster, group: str, node: str) -> None:
+    """A group of two has one member on the node's card 0, and lost the place of the other."""
+    set_group(cluster, group, 2)
+    first = member_json(f"{group}1", group, {MEM: "16"}, on=node, annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"})
+    cluster.set_pod(as_pod(first))
+    add_members(cluster, f"{group}2", group=group, limits={MEM: "16"})
+
+
+def test_a_group_that_has_begun_is_left_room_for_the_rest() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"), live_node("n3"))
+    begun(cluster, "old", "n1")
+    set_group(cluster, "new", 2)
+    new, _ = add_members(cluster, "b1", "b2", group="new", limits={MEM: "16"})
+    answer = asked(cluster, new, "n2", "n3")
+    assert answer["NodeNames"] == []
+    assert "has 1 that would fit now, lacks room for 1 more" in answer["FailedNodes"]["n2"]
+    assert not cluster.held
+    old = member_json("old2", "old", {MEM: "16"})
+    assert asked(cluster, old, "n2", "n3")["NodeNames"] == ["n2"]
+
+
+def test_of_two_groups_that_have_begun_the_older_goes_first() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"), live_node("n3"))
+    begun(cluster, "a", "n1")
+    begun(cluster, "b", "n2")
+    a, b = (member_json(f"{group}2", group, {MEM: "16"}) for group in "ab")
+    assert asked(cluster, b, "n3")["NodeNames"] == []
+    assert asked(cluster, a, "n3", now=2.0)["NodeNames"] == ["n3"]
+
+
+def test_of_two_groups_that_have_begun_the_more_important_goes_first() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"), live_node("n3"))
+    begun(cluster, "a", "n1")
+    begun(cluster, "b", "n2")
+    set_group(cluster, "b", 2, priority=50)
+    a, b = (member_json(f"{group}2", group, {MEM: "16"}) for group in "ab")
+    assert asked(cluster, a, "n3")["NodeNames"] == []
+    assert asked(cluster, b, "n3", now=2.0)["NodeNames"] == ["n3"]

@@ -1,0 +1,111 @@
+"""Waiting groups: an event says what they have and what they lack, and they are retried when they have room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from aliquot.adapters.kubernetes.kube import Kube
+from aliquot.dialects.wire.events import ObjectRef
+from aliquot.services.scheduler.pendingpods import PendingPods
+from kit.manifests import MEM, Json
+from kit.podgroups import add_members, set_group
+from kit.virtualclock import play
+from kit.watchobjects import a_cluster, live_node, live_pod
+
+
+class Rig:
+    """Two nodes, one of them full, and a group of two that kube-scheduler has given up."""
+
+    def __init__(self) -> None:
+        self.cluster = a_cluster(live_node("n1"), live_node("n2"))
+        self.cluster.set_pod(live_pod("full", {MEM: "16"}, on="n2", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
+        self.retried: list[str] = []
+        self.events: list[tuple[str, str, str]] = []
+        self.known = True
+        self.pending = PendingPods(
+            cast(Kube, self),
+            self.cluster,
+            self,
+            leading=lambda: True,
+            clock=asyncio.get_running_loop().time,
+            stamp=lambda: "now",
+            groups_known=lambda: self.known,
+        )
+        self.running = asyncio.create_task(self.pending.run())
+
+    async def patch(self, path: str, body: Json) -> None:
+        self.retried.append(path.rpartition("/")[2])
+
+    def emit(self, about: ObjectRef, reason: str, message: str, *, type: str = "Warning", action: str = "") -> None:
+        self.events.append((about.name, reason, message))
+
+
+def waits(scene: Callable[[Rig], Awaitable[None]]) -> None:
+    async def run() -> None:
+        rig = Rig()
+        await scene(rig)
+        assert not rig.running.done()
+        rig.running.cancel()
+
+    play(run())
+
+
+def test_a_waiting_group_says_what_it_has_and_what_it_lacks() -> None:
+    async def scene(rig: Rig) -> None:
+        set_group(rig.cluster, needed=2)
+        add_members(rig.cluster, "a", "b", limits={MEM: "9"}, refused=True)
+        await asyncio.sleep(1.0)
+        text = (
+            "PodGroup ns/g needs 2 members in their places at once: has 1 that would fit now, lacks room for 1 more"
+            " (9 GiB). ns/b fits none of 2 nodes. 2 are busy: GPU memory: needs 9 GiB per card, at most 7 GiB free"
+            " (2 cards)"
+        )
+        assert sorted(rig.events) == [("a", "WaitingForGPU", text), ("b", "WaitingForGPU", text)]
+        assert rig.retried == []
+
+    waits(scene)
+
+
+def test_members_of_a_group_are_retried_when_all_of_it_has_room() -> None:
+    async def scene(rig: Rig) -> None:
+        set_group(rig.cluster, needed=2)
+        add_members(rig.cluster, "a", "b", limits={MEM: "9"}, refused=True)
+        await asyncio.sleep(5.0)
+        assert rig.retried == []
+        rig.cluster.drop_pod("ns/full")
+        await asyncio.sleep(5.0)
+        assert sorted(rig.retried) == ["a", "b"]
+
+    waits(scene)
+
+
+def test_members_of_a_group_are_retried_when_the_last_one_is_created() -> None:
+    async def scene(rig: Rig) -> None:
+        set_group(rig.cluster, needed=2)
+        add_members(rig.cluster, "a", limits={MEM: "4"}, refused=True)
+        await asyncio.sleep(5.0)
+        assert rig.retried == []
+        add_members(rig.cluster, "b", limits={MEM: "4"})
+        await asyncio.sleep(5.0)
+        assert rig.retried == ["a"]
+
+    waits(scene)
+
+
+def test_a_pod_that_names_a_group_that_is_not_there_gets_one_event() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.known = False
+        add_members(rig.cluster, "a", limits={MEM: "4"})
+        await asyncio.sleep(5.0)
+        assert rig.events == []
+        rig.known = True
+        await asyncio.sleep(60.0)
+        text = (
+            'metadata.labels["scheduler.tensorstack.dev/group-name"]: there is no PodGroup "g" in this namespace: the'
+            " Pod is scheduled by itself"
+        )
+        assert rig.events == [("a", "NoPodGroup", text)]
+
+    waits(scene)
