@@ -181,3 +181,25 @@ def test_any_annotations_parse_or_are_refused(annotations: Json, misplaced: bool
         assert isinstance(found, Claim)
         piece = found.containers[0].slice
         assert piece.memory_mib > 0 or 1 <= piece.memory_percent < 100
+
+
+@pytest.mark.parametrize("written", ["gpu-fractions", "gpu-fracton", "gpuFraction", "gpu-memmory", "gpu_memory"])
+def test_misspelled_annotation_alone_is_refused_with_the_one_that_was_meant(written: str) -> None:
+    """Such a Pod asks for nothing else: it would run without a card."""
+    meant = "gpu-memory" if "mem" in written else "gpu-fraction"
+    assert f'metadata.annotations["{written}"]' in refusal_of({written: "0.5"})
+    assert f"did you mean {meant}?" in refusal_of({written: "0.5"})
+    assert parsed({written: "0.5"}, rules=Rules()) is None
+
+
+@pytest.mark.parametrize("name", ["gpu-memory-note", "gpu-type", "example.com/gpu-fractions"])
+def test_other_annotations_of_a_pod_without_cards_pass(name: str) -> None:
+    assert parsed({name: "x"}) is None
+
+
+def test_card_place_written_by_hand_is_refused() -> None:
+    """It would give a Pod a device of ours, and no card."""
+    place = {"aliquot.dev/card-place": 1}
+    assert 'limits["aliquot.dev/card-place"]: 1 is not allowed: only the webhook writes it' in refusal_of({}, place)
+    assert isinstance(parsed({"gpu-fraction": "0.5"}, place), Claim)
+    assert parsed({}, place, rules=Rules()) is None

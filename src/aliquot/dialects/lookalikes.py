@@ -15,7 +15,9 @@ from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.pods import Json, Pod
 from aliquot.model.refusal import Invalid
 
+_OF_KAI = f"annotation {kai.FRACTION} or {kai.MEMORY}"
 _CLOSE = 0.8  # difflib's ratio of names under the same domain that are taken for each other
+_CLOSER = 0.9  # of KAI's annotations, which have no domain: a Pod without cards may have similar ones
 _LONGEST = 253  # characters of a name that is compared; Kubernetes takes no longer one
 
 
@@ -59,8 +61,9 @@ def prefixes(served: frozenset[str]) -> tuple[str, ...]:
 
 
 def others(served: frozenset[str]) -> tuple[str, ...]:
-    """Names under `prefixes` that belong to other programs."""
-    return tuple(sorted(name for owned in _serving(served) for name in owned.others))
+    """Names under `prefixes` that need no look: they belong to other programs, or ask for nothing here."""
+    ours = {native.PLACE} if kai.DIALECT in served else set()
+    return tuple(sorted({name for owned in _serving(served) for name in owned.others} - ours))
 
 
 def _serving(served: frozenset[str]) -> Iterator[_Owned]:
@@ -71,11 +74,15 @@ def misspelled_resources(pod: Pod, served: frozenset[str]) -> list[Invalid]:
     """The resources of the Pod's containers whose names are unknown under a prefix of these dialects."""
     owners = list(_serving(served))
     found = []
+    by_hand = kai.DIALECT in served and kai.first_mention(pod) is None
     for container in pod.containers:
         for name in dict.fromkeys((*container.limits, *container.requests)):
             allowed = _name_to_use(name, owners) if container.asks(name) else None
             if allowed is not None:
                 found.append(Invalid(container.field(name), container.value(name), allowed))
+        if by_hand and container.asks(native.PLACE):
+            field, written = container.field(native.PLACE), container.value(native.PLACE)
+            found.append(Invalid(field, written, f"only the webhook writes it, for Pods with {_OF_KAI}; remove it"))
     return found
 
 
@@ -101,15 +108,23 @@ def _allowed(meant: str | None, owned: _Owned) -> str:
     return f"no such resource; known are {', '.join(sorted(owned.known))}"
 
 
-def _closest(name: str, known: Iterable[str]) -> str | None:
+def _closest(name: str, known: Iterable[str], close_at: float = _CLOSE) -> str | None:
     """The known name that is nearly this one. The domain is equal, so only the rest is compared, without separators."""
     bare = {_bare(candidate): candidate for candidate in known}
-    close = difflib.get_close_matches(_bare(name), bare, 1, _CLOSE)
+    close = difflib.get_close_matches(_bare(name), bare, 1, close_at)
     return bare[close[0]] if close else None
 
 
 def _bare(name: str) -> str:
     return "".join(letter for letter in name.rpartition("/")[2] if letter.isalnum())
+
+
+def misspelled_requests(pod: Pod, served: frozenset[str]) -> list[Invalid]:
+    """Annotations that are nearly KAI's, on a Pod that asks for nothing else: it would run without a card."""
+    if kai.DIALECT not in served:
+        return []
+    bare = {name: value for name, value in pod.annotations.items() if isinstance(name, str) and "/" not in name}
+    return list(_misspelled("annotations", bare, list(kai.ANNOTATIONS), _CLOSER))
 
 
 def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
@@ -131,11 +146,11 @@ def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
     ]
 
 
-def _misspelled(kind: str, present: Json, known: list[str]) -> Iterator[Invalid]:
+def _misspelled(kind: str, present: Json, known: list[str], close_at: float = _CLOSE) -> Iterator[Invalid]:
     for name, value in present.items():
         if not isinstance(name, str) or name in known or len(name) > _LONGEST:
             continue
         domain = name.lower().rpartition("/")[0]
-        meant = _closest(name.lower(), [mark for mark in known if mark.rpartition("/")[0] == domain])
+        meant = _closest(name.lower(), [mark for mark in known if mark.rpartition("/")[0] == domain], close_at)
         if meant is not None:
             yield Invalid(f'metadata.{kind}["{name}"]', value, f"unknown; did you mean {meant}?")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aliquot.dialects import elastic, gpushare, hami, kai, native, pods, qgpu, t9k
-from aliquot.dialects.lookalikes import misspelled_marks, misspelled_resources
+from aliquot.dialects.lookalikes import misspelled_marks, misspelled_requests, misspelled_resources
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objects import ContainerObject, Names, PodObject, Resources, pod_names, pod_view, read_object
@@ -84,7 +84,7 @@ def parse_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invali
         return None
     claim = _parse(view, rules)[0]
     if claim is None:
-        return None
+        return tuple(misspelled_requests(view, rules.served)) or None
     # Only here: what `PodReader` keeps does not depend on these labels, and a Pod that exists cannot change them.
     marks = misspelled_marks(view, rules.served)
     if not marks:

@@ -210,6 +210,13 @@ def looked(
 CONFIGURED = webhook_configuration(CA + b"-----BEGIN CERTIFICATE-----\nolder\n", "https://10.0.0.1:9443")
 
 
+def test_missing_webhook_where_kai_is_served_is_a_finding() -> None:
+    (found,) = webhook_findings(None, None, REFUSED, REFUSED, served=frozenset({"kai"}))
+    assert (found.level, "Pods of KAI's get no card" in found.what) == (Level.FINDING, True)
+    (found,) = webhook_findings(None, None, REFUSED, REFUSED)
+    assert found.level is Level.NOTE
+
+
 def test_a_webhook_that_refuses_and_tolerates_is_well() -> None:
     assert [finding.level for finding in looked(CONFIGURED)] == [Level.OK, Level.OK]
     assert [finding.level for finding in looked(CONFIGURED, ca=None)] == [Level.OK, Level.OK]

@@ -77,6 +77,13 @@ def test_scheduler_runs_without_dashboard_if_default_port_is_taken(caplog: pytes
     assert "dashboard_port_taken" in caplog.text
 
 
+def test_scheduler_that_serves_kai_without_webhook_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    port = _free_port()
+    settings = Settings(port=port, bind_address="127.0.0.1", metrics=NO_DASHBOARD, served=frozenset({"kai"}))
+    asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
+    assert "kai_without_webhook" in caplog.text
+
+
 def test_scheduler_serves_metrics_on_a_port_of_their_own() -> None:
     port = _free_port()
     settings = Settings(port=_free_port(), bind_address="127.0.0.1", metrics=Listen("127.0.0.1", port))

@@ -31,7 +31,8 @@ def asks_for_gpu(served: frozenset[str]) -> str:
     if gpushare.DIALECT in served:
         marks = (mark.format("labels"), mark.format("annotations"))
     if kai.DIALECT in served:
-        named = f"k in {_listed(kai.ANNOTATIONS)} || k.startsWith('{kai.PREFIX}')"
+        # Those of KAI begin with "gpu", and so do most that are misspelled.
+        named = f"k.startsWith('gpu') || k.startsWith('{kai.PREFIX}')"
         marks += (f"(has(object.metadata.annotations) && object.metadata.annotations.exists(k, {named}))",)
     return " || ".join((_any_container(_SPEC, asks), *marks))
 

@@ -228,11 +228,13 @@ def webhook_findings(
     name = f"MutatingWebhookConfiguration {webhooks.CONFIGURATION}"
     if configuration is None:
         what = "does not exist: mistakes are told only after `kubectl apply`, and T9k Pods get no toleration"
+        what += ", and Pods of KAI's get no card" * (kai.DIALECT in served)
         fix = (
             "if it is wanted: `aliquot scheduler --webhook-port 9443`. A scheduler that has that port creates it within"
         )
         fix += " 20 seconds; if not, its log says what it lacks, and `helm upgrade` or `aliquot upgrade` create both"
-        yield Finding("webhook", Level.NOTE, (name,), what, fix)
+        level = Level.FINDING if kai.DIALECT in served else Level.NOTE
+        yield Finding("webhook", level, (name,), what, fix)
         return
     hooks = part(configuration, "webhooks")
     bundles = [part(hook, "clientConfig", "caBundle") for hook in hooks] if isinstance(hooks, list) else []

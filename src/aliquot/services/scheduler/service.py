@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from aliquot.adapters.kubernetes.credentials import KubeConfigError
 from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector
-from aliquot.dialects import DIALECTS, MemoryUnit, QgpuRules, Rules, gpushare
+from aliquot.dialects import DIALECTS, MemoryUnit, QgpuRules, Rules, gpushare, kai
 from aliquot.dialects.wire.admission import render_env_annotations
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.ownpods import account_of_token
@@ -219,6 +219,10 @@ class Scheduler:
             if with_keys is not None:  # only a check; they listen once they have keys
                 self._port_state(name, "")  # until then a Service must not send anything here
                 bind_port(with_keys.bind_address, with_keys.port).close()
+        if kai.DIALECT in settings.served and settings.webhook is None:
+            fix = "give --webhook-port (the chart: webhook.enabled), or leave kai out of --dialects"
+            data = {"why": "without the webhook no Pod of KAI's gets a card: it names no resource", "fix": fix}
+            log.warning("kai_without_webhook", extra={"data": data})
         app = read_app(metrics=self._metrics, status=self.extender.status, unready=self.extender.unready)
         await stack.enter_async_context(serve_read_port(settings.metrics, app))
         self._dashboard = bind(settings.dashboard, "--dashboard")
