@@ -35,6 +35,7 @@ from aliquot.dialects.wire.cdi import parse_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.dialects.wire.otherplugins import GROUP
 from aliquot.model.claim import Claim
+from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.grant import ContainerGrant, Grant, Share
@@ -255,6 +256,9 @@ class Arbiter:
 
     def findings(self) -> list[Finding]:
         return []
+
+    def controls(self) -> dict[str, CardControl]:
+        return {}
 
 
 @dataclass

@@ -23,6 +23,7 @@ from typing import Any
 from aliquot.adapters.host.control import AnswerError, ask
 from aliquot.adapters.host.home import Home, own_home
 from aliquot.arbiter.timeline import Record
+from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
@@ -99,6 +100,9 @@ class PaperArbiter:
 
     def findings(self) -> list[Finding]:
         return self.found
+
+    def controls(self) -> dict[str, CardControl]:
+        return {}
 
     def alive(self, tenant_id: str) -> bool:
         return tenant_id in self.living

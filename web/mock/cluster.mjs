@@ -210,6 +210,7 @@ export class Cluster {
         core_booked: core,
         greedy_booked: 0,
         memory_unregistered_mib: 0,
+        control: null,
         busy: null,
         exclusive: state === 5,
         tenants: classes.map((each, nth) => ({

@@ -140,6 +140,7 @@ export class Machine {
       memory_booked_mib: sum(here, "memory"),
       memory_used_mib: Math.round(sum(here, "memory") * 0.6),
       memory_unregistered_mib: 0,
+      control: { code: "control-proven", text: "hardware (proven)" },
       core_booked: sum(
         here.filter((each) => !each.greedy),
         "core",

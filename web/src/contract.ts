@@ -121,10 +121,14 @@ export const MESSAGE_CODES = [
   "unregistered",
   "slice",
   "refused",
+  "inert",
   "page",
   "silent",
   "overuse",
   "ended",
+  "control-proven",
+  "control-unproven",
+  "control-gate",
 ] as const;
 export type MessageCode = (typeof MESSAGE_CODES)[number];
 
@@ -256,6 +260,7 @@ export interface Card {
   exclusive: boolean;
   tenants: Tenant[];
   memory_unregistered_mib: number;
+  control: Message | null;
 }
 
 /** A Pod or a run on one card. Values that only the node's agent knows are null without it. */

@@ -21,11 +21,15 @@ class ControlReason(StrEnum):
     INCONCLUSIVE = "inconclusive"  # a trial ran, and its figures say neither
     NO_CUDA = "no_cuda"  # our own program finds no libcuda, so it cannot try
     NO_MEMORY = "no_memory"  # our container has too little memory for two programs that use CUDA
+    TRUSTED = "trusted"  # somebody chose never to try
     FORCED = "forced"  # somebody chose the gate
     REFUSED = "refused"  # the driver refuses control
     SLICES_INERT = "slices_inert"  # the driver obeys, and time slices have no effect
     PAUSE_INERT = "pause_inert"
     BOTH_INERT = "both_inert"
+
+
+INERT = frozenset({ControlReason.SLICES_INERT, ControlReason.PAUSE_INERT, ControlReason.BOTH_INERT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +41,5 @@ class CardControl:
 
 
 PROVEN = CardControl(ControlLevel.PROVEN, None)
+TRUSTED = CardControl(ControlLevel.UNPROVEN, ControlReason.TRUSTED)
 FORCED = CardControl(ControlLevel.GATE, ControlReason.FORCED)

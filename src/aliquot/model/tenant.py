@@ -109,6 +109,7 @@ class FindingKind(StrEnum):
     UNREGISTERED = "unregistered"  # a tenant's process whose share is not enforced
     SLICE = "slice"  # another program changed a time slice
     REFUSED = "refused"  # the driver refuses to control it
+    INERT = "inert"  # the driver obeys, and it has no effect on the card
     PAGE = "page"  # a tenant's page cannot be written
     SILENT = "silent"  # the card does not answer
     OVERUSE = "overuse"  # a tenant uses more memory than its limit

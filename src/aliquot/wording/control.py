@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aliquot.model.control import CardControl, ControlLevel, ControlReason
+from typing import Protocol
+
+from aliquot.model.control import ControlLevel, ControlReason
 
 _LEVELS = {
     ControlLevel.PROVEN: "hardware (proven)",
@@ -14,6 +16,7 @@ _REASONS = {
     ControlReason.INCONCLUSIVE: "a trial ran, and its figures say neither",
     ControlReason.NO_CUDA: "cannot be tried: this program finds no libcuda.so.1",
     ControlReason.NO_MEMORY: "cannot be tried: this container has less than 1000 MiB of memory; raise its limit",
+    ControlReason.TRUSTED: "not tried, as configured",
     ControlReason.FORCED: "as configured",
     ControlReason.REFUSED: "the driver refuses control",
     ControlReason.SLICES_INERT: "time slices have no effect on this card",
@@ -22,13 +25,22 @@ _REASONS = {
 }
 
 
-def control_words(control: CardControl) -> str:
+class Control(Protocol):
+    """A CardControl, or the same in a status."""
+
+    @property
+    def level(self) -> ControlLevel: ...
+    @property
+    def reason(self) -> ControlReason | None: ...
+
+
+def control_words(control: Control) -> str:
     """The level, and why it is no better."""
     level = _LEVELS[control.level]
     return level if control.reason is None else f"{level}: {_REASONS[control.reason]}"
 
 
-def why_gated(control: CardControl) -> str:
-    """For a tenant that is held at the gate from now on."""
+def why_gated(control: Control) -> str:
+    """For a card, or a tenant on it, that is held at the gate from now on."""
     why = "the card's control is in doubt" if control.reason is None else _REASONS[control.reason]
     return f"{why}: held at the gate from now on"

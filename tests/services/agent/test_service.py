@@ -13,6 +13,7 @@ from aliquot.adapters.kubernetes.kube import Server
 from aliquot.adapters.storage.podstore import PodStore
 from aliquot.arbiter.timeline import Record
 from aliquot.cli.machine.top import view
+from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.edits import Edits
 from aliquot.model.status.machine import Status
@@ -34,6 +35,9 @@ class _Arbiter:
 
     def findings(self) -> list[Finding]:
         return []
+
+    def controls(self) -> dict[str, CardControl]:
+        return {}
 
     def alive(self, tenant_id: str) -> bool:
         return False

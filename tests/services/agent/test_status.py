@@ -9,9 +9,12 @@ import msgspec
 from aliquot.cli.machine.ps import _running
 from aliquot.cli.machine.top import view
 from aliquot.dialects.wire.advertising import Token
+from aliquot.model.control import PROVEN, CardControl, ControlLevel, ControlReason
 from aliquot.model.status.machine import AgentStatus, DaemonStatus, ResourceStatus, Status
 from aliquot.model.tenant import Finding, FindingKind, SharingRules
 from aliquot.services.agent.status import NodeState, resource_statuses, status
+from aliquot.services.daemon.metrics import PODS, exposition
+from aliquot.services.dashboard.messages import control
 from kit.fakeagent import CARDS, RESOURCE, RUNS_ON_A, STRANGER, FakeAgent, a_scene
 
 
@@ -127,3 +130,23 @@ def test_top_shows_refused_allocations() -> None:
 def test_top_hides_refused_allocations_without_any() -> None:
     quiet = FakeAgent(scene=a_scene(standings=[replace(RUNS_ON_A, refused=0)]))
     assert "REFUSED" not in view(quiet.status())
+
+
+def test_status_metrics_and_dashboard_show_what_controls_a_card() -> None:
+    inert = CardControl(ControlLevel.GATE, ControlReason.SLICES_INERT)
+    found = of(a_scene(controls={"GPU-a": inert, "GPU-b": PROVEN}), 1060.0)
+    assert [msgspec.to_builtins(card.control) for card in found.cards] == [
+        {"level": "gate", "reason": "slices_inert"},
+        {"level": "proven", "reason": None},
+    ]
+    shown = view(found)
+    assert "booked, gate: time slices have no effect on this card" in shown
+    assert "booked, hardware (proven)" in shown
+    metrics = exposition(found, PODS).decode()
+    labels = 'card="0",level="gate",model="A30",reason="slices_inert",uuid="GPU-a"'
+    assert f"aliquot_card_control{{{labels}}} 1.0" in metrics
+    messages = [control(card) for card in found.cards]
+    assert [(one.code, one.name) for one in messages if one is not None] == [
+        ("control-gate", "slices_inert"),
+        ("control-proven", None),
+    ]

@@ -16,7 +16,8 @@ import aliquot
 from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.page import VERSION
 from aliquot.adapters.host.home import Home
-from aliquot.model.status.machine import Status
+from aliquot.model.control import ControlLevel, ControlReason
+from aliquot.model.status.machine import ControlStatus, Status
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.machine import machine_findings
 from aliquot.services.doctor.machinesite import Entry, MachineSite, _load, look
@@ -56,6 +57,12 @@ def a_status(level: str = "hardware", **daemon: Any) -> Status:
         "findings": [],
     }
     return msgspec.convert(whole, Status)
+
+
+def controlled(level: str, reason: str | None) -> Status:
+    status = a_status()
+    status.cards[0].control = ControlStatus(ControlLevel(level), None if reason is None else ControlReason(reason))
+    return status
 
 
 WELL = MachineSite(
@@ -104,6 +111,7 @@ def test_machine_that_is_well_has_a_line_per_check() -> None:
         ({"entries": (replace(ENTRY, read_only=True),)}, "folders", "read-only", "mount it writable"),
         ({"port_problem": "http://x does not answer"}, "port", "does not answer", "aliquot down"),
         ({"status": a_status(level="gate")}, "control", "only between kernels", "MPS"),
+        ({"status": controlled("gate", "both_inert")}, "control", "neither time slices nor pauses", "hardware.md"),
     ],
 )
 def test_each_problem_is_found_with_what_to_do(change: dict[str, Any], check: str, said: str, fix: str) -> None:
@@ -148,3 +156,11 @@ def test_shim_is_loaded_and_says_its_version(tmp_path: Path) -> None:
 def test_look_at_a_home_that_is_not_there(tmp_path: Path) -> None:
     site = look([Home(f"{tmp_path}/x", f"{tmp_path}/x")])
     assert (site.no_daemon, site.entries) == (True, ())
+
+
+@pytest.mark.parametrize(("level", "reason"), [("proven", None), ("gate", "forced")])
+def test_control_that_is_as_wanted_is_well(level: str, reason: str | None) -> None:
+    site = replace(WELL, status=controlled(level, reason))
+    (finding,) = [finding for finding in machine_findings(site) if finding.check == "control"]
+    assert finding.level is Level.OK
+    assert finding.what in ("card 0: hardware (proven)", "card 0: gate: as configured")

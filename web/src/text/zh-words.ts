@@ -162,11 +162,32 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   unregistered: ({ number }) => `${process(number)} 没有注册，不受配额约束`,
   slice: ({ number }) => `${process(number)} 的时间片被别人改动`,
   refused: ({ number }) => `驱动不再允许控制${process(number)}`,
+  inert: () => "驱动接受时间片和暂停的设置，但在这张卡上没有效果；租户改由闸门限制",
   page: () => "租户的共享页无法写入",
   silent: () => "卡没有响应",
   overuse: () => "租户占用的显存超过配额",
   ended: ({ number }) => `${process(number)} 因租户显存超限，已被结束或无法结束`,
+  "control-proven": ({ name }) => control("硬件控制（已验证）", name),
+  "control-unproven": ({ name }) => control("硬件控制（未验证）", name),
+  "control-gate": ({ name }) => control("闸门控制", name),
 };
+
+const CONTROL_REASONS: Record<string, string> = {
+  not_tried: "还没有测试：卡一直不空闲",
+  inconclusive: "测试过，结果不明确",
+  no_cuda: "无法测试：程序找不到 libcuda.so.1",
+  no_memory: "无法测试：容器的内存不到 1000 MiB，请调高上限",
+  trusted: "按配置不测试",
+  forced: "按配置",
+  refused: "驱动拒绝控制",
+  slices_inert: "时间片在这张卡上没有效果",
+  pause_inert: "暂停在这张卡上没有效果",
+  both_inert: "时间片和暂停在这张卡上都没有效果",
+};
+
+function control(level: string, reason: string | undefined): string {
+  return reason === undefined ? level : `${level}：${CONTROL_REASONS[reason] ?? reason}`;
+}
 
 export const zhWords: Words = {
   message: (message) => MESSAGES[message.code](message),

@@ -30,6 +30,11 @@ export function CardView({ card }: { card: Card }) {
       {card.memory_unregistered_mib > 0 && (
         <p class="note">{text.memoryUnregistered(memory(card.memory_unregistered_mib))}</p>
       )}
+      {card.control && (
+        <p class={card.control.code === "control-gate" ? "note" : "control"}>
+          <Sentence of={card.control} />
+        </p>
+      )}
       {!card.healthy && <p class="why-out">{card.why_out ? <Sentence of={card.why_out} /> : text.outCard}</p>}
       <Bar
         name={text.memory}

@@ -22,6 +22,7 @@ from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
 from aliquot.model.residency import Where
 from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import duration, memory, release_delay
+from aliquot.wording.control import control_words
 from aliquot.wording.parking import residency_words
 from aliquot.wording.shortage import reason
 from aliquot.wording.states import state_words
@@ -162,6 +163,8 @@ def _card_line(card: CardStatus, several: bool) -> str:
     promised = f" and {card.core_booked:g}% of compute" if card.core_booked else ""
     most = f" of {memory(int(card.memory_mib * card.oversubscribe))}" if card.oversubscribe != 1 else ""
     words.append(f"{memory(card.memory_booked_bytes >> 20)}{most}{promised} booked")
+    if card.control:
+        words.append(control_words(card.control))
     if card.is_out:
         words.append(f"OUT: {printable(card.why_out or 'no reason given')}")
     return ", ".join(words)

@@ -67,10 +67,15 @@ class MessageCode(StrEnum):
     UNREGISTERED = "unregistered"
     SLICE = "slice"
     REFUSED = "refused"
+    INERT = "inert"
     PAGE = "page"
     SILENT = "silent"
     OVERUSE = "overuse"
     ENDED = "ended"
+    # what holds tenants to their shares: see ControlLevel; name: the ControlReason
+    CONTROL_PROVEN = "control-proven"
+    CONTROL_UNPROVEN = "control-unproven"
+    CONTROL_GATE = "control-gate"
 
 
 class Refused(Struct, omit_defaults=True):
@@ -165,6 +170,7 @@ class Card(Struct):
     exclusive: bool
     tenants: list[Tenant]
     memory_unregistered_mib: int = 0  # of processes that nothing limits; 0 where only the node's agent knows
+    control: Message | None = None  # null where only the node's agent knows
 
 
 class Lane(Struct):

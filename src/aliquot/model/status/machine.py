@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType, field
 
 from aliquot.model.claim import AppClass, Claim
+from aliquot.model.control import ControlLevel, ControlReason
 from aliquot.model.node import Isolation
 from aliquot.model.reason import Reason
 from aliquot.model.residency import ParkReason, Where
@@ -71,6 +72,13 @@ class HardwareStatus(Struct):
     decoder_utilisation: float | None = None
 
 
+class ControlStatus(Struct):
+    """What holds tenants on a card to their shares, and why it is not proven hardware."""
+
+    level: ControlLevel
+    reason: ControlReason | None
+
+
 class CardStatus(Struct):
     """A card, what is booked on it, and what NVML measured last."""
 
@@ -90,6 +98,7 @@ class CardStatus(Struct):
     memory_unregistered_bytes: int = 0  # of processes whose memory nothing limits
     oversubscribe: float = 1.0  # times its memory that may be booked
     hardware: HardwareStatus | UnsetType = UNSET
+    control: ControlStatus | UnsetType = UNSET
 
     @property
     def is_out(self) -> bool:

@@ -35,7 +35,11 @@ from aliquot.wording.amounts import memory
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
-_REASONS = {FindingKind.OVERUSE: "GPUMemoryExceeded", FindingKind.ENDED: "GPUProcessEnded"}  # reasons of events
+_REASONS = {  # of events
+    FindingKind.OVERUSE: "GPUMemoryExceeded",
+    FindingKind.ENDED: "GPUProcessEnded",
+    FindingKind.INERT: "GPUControlInert",
+}
 
 
 class Health(Protocol):

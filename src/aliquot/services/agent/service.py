@@ -40,6 +40,7 @@ from aliquot.dialects.wire.advertising import Token, adverts, tokens
 from aliquot.dialects.wire.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.dialects.wire.otherplugins import TAKEN
+from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.health import describe_out
 from aliquot.model.node import Node, Offer
@@ -93,6 +94,7 @@ class Arbiter(Tenants, Traced, Protocol):
     def configure(self, rules: SharingRules) -> None: ...
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
+    def controls(self) -> Mapping[str, CardControl]: ...
     def spare(self, tenants: frozenset[str]) -> None: ...
 
 
@@ -416,6 +418,7 @@ class Agent:
             ended=tenants.ended,
             standings=parts.arbiter.standings(),
             findings=self.foreign_pods.drop_expected(parts.arbiter.findings()),
+            controls=parts.arbiter.controls(),
         )
         agent = AgentStatus(
             waits_for=self.ready(),

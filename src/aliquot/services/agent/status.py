@@ -4,19 +4,21 @@ on any machine. A tenant is a Pod; nobody queues here."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET
 
 from aliquot.dialects.wire.advertising import Token
 from aliquot.model.claim import Usage
+from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.status.machine import AgentStatus, CardStatus, DaemonStatus, ResourceStatus, Status, TenantStatus
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, SharingRules, Standing
 from aliquot.services.runtime.standings import (
     by_tenant,
+    control_status,
     finding_status,
     hardware_status,
     pool_status,
@@ -38,6 +40,7 @@ class NodeState:
     ended: frozenset[str]  # UIDs of Pods that are over, but not all their processes
     standings: Iterable[Standing]
     findings: Iterable[Finding]
+    controls: Mapping[str, CardControl] = field(default_factory=dict)  # by UUID
 
 
 def status(node: NodeState, now: float, daemon: DaemonStatus, agent: AgentStatus) -> Status:
@@ -91,6 +94,7 @@ def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy], unregistere
         memory_unregistered_bytes=unregistered,
         oversubscribe=node.rules.oversubscribe,
         hardware=hardware_status(measured),
+        control=control_status(node.controls, card.uuid),
     )
 
 

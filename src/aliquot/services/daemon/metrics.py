@@ -67,6 +67,7 @@ _OF_CARDS = (
     ("aliquot_card_tenants", "Tenants on the card.", "tenants"),
     ("aliquot_card_healthy", "1 where the card is well, 0 where it is out.", "healthy"),
 )
+_CONTROL = "What holds tenants to their shares: the card's time slices and pauses (proven, unproven) or the gate."
 _OF_HARDWARE = (
     ("aliquot_card_temperature_celsius", "Temperature of the GPU.", "temperature_celsius"),
     ("aliquot_card_power_watts", "Power that the card draws.", "power_watts"),
@@ -130,6 +131,12 @@ def _families(status: Status, who: Mapping[str, str]) -> Iterator[Metric]:
 
     yield InfoMetricFamily("aliquot_build", "This daemon.", {"version": aliquot.__version__})
     yield from _of_tenants(status.tenants, who)
+    control = GaugeMetricFamily("aliquot_card_control", _CONTROL, labels=("card", "uuid", "model", "level", "reason"))
+    for card in status.cards:
+        if card.control:
+            labels = (str(card.index), card.uuid, card.model, card.control.level, card.control.reason or "")
+            control.add_metric(labels, 1.0)
+    yield control
     for name, help_text, field in _OF_CARDS:
         gauge = GaugeMetricFamily(name, help_text, labels=("card", "uuid", "model"))
         for card in status.cards:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET, convert, to_builtins
 
 from aliquot.model.claim import AppClass, Claim
+from aliquot.model.control import ControlLevel
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.dashboard import FINDINGS, Message, PodCard, Refused, Wants
@@ -26,6 +27,7 @@ from aliquot.model.status.machine import (
 )
 from aliquot.wording import promises, shortage
 from aliquot.wording.amounts import duration, memory
+from aliquot.wording.control import control_words
 from aliquot.wording.requests import on_cards, wants
 from aliquot.wording.requests import requests as request_words
 
@@ -262,6 +264,18 @@ def why_out(card: CardStatus) -> Message | None:
 
 
 OUT = Message(Code.OUT, "unhealthy, taken out by a ConfigMap, or the node's agent is away")
+
+
+def control(card: CardStatus) -> Message | None:
+    """What holds tenants on the card to their shares."""
+    if not card.control:
+        return None
+    codes = {
+        ControlLevel.PROVEN: Code.CONTROL_PROVEN,
+        ControlLevel.UNPROVEN: Code.CONTROL_UNPROVEN,
+        ControlLevel.GATE: Code.CONTROL_GATE,
+    }
+    return Message(codes[card.control.level], control_words(card.control), name=card.control.reason)
 
 
 def finding(found: FindingStatus) -> Message:

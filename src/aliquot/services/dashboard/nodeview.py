@@ -82,6 +82,7 @@ def _card(card: CardStatus, tenants: list[Tenant]) -> Card:
         exclusive=any(tenant.exclusive for tenant in tenants),
         tenants=tenants,
         memory_unregistered_mib=card.memory_unregistered_bytes >> 20,
+        control=messages.control(card),
     )
 
 

@@ -10,6 +10,7 @@ from aliquot import dialects
 from aliquot.dialects import Rules, native, qgpu
 from aliquot.dialects.wire.advertising import adverts
 from aliquot.dialects.wire.cdi import passes_cdi, reads_cdi
+from aliquot.model.control import INERT
 from aliquot.model.device import Card
 from aliquot.model.node import Node
 from aliquot.model.quantity import QuantityError, parse_count
@@ -18,6 +19,7 @@ from aliquot.model.tenant import FindingKind
 from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part, with_memory
 from aliquot.services.doctor.site import Site
 from aliquot.wording.amounts import memory
+from aliquot.wording.control import control_words
 
 _ANEW = "what was in it is asked of the API server and the kubelet again, so that nothing is lost"
 _LEAST_FREE = 16 << 20  # bytes
@@ -29,6 +31,7 @@ _ON_A_CARD = {
     FindingKind.UNREGISTERED: "nothing holds it to its share: link its program dynamically, and leave LD_PRELOAD alone",
     FindingKind.SLICE: "nothing is to be done but to ask who else sets time slices on this node",
     FindingKind.REFUSED: "its share is less exact from now on, until its process ends: did the driver change?",
+    FindingKind.INERT: "shares hold between kernels only: use a driver that is listed as measured in docs/hardware.md",
     FindingKind.STRANGER: "end it, or run it as a Pod that asks for its card: the scheduler books the card without it",
     FindingKind.OVERUSE: "ask for more in its Pod, or end the Pod; --enforce kill of the agent ends such processes",
     FindingKind.ENDED: "ask for more memory in its Pod, or find out how its program got past the limit",
@@ -185,6 +188,12 @@ def _cards(site: Site) -> Iterator[Finding]:
         )
         yield found("cards", site.node_name, what, fix)
     yield from _on_cards(site, {card.uuid for card in out})
+    by_words: dict[str, list[str]] = {}
+    for card in site.agent.cards:
+        if card.control and card.control.reason not in INERT:  # that is among what the agent found
+            by_words.setdefault(control_words(card.control), []).append(str(card.index))
+    for words, numbers in by_words.items():
+        yield ok("control", f"card{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {words}")
     if not out:
         count = len(site.agent.cards)
         yield ok("cards", f"{'all ' * (count > 1)}{count} of this node {'are' if count != 1 else 'is'} well")

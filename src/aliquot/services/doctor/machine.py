@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from aliquot.model.control import ControlLevel, ControlReason
 from aliquot.model.tenant import FindingKind
 from aliquot.model.tenant import Level as Control
 from aliquot.services.doctor.findings import Finding, Level, found, ok, with_memory
 from aliquot.services.doctor.machinesite import PORT, Entry, MachineSite
 from aliquot.wording.amounts import count, memory
+from aliquot.wording.control import control_words
 
 _LEAST_FREE = 64 << 20
 _LEAST_INODES = 256
 _RESTART = "aliquot down && aliquot up -d, or systemctl restart aliquot; runs go on, and the new daemon adopts them"
 _START_IT = "aliquot top shows who; start such programs with aliquot run"
+_GATED = "shares hold between kernels only: use a driver that docs/hardware.md lists as measured"
 _ON_A_CARD = {
     FindingKind.OVERUSE: "ask for more with --memory, or stop it; aliquot up --enforce kill ends such processes",
     FindingKind.ENDED: "ask for more with --memory, or find out how its program got past the limit",
@@ -161,7 +164,13 @@ def _cards(site: MachineSite) -> Iterator[Finding]:
                 "cards", name, f"is not offered: {card.why_out or card.withheld}", "nvidia-smi -q shows its state"
             )
         levels = {share.level for tenant in site.status.tenants for share in tenant.cards if share.uuid == card.uuid}
-        if Control.GATE in levels:
+        if card.control and card.control.level is ControlLevel.PROVEN and Control.GATE not in levels:
+            yield ok("control", f"{name}: {control_words(card.control)}")
+        elif card.control and card.control.level is ControlLevel.GATE:
+            words = control_words(card.control)
+            chosen = card.control.reason is ControlReason.FORCED
+            yield ok("control", f"{name}: {words}") if chosen else found("control", name, words, _GATED)
+        elif Control.GATE in levels:
             what = "the driver refuses control, or MPS runs: shares are enforced only between kernels"
             fix = "stop MPS; use the open kernel modules, driver 580 or later (docs/preemption.md)"
             yield found("control", name, what, fix)
@@ -170,7 +179,7 @@ def _cards(site: MachineSite) -> Iterator[Finding]:
         else:
             fix = "start one, as aliquot run -d --memory 1 -- aliquot burn load --seconds 60, and look again"
             yield Finding("control", Level.NOTE, (name,), "not known until a program uses the card", fix)
-    for finding in site.status.findings:
+    for finding in (one for one in site.status.findings if one.kind is not FindingKind.INERT):
         about = finding.uuid if finding.pid is None else f"pid {finding.pid}"
         fix = _ON_A_CARD.get(finding.kind, _START_IT) if finding.kind else _START_IT
         yield found("cards", about, finding.text + with_memory(finding), fix)

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.status.machine import (
@@ -29,6 +30,7 @@ from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.tenants import LocalMachine
 from aliquot.services.runtime.standings import (
     by_tenant,
+    control_status,
     finding_status,
     hardware_status,
     pool_status,
@@ -47,7 +49,7 @@ def status(
 ) -> Status:
     """`measured` is what NVML reported last of each card, by UUID."""
     found, findings = node.arbiter.standings(), node.arbiter.findings()
-    standings = by_tenant(found)
+    standings, controls = by_tenant(found), node.arbiter.controls()
     board = node.ledger.board
     return Status(
         daemon=daemon,
@@ -55,7 +57,7 @@ def status(
         pool=pool_status(node.pool_mib << 20, int(booked_pool(board, np.arange(board.rows)).sum()) << 20, found),
         nodes=[_node(node, member) for member in node.nodes],
         cards=[
-            _card(node, row, card, measured.get(card.uuid, {}), unregistered_memory(findings, card.uuid))
+            _card(node, row, card, measured.get(card.uuid, {}), unregistered_memory(findings, card.uuid), controls)
             for row, member in enumerate(node.nodes)
             for card in member.cards
         ],
@@ -79,7 +81,14 @@ def _node(local: LocalMachine, node: Node) -> NodeStatus:
     )
 
 
-def _card(node: LocalMachine, row: int, card: Card, measured: Mapping[str, Any], unregistered: int) -> CardStatus:
+def _card(
+    node: LocalMachine,
+    row: int,
+    card: Card,
+    measured: Mapping[str, Any],
+    unregistered: int,
+    controls: Mapping[str, CardControl],
+) -> CardStatus:
     board = node.ledger.board
     return CardStatus(
         node=node.nodes[row].name,
@@ -97,6 +106,7 @@ def _card(node: LocalMachine, row: int, card: Card, measured: Mapping[str, Any],
         memory_unregistered_bytes=unregistered,
         oversubscribe=card.oversubscribe,
         hardware=hardware_status(measured),
+        control=control_status(controls, card.uuid),
     )
 
 

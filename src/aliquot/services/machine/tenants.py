@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.choice import Choice
 from aliquot.model.claim import AppClass, Claim
+from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Isolation, deal
@@ -61,6 +62,7 @@ class Arbiter(Protocol):
     def configure(self, rules: SharingRules) -> None: ...
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
+    def controls(self) -> Mapping[str, CardControl]: ...
     def alive(self, tenant_id: str) -> bool: ...
     def request_move(self, tenant_id: str, *, leave: bool) -> str | None: ...  # why not, in a sentence
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.host.hostmemory import host_memory_mib
 from aliquot.adapters.storage.verdicts import Verdicts
-from aliquot.model.control import FORCED, CardControl, ControlLevel, ControlReason
+from aliquot.model.control import FORCED, TRUSTED, CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
 from aliquot.services.proof.contest import Contest, Found, InterruptedContestError
 
@@ -53,7 +53,7 @@ def plan_control(
     if mode is Mode.GATE:
         return ControlPlan({card.uuid: FORCED for card in cards}, False, None)
     if mode is Mode.TRUST:
-        return ControlPlan({}, False, None)
+        return ControlPlan({card.uuid: TRUSTED for card in cards}, False, None)
     try:
         driver = nvml.driver()
     except NvmlError:

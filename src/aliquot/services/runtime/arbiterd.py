@@ -25,7 +25,7 @@ from aliquot.adapters.storage import tenantfolder
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
-from aliquot.model.control import CardControl, ControlLevel, ControlReason
+from aliquot.model.control import INERT, CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
@@ -36,6 +36,7 @@ from aliquot.services.runtime.hardlimits import HardLimits
 from aliquot.services.runtime.memoryquota import MemoryQuota, Owner
 from aliquot.services.runtime.parking import Parking
 from aliquot.services.runtime.registration import Registrar, Tenancy, log_fault
+from aliquot.wording.control import why_gated
 
 _WHOLE, _BEYOND = 8, 4  # every so many sweeps all slots; else this far beyond the last that a process had
 
@@ -297,7 +298,15 @@ class Arbiterd:
     def findings(self) -> list[Finding]:
         """What is wrong on the cards."""
         inside = [finding for loop in self._loops.values() for finding in list(loop.findings.values())]
-        return inside + self._auditor.findings + self._unwritable()
+        return inside + self._inert() + self._auditor.findings + self._unwritable()
+
+    def _inert(self) -> list[Finding]:
+        """Cards whose control has no effect."""
+        return [
+            Finding(uuid, None, FindingKind.INERT, why_gated(control))
+            for uuid, control in self.controls().items()
+            if control.reason in INERT
+        ]
 
     def _unwritable(self) -> list[Finding]:
         """Tenants whose page could not be written: no heartbeat, no gate, no pause holds there."""

@@ -7,9 +7,11 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from aliquot.model.control import CardControl
 from aliquot.model.grant import Share
 from aliquot.model.residency import Residency
 from aliquot.model.status.machine import (
+    ControlStatus,
     FindingStatus,
     HardwareStatus,
     PoolStatus,
@@ -46,6 +48,12 @@ def finding_status(finding: Finding) -> FindingStatus:
         kind=finding.kind,
         memory_bytes=finding.memory or UNSET,
     )
+
+
+def control_status(controls: Mapping[str, CardControl], uuid: str) -> ControlStatus | UnsetType:
+    """Of one card."""
+    found = controls.get(uuid)
+    return UNSET if found is None else ControlStatus(found.level, found.reason)
 
 
 def hardware_status(measured: Mapping[str, Any]) -> HardwareStatus | UnsetType:

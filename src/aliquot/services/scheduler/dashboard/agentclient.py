@@ -102,6 +102,7 @@ def _merged_card(card: Card, live: Card) -> Card:
         card,
         memory_used_mib=live.memory_used_mib,
         memory_unregistered_mib=live.memory_unregistered_mib,
+        control=live.control,
         busy=live.busy,
         why_out=live.why_out or card.why_out,
         tenants=[
