@@ -208,6 +208,10 @@ def test_card_shows_tenants_with_promise_and_use() -> None:
             "preemptions": 2,
             "paused_seconds": 1.5,
             "paused_by": None,
+            "where": None,
+            "parked_mib": 0,
+            "moves": 0,
+            "why_parked": None,
         }
     ]
 
