@@ -121,18 +121,21 @@ void alq_count_movable(int card, int64_t bytes)
 static uint32_t counts[ALQ_CARDS][3];       /* by the bit of ALQ_STAYS_* */
 static pthread_mutex_t counts_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* One more or less of a kind that cannot leave, for the daemon to say why. */
+/* One more or less of a kind that cannot leave, for the daemon to say why. On the page only where it matters: a daemon of an
+ * earlier release cuts this part of the page off. */
 void alq_count_stays(int card, uint32_t kind, int by)
 {
-    struct alq_move *move = card >= 0 && card < ALQ_CARDS && kind ? move_of(card) : NULL;
-    if (!move)
+    if (card < 0 || card >= ALQ_CARDS || !kind)
         return;
+    struct alq_move *move = move_of(card);
+    if (move && !alq_page()->card[card].parkable)
+        move = NULL;
     pthread_mutex_lock(&counts_lock);
     uint32_t *n = &counts[card][__builtin_ctz(kind)];
     *n = by < 0 && !*n ? 0 : *n + (uint32_t)by;
-    if (*n)
+    if (move && *n)
         __atomic_fetch_or(&move->stays, kind, __ATOMIC_RELAXED);
-    else
+    else if (move)
         __atomic_fetch_and(&move->stays, ~kind, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&counts_lock);
 }

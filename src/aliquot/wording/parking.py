@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aliquot.model.residency import ParkReason, Where
 
 _WORDS = {
@@ -23,6 +25,14 @@ _WORDS = {
 def reason_words(reason: ParkReason) -> str:
     """Part of a sentence."""
     return _WORDS[reason]
+
+
+def left_parked_words(names: Sequence[str]) -> str:
+    """What `aliquot down` says of tenants whose memory is parked."""
+    return (
+        f"{', '.join(names)}: parked, and kept in the host pool until the next daemon brings it back. An earlier "
+        "release cannot: before you go back to one, start this one again and stop what may be parked"
+    )
 
 
 def residency_words(where: Where, why: ParkReason | None) -> str:

@@ -22,6 +22,7 @@ from aliquot.services.machine.parking import Parking
 from aliquot.services.machine.requests import RunRequest, parse_run_request
 from aliquot.services.machine.status import status
 from aliquot.services.machine.tenants import LocalMachine
+from aliquot.wording.parking import left_parked_words
 from kit.machine import GIB, PaperArbiter, cards
 
 ME = Caller(os.getpid(), os.geteuid(), os.getegid(), processes.start_time(os.getpid()))
@@ -197,6 +198,15 @@ def test_park_and_wake_ask_the_runtime_and_wait_for_it(rig: Rig) -> None:
     assert rig.move("wake", "train") == {"name": "train", "resident_bytes": GIB, "parked_bytes": 0}
     assert rig.arbiter.moves == [(tenant, True), (tenant, False)]
     assert rig.denied == ["park train", "wake train"]  # asked whether the caller may
+
+
+def test_down_names_runs_whose_memory_is_parked(rig: Rig) -> None:
+    rig.run(4, "train", park=30)
+    rig.run(4, "serve", park=30)
+    assert rig.parking.away() == []
+    rig.stands("train", Where.PARKED)
+    assert rig.parking.away() == ["train"]
+    assert left_parked_words(["train"]).startswith("train: parked, and kept in the host pool until the next daemon")
 
 
 def test_park_says_why_a_run_cannot_leave(rig: Rig) -> None:

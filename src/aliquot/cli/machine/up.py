@@ -194,8 +194,9 @@ def up(detach: bool, simulate: str | None, listen: str | None, token_file: Path 
 def down() -> None:
     """Stop the daemon of this machine.
 
-    Tenants keep running unpaused and with their memory limits; the next daemon adopts them. Simulated cards end, and
-    with them everything that runs on them.
+    Tenants keep running unpaused and with their memory limits; the next daemon adopts them. Memory that is parked stays
+    in the host's memory, and its tenants wait for the next daemon. Simulated cards end, and with them everything that
+    runs on them.
     """
     from aliquot.adapters.gpu import player
     from aliquot.adapters.host import processes
@@ -223,6 +224,10 @@ def down() -> None:
         click.echo(f"{', '.join(names)}: still running; the next `aliquot up` or `aliquot run` adopts them")
     elif names:
         click.echo(f"{', '.join(names)}: lost their simulated cards")
+    if answer.get("parked"):
+        from aliquot.wording.parking import left_parked_words
+
+        click.echo(left_parked_words(answer["parked"]))
 
 
 def _check_no_system_daemon(machine: Home) -> None:

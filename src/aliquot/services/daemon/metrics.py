@@ -51,6 +51,8 @@ _OF_RESIDENCY = (
     ("aliquot_tenant_memory_parked_bytes", "Its memory in the host's pool.", False, "parked_bytes"),
     ("aliquot_tenant_moves", "Moves of its memory to the host's pool and back.", True, "moves"),
     ("aliquot_tenant_moved_bytes", "Memory moved to the host's pool and back.", True, "moved_bytes"),
+    ("aliquot_tenant_move_out_seconds", "What its last way to the host's pool took.", False, "last_out_seconds"),
+    ("aliquot_tenant_move_in_seconds", "What its last way back took.", False, "last_in_seconds"),
 )
 _OF_CARDS = (
     ("aliquot_card_memory_bytes", "Memory of the card.", "memory_bytes"),
@@ -188,9 +190,19 @@ def _of_tenants(tenants: list[TenantStatus], who: Mapping[str, str]) -> Iterator
     for name, help_text, counts, field in _OF_RESIDENCY:
         family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help_text, labels=labels)
         for share, owner in shares:
-            if share.residency is not None:
-                family.add_metric(owner, float(getattr(share.residency, field)))
+            value = None if share.residency is None else getattr(share.residency, field)
+            if value is not None:
+                family.add_metric(owner, float(value))
         yield family
+    where = GaugeMetricFamily(
+        "aliquot_tenant_residency",
+        "1 for where its memory is, and why it is parked or cannot be.",
+        labels=(*labels, "where", "why"),
+    )
+    for share, owner in shares:
+        if share.residency is not None:
+            where.add_metric((*owner, share.residency.where, share.residency.why or ""), 1.0)
+    yield where
     state = GaugeMetricFamily(
         "aliquot_tenant_state", "1 for the state it is in, and the level.", labels=(*labels, "state", "level")
     )

@@ -327,9 +327,11 @@ class ControlServer:
         if self.about["simulated"] is not None:
             suspended = {pod.key for pod in self.pods.pods.values()}
             await self.pods.suspend()
+        parked = [] if self.about["simulated"] is not None else self._parking.away()
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
         names = sorted({tenancy.tenant.name for tenancy in self.machine.tenancies.values()} - suspended)
-        return {"pid": os.getpid(), "tenants": names, "waiting": [entry.name for entry in self.machine.queue]}
+        waiting = [entry.name for entry in self.machine.queue]
+        return {"pid": os.getpid(), "tenants": names, "waiting": waiting, "parked": parked}
 
     def _owner_only(self, caller: Caller, what: str, *also: int | None) -> None:
         if caller.uid not in (0, os.geteuid(), *also):

@@ -70,6 +70,15 @@ class Parking:
                     )
         return {"oversubscribe": [card.oversubscribe for card in machine.cards], "notes": notes}
 
+    def away(self) -> list[str]:
+        """Names of the tenants whose memory is not all on a card."""
+        gone = {
+            standing.tenant
+            for standing in self._machine.arbiter.standings()
+            if standing.residency is not None and standing.residency.where is not Where.RESIDENT
+        }
+        return sorted(found.tenant.name for found in self._machine.tenancies.values() if found.id in gone)
+
     # --- by hand -----------------------------------------------------------------------------------------------
 
     async def _park(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:

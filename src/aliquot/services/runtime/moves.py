@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from aliquot.adapters.gpu.page import Move, State, Stays, Why
 from aliquot.arbiter.residency import Obstacle
 from aliquot.model.residency import ParkReason, Where
+
+log = logging.getLogger(__name__)
 
 FAILURES = {
     Why.BUSY: ParkReason.FAILED,
@@ -49,3 +53,16 @@ def wants_of(moves: list[Move], most: int) -> int | None:
     if room:
         return min(most, room)
     return 0 if any(move.wanted and move.state == State.PARKED for move in moves) else None
+
+
+def log_move(tenant: str, card: str, where: Where, moves: list[Move], why: ParkReason | None) -> None:
+    """One line when its memory begins to move, and one when it has arrived."""
+    took = {Where.PARKED: max(move.out_ns for move in moves), Where.RESIDENT: max(move.in_ns for move in moves)}
+    data = {
+        "tenant": tenant,
+        "card": card,
+        "parked_bytes": sum(move.parked for move in moves),
+        "seconds": round(took[where] / 1e9, 3) if where in took else None,
+        "why": None if why is None else why.value,
+    }
+    log.info(f"memory_{where.value}", extra={"data": data})

@@ -26,7 +26,7 @@ from aliquot.model.tenant import SharingRules, Tenant
 from aliquot.services.mover import control
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cardloop import CardLoop
-from aliquot.services.runtime.moves import FAILURES, OBSTACLES, stays_of, wants_of, where_of
+from aliquot.services.runtime.moves import FAILURES, OBSTACLES, log_move, stays_of, wants_of, where_of
 from aliquot.services.runtime.registration import Tenancy, context_name
 from aliquot.wording.parking import reason_words
 
@@ -241,6 +241,7 @@ class Parking:
         memory = min(most, sum(use.memory for use in uses))
         where = where_of(moves)
         if where is not seen.where:
+            log_move(tenant.id, uuid, where, moves, self._reason_of(seen))
             seen.where, seen.since, seen.moved = where, now, now
             seen.active = now  # while it was away, it could not work
         if parked != seen.parked:
@@ -271,6 +272,10 @@ class Parking:
             now + _STUCK if stuck else seen.retry_at,
         )
 
+    @staticmethod
+    def _reason_of(seen: _Seen) -> ParkReason | None:
+        return FAILURES.get(seen.why) or seen.reason
+
     def _note_failure(self, seen: _Seen, moves: list[Move], now: float) -> None:
         failed = [move.why for move in moves if move.why and move.state in (State.RESIDENT, State.PARKED)]
         if not failed:
@@ -300,7 +305,7 @@ class Parking:
             moved=seen.moved_bytes,
             last_out=out or None,
             last_in=back or None,
-            why=ParkReason.LOST if lost else FAILURES.get(seen.why) or (stays if most_stays else seen.reason),
+            why=ParkReason.LOST if lost else self._reason_of(seen) if not most_stays or seen.why else stays,
         )
 
     # --- deciding -----------------------------------------------------------------------------------------------
