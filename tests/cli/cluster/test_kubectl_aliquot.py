@@ -6,6 +6,9 @@ import json
 
 from aliquot.cli.cluster.explain import explain
 from aliquot.cli.cluster.kubectl_aliquot import aliquot
+from aliquot.dialects import render_inventory
+from aliquot.model.device import Card
+from kit.draclaims import a_claim, a_config, a_result, parameters
 from kit.kubectl import FakeCluster, invoked
 from kit.manifests import (
     APP_CLASS,
@@ -302,3 +305,28 @@ def test_explain_books_parkable_pods_beyond_a_card_and_no_others(cluster: FakeCl
     assert invoked(explain, "asks").stdout.startswith("default/asks  a  main: GPU 0 (9 GiB, ")
     said = invoked(explain, "stays").stdout
     assert "1  GPU memory: needs 9 GiB per card; at most 6 GiB free (1 card)  [a]" in said
+
+
+def test_claims_that_hold_cards_are_shown(cluster: FakeCluster) -> None:
+    cards = [Card(at, 16384, f"GPU-{at}") for at in range(2)]
+    node = a_node("n1", 16, 16, labels={"aliquot.dev/dra": "true"})
+    node["metadata"]["annotations"] |= render_inventory(cards)
+    offline = a_config(parameters(class_="offline"), source="FromClass")
+    cluster.show(node)
+    assert "CLAIM" not in invoked(aliquot, "-d").stdout
+    claims = [
+        a_claim(a_result(cards[1], 4096, 30), config=[offline], name="train"),
+        a_claim(a_result(cards[1], 2048), name="elsewhere") | {"status": {}},
+    ]
+    cluster.answer("/apis/resource.k8s.io/v1/resourceclaims", claims)
+    said = invoked(aliquot, "-d").stdout
+    assert "n1  claims" in said
+    assert [line.split() for line in said.splitlines()][-2:] == [
+        ["CLAIM", "CLASS", "GPU", "MEMORY", "(GiB)", "CORE"],
+        ["ml/train", "offline", "1", "4", "greedy", "30%"],
+    ]
+    (shown,) = json.loads(invoked(aliquot, "-o", "json").stdout)["nodes"]
+    assert shown["claims"] == [
+        {"claim": "ml/train", "class": "offline", "cards": [{"index": 1, "memory_gib": 4, "core": 0, "greedy": 30}]}
+    ]
+    assert [card["memory_used_gib"] for card in shown["cards"]] == [0, 4]

@@ -159,6 +159,15 @@ class Kubectl:
                 return []
             raise
 
+    def resource_claims(self) -> list[dict[str, Any]]:
+        """All ResourceClaims; none where the cluster has none, or where we may not read them. Raises KubectlError."""
+        try:
+            return self.items(f"{SLICES}/{SLICE_VERSIONS[0]}/resourceclaims", "ResourceClaim")
+        except KubectlError as error:
+            if error.trouble in (Trouble.NOT_FOUND, Trouble.FORBIDDEN):
+                return []
+            raise
+
     def namespace(self) -> str:
         """The one that kubectl would use by itself."""
         text = self.run("config", "view", "--minify", "--output", "jsonpath={..namespace}")

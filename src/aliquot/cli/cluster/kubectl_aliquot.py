@@ -103,13 +103,24 @@ def overview(kubectl: Kubectl) -> Overview:
     objects = reach(lambda: cluster_objects(kubectl))
     nodes = [obj for obj in objects if _is_node(obj)]
     try:
-        return look(objects, find_scheduler(kubectl).rules(None, "auto", nodes))
+        claims = reach(kubectl.resource_claims) if _hands_out_claims(objects) else ()
+        return look(objects, find_scheduler(kubectl).rules(None, "auto", nodes), claims)
     except UnknownOptionError as error:
         raise InputError(str(error)) from error
 
 
 def _is_node(obj: Json) -> bool:
     return obj.get("kind") == "Node"
+
+
+def _hands_out_claims(objects: Iterable[Json]) -> bool:
+    """Whether claims may hold cards of ours: a node is labelled for it, or was and its slices are still there."""
+    from aliquot.dialects.dra import DRIVER, LABEL
+
+    return any(
+        LABEL in (obj["metadata"].get("labels") or {}) or (obj.get("spec") or {}).get("driver") == DRIVER
+        for obj in objects
+    )
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
@@ -275,6 +286,10 @@ def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
             yield ""
             rows = [_pod_row(pod) for pod in sorted(node.pods, key=lambda pod: (sorted(pod.grant.usage()), pod.key))]
             yield from _indented(table(["POD", "CLASS", "DIALECT", "GPU", "MEMORY (GiB)", "CORE", ""], rows))
+        if node.claims:
+            yield ""
+            rows = [[cell for at, cell in enumerate(_pod_row(claim)) if at != 2] for claim in node.claims]
+            yield from _indented(table(["CLAIM", "CLASS", "GPU", "MEMORY (GiB)", "CORE", ""], rows))
 
 
 def _indented(text: str) -> Iterator[str]:
@@ -382,16 +397,24 @@ def _node_json(node: NodeStanding) -> Json:
                 "whole_node": pod.grant.whole_node,
                 "guessed": pod.guessed,
                 "parkable": pod.claim.parkable,
-                "cards": [
-                    {
-                        "index": card,
-                        "memory_gib": in_units(use.memory_mib, 1024),
-                        "core": in_units(use.booked_milli, 10),
-                        "greedy": in_units(use.greedy_milli, 10),
-                    }
-                    for card, use in pod.grant.usage().items()
-                ],
+                "cards": _cards_json(pod),
             }
             for pod in node.pods
         ],
+        "claims": [
+            {"claim": claim.key, "class": claim.claim.app_class.value, "cards": _cards_json(claim)}
+            for claim in node.claims
+        ],
     }
+
+
+def _cards_json(pod: PodStanding) -> list[Json]:
+    return [
+        {
+            "index": card,
+            "memory_gib": in_units(use.memory_mib, 1024),
+            "core": in_units(use.booked_milli, 10),
+            "greedy": in_units(use.greedy_milli, 10),
+        }
+        for card, use in pod.grant.usage().items()
+    ]

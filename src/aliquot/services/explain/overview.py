@@ -3,21 +3,24 @@ and why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects import Rules
-from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.dra import LABEL
+from aliquot.dialects.dra.claims import AllocatedClaim, ClaimObject, parse_claim
+from aliquot.dialects.wire.objects import PodObject, read_object
 from aliquot.dialects.wire.otherplugins import hand_out
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.grant import Grant
-from aliquot.model.node import Node
+from aliquot.model.node import Node, Offer
 from aliquot.services.explain.snapshot import ClusterPod, Note, Snapshot, Verdict, take_snapshot
 from aliquot.wording.refusals import held_back, one_sentence
 
 Json = dict[str, Any]
+CLAIM = "claims"  # instead of a dialect: kube-scheduler gives the cards to ResourceClaims
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,13 @@ class NodeStanding:
     cards: tuple[CardStanding, ...]
     pods: tuple[PodStanding, ...]
     trouble: tuple[str, ...]  # what keeps Pods away: broken rules, not ready, cordoned
+    by_claims: bool = False  # its cards go to ResourceClaims
+    claims: tuple[PodStanding, ...] = ()  # those that hold them
 
     @property
     def offers(self) -> tuple[str, ...]:
         """The ways of use it offers, in a fixed order."""
-        return () if self.node is None else self.node.offer_names
+        return () if self.node is None else (*self.node.offer_names, *((CLAIM,) * self.by_claims))
 
     @property
     def factor(self) -> float:
@@ -103,8 +108,8 @@ class Overview:
         return one_sentence(verdict.refusals, verdict.claim, nodes)
 
 
-def look(objects: Iterable[Json], rules: Rules) -> Overview:
-    """Nodes, Pods and the unhealthy-GPU ConfigMaps in; what there is to see out."""
+def look(objects: Iterable[Json], rules: Rules, claims: Iterable[Json] = ()) -> Overview:
+    """Nodes, Pods and the unhealthy-GPU ConfigMaps in; what there is to see out. `claims` are ResourceClaims."""
     snapshot = take_snapshot(objects, policy="binpack", rules=rules)
     pods: dict[str, list[PodStanding]] = {}
     waiting = []
@@ -120,25 +125,54 @@ def look(objects: Iterable[Json], rules: Rules) -> Overview:
             grant = placed.grant
             standing = PodStanding(pod.key, grant.node, placed.claim, grant, placed.doubt is not None)
             pods.setdefault(grant.node, []).append(standing)
+    found = [read for claim in claims if isinstance(read := read_object(claim, ClaimObject, "claim"), ClaimObject)]
     return Overview(
-        tuple(sorted(_nodes(snapshot, pods), key=lambda node: node.name)),
+        tuple(sorted(_nodes(snapshot, pods, found), key=lambda node: node.name)),
         tuple(sorted(waiting, key=lambda pod: (pod.created, pod.key))),
         tuple(snapshot.notes),
         snapshot,
     )
 
 
-def _nodes(snapshot: Snapshot, pods: dict[str, list[PodStanding]]) -> Iterator[NodeStanding]:
+def _nodes(
+    snapshot: Snapshot, pods: dict[str, list[PodStanding]], claims: Sequence[ClaimObject]
+) -> Iterator[NodeStanding]:
     cluster = snapshot.cluster
-    for name in snapshot.nodes:
+    for name, obj in snapshot.nodes.items():
         node = cluster.board.node(name)
         if node is None or not (node.cards or node.offers or name in pods):
             continue  # a node without cards, which asks nothing of us
-        cards = tuple(CardStanding(card, cluster.board.usage(name, card.index)) for card in node.cards)
-        yield NodeStanding(name, node, cards, tuple(pods.get(name, ())), _trouble(snapshot, name))
+        holding, wrong = _claims_on(node, claims)
+        cards = tuple(
+            CardStanding(card, _with_claims(cluster.board.usage(name, card.index), card.index, holding))
+            for card in node.cards
+        )
+        trouble, by_claims = (*_trouble(snapshot, name), *wrong), (obj.metadata.labels or {}).get(LABEL) == "true"
+        yield NodeStanding(name, node, cards, tuple(pods.get(name, ())), trouble, by_claims, holding)
     for name, broken in cluster.unusable.items():
         sentences = tuple(invalid.sentence() for invalid in broken)
         yield NodeStanding(name, None, (), tuple(pods.get(name, ())), sentences)
+
+
+def _claims_on(node: Node, claims: Iterable[ClaimObject]) -> tuple[tuple[PodStanding, ...], list[str]]:
+    """The claims that hold the node's cards, and what is wrong with those that cannot be read."""
+    holding, wrong = [], []
+    for claim in claims:
+        if not claim.holds(node.name):
+            continue
+        read = parse_claim(claim, node.name, node.cards)
+        if isinstance(read, AllocatedClaim):
+            asked = Claim(read.uid, read.namespace, read.name, CLAIM, Offer.ANY, (), app_class=read.app_class)
+            holding.append(PodStanding(claim.key, node.name, asked, read.grant, guessed=False))
+        else:
+            wrong.append(f"ResourceClaim {claim.key} cannot be read: {read[0].sentence()}")
+    return tuple(holding), wrong
+
+
+def _with_claims(used: Usage, card: int, claims: Iterable[PodStanding]) -> Usage:
+    for standing in claims:
+        used += standing.grant.usage().get(card, Usage())
+    return used
 
 
 def _trouble(snapshot: Snapshot, name: str) -> tuple[str, ...]:
