@@ -122,3 +122,13 @@ def test_kubelet_is_offered_as_much_memory_as_may_be_booked() -> None:
 def test_agent_reports_what_the_reader_reads() -> None:
     assert elastic.render_node(2048, 1.5) == {elastic.POOL: "2048", elastic.OVERSUBSCRIBE: "1.5"}
     assert elastic.pool_mib(elastic.render_node(2048, 1.0)) == 2048
+
+
+@pytest.mark.parametrize("dialect", sorted(LIMITS))
+def test_together_annotation_is_refused_while_nothing_honours_it(dialect: str) -> None:
+    pod = a_pod(LIMITS[dialect])
+    pod["metadata"]["annotations"]["aliquot.dev/together"] = "team"
+    broken = parse_pod(pod)
+    assert isinstance(broken, tuple)
+    assert [(one.field, one.value) for one in broken] == [('metadata.annotations["aliquot.dev/together"]', "team")]
+    assert "aliquot run --together" in broken[0].allowed

@@ -42,8 +42,9 @@ PLACE = "aliquot.dev/card-place"  # resource: by it the kubelet calls us for Pod
 PLACES = 100  # of PLACE for each card: more than any number of Pods that share one
 REVIEWED = "aliquot.dev/reviewed"  # on a Pod: the webhook has reviewed it
 CARD_MODELS = "aliquot.dev/card-models"  # on a Pod of any dialect, by its author: parts of model names, with commas
-ANNOTATIONS = (GRANT, CARD_MODELS)
-MARKS = (CARD_MODELS,)  # part of what a Pod requests
+TOGETHER = "aliquot.dev/together"  # on a Pod: the group with which it would share its cards in space
+ANNOTATIONS = (GRANT, CARD_MODELS, TOGETHER)
+MARKS = (CARD_MODELS, TOGETHER)  # part of what a Pod requests
 MIX_LABEL = "aliquot.dev/mix-qgpu-and-whole-cards"  # on a Node, by its owner: whole cards beside qGPU
 
 UNREADABLE = "unreadable"  # instead of a dialect: claims that only their grants tell
@@ -142,6 +143,15 @@ def card_models(pod: Pod, problems: list[Invalid]) -> tuple[str, ...]:
         allowed = "parts of the names of card models, such as A100,H200, or omit the annotation"
         problems.append(Invalid(annotation_field(CARD_MODELS), pod.annotations[CARD_MODELS], allowed))
     return tuple(sorted(words))
+
+
+def refuse_together(pod: Pod, problems: list[Invalid]) -> None:
+    """Nothing honours the annotation yet: a Pod that asks for it must not run without it."""
+    if TOGETHER in pod.annotations:
+        allowed = (
+            "nothing yet: Pods share a card by turns; `aliquot run --together` puts runs of one machine side by side"
+        )
+        problems.append(Invalid(annotation_field(TOGETHER), pod.annotations[TOGETHER], allowed))
 
 
 def render_inventory(cards: Iterable[Card]) -> dict[str, str]:

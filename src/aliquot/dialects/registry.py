@@ -115,6 +115,7 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
     else:
         if view.annotation(native.CARD_MODELS) is not None:
             claim = _with_models(claim, view, problems)
+        native.refuse_together(view, problems)
         park_after = elastic.park_after(view, claim)
         if isinstance(park_after, Invalid):
             problems.append(park_after)

@@ -117,7 +117,7 @@ class TestALaterFile:
         store = PodStore(first, boot="boot-1")
         assert store.tenancies() == []
         (note,) = store.notes
-        assert "of a later release of aliquot (version 9, and this one has version 2): it is kept as" in note
+        assert "of a later release of aliquot (version 9, and this one has version 3): it is kept as" in note
         assert [path.read_bytes() for path in first.parent.glob("state.db.later-*")] == [before]
         store.add(TRAIN)
         assert PodStore(first, boot="boot-1").tenancies() == [TRAIN]
