@@ -14,7 +14,7 @@ Pods of the preemptor's priority or above are never among the tenants that the c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import combinations
 from math import comb
 
@@ -25,6 +25,7 @@ from aliquot.placement.board import Board, Occupant
 from aliquot.placement.choose import Chooser
 from aliquot.placement.demand import demand_of
 
+_FEW = 4  # Pods; for more it is faster to work out the room of their node once
 _MOST_TRIALS = 200  # sets of victims tried on a node; beyond that Pods are spared one by one
 _CLASS_ORDER = {AppClass.OFFLINE: 0, AppClass.NORMAL: 1, AppClass.ONLINE: 2}
 
@@ -107,6 +108,8 @@ def _fewest(
     grant_without: Callable[[Iterable[Tenant]], Grant | None],
 ) -> list[Tenant]:
     """The cheapest of these tenants that are enough; all of them are. Those that have to go are all in one group."""
+    if len(groups) > 1:
+        groups = [group for group in groups if grant_without(group) is not None]
     left = _MOST_TRIALS
     for size in range(1, len(allowed)):
         tries = sum(comb(len(group), size) for group in groups)
@@ -121,8 +124,13 @@ def _fewest(
         for chosen in sorted(sets.values(), key=_cost):
             if grant_without(chosen) is not None:
                 return list(chosen)
-    going = list(allowed)
-    for tenant in reversed(allowed):
+    return min((_spared(group, grant_without) for group in groups), key=_cost)
+
+
+def _spared(group: Sequence[Tenant], grant_without: Callable[[Iterable[Tenant]], Grant | None]) -> list[Tenant]:
+    """Those of the group that remain when one after the other is spared where it can be, the most important first."""
+    going = list(group)
+    for tenant in reversed(group):
         others = [other for other in going if other is not tenant]
         if grant_without(others) is not None:
             going = others
@@ -151,14 +159,17 @@ def _cost(victims: Sequence[Tenant]) -> tuple[Importance, int, tuple[Importance,
 @contextmanager
 def _changed(board: Board, node: str, outlook: Outlook) -> Iterator[None]:
     """The board as it will be. First come those that come: a row of which all are released may be given up."""
-    for occupant in outlook.coming:
-        board.take(node, occupant)
-    for occupant in outlook.leaving:
-        board.release(node, occupant)
+    many = len(outlook.coming) + len(outlook.leaving) > _FEW
+    with board.together() if many else nullcontext():
+        for occupant in outlook.coming:
+            board.take(node, occupant)
+        for occupant in outlook.leaving:
+            board.release(node, occupant)
     try:
         yield
     finally:
-        for occupant in outlook.leaving:
-            board.take(node, occupant)
-        for occupant in outlook.coming:
-            board.release(node, occupant)
+        with board.together() if many else nullcontext():
+            for occupant in outlook.leaving:
+                board.take(node, occupant)
+            for occupant in outlook.coming:
+                board.release(node, occupant)
