@@ -159,6 +159,13 @@ def test_kube_systems_config_maps_are_read_for_gpushare_only(helm: Helm, mode: s
     assert here == (["kube-system"] if "gpushare" in MODES[mode] else [])
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_chart_grants_evictions_only_with_preemption(helm: Helm, on: bool) -> None:
+    made = Objects(render(helm, f"--set=scheduler.preemption={str(on).lower()}"))
+    assert ("pods/eviction" in str(made.one("ClusterRole", "aliquot-scheduler"))) is on
+    assert ("--preemption" in made.args("aliquot-scheduler", "scheduler")) is on
+
+
 @pytest.mark.parametrize(("pods", "kept"), [("keep", {"DaemonSet", "Namespace"}), ("refuse", set())])
 def test_helm_leaves_simulated_cards_to_pods_that_are_kept(helm: Helm, pods: str, kept: set[str]) -> None:
     made = render(helm, f"--set=uninstall.runningPods={pods},agent.simulate=1x2GiB,namespace.create=true", "--no-hooks")
