@@ -32,7 +32,7 @@ _NO_NODES = "kubectl get nodes,pods -A -o yaml prints"
 @click.option(
     "--cluster",
     type=click.Path(path_type=Path),
-    help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster)",
+    help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster); podgroups too",
 )
 @click.option("-n", "--namespace", help="Namespace of POD  [default: the one kubectl uses]")
 @click.option(
@@ -95,7 +95,10 @@ def explain(
     except UnknownOptionError as error:
         raise InputError(str(error)) from error
     snapshot = take_snapshot(objects, policy=policy, rules=by)
+    for manifest in manifests:
+        snapshot.add_group(manifest.value)
     pods = named if filename is None else _pods(filename, manifests, snapshot.nodes.values())
+    snapshot.expect(pods)
     for line in _noted(snapshot.notes):
         click.echo(f"note: {printable(line)}", err=True)
     # One by one, and each written before the next: the reasons of 200 Pods on 5,000 nodes are more than memory holds.
@@ -274,6 +277,7 @@ def _alike(one: Verdict, other: Verdict) -> bool:
 
 
 def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[str]:
+    from aliquot.wording.groups import waiting
     from aliquot.wording.preemption import would_go
     from aliquot.wording.refusals import held_back, why_not
 
@@ -290,6 +294,9 @@ def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[
         yield f"{name}  -{remark}"
     elif verdict.gates:
         yield f"{name}  {held_back(verdict.gates)}"
+    elif verdict.group is not None:
+        yield f"{name}  {'wait' if many else 'waits'}: {waiting(verdict.group)}"
+        yield from why_not(verdict.refusals, verdict.claim)
     else:
         yield f"{name}  {'fit' if many else 'fits'} none of {nodes:,} node{'s' * (nodes > 1)}"
         yield from why_not(verdict.refusals, verdict.claim)

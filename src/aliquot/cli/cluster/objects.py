@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, both
+from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, both
+from aliquot.dialects import podgroups
 
 
 def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
-    """All that decides where Pods go: Nodes, Pods, ResourceSlices, sick cards' ConfigMaps. Raises KubectlError."""
+    """All that decides where Pods go: Nodes, Pods, PodGroups, ResourceSlices, sick cards' ConfigMaps.
+
+    Raises KubectlError.
+    """
     nodes, pods = both(kubectl)
     slices = kubectl.resource_slices()
     try:
@@ -20,4 +25,22 @@ def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
             f"note: {CONFIG_MAPS} cannot be read, so cards taken out there are not known: {error.text}", err=True
         )
         sick = []
-    return [*nodes, *pods, *sick, *slices]
+    return [*nodes, *pods, *sick, *slices, *_pod_groups(kubectl)]
+
+
+def _pod_groups(kubectl: Kubectl) -> Iterator[dict[str, Any]]:
+    """PodGroups of every API that the cluster serves and we may read. Raises KubectlError."""
+    try:
+        groups = kubectl.get("/apis").get("groups") or ()
+        for group in groups:
+            api, served = group.get("name"), {version.get("version") for version in group.get("versions") or ()}
+            version = next((version for version in podgroups.VERSIONS.get(api, ()) if version in served), None)
+            if version is None:
+                continue
+            kinds = kubectl.get(f"/apis/{api}/{version}").get("resources") or ()
+            if any(kind.get("name") == podgroups.RESOURCE for kind in kinds):
+                items = kubectl.items(f"/apis/{api}/{version}/{podgroups.RESOURCE}", podgroups.KIND)
+                yield from ({**item, "apiVersion": f"{api}/{version}"} for item in items)
+    except KubectlError as error:
+        if error.trouble not in (Trouble.NOT_FOUND, Trouble.FORBIDDEN):
+            raise

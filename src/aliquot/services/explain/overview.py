@@ -17,6 +17,7 @@ from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
 from aliquot.services.explain.snapshot import ClusterPod, Note, Snapshot, Verdict, take_snapshot
+from aliquot.wording.groups import waiting
 from aliquot.wording.refusals import held_back, one_sentence
 
 Json = dict[str, Any]
@@ -97,6 +98,8 @@ class Overview:
             return held_back(verdict.gates)
         if verdict.broken:
             return f"breaks a rule: {verdict.broken[0].sentence()}"
+        if verdict.group is not None:
+            return waiting(verdict.group)
         if verdict.grant is not None:
             refusal = last_refusal(pod.read)
             if refusal:

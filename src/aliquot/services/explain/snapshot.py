@@ -22,9 +22,11 @@ from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.otherplugins import hand_out, read_slices, share_command
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
+from aliquot.model.group import Shortfall
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
-from aliquot.placement.board import Bools
+from aliquot.placement.board import Bools, Ints
 from aliquot.placement.demand import Demand, demand_of
+from aliquot.services.explain.groups import GroupMembers
 from aliquot.services.explain.residents import Residents
 from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
 from aliquot.services.scheduler.preemption.tenants import best_plan
@@ -66,6 +68,7 @@ class Verdict:
     remark: str | None = None
     gates: tuple[str, ...] = ()  # its scheduling gates: kube-scheduler does not look at it while it has any
     preemption: Preemption | None = None  # None: it has a place, or no eviction would help
+    group: Shortfall | None = None  # what its PodGroup lacks, where it waits for that
 
     @property
     def ours(self) -> bool:
@@ -130,6 +133,10 @@ class Snapshot:
     _residents: Residents | None = None
     _latest: _Latest | None = None
     _preemption: tuple[tuple[object, ...], Preemption | None] = ((), None)  # the latest, and of what
+    _members: GroupMembers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._members = GroupMembers(self.cluster)
 
     # --- filling the cluster -----------------------------------------------------------------------------------
 
@@ -140,6 +147,16 @@ class Snapshot:
         if wrong is not None:
             self.unheeded[pod_key(manifest)] = wrong
             self.notes.append(Note(pod_key(manifest), f"is not heeded: {wrong.sentence()}"))
+
+    def add_group(self, manifest: Json) -> None:
+        """One of the PodGroups."""
+        wrong = self._members.add_group(manifest)
+        if wrong is not None:
+            self.notes.append(Note(pod_key(manifest), wrong))
+
+    def expect(self, manifests: Iterable[Json]) -> None:
+        """Pods that will be placed: those of a PodGroup count for each other."""
+        self._members.expect(manifests)
 
     def add_nodes(self, manifests: Iterable[Json]) -> None:
         """The Nodes there are."""
@@ -178,6 +195,7 @@ class Snapshot:
                 continue
             self.pods.append(ClusterPod(pod, manifest))
             self.cluster.set_pod(pod)
+            self._members.note(pod, manifest)
             claim = self.cluster.read(pod) if pod.spec.node_name and not pod.finished else None
             if isinstance(claim, tuple) and pod_names(pod).uid not in self.cluster.placed:
                 text = f"its GPU is not counted: {claim[0].sentence()}"
@@ -225,19 +243,49 @@ class Snapshot:
         if claim.uid not in cluster.pending:
             cluster.chooser.observe(claim)
         gate, terms = self._gate(manifest, claim), _terms(manifest)
-        near = self._there().refusals(_kind(terms, spec), terms, spec)
-        rows = gate.rows.copy()
-        rows[[cluster.board.row_of[refusal.node] for refusal in near]] = False
-        grant = cluster.chooser.choose(claim, np.flatnonzero(rows))
+        rows, near = self._open_rows(manifest, gate, terms)
+        admitted = self._admit(manifest, claim, rows, keep=book)
+        if isinstance(admitted, Shortfall):  # it evicts no Pod
+            refusals = self._members.refusals(admitted, self._refusals(claim, gate, near), claim, rows)
+            return Verdict(key, claim, refusals=refusals, group=admitted)
+        if admitted is None:
+            cluster.release_hold(claim.uid)  # of a group that has enough members by now: it is decided anew
+        grant = admitted or cluster.chooser.choose(claim, rows)
         refusals = self._refusals(claim, gate, near) if grant is None or why_not_elsewhere else ()
         if grant is not None and book:
-            self._book(replace(claim, uid=self._new_uid(claim)), grant)
+            if claim.uid in cluster.held:  # with the other members of its group
+                cluster.assume(claim, grant.node)
+            else:
+                self._book(replace(claim, uid=self._new_uid(claim)), grant)
             self._there().add(grant.node, terms)
         preemption = self._who_goes(claim, spec, rows, refusals) if grant is None and who_goes else None
         return Verdict(key, claim, grant, refusals=refusals, preemption=preemption)
 
+    def _open_rows(self, manifest: Json, gate: _Gate, terms: PodTerms) -> tuple[Ints, tuple[Refusal, ...]]:
+        """The rows that kube-scheduler lets the Pod on, and what keeps it from others because of the Pods there."""
+        spec = kube.mapping(manifest.get("spec"))
+        near = self._there().refusals(_kind(terms, spec), terms, spec)
+        rows = gate.rows.copy()
+        rows[[self.cluster.board.row_of[refusal.node] for refusal in near]] = False
+        return np.flatnonzero(rows), near
+
+    def _admit(self, manifest: Json, claim: Claim, rows: Ints, *, keep: bool) -> Grant | Shortfall | None:
+        """As the scheduler's filter does with a member of a PodGroup; None: the Pod goes by itself."""
+        clock, latest = self.cluster.board.clock, self._latest
+        admitted = self._members.admit(manifest, claim, rows, self._rows_of_member, keep=keep)
+        if isinstance(admitted, Shortfall) and latest is not None and latest.clock == clock:
+            self._latest = replace(latest, clock=self.cluster.board.clock)  # the board is as it was
+        return admitted
+
+    def _rows_of_member(self, uid: str) -> Ints | None:
+        """The rows that kube-scheduler lets another member of a group on."""
+        manifest, pending = self._members.manifests.get(uid), self.cluster.pending.get(uid)
+        if manifest is None or pending is None or not isinstance(pending.claim, Claim):
+            return None
+        return self._open_rows(manifest, self._gate(manifest, pending.claim), _terms(manifest))[0]
+
     def _who_goes(
-        self, claim: Claim, spec: Mapping[str, Any], rows: Bools, refusals: tuple[Refusal, ...]
+        self, claim: Claim, spec: Mapping[str, Any], rows: Ints, refusals: tuple[Refusal, ...]
     ) -> Preemption | None:
         """Of the nodes that kube-scheduler lets the Pod on. Replicas share the answer, as they share their refusals."""
         cluster, priority = self.cluster, _priority(spec)
@@ -246,7 +294,7 @@ class Snapshot:
         allowed = spec.get("preemptionPolicy") != "Never"
         known, found = self._preemption
         if not (known and known[0] is refusals and known[1:] == (priority, allowed)):
-            names = [cluster.board.names[row] for row in np.flatnonzero(rows).tolist()]
+            names = [cluster.board.names[row] for row in rows.tolist()]
             plan = best_plan(cluster, claim, priority, names)
             found = None
             if plan is not None and plan.victims:
@@ -335,6 +383,8 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     for config in kinds.get("ConfigMap", []):
         snapshot.add_config_map(config)
     snapshot.cluster.drivers = read_slices(kinds.get("ResourceSlice", []))
+    for group in kinds.get("PodGroup", []):
+        snapshot.add_group(group)
     snapshot.add_nodes(kinds.get("Node", []))
     snapshot.add_pods(kinds.get("Pod", []))
     return snapshot

@@ -2,4 +2,5 @@
 
 kube-scheduler -> http -> verbs -> cluster -> candidates -> placement. `cluster` holds what the API server said and what
 we decided; it has no IO and no clock. Only `binder`, `pendingpods` and `nodeupkeep` write, and only on the leader.
+`groups` plans Pods that start together.
 """

@@ -1,0 +1,72 @@
+"""Members of PodGroups on a snapshot: as the scheduler's filter decides about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aliquot.dialects.podgroups import GroupObject, api_of, group_key, membership
+from aliquot.dialects.wire.objects import PodObject, pod_names, read_object
+from aliquot.model.claim import Claim
+from aliquot.model.grant import Grant
+from aliquot.model.group import Shortfall
+from aliquot.model.refusal import Invalid, Reason, Refusal
+from aliquot.placement.board import Ints
+from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.groups.admission import Rows, admit
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class GroupMembers:
+    """The members of the cluster's groups, with their manifests."""
+
+    cluster: Cluster
+    manifests: dict[str, Json] = field(default_factory=dict)  # by uid
+    _latest: tuple[Shortfall, tuple[Refusal, ...], tuple[Refusal, ...]] | None = None
+
+    def add_group(self, manifest: Json) -> str | None:
+        """A PodGroup; other kinds of that name are ignored. Returns what is wrong with it."""
+        api, group = api_of(manifest), read_object(manifest, GroupObject, "PodGroup")
+        if api is None:
+            return None
+        if isinstance(group, Invalid):
+            return f"is no PodGroup: {group.sentence()}"
+        self.cluster.groups.set_group(api, group)
+        read = self.cluster.groups.groups[group_key(api, group)]
+        return f"keeps its Pods waiting: {read.sentence()}" if isinstance(read, Invalid) else None
+
+    def note(self, pod: PodObject, manifest: Json) -> None:
+        """A Pod of the cluster."""
+        if membership(pod) is not None:
+            self.manifests[pod_names(pod).uid] = manifest
+
+    def expect(self, manifests: Iterable[Json]) -> None:
+        """Pods that will be placed: those of a PodGroup count for each other."""
+        for manifest in manifests:
+            pod = read_object(manifest, PodObject, "pod")
+            if isinstance(pod, PodObject) and membership(pod) is not None:
+                uid = pod_names(pod).uid
+                if uid not in self.cluster.groups.members:
+                    self.cluster.set_pod(pod)
+                self.manifests.setdefault(uid, manifest)
+
+    def admit(self, manifest: Json, claim: Claim, rows: Ints, rows_of: Rows, *, keep: bool) -> Grant | Shortfall | None:
+        """A member's place, or what its group lacks; None: the Pod goes by itself."""
+        pod = read_object(manifest, PodObject, "pod") if self.cluster.groups.groups else None
+        if not isinstance(pod, PodObject):
+            return None
+        return admit(self.cluster, pod, claim, rows, keep=keep, rows_of=rows_of)
+
+    def refusals(
+        self, short: Shortfall, refusals: tuple[Refusal, ...], claim: Claim, rows: Ints
+    ) -> tuple[Refusal, ...]:
+        """The refusals, and one for every node that would take the Pod by itself. Members that wait share one tuple."""
+        latest = self._latest
+        if latest is None or latest[0] != short or latest[1] is not refusals:
+            names = (self.cluster.board.names[row] for row in self.cluster.chooser.fitting(claim, rows).tolist())
+            waiting = [Refusal(name, None, Reason.GROUP, short.needed, short.has, never=False) for name in names]
+            latest = self._latest = (short, refusals, (*refusals, *waiting))
+        return latest[2]
