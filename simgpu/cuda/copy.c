@@ -1,5 +1,8 @@
 /* copy.c - copies and fills. They take their time on the card like kernels do, in the order of their stream. */
 #include "driver.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #define COPY_BASE_NS 2000ull
 #define LINK_BYTES_PER_NS 25ull    /* between host and card */
@@ -69,12 +72,24 @@ API cuMemcpy_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
     return copy(to, is_host(to), from, is_host(from), bytes, CU_STREAM_PER_THREAD, true);
 }
+/* A fault to test with: while there is a file SOCKET.copies-fail, large copies over the bus do. */
+static bool fails(size_t bytes)
+{
+    char path[256];
+    const char *player = getenv("ALIQUOT_SIMGPU");
+    if (bytes < 1u << 20 || !player) return false;
+    snprintf(path, sizeof path, "%s.copies-fail", player);
+    return access(path, F_OK) == 0;
+}
+
 API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
+    if (fails(bytes)) return CUDA_ERROR_UNKNOWN;
     return copy(to, false, host(from), true, bytes, stream, false);
 }
 API cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
+    if (fails(bytes)) return CUDA_ERROR_UNKNOWN;
     return copy(host(to), true, from, false, bytes, stream, false);
 }
 API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)

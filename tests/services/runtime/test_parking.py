@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,6 +175,46 @@ def test_memory_that_is_lost_is_an_error_and_never_zeros(node: Node) -> None:
     (node.pool / "memory").unlink()
     result = sleeper.end()
     assert (result["wrong"], result["error"]) == (0, 999)
+
+
+def test_full_pool_refuses_to_park_and_nothing_is_lost(node: Node) -> None:
+    node.configure(oversubscribe=2.0, host_pool=1 * GIB)
+    sleeper = Mover(node, node.tenant("normal", memory=11 * GIB, park_after=600.0), 4)
+    sleeper.ready()
+    sleeper.hold()
+    until(lambda: residency(node, sleeper.name) and node.ask("mover"), "it is known")
+    assert node.ask("request_move", name=sleeper.name, leave=True) == "the host pool is full"
+    found = residency(node, sleeper.name)
+    assert (found["where"], found["parked"]) == ("resident", 0)
+    assert sleeper.end() | {"steps": 0, "longest": 0} == {"steps": 0, "wrong": 0, "longest": 0, "error": 0}
+
+
+def test_copy_that_fails_leaves_memory_where_it_is(node: Node) -> None:
+    """On its way out it stays on the card; on its way back it stays in the pool, and comes when copies work again."""
+    broken = Path(node.player.socket + ".copies-fail")
+    sleeper = Mover(node, node.tenant("normal", memory=11 * GIB, park_after=600.0), 2)
+    sleeper.ready()
+    sleeper.hold()
+    until(lambda: residency(node, sleeper.name), "it is known")
+    broken.touch()
+    assert node.ask("request_move", name=sleeper.name, leave=True) is None
+    until(lambda: residency(node, sleeper.name)["why"] == "failed", "its way out failed")
+    assert residency(node, sleeper.name)["where"] == "resident"
+    broken.unlink()
+
+    def parked() -> bool:
+        node.ask("request_move", name=sleeper.name, leave=True)
+        return bool(residency(node, sleeper.name)["parked"] == 2 * GIB)
+
+    until(parked, "it has left after all")
+    broken.touch()
+    assert node.ask("request_move", name=sleeper.name, leave=False) is None
+    until(lambda: residency(node, sleeper.name)["why"] == "failed", "its way back failed")
+    assert residency(node, sleeper.name)["parked"] == 2 * GIB
+    broken.unlink()
+    assert node.ask("request_move", name=sleeper.name, leave=False) is None
+    result = sleeper.end()
+    assert (result["wrong"], result["error"]) == (0, 0)
 
 
 def test_tenant_that_is_woken_by_hand_comes_back_without_a_call(node: Node) -> None:

@@ -83,6 +83,7 @@ class Parking:
         self._asked: dict[str, bool] = {}  # by hand: tenant to leave (True) or return
         self._residency: dict[tuple[str, str], Residency] = {}
         self._never: dict[tuple[str, str], ParkReason] = {}  # nothing of it can leave
+        self._leaving: dict[tuple[str, str], int] = {}  # bytes that would leave the card
         self._reserves: dict[str, int] = {}
         self._told = float("-inf")
         self._began = clock()
@@ -143,8 +144,15 @@ class Parking:
         never = [self._never.get((tenant, uuid)) for name, uuid in list(self._residency) if name == tenant]
         if leave and never and all(never):
             return "; ".join(sorted({reason_words(reason) for reason in never if reason is not None}))
+        state = self.mover.state
+        leaves = sum(size for (name, _), size in list(self._leaving.items()) if name == tenant)
+        if leave and state is not None and leaves > state.free:
+            return reason_words(ParkReason.POOL_FULL)
         with self._lock:
             self._asked[tenant] = leave
+            for (name, _), seen in list(self._seen.items()):
+                if name == tenant:
+                    seen.retry_at = float("-inf")  # at once, also where the last try failed
         self.wake()
         return None
 
@@ -229,6 +237,7 @@ class Parking:
             del self._seen[key]
             self._residency.pop(key, None)
             self._never.pop(key, None)
+            self._leaving.pop(key, None)
         return found
 
     def _occupant(
@@ -290,6 +299,7 @@ class Parking:
         if not occupant.movable and stays is None and not any(move.moves for move in moves):
             self._residency.pop(key, None)
             return
+        self._leaving[key] = occupant.resident
         if stays is not None and not occupant.movable:
             self._never[key] = stays
         else:
