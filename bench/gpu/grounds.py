@@ -62,6 +62,7 @@ class Node:
     simulate: str | None
     name: str = "aliquot"
     control: str = "auto"
+    more: tuple[str, ...] = ()  # words for `aliquot up`
     _daemons: list[Child] = field(default_factory=list)
 
     def command(self, ask: Ask, command: list[str]) -> list[str]:
@@ -73,7 +74,7 @@ class Node:
 
     def up(self) -> None:
         """Start the daemon, and wait until it answers; it or another, which a tenant's start may have brought up."""
-        command = [*words.up(self.policy, self.release_delay, self.simulate), "--control", self.control]
+        command = [*words.up(self.policy, self.release_delay, self.simulate), "--control", self.control, *self.more]
         self._daemons.append(Child(f"daemon-{len(self._daemons)}", command, self.env, self.folder))
         deadline = time.monotonic() + 30
         while True:

@@ -60,11 +60,18 @@ class Lab:
     # ---- grounds
 
     @contextlib.contextmanager
-    def node(self, policy: str = "best-effort", release_delay: str = "100ms", *, gate: bool = False) -> Iterator[Node]:
+    def node(
+        self,
+        policy: str = "best-effort",
+        release_delay: str = "100ms",
+        *,
+        gate: bool = False,
+        more: tuple[str, ...] = (),
+    ) -> Iterator[Node]:
         """A fresh daemon, gone at the end. `gate`: it finds a driver that refuses to control channel groups."""
         folder = self.new_folder()
         env = {**self.env, "ALIQUOT_HOME": str(folder)}
-        node = Node(env, folder, policy, release_delay, self.simulate, control="gate" if gate else "auto")
+        node = Node(env, folder, policy, release_delay, self.simulate, control="gate" if gate else "auto", more=more)
         try:
             node.up()
             yield node

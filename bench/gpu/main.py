@@ -14,6 +14,7 @@ from bench.gpu import health, report
 from bench.gpu.children import ChildError
 from bench.gpu.kernellog import xids
 from bench.gpu.lab import Lab
+from bench.gpu.parking import crowds, moves
 from bench.gpu.report import Row
 from bench.gpu.rows import (
     busy_online,
@@ -57,6 +58,15 @@ ROWS: dict[str, Callable[[Lab], list[Row]]] = {
 EXTRA: dict[str, Callable[[Lab], list[Row]]] = {
     "llm": llm.measure,
     "short-queues": short_queues.measure,
+    "park-move": moves.move,
+    "park-wake": moves.wake,
+    "park-online": crowds.online,
+    "park-crowd": crowds.crowd,
+    "park-turns": crowds.turns,
+    "park-cost": moves.cost,
+    "park-allocators": moves.allocators,
+    "park-kills": crowds.kills,
+    "park-checkpoint": moves.checkpoint,
     "together": together.measure,
 }  # by name only: the default run stays short
 RISKY = frozenset({"memory", "holes", "chaos", "torch"})

@@ -16,8 +16,9 @@ class Ask:
 
     name: str
     app_class: str | None = None
-    core: int = 10  # percent of a card
+    core: int = 10  # percent of a card; 0: none is booked
     memory: str = "2GiB"
+    park: str | None = None  # idle time after which its memory may leave the card
     group: str | None = None  # shares the card in space with others of it
 
 
@@ -32,7 +33,16 @@ def down() -> list[str]:
 
 
 def run(ask: Ask, command: list[str], *, wait: bool = True) -> list[str]:
-    words = [*ALIQUOT, "run", "--name", ask.name, "--core", str(ask.core), "--memory", ask.memory]
+    words = [
+        *ALIQUOT,
+        "run",
+        "--name",
+        ask.name,
+        *(["--core", str(ask.core)] if ask.core else []),
+        "--memory",
+        ask.memory,
+    ]
+    words += ["--park", ask.park] if ask.park else []
     if ask.app_class:
         words += ["--class", ask.app_class]
     if ask.group:
@@ -57,6 +67,14 @@ def set_policy(policy: str) -> list[str]:
 
 def set_release_delay(delay: str) -> list[str]:
     return [*ALIQUOT, "policy", "release-delay", delay]
+
+
+def oversubscribe(factor: float) -> list[str]:
+    return [*ALIQUOT, "policy", "oversubscribe", str(factor)]
+
+
+def park(name: str) -> list[str]:
+    return [*ALIQUOT, "park", name]
 
 
 def tenants() -> list[str]:

@@ -137,6 +137,18 @@ def test_a_row_can_be_measured_on_a_simulated_card(tmp_path: Path) -> None:
     assert done.returncode == (0 if row["ok"] else 1)
 
 
+def test_parked_memory_can_be_measured_on_a_simulated_card(tmp_path: Path) -> None:
+    done = command("--simulate", "--only", "park-wake", "--seconds", "0.5", "--out", str(tmp_path))
+    assert "failed" not in done.stdout, done.stdout + done.stderr
+    (row,) = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert (row["numbers"]["wrong"], len(row["numbers"]["woken"])) == (0, 2)
+
+
+def test_the_default_run_leaves_out_what_takes_minutes() -> None:
+    assert not [name for name in ROWS if name.startswith("park-")]
+    assert len([name for name in EXTRA if name.startswith("park-")]) == 9
+
+
 def test_the_rows_can_be_listed() -> None:
     assert command("--list").stdout.split() == [*ROWS, *EXTRA]
 
