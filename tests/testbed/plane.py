@@ -29,7 +29,7 @@ import yaml
 if __name__ == "__main__":  # otherwise pytest, or whoever imports, has the tests folder on its path
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from testbed.build import binaries
+from testbed.build import RELEASE, binaries
 from testbed.client import JSON, Client, Refused
 from testbed.processes import Program, Startable, free_port, wait_until
 
@@ -68,7 +68,7 @@ class KubeScheduler(Program):
         if not self._certificate.exists():
             return False
         try:
-            self._ask("GET", "/readyz")
+            self._ask("GET", "/readyz" if RELEASE >= (1, 31) else "/healthz")
         except Refused:
             return False
         return True

@@ -253,6 +253,13 @@ def test_install_refuses_old_kubernetes(api: FakeApi) -> None:
     assert "Kubernetes v1.27.0: 1.28 or later is required" in _refusal(install)
 
 
+@pytest.mark.parametrize(("version", "wanted"), [("v1.28.15", True), ("v1.29.0", False)])
+def test_install_takes_the_environment_from_annotations_before_1_29(api: FakeApi, version: str, wanted: bool) -> None:
+    api.answers["/version"] = {"gitVersion": version}
+    result = invoked(install, "--dry-run", "-o", "yaml", "--kube-scheduler-image", "kube-scheduler:v1")
+    assert ("--env-by-annotation" in result.stdout) is wanted
+
+
 def test_upgrade_refuses_without_installation(api: FakeApi) -> None:
     assert "nothing is installed in aliquot-system" in _refusal(upgrade)
 

@@ -162,6 +162,13 @@ def test_policies_are_left_out_for_older_clusters() -> None:
     assert not any(kind.startswith("Validating") for kind in _by_kind(policies=False))
 
 
+def test_environment_comes_by_annotation_where_kubelets_drop_cdi() -> None:
+    for wanted in (True, False):
+        containers = _containers(_by_kind(env_by_annotation=wanted)["Deployment"])
+        assert ("--env-by-annotation" in containers["scheduler"]["args"]) is wanted
+        assert "--env-by-annotation" not in containers["kube-scheduler"].get("args", ())
+
+
 def test_gpushare_rights_are_given_only_in_its_mode() -> None:
     def rights(mode: str) -> str:
         return json.dumps([obj for obj in tailor_objects(FILE, Options("i", "k", mode=mode), "1") if "rules" in obj])

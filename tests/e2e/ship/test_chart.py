@@ -200,6 +200,7 @@ def test_chart_package_has_only_chart_files(helm: Helm, tmp_path: Path) -> None:
         ((IMAGE, "--set-string=agent.hostPool=much"), "/agent/hostPool"),
         ((IMAGE, "--set-string=agent.oversubscribe=9"), "/agent/oversubscribe"),
         ((IMAGE, "--set-string=agent.hostPool=1GiB,agent.resources.limits.memory=1e9"), "memory 1e9 is not allowed"),
+        ((IMAGE, "--set=dra.enabled=true", "--kube-version=1.33"), "dra.enabled needs Kubernetes 1.34 or later"),
         ((), "kubectl get pods -n kube-system -l component=kube-scheduler"),
         (("--set=kubeScheduler.enabled=false",), "set webhook.setSchedulerName=false too"),
     ],

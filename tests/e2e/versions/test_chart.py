@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.build import RELEASE, CannotBuildError
+from testbed.build import CannotBuildError
 from testbed.cards import QCORE, QMEM
 from testbed.cluster import Cluster
 from testbed.nodes import probe
 from testbed.shipping import install, label, report, uninstall
 
 GIB = 1 << 30
-# As docs/install.md says for kubelets that drop the CDI names of device plugins.
-WITHOUT_CDI = () if RELEASE >= (1, 29) else ("--set=agent.cdi=off", "--set=webhook.envByAnnotation=true")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_from_nothing_by_helm_to_the_first_shared_card_and_back_to_nothing(cluster: Cluster) -> None:
     label(cluster, "qgpu-device-enable=enable")
-    install(cluster, *WITHOUT_CDI)
+    install(cluster)
     cluster.apply(probe("first", limits={QCORE: 30, QMEM: 5}), probe("second", limits={QCORE: 30, QMEM: 7}))
     reports = [report(cluster, name, seconds=120) for name in ("first", "second")]
     first, second = (found["env"]["NVIDIA_VISIBLE_DEVICES"] for found in reports)

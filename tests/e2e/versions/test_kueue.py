@@ -43,20 +43,17 @@ def kueue(running: Site) -> Iterator[Kueue]:
     started.close()
 
 
-@pytest.fixture
-def queue(site: Site, kueue: Kueue) -> Iterator[str]:
-    """The queue of the page, in the namespace of the tests."""
+@pytest.fixture(scope="module")
+def queue(running: Site, kueue: Kueue) -> str:
+    """The queue of the page, in the namespace of the tests. Once for all: Kueue takes its time to remove one."""
     made = []
     for thing in SHOWN:
         if str(thing.get("apiVersion", "")).startswith(f"{GROUP}/"):
             if "namespace" in thing["metadata"]:
                 thing = {**thing, "metadata": {**thing["metadata"], "namespace": "default"}}
             made.append(thing)
-    text = yaml.safe_dump_all(made)
-    site.plane.kubectl("apply", "-f", "-", stdin=text)
-    yield "gpus"
-    site.plane.kubectl("delete", "pods,jobs", "--all", "--wait=false")
-    site.plane.kubectl("delete", "--wait=false", "-f", "-", stdin=text)
+    running.plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(made))
+    return "gpus"
 
 
 def queued(pod: Object, queue: str) -> Object:
@@ -92,11 +89,11 @@ def test_pods_are_admitted_up_to_the_queues_memory_and_the_next_when_one_has_gon
     objects.create(site.plane, *(queued(probe(name, limits=limits), queue) for name in names))
     admitted, waiting = wait_admitted(site, 2, names)
     (last,) = waiting
-    assert gates(site, last) == [f"{GROUP}/admission"]
+    assert f"{GROUP}/admission" in gates(site, last)
     if "nvidia.com/gpu" not in limits:  # HAMi's are not served here
         for name in admitted:
             site.node.report(name, seconds=90)
-    assert gates(site, last) == [f"{GROUP}/admission"]
+    assert f"{GROUP}/admission" in gates(site, last)
     objects.delete_pod(site.plane, admitted[0])
     wait_admitted(site, 1, [last])
     if "nvidia.com/gpu" not in limits:
@@ -125,6 +122,7 @@ def test_a_job_waits_suspended_until_the_memory_of_its_pods_is_there(site: Site,
     objects.delete_pod(site.plane, "first")
     done = "--for=condition=Complete"
     site.plane.kubectl("wait", "job/batch", done, "--timeout=90s")
+    site.plane.kubectl("delete", "job", "batch")
 
 
 @pytest.mark.skipif(not HAS_CLAIMS, reason="claims are of Kubernetes 1.34 and later")

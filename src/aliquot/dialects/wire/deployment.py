@@ -85,6 +85,7 @@ class Options:
     node_selector: Mapping[str, str] = field(default_factory=dict)  # of the agents, in addition to the mode's labels
     webhook_failure: str = "fail"
     policies: bool = True  # whether the cluster knows ValidatingAdmissionPolicies
+    env_by_annotation: bool = False  # for kubelets that drop the CDI names of device plugins
     monitoring: bool = False  # whether the cluster knows the resources of the Prometheus operator
 
 
@@ -216,6 +217,7 @@ def _edit_scheduler(deployment: Json, options: Options, config: str) -> None:
         else:
             container["image"] = options.image
             container["args"] = [_replaced(word, changes) for word in container.get("args", ())]
+            container["args"] += ["--env-by-annotation"] * options.env_by_annotation
 
 
 def _edit_agent(daemons: Json, options: Options) -> None:
