@@ -11,7 +11,7 @@ from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.placement.verdicts import verdict_of
 from aliquot.services.scheduler.cluster import Cluster
-from aliquot.services.scheduler.groups.admission import admit, rows_of_names, waiting_groups
+from aliquot.services.scheduler.groups.admission import admit_to_names, waiting_groups
 from aliquot.services.scheduler.preemption.offered import victims as victims_of
 from aliquot.wording.groups import coded_waiting
 from aliquot.wording.refusals import UNKNOWN_NODE, coded_reason, invalid_node, invalid_pod
@@ -42,7 +42,7 @@ def filter_answer(
     if not isinstance(claim, Claim):
         never = dict.fromkeys(names, invalid_pod(claim))
         return extender.render_filtered(args, names, [], {}, never), FilterOutcome(len(names), 0)
-    admitted = admit(cluster, args.Pod, claim, rows_of_names(cluster, names), now=now, keep=keep)
+    admitted = admit_to_names(cluster, args.Pod, claim, names, now=now, keep=keep)
     if isinstance(admitted, Grant):
         outcome = FilterOutcome(len(names), 1, claim, admitted)
         return extender.render_filtered(args, names, [admitted.node], {}, {}), outcome

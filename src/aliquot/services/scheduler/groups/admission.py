@@ -263,7 +263,12 @@ def _short(found: Count, fitting: Sequence[str] | None, without: Claim | None = 
     )
 
 
-def rows_of_names(cluster: Cluster, names: Sequence[str]) -> Ints:
-    """The board's rows of those nodes that it knows."""
+def admit_to_names(
+    cluster: Cluster, pod: PodObject, claim: Claim, names: Sequence[str], *, now: float | None, keep: bool
+) -> Grant | Shortfall | None:
+    """`admit`, for the nodes of a filter call. Nearly all Pods have no group: they must not pay for a list of rows."""
+    if not cluster.groups.groups or cluster.groups.find(membership(pod)) is None:
+        return None
     row_of = cluster.board.row_of
-    return np.fromiter((row for name in names if (row := row_of.get(name)) is not None), np.int64)
+    rows = np.fromiter((row for name in names if (row := row_of.get(name)) is not None), np.int64)
+    return admit(cluster, pod, claim, rows, now=now, keep=keep)
