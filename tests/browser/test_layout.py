@@ -7,14 +7,16 @@ import re
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from aliquot.model.node import Offer
 from browser.scenes import Shown, shown
 from browser.visits import visiting
 
 # Names that are the same in every language: of products, of resources, of Pods and nodes, of keys.
 NAMES = {
     "Aliquot", "Pod", "Pods", "GPU", "GiB", "MiB", "English", "Simulated", "Esc", "Enter", "StatefulSet", "main",
-    "qgpu", "qgpu-mixed", "gpushare", "hami", "t9k", "t9k-sgn", "t9k-xgn", "best-effort", "burst-share", "fixed-share",
+    "best-effort", "burst-share", "fixed-share",
     "binpack", "default", "finetune", "notebook", "embeddings", "train", "serve", "late",
+    *Offer,
 }  # fmt: skip
 WIDTHS = (400, 700, 900, 1280, 1440, 1600, 1920)
 _ROWS = """cards => {

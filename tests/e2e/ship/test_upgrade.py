@@ -124,7 +124,7 @@ def test_an_upgrade_and_the_way_back_lose_nobody_and_hold_nobody_up(bare: Cluste
         assert churn.overbooked == []
         silences = {name: _longest_silence(_work(node, name)) for node, name in pods}
         print(f"longest silences: {silences}")
-        assert max(silences.values()) < 5.0  # 0.2 s on a quiet machine; an upgrade takes longer than that
+        assert max(silences.values()) < 10.0  # 0.2 s on a quiet machine; an upgrade takes longer than that
         for _, name in pods:
             pod = bare.plane.api("GET", f"/api/v1/namespaces/default/pods/{name}")
             assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
