@@ -36,6 +36,7 @@ COMMANDS = (
     ("logs", "pods.logs:logs", "Show the output of a Pod or of a run started with --detach."),
     ("ps", "machine.ps:ps", "List the running and queued tenants of this machine."),
     ("top", "machine.top:top", "Show live usage of every card and tenant."),
+    ("probe", "machine.probe:probe", "Measure what control of a card is worth, in about a minute."),
     ("usage", "machine.usage:usage", "Show who used how much of the cards: time and memory, by user or run."),
     ("stop", "machine.stop:stop", "Stop runs."),
     ("park", "machine.parking:park", "Move the memory of runs from their cards to the host's pool."),

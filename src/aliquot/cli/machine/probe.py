@@ -1,0 +1,121 @@
+"""`aliquot probe`: measure what control of a card is worth, on any card and driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aliquot.adapters.host.home import Home
+from aliquot.cli.errors import InputError
+from aliquot.cli.simulated import parse_simulation, with_stand_ins
+from aliquot.cli.tables import printable
+from aliquot.model.control import CardControl, ControlLevel, ControlReason
+from aliquot.wording.control import control_words
+
+
+@click.command()
+@click.option("--card", "index", type=click.IntRange(0), default=0, show_default=True, help="Index of the card")
+@click.option(
+    "--seconds", type=click.FloatRange(0.5, 60), default=5.0, show_default=True, help="Length of each measurement"
+)
+@click.option("--simulate", metavar="SPEC", help="Probe a simulated card, for example 1x24GiB")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def probe(index: int, seconds: float, simulate: str | None, output: str) -> None:
+    """Measure what control of a card is worth, in about a minute.
+
+    Runs sample programs on one idle card: the effect of time slices and pauses, the latency that offline work adds to
+    requests, the errors of shares and caps, the cost of switching, and memory limits. Needs no daemon. Attach the
+    report (-o json) to an issue to have your card listed in docs/hardware.md.
+
+    \b
+    aliquot probe
+    aliquot probe --card 1 -o json > report.json
+    aliquot probe --simulate 1x24GiB
+    """
+    from aliquot.adapters.gpu import player
+    from aliquot.adapters.gpu.nvml import Nvml, NvmlError
+    from aliquot.services.proof.selftest import STEPS, SelfTest, SelfTestError
+
+    spec = parse_simulation(simulate)
+    folder = f"/tmp/aliquot-probe-{os.getpid()}"  # noqa: S108 - the same before and after with_stand_ins, and checked
+    home = Home(folder, folder)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=spec is not None)
+        if os.lstat(folder).st_uid != os.geteuid():
+            raise InputError(f"{folder} is another user's: remove it, or try again")
+        if spec is not None:
+            with_stand_ins(home, spec)
+        if not os.path.exists(player.shim()):
+            raise InputError(f"{player.shim()} is missing: build it with `make native`")
+        nvml = Nvml()
+        cards = nvml.cards()
+        if index >= len(cards):
+            raise InputError(f"--card: {index} is not allowed: this machine has {len(cards)}, counted from 0")
+        card = cards[index]
+        if others := sorted(nvml.processes(card.uuid)):
+            raise InputError(f"card {index} is in use by processes {', '.join(map(str, others))}: stop them first")
+        test = SelfTest(
+            card,
+            nvml,
+            Path(folder),
+            f"{player.preloadable(home)}/libaliquot.so",
+            simulated=spec is not None,
+            seconds=seconds,
+        )
+        about = _about(card.model, nvml.driver(), simulate)
+        shown: Any = click.progressbar(length=len(STEPS), label="probing", file=sys.stderr)
+        with shown as progress:
+            figures = test.run(lambda _: progress.update(1))
+    except NvmlError as error:
+        raise InputError(f"no usable NVIDIA GPU ({error}); without one: aliquot probe --simulate 1x24GiB") from error
+    except (SelfTestError, player.PlayerError, OSError) as error:
+        raise InputError(f"the card cannot be probed: {error}", code=1) from error
+    finally:
+        player.end(home)
+        shutil.rmtree(folder, ignore_errors=True)
+    report = {**about, **figures}
+    click.echo(json.dumps(report, indent=2) if output == "json" else _text(report))
+
+
+def _about(model: str, driver: str, simulated: str | None) -> dict[str, Any]:
+    import aliquot
+
+    return {
+        "aliquot": aliquot.__version__,
+        "card": model,
+        "driver": driver,
+        "kernel": platform.release(),
+        "simulated": simulated,
+    }
+
+
+def _text(report: dict[str, Any]) -> str:
+    control, preemption, shares = report["control"], report["preemption"], report["shares"]
+    reason, cap = control["reason"], report["cap"]
+    words = control_words(
+        CardControl(ControlLevel(control["level"]), None if reason is None else ControlReason(reason))
+    )
+    memory = report["memory"]
+    right = all(memory.values())
+    lines = [
+        f"{printable(report['card'])}, driver {printable(report['driver'])}",
+        f"control            {words}",
+        f"effect             slices: {control['slices']}; pause: {control['pause']}",
+        f"added latency      p99 {preemption['added_p99_us']:g} us over {preemption['alone_us']['p99']:g} us alone",
+        f"error of shares    {shares['error_points']:g} points ({_list(shares['wanted'])}: {_list(shares['had'])})",
+        f"error of a cap     {cap['error_points']:g} points ({cap['wanted']}%: {cap['had']:g}%)",
+        f"cost of switching  {100 * report['switching']['cost']:.1f}% of the card, two tenants against one",
+        f"memory limit       {'kept' if right else 'NOT kept: a program got more than its limit'}",
+    ]
+    return "\n".join(lines)
+
+
+def _list(values: list[float]) -> str:
+    return "/".join(f"{value:g}" for value in values)
