@@ -27,7 +27,7 @@ def _residency(fleet: Fleet) -> dict[str, Any]:
 
 
 def test_online_pod_gets_the_room_of_an_offline_pod_on_a_card_booked_beyond_its_memory(fleet: Fleet) -> None:
-    """24 GiB booked and 19 GiB used on a card of 16 GiB; the other cards are full."""
+    """22 GiB booked and 18 GiB used on a card of 16 GiB; the other cards are full."""
     agent = fleet.agents["n1"]
     fleet.label("n1", {**MIXED, **GPUSHARE, OVERSUBSCRIBE: "1.5"})
     with agent.instead([*agent.command, "--host-pool=32GiB"]):
@@ -35,7 +35,7 @@ def test_online_pod_gets_the_room_of_an_offline_pod_on_a_card_booked_beyond_its_
         full = [f"full-{number}" for number in range(3)]
         fleet.create(*(probe(name, limits={MEM: 16}, nodeSelector=HERE) for name in full))
         fleet.wired.bound(*full)
-        for name, booked, used in (("first", 10, "9GiB"), ("second", 8, "5GiB")):
+        for name, booked, used in (("first", 8, "7GiB"), ("second", 8, "6GiB")):
             limits = {GREEDY: 20, QMEM: booked}
             fleet.create(
                 probe(name, "alloc", used, "idle", limits=limits, annotations={CLASS: "offline"}, nodeSelector=HERE)
