@@ -127,10 +127,10 @@ def test_digest_of_the_image_wins_over_its_tag(helm: Helm) -> None:
 @pytest.mark.parametrize(
     ("values", "mounted", "memory"),
     [
-        ("agent.hostPool=0", False, ("300Mi", "96Mi")),
-        ("agent.hostPool=64GiB", True, ("65836Mi", "65632Mi")),
+        ("agent.hostPool=0", False, ("1Gi", "96Mi")),
+        ("agent.hostPool=64GiB", True, ("66560Mi", "65632Mi")),
         ("agent.hostPool=1.5,agent.resources.limits.memory=1Gi", True, ("2560Mi", "1632Mi")),
-        ("agent.hostPool=64GiB,agent.simulate=1x16GiB", True, ("300Mi", "96Mi")),
+        ("agent.hostPool=64GiB,agent.simulate=1x16GiB", True, ("1Gi", "96Mi")),
     ],
 )
 def test_the_agent_has_and_pays_for_the_pool_of_parked_memory(
