@@ -14,7 +14,7 @@ from browser.visits import visiting
 # Names that are the same in every language: of products, of resources, of Pods and nodes, of keys.
 NAMES = {
     "Aliquot", "Pod", "Pods", "GPU", "GiB", "MiB", "English", "Simulated", "Esc", "Enter", "StatefulSet", "main",
-    "best-effort", "burst-share", "fixed-share",
+    "t9k", "best-effort", "burst-share", "fixed-share",
     "binpack", "default", "finetune", "notebook", "embeddings", "train", "serve", "late",
     *Offer,
 }  # fmt: skip
