@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from aliquot.dialects.wire.extender import offered_victims, parse_preemption
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.preemption.offered import victims
+from aliquot.services.scheduler.preemption.tenants import best_plan, nodes_to_examine
 from aliquot.services.scheduler.verbs import preemption_answer
 from kit.manifests import MEM, T9K_NODE
-from kit.watchobjects import a_cluster, claim_of, live_node, live_pod
+from kit.watchobjects import a_cluster, assumed, claim_of, live_node, live_pod
 
 IMPORTANT = 1000
 
@@ -143,3 +144,24 @@ def test_whole_victims_are_read_as_well_as_their_uids() -> None:
     (only,) = offered_victims(asked)["n1"].Pods or []
     assert (only.UID, offered_victims(asked)["n1"].NumPDBViolations) == ("u", 2)
     assert preemption_answer(Cluster("binpack"), asked) == offered_victims(asked), "not ours: nothing to object"
+
+
+def test_nodes_are_examined_by_their_least_important_pod_that_may_be_evicted() -> None:
+    """Pods without cards are on every node, and are of priority 0."""
+    names = [f"n{at}" for at in range(70)]
+    cluster = a_cluster(*(live_node(name, 8) for name in names))
+    for name in names:
+        cluster.set_pod(live_pod(f"plain-{name}", {"cpu": "1"}, on=name))
+        put(cluster, f"card-{name}", 8, 0, on=name, priority=0 if name == "n69" else 500)
+    claim = claim_of(cluster, live_pod("important", {MEM: 8}))
+    plan = best_plan(cluster, claim, IMPORTANT, names)
+    assert plan is not None
+    assert [victim.uid for victim in plan.victims] == ["uid-card-n69"]
+    assert list(nodes_to_examine(cluster, claim, 500, names)) == ["n69"], "elsewhere nobody may be evicted"
+
+
+def test_nodes_where_only_a_decision_of_ours_holds_cards_are_not_examined() -> None:
+    cluster = a_cluster(live_node("n1", 8))
+    assumed(cluster, live_pod("p", {MEM: 8}))
+    claim = claim_of(cluster, live_pod("important", {MEM: 8}))
+    assert nodes_to_examine(cluster, claim, IMPORTANT, ["n1"]) == {}

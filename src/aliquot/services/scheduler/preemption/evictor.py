@@ -146,7 +146,7 @@ class Evictor:
                 await self._preempt_for(pod, self._asked[pod.uid])
 
     def _forbid(self, error: ApiError) -> None:
-        if error.status == 403:
+        if evictionapi.lacks_right(error):
             self._forbidden_until = self._clock() + _FORBIDDEN
             hint = "allow create on pods/eviction and patch on pods/status, or start with --no-preemption"
             log.warning("preemption_forbidden", extra={"data": {"why": error.message, "hint": hint}})
@@ -286,7 +286,7 @@ class Evictor:
         """The cheapest victims on these nodes; None where nothing helps."""
         assert isinstance(pod.claim, Claim)
         best: Plan | None = None
-        for name, least in nodes_to_examine(self._cluster, pod.priority, names).items():
+        for name, least in nodes_to_examine(self._cluster, pod.claim, pod.priority, names).items():
             if is_best(best, least):
                 break
             began = self._clock()

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from aliquot.model.claim import Claim
+from aliquot.placement.board import Occupant
 from aliquot.placement.victims import Outlook, Plan, Tenant, plan_on
 from aliquot.services.scheduler.cluster import Cluster
 
 _MOST_NODES = 64  # examined for one Pod: each takes some milliseconds
 
 
-def nodes_to_examine(cluster: Cluster, priority: int, names: Iterable[str]) -> dict[str, int]:
-    """Of these nodes, those with less important Pods, the least important first, and the priority of those."""
+def nodes_to_examine(cluster: Cluster, claim: Claim, priority: int, names: Iterable[str]) -> dict[str, int]:
+    """Of these nodes, those where less important Pods may make room, the least important first, and the priority of
+    those."""
     lowest: dict[str, int] = {}
     for name in names:
-        least = min((cluster.priorities.get(booking.uid, 0) for booking in cluster.ledger.on(name)), default=priority)
+        least = min(_lesser_priorities(cluster, claim, priority, name), default=priority)
         if least < priority:
             lowest[name] = least
     return {name: lowest[name] for name in sorted(lowest, key=lowest.__getitem__)[:_MOST_NODES]}
+
+
+def _lesser_priorities(cluster: Cluster, claim: Claim, priority: int, node: str) -> Iterator[int]:
+    """Of the Pods that may be evicted, that terminate, or for which room is kept."""
+    kept = {reservation.uid: reservation.priority for reservation in cluster.reserved.on(node)}
+    for booking in cluster.ledger.on(node):
+        uid = booking.uid
+        if uid in kept:
+            found = kept[uid]
+        elif _is_in_the_way(claim, booking.occupant) and not cluster.is_tentative(uid):
+            found = cluster.priorities.get(uid, 0)
+        else:
+            continue
+        if found < priority:
+            yield found
+
+
+def _is_in_the_way(claim: Claim, occupant: Occupant) -> bool:
+    """Whether the claim could use its room: it has cards. For a whole node, all Pods but the node's own."""
+    return bool(occupant.usage or claim.whole_node) and not occupant.of_node
 
 
 def is_best(plan: Plan | None, least: int) -> bool:
@@ -29,7 +51,7 @@ def is_best(plan: Plan | None, least: int) -> bool:
 def best_plan(cluster: Cluster, claim: Claim, priority: int, names: Iterable[str]) -> Plan | None:
     """The cheapest victims on these nodes; None where nothing helps. The evictor does the same with pauses."""
     best: Plan | None = None
-    for name, least in nodes_to_examine(cluster, priority, names).items():
+    for name, least in nodes_to_examine(cluster, claim, priority, names).items():
         if is_best(best, least):
             break
         plan = plan_for(cluster, claim, priority, name, going=cluster.going)
@@ -50,13 +72,12 @@ def plan_for(
 
 
 def _tenants(cluster: Cluster, claim: Claim, priority: int, node: str, protected: Collection[str]) -> list[Tenant]:
-    """Less important Pods with cards; for a whole node, all less important Pods but the node's own."""
+    """Less important Pods that are in the way of the claim."""
     return [
         Tenant(booking.uid, cluster.priorities.get(booking.uid, 0), booking.occupant, booking.uid in protected)
         for booking in cluster.ledger.on(node)
         if cluster.priorities.get(booking.uid, 0) < priority
-        and (booking.occupant.usage or claim.whole_node)
-        and not booking.occupant.of_node
+        and _is_in_the_way(claim, booking.occupant)
         and booking.uid not in cluster.going
         and not cluster.is_tentative(booking.uid)
     ]
