@@ -6,6 +6,7 @@ import asyncio
 
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from kit.evictions import Rig, scene
+from kit.watchobjects import as_pod
 
 NO_RIGHT = (
     'pods "a" is forbidden: User "system:serviceaccount:kube-system:aliquot-scheduler" cannot create resource'
@@ -60,3 +61,112 @@ async def test_promise_that_is_denied_for_one_pod_does_not_stop_preemption(rig: 
     task.cancel()
     assert len(rig.evicted) == 1
     assert rig.nominated("other") == "n1"
+
+
+@scene(16)
+async def test_victims_that_go_by_themselves_meanwhile_are_not_evicted(rig: Rig) -> None:
+    for name in ("a", "b"):
+        rig.put(name, 8)
+    rig.wait("high", 16)
+
+    def one_goes(verb: str, path: str) -> None:
+        if (verb, path.endswith("/status")) == ("patch", True) and "a" in rig.pods:
+            rig.gone("a")
+
+    rig.refuse = one_goes
+    await rig.rounds()
+    assert rig.evicted == ["b"]
+    assert "ns/a" not in rig.events[0][2]
+
+
+@scene(16)
+async def test_victims_that_go_by_themselves_during_the_trial_need_no_preemption(rig: Rig) -> None:
+    for name in ("a", "b"):
+        rig.put(name, 8)
+    rig.wait("high", 16)
+
+    def both_go(verb: str, path: str) -> None:
+        for name in ("a", "b"):
+            if verb == "dry-run" and name in rig.pods:
+                rig.gone(name)
+
+    rig.refuse = both_go
+    await rig.rounds()
+    assert {verb for verb, _ in rig.calls} == {"dry-run"}
+    assert rig.ask("high", 16)
+
+
+@scene(16, 16)
+async def test_promises_are_followed_between_two_preemptions(rig: Rig) -> None:
+    for card in (0, 1):
+        rig.put(f"low-{card}", 16, card)
+    rig.wait("high-1", 16)
+    rig.wait("high-2", 16)
+    await asyncio.sleep(2)
+    await rig.evictor.round()
+    assert len(rig.evicted) == 1
+    await rig.evictor.round()
+    assert len(rig.evicted) == 2
+
+
+@scene(16)
+async def test_victim_that_was_refused_and_has_ended_is_not_evicted(rig: Rig) -> None:
+    rig.put("a", 8)
+    rig.put("b", 8)
+    rig.wait("high", 16)
+    last: list[str] = []
+
+    def only_one_at_a_time(verb: str, path: str) -> Exception | None:
+        if verb == "evict" and rig.evicted:
+            last.append(path.split("/")[-2])
+            return ApiError(429, "TooManyRequests", "Cannot evict pod")
+        return None
+
+    rig.refuse = only_one_at_a_time
+    await rig.rounds(1.5)
+    (refused,) = set(last)
+    rig.cluster.set_pod(as_pod({**rig.pods[refused], "status": {"phase": "Succeeded"}}))
+    tries = len(last)
+    await rig.rounds(5.0)
+    assert len(last) == tries, "it has ended: an eviction would delete it"
+
+
+@scene(16, 16)
+async def test_nobody_else_goes_once_the_room_is_there(rig: Rig) -> None:
+    rig.put("a", 16)
+    rig.put("b", 16, 1)
+    rig.wait("high", 16)
+    refused: list[str] = []
+
+    def never(verb: str, path: str) -> Exception | None:
+        if verb == "evict":
+            refused.append(path.split("/")[-2])
+            return ApiError(429, "TooManyRequests", "Cannot evict pod")
+        return None
+
+    rig.refuse = never
+    await rig.rounds(1.5)
+    (victim,) = set(refused)
+    pod = rig.pods[victim]
+    pod["metadata"]["annotations"] = {"ALIYUN_COM_GPU_MEM_IDX": "1"}  # its cards were a guess, and are corrected
+    rig.cluster.set_pod(as_pod(pod))
+    rig.cluster.reserved.renew_all()
+    rig.refuse = lambda verb, path: None
+    await rig.rounds(5.0)
+    assert rig.evicted == []
+    assert rig.retried
+
+
+@scene(16)
+async def test_nobody_else_goes_for_a_pod_that_is_gone(rig: Rig) -> None:
+    for name in ("a", "b"):
+        rig.put(name, 8)
+    rig.wait("high", 16)
+
+    def preemptor_goes(verb: str, path: str) -> None:
+        if verb == "evict" and "high" in rig.pods:
+            rig.gone("high")
+
+    rig.refuse = preemptor_goes
+    await rig.rounds()
+    assert len(rig.evicted) == 1

@@ -142,7 +142,7 @@ class Evictor:
             except ApiError as error:
                 self._forbid(error)
         if self._enabled and now >= self._forbidden_until:
-            for pod in self._due(now):
+            for pod in self._due(now)[:1]:  # each takes many calls: promises are followed between two
                 await self._preempt_for(pod, self._asked[pod.uid])
 
     def _forbid(self, error: ApiError) -> None:
@@ -185,7 +185,7 @@ class Evictor:
             self._reserve(promise, pod.claim, pod.priority)
         if promise.refused and now >= promise.evict_at:
             promise.evict_at = now + _RETRY
-            promise.refused = [victim for victim in promise.refused if await self._evict(victim, pod, promise.grant)]
+            await self._evict_remaining(promise, pod)
         if complete and now >= promise.retry_at:
             promise.retry_at = now + _RETRY
             await self._retry(pod)
@@ -306,8 +306,8 @@ class Evictor:
     async def _all_may_go(self, plan: Plan) -> bool:
         """Ask the API server about every victim, without evicting any; those that it protects are remembered."""
         allowed = True
-        for victim in plan.victims:
-            why = await evictionapi.evict(self._kube, self._evictee(victim), dry_run=True)
+        for victim in [self._evictee(tenant) for tenant in self._remaining(plan)]:
+            why = await evictionapi.evict(self._kube, victim, dry_run=True)
             if why:
                 self._protected[victim.uid] = (self._clock() + _PROTECTED, why)
                 allowed = False
@@ -316,23 +316,33 @@ class Evictor:
     async def _carry_out(self, pod: Pending, plan: Plan) -> None:
         assert isinstance(pod.claim, Claim)
         now, grant = self._clock(), plan.grant
+        remaining = self._remaining(plan)
+        victims = [self._evictee(victim) for victim in remaining]
+        # All count as refused until they are evicted: should one call fail, the next round goes on.
         promise = self._promises[pod.uid] = _Promise(
-            pod.uid, grant.node, now + _KEEP, grant, frozenset(_uids(plan)), evict_at=now + _RETRY
+            pod.uid, grant.node, now + _KEEP, grant, frozenset(_uids(plan)), [*victims], evict_at=now + _RETRY
         )
         if self._cluster.ledger.get(pod.uid) is None:
             self._reserve(promise, pod.claim, pod.priority)
-        victims = [self._evictee(victim) for victim in plan.victims]
         log.info(
             "preempting",
             extra={"data": {"pod": pod.key, "node": grant.node, "victims": [victim.key for victim in victims]}},
         )
         if victims:
             namespace = pod.key.split("/", 1)[0]
-            text = wording.preempting([self._words(victim) for victim in plan.victims], grant, namespace)
+            text = wording.preempting([self._words(victim) for victim in remaining], grant, namespace)
             self._events.emit(_ref(pod.uid, pod.key), "Preempting", text, type="Normal", action="Preempting")
-        promise.refused = list(victims)  # until they are evicted: should one call fail, the next round goes on
-        for victim in victims:
-            if not await self._evict(victim, pod, grant):
+        await self._evict_remaining(promise, pod)
+
+    async def _evict_remaining(self, promise: _Promise, pod: Pending) -> None:
+        """Evict the victims that are still there, as long as the Pod waits for their room."""
+        cluster = self._cluster
+        for victim in list(promise.refused):
+            if pod.uid not in cluster.pending:
+                return
+            if cluster.reserved.complete(pod.uid):
+                promise.refused.clear()
+            elif cluster.ledger.get(victim.uid) is None or not await self._evict(victim, pod, promise.grant):
                 promise.refused.remove(victim)
 
     async def _evict(self, victim: Evictee, pod: Pending, grant: Grant | None) -> str:
@@ -347,10 +357,17 @@ class Evictor:
         return why
 
     def _report_blocked(self, pod: Pending, plan: Plan) -> None:
-        why = next((self._protected[victim.uid][1] for victim in plan.victims if victim.uid in self._protected), "")
+        victims = self._remaining(plan)
+        why = next((self._protected[victim.uid][1] for victim in victims if victim.uid in self._protected), "")
         namespace = pod.key.split("/", 1)[0]
-        text = wording.blocked([self._words(victim) for victim in plan.victims], plan.grant, why, namespace)
-        self._events.emit(_ref(pod.uid, pod.key), "PreemptionBlocked", text, type="Warning", action="Preempting")
+        text = wording.blocked([self._words(victim) for victim in victims], plan.grant, why, namespace)
+        if why:
+            self._events.emit(_ref(pod.uid, pod.key), "PreemptionBlocked", text, type="Warning", action="Preempting")
+
+    def _remaining(self, plan: Plan) -> list[Tenant]:
+        """The victims that have not ended since the plan was made."""
+        ledger = self._cluster.ledger
+        return [victim for victim in plan.victims if ledger.get(victim.uid) is not None and self._key(victim.uid)]
 
     def _evictee(self, tenant: Tenant) -> Evictee:
         return Evictee(tenant.uid, self._key(tenant.uid))
@@ -362,7 +379,7 @@ class Evictor:
         placed = self._cluster.placed.get(uid)
         if placed is not None:
             return placed.claim.key
-        return next(key for key, seen in self._cluster.seen.items() if seen == uid)  # it has no card
+        return next((key for key, seen in self._cluster.seen.items() if seen == uid), "")  # it has no card, or is gone
 
 
 def _uids(plan: Plan) -> set[str]:
