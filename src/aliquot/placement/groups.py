@@ -62,7 +62,8 @@ def place_together(
 ) -> Plan:
     """Hold a place until the deadline for every member that finds one, if they are enough; otherwise for none.
 
-    No member may have a booking yet. `why` says what a claim lacks, on the board with the others in their places.
+    A member that has a booking gets no second one, and keeps it. `why` says what a claim lacks, on the board with the
+    others in their places.
     """
     grants: dict[str, Grant] = {}
     roles: list[str] = []
@@ -70,6 +71,9 @@ def place_together(
     full: set[object] = set()  # kinds of claims for which nothing is left: the board only fills up
     for member in _in_turn(members, need.roles):
         claim = member.claim
+        if ledger.get(claim.uid) is not None:  # not ours to give up
+            without = without or claim
+            continue
         kind = (demand_of(claim), None if member.rows is None else id(member.rows))
         grant = None if kind in full else chooser.choose(claim, member.rows)
         if grant is None or isinstance(ledger.assume(claim, grant, deadline), list):

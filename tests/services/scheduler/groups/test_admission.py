@@ -95,6 +95,55 @@ def test_a_group_keeps_its_places_as_long_as_it_asks() -> None:
     assert not cluster.held
 
 
+def test_a_group_keeps_its_places_for_two_minutes_at_most() -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, "slow", 1, COSCHEDULING, scheduleTimeoutSeconds=2**31)
+    (a,) = add_members(cluster, "a", group="slow", label=POD_GROUP)
+    asked(cluster, a, "n1")
+    cluster.drop_late_holds(121.0)
+    assert not cluster.held
+
+
+def test_no_more_places_are_held_than_are_needed_for_members_that_kube_scheduler_never_asked_about() -> None:
+    cluster = a_cluster(live_node("n1", 16, 16, 16, 16))
+    set_group(cluster, needed=2)
+    a, b, c, d = add_members(cluster, "a", "b", "c", "d", limits={MEM: "9"})
+    for pod, held in ((d, 2), (a, 2), (b, 3), (c, 4)):  # the place that was held beside d's is a's
+        assert asked(cluster, pod, "n1")["NodeNames"] == ["n1"]
+        assert len(cluster.held) == held
+
+
+def test_a_further_member_moves_no_other_and_waits_where_it_finds_no_place() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"))
+    set_group(cluster, needed=2)
+    a, _, c = add_members(cluster, "a", "b", "c", limits={MEM: "9"})
+    asked(cluster, a)
+    held = dict(cluster.held)
+    assert asked(cluster, c)["NodeNames"] == []
+    assert cluster.held == held
+
+
+def test_a_member_whose_bind_has_no_answer_keeps_its_one_booking() -> None:
+    cluster = a_cluster(live_node())
+    set_group(cluster, needed=2)
+    (small,) = add_members(cluster, "small", limits={MEM: "5"})
+    (large,) = add_members(cluster, "large", limits={MEM: "16"})
+    assert isinstance(cluster.assume(claim_of(cluster, as_pod(small)), "n1"), Placed)
+    asked(cluster, small, "n1")
+    assert not cluster.held  # both do not fit: one must not count twice
+    assert asked(cluster, large, "n1", now=2.0)["NodeNames"] == []
+    assert (list(cluster.assumed), free(cluster, "n1")) == (["uid-small"], 11)
+
+
+def test_a_question_about_a_running_pod_that_names_a_group_leaves_its_cards_booked() -> None:
+    cluster = a_cluster(live_node())
+    cluster.set_pod(live_pod("runs", {MEM: "8"}, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
+    set_group(cluster, needed=1)
+    for gib in "2", "3":
+        asked(cluster, member_json("runs", limits={MEM: gib}), "n1")
+    assert (free(cluster, "n1"), len(cluster.held)) == (8, 0)
+
+
 def test_members_on_nodes_count() -> None:
     cluster = a_cluster(live_node("n1"), live_node("n2"))
     set_group(cluster, needed=2)

@@ -71,6 +71,21 @@ class World:
         }
         return True
 
+    def bind_without_answer(self, name: str) -> None:
+        """The bind of a Pod has no answer; kube-scheduler asks again, and then it turns out not to have happened."""
+        pod = self.pods.get(name)
+        node = None if pod is None or "nodeName" in pod["spec"] else self.ask(name)
+        if pod is None or node is None:
+            return
+        booked = self.cluster.assume(claim_of(self.cluster, as_pod(pod)), node)
+        assert isinstance(booked, Placed), "what filter promises, bind gives"
+        self.ask(name)
+        assert self.cluster.assumed[f"uid-{name}"] == booked
+        assert f"uid-{name}" not in self.cluster.held, "booked twice"
+        assert self.cluster.ledger.get(f"uid-{name}") is not None
+        self.cluster.unassume(f"uid-{name}")
+        self.lose_holds()  # the others' binds are refused too
+
     def lose_holds(self) -> None:
         self.now += 40.0
         self.cluster.drop_late_holds(self.now)
@@ -120,7 +135,7 @@ GROUPS = st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from([3, 4, 
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=3),
     st.lists(GROUPS, min_size=2, max_size=3),
-    st.lists(st.tuples(st.sampled_from("aaaaaabscc"), st.integers(0, 2), st.integers(0, 4)), max_size=25),
+    st.lists(st.tuples(st.sampled_from("aaaaaabsccu"), st.integers(0, 2), st.integers(0, 4)), max_size=25),
     st.randoms(use_true_random=False),
 )
 def test_groups_that_fit_the_cluster_all_get_their_turn(
@@ -136,6 +151,8 @@ def test_groups_that_fit_the_cluster_all_get_their_turn(
             world.lose_holds()
         elif step == "c":
             world.restart()
+        elif step == "u":
+            world.bind_without_answer(f"{'xyz'[group % len(groups)]}{member}")
         else:
             world.single(3 + member)
         world.check()

@@ -30,6 +30,7 @@ from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.roster import Standing
 
 PATIENCE = 30.0  # seconds for which places are held; kube-scheduler comes for all members within a few
+_LONGEST = 120.0  # the same, at most: the group's owner writes it, and other Pods wait for these cards
 _FRESH = 1.0  # seconds for which a group that was found short is not planned again: hundreds of members may ask
 
 Rows = Callable[[str], Ints | None]
@@ -68,6 +69,8 @@ def count(cluster: Cluster, group: Group, asking: tuple[Claim, str] | None = Non
         found.begun |= has_cards
         if has_cards or seen.standing is Standing.PLACED:
             found.placed.append(role)
+            if seen.uid == asked:
+                asking = None
         elif seen.standing is Standing.PENDING and seen.uid != asked:
             if pending is None:
                 found.cardless.append(role)
@@ -102,6 +105,8 @@ def admit(
         return None
     if isinstance(group, Invalid):
         return Shortfall(f"{claim.namespace}/{named.name}", broken=group.sentence())
+    if claim.uid in cluster.assumed or claim.uid in cluster.placed:  # has its cards; perhaps its bind has no answer yet
+        return None
     if now is not None:
         cluster.groups.remember_rows(claim.uid, rows)
     found = count(cluster, group, (claim, named.role))
@@ -122,12 +127,16 @@ def admit(
         others = cluster.groups.asked.get(uid) if rows_of is None else rows_of(uid)
         return rows if others is None else others
 
-    deadline = (now or 0.0) + (group.patience or PATIENCE) if now is not None else float("inf")
+    deadline = float("inf") if now is None else now + min(group.patience or PATIENCE, _LONGEST)
+    if now is not None and claim.uid not in cluster.held and found.need.met(found.held):
+        return _one_more(cluster, found, claim, rows, deadline, keep=keep)
     short, plan = _plan(cluster, found, rows_for, deadline, keep=keep)
     if plan is None or not plan.enough:
         if now is not None:
             cluster.groups.refused[group.key] = (now, short)
         return short
+    if now is not None and keep:
+        _drop_spare(cluster, found.need, plan, claim.uid)
     return plan.grants.get(claim.uid, short)
 
 
@@ -184,7 +193,7 @@ def _plan(
     for claim, _ in found.waiting:
         cluster.release_hold(claim.uid)
         cluster.reserved.drop(claim.uid)  # room that was promised to it alone, before it had a group
-    ahead = [*_places_ahead(cluster, found, rows_of)]
+    ahead = [*_places_ahead(cluster, found)]
     try:
         members = [Member(claim, role, _known(cluster, rows_of(claim.uid))) for claim, role in found.waiting]
         plan = place_together(cluster.ledger, cluster.chooser, members, need, deadline, why)
@@ -200,12 +209,41 @@ def _plan(
     return _short(found, plan.roles, plan.without), plan
 
 
+def _drop_spare(cluster: Cluster, need: Need, plan: Plan, asking: str) -> None:
+    """Give up places beyond `need` of members that kube-scheduler never asked about: it may never do so."""
+    role_of = dict(zip(plan.grants, plan.roles, strict=True))
+    kept = [role for uid, role in role_of.items() if uid == asking or uid in cluster.groups.asked]
+    for uid, role in role_of.items():  # those of roles that are needed come first
+        if uid == asking or uid in cluster.groups.asked:
+            continue
+        if need.met(kept):
+            cluster.release_hold(uid)
+        else:
+            kept.append(role)
+
+
+def _one_more(
+    cluster: Cluster, found: Count, claim: Claim, rows: Ints, deadline: float, *, keep: bool
+) -> Grant | Shortfall:
+    """A place for a member beside those of the plan, which others may be on their way to."""
+    cluster.reserved.drop(claim.uid)
+    ahead = [*_places_ahead(cluster, found)]
+    grant = cluster.chooser.choose(claim, rows)
+    for other in ahead:
+        release(cluster.ledger, other.grants)
+    if grant is None:
+        return _short(found, found.held, claim)
+    if keep:
+        cluster.hold(claim, grant, deadline)
+    return grant
+
+
 def _known(cluster: Cluster, rows: Ints | None) -> Ints | None:
     """Rows that may be older than the board."""
     return rows if rows is None or not len(rows) or rows.max() < cluster.board.rows else rows[rows < cluster.board.rows]
 
 
-def _places_ahead(cluster: Cluster, found: Count, rows_of: Rows) -> Iterator[Plan]:
+def _places_ahead(cluster: Cluster, found: Count) -> Iterator[Plan]:
     """Book the rest of the groups that have begun and come before this one; the caller gives the places back."""
     for other in _begun(cluster, found):
         need = other.need
