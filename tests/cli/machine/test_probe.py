@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.gpu import player
+from aliquot.adapters.host import processes
 
 pytestmark = pytest.mark.skipif(not os.path.exists(player.shim()), reason="the libraries are not built")
 
@@ -30,10 +32,32 @@ def test_probe_reports_every_figure_and_leaves_nothing() -> None:
     assert report["memory"] == {"within_limit_allowed": True, "beyond_limit_refused": True}
     assert len(report["shares"]["had"]) == 3
     assert {"preemption", "cap", "switching", "card", "driver"} <= report.keys()
-    assert not Path(f"/tmp/aliquot-probe-{process.pid}").exists()
+    assert not list(Path("/tmp").glob(f"aliquot-probe-{process.pid}*"))
 
 
 def test_probe_refuses_a_card_that_is_not_there() -> None:
     process, output, errors = probe("--card", "7")
     assert (process.returncode, output) == (2, "")
     assert "--card: 7 is not allowed: this machine has 1" in errors
+
+
+def test_probe_ends_nothing_that_a_folder_of_somebody_else_names() -> None:
+    victim = subprocess.Popen(["sleep", "600"])
+    folder = None
+    try:
+        started = processes.start_time(victim.pid)
+        playing = player.Playing(victim.pid, started or 0, 1, 1024, "x", boot=processes.boot_id())
+        # The shell makes the folder that could be guessed, with the number that the probe will have.
+        script = 'mkdir -m 700 "/tmp/aliquot-probe-$$" && printf %s "$1" > "/tmp/aliquot-probe-$$/player.json"; shift; '
+        command = ["sh", "-c", f'{script} exec "$@"', "sh", json.dumps(playing._asdict())]
+        process = subprocess.Popen([*command, sys.executable, "-m", "aliquot", "probe"], stderr=subprocess.PIPE)
+        folder = Path(f"/tmp/aliquot-probe-{process.pid}")
+        process.communicate(timeout=120)
+        assert process.returncode, "there is no card"
+        assert victim.poll() is None
+        assert (folder / "player.json").exists()
+    finally:
+        victim.kill()
+        victim.wait()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)

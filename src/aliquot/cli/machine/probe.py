@@ -6,7 +6,9 @@ import json
 import os
 import platform
 import shutil
+import stat
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from aliquot.cli.simulated import parse_simulation, with_stand_ins
 from aliquot.cli.tables import printable
 from aliquot.model.control import CardControl, ControlLevel, ControlReason
 from aliquot.wording.control import control_words
+
+_FOLDER = "ALIQUOT_PROBE_FOLDER"  # this process and the folder that it made before it re-executed itself (--simulate)
 
 
 @click.command()
@@ -44,14 +48,16 @@ def probe(index: int, seconds: float, simulate: str | None, output: str) -> None
     from aliquot.services.proof.selftest import STEPS, SelfTest, SelfTestError
 
     spec = parse_simulation(simulate)
-    folder = f"/tmp/aliquot-probe-{os.getpid()}"  # noqa: S108 - the same before and after with_stand_ins, and checked
+    try:
+        folder = _own_folder()
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror}: the probe needs a folder there", code=1) from error
     home = Home(folder, folder)
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=spec is not None)
-        if os.lstat(folder).st_uid != os.geteuid():
-            raise InputError(f"{folder} is another user's: remove it, or try again")
         if spec is not None:
+            os.environ[_FOLDER] = f"{os.getpid()} {folder}"
             with_stand_ins(home, spec)
+            del os.environ[_FOLDER]
         if not os.path.exists(player.shim()):
             raise InputError(f"{player.shim()} is missing: build it with `make native`")
         nvml = Nvml()
@@ -82,6 +88,18 @@ def probe(index: int, seconds: float, simulate: str | None, output: str) -> None
         shutil.rmtree(folder, ignore_errors=True)
     report = {**about, **figures}
     click.echo(json.dumps(report, indent=2) if output == "json" else _text(report))
+
+
+def _own_folder() -> str:
+    """The folder that this process made before it re-executed itself, or a new one. Its path is short: it has sockets.
+    Everything in it is ended and removed later, so it is never one that somebody else could have made."""
+    pid, _, folder = os.environ.pop(_FOLDER, "").partition(" ")
+    prefix = f"/tmp/aliquot-probe-{os.getpid()}-"  # noqa: S108 - only the beginning of the name
+    if pid == str(os.getpid()) and folder.startswith(prefix) and "/" not in folder.removeprefix(prefix):
+        found = os.lstat(folder)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+            return folder
+    return tempfile.mkdtemp(prefix=os.path.basename(prefix), dir=os.path.dirname(prefix))
 
 
 def _about(model: str, driver: str, simulated: str | None) -> dict[str, Any]:
