@@ -59,7 +59,7 @@ class Rig:
         caller = Caller(child.pid, os.geteuid(), os.getegid(), processes.start_time(child.pid))
         answers: list[dict[str, Any]] = []
         request = RunRequest(("x",), name, **{"memory_mib": 4096, "group": group, "wait": False, **more})
-        self.machine.submit(request, caller, 0.0, answers.append)
+        self.machine.submit(request, caller, float(len(self.children)), answers.append)
         assert "ok" in answers[-1], answers
         return next(tenancy for tenancy in self.machine.tenancies.values() if tenancy.name == name)
 
@@ -138,6 +138,18 @@ def test_group_whose_members_ended_while_no_daemon_ran_is_ended_by_the_next(rig:
     rig.build()
     assert not processes.lives(*control)
     assert not os.listdir(rig.home.groups)
+
+
+def test_group_goes_on_if_its_oldest_member_ended_while_no_daemon_ran(rig: Rig) -> None:
+    rig.run("a")
+    member = rig.run("b")
+    control = rig.control(member)
+    assert control is not None
+    rig.children[0].kill()
+    rig.children[0].wait()
+    rig.build()
+    assert [tenancy.name for tenancy in rig.machine.tenancies.values()] == ["b"]
+    assert rig.control(member) == control
 
 
 @pytest.mark.parametrize(

@@ -182,17 +182,20 @@ class LocalMachine:
         if found is None:
             found = scan((TENANT_VARIABLE,), self.stored_users())
         newest = {(tenancy.root, tenancy.started): tenancy.id for tenancy in stored}
+        dead = []
         for tenancy in stored:
             if newest[tenancy.root, tenancy.started] != tenancy.id:
                 self._left.add(tenancy.id)
             if same_boot and self._is_alive(tenancy, found):
                 self._adopt(tenancy)
             else:
-                self.history.add(tenancy, None)
-                self._discard(tenancy)
-        self._writer.put(self._store_boot, _log_error("boot_not_stored", "-"))
+                dead.append(tenancy)
         if self.groups is not None:
             self.groups.restore({group: self._group(group) for group in self._group_ids()})
+        for tenancy in dead:  # only now it is known which groups have living members
+            self.history.add(tenancy, None)
+            self._discard(tenancy)
+        self._writer.put(self._store_boot, _log_error("boot_not_stored", "-"))
         self._clear_strays()
 
     def _store_boot(self) -> None:
