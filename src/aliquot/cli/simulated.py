@@ -67,7 +67,7 @@ def with_stand_ins(home: Home, spec: Cards, node: str | None = None) -> Playing:
         SIM_VARIABLE: playing.socket,
         **({} if running is not None else {_OURS: _identity(playing)}),
     }
-    return os.execve(sys.executable, [sys.executable, "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606
+    return os.execve(sys.executable, [sys.executable, "-P", "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606
 
 
 def _identity(playing: Playing) -> str:

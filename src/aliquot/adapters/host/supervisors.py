@@ -31,7 +31,7 @@ class Supervisors:
         given = {name: os.environ[name] for name in _OURS if name in os.environ}
         try:
             child = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", SUPERVISOR, self._control, uid, log, *_identity(owner)],
+                [sys.executable, "-P", "-m", SUPERVISOR, self._control, uid, log, *_identity(owner)],
                 env={"PATH": os.environ.get("PATH", os.defpath), **given, **environment},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
                 start_new_session=True,

@@ -70,7 +70,7 @@ def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connect
     with open_private(home.daemon_log, os.O_APPEND) as log:
         log_start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves
-            [sys.executable, "-m", "aliquot", "up", *arguments],
+            [sys.executable, "-P", "-m", "aliquot", "up", *arguments],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment,
         )  # fmt: skip
     while time.monotonic() < deadline:

@@ -108,7 +108,7 @@ class MoverClient:
         self._tried = self._clock()
         if self._child is not None:
             self._child.poll()
-        command = [sys.executable, "-m", "aliquot.services.mover.main", str(self.folder), str(self.size)]
+        command = [sys.executable, "-P", "-m", "aliquot.services.mover.main", str(self.folder), str(self.size)]
         out = (
             subprocess.DEVNULL
             if self._log_file is None

@@ -281,7 +281,7 @@ class _Load:
         with path.open("r+b") as file:
             self.progress = mmap.mmap(file.fileno(), load.SIZE)
         stack.callback(self.progress.close)
-        command = [sys.executable, "-m", "aliquot.services.proof.load", str(path)]
+        command = [sys.executable, "-P", "-m", "aliquot.services.proof.load", str(path)]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
