@@ -121,6 +121,14 @@ static void clear_slot(struct alq_slot *slot)
     }
 }
 
+/* Only where memory may leave: a daemon of an earlier release cuts this part of the page off. */
+static void clear_moves(unsigned slot)
+{
+    for (int c = 0; c < ALQ_CARDS; c++)
+        if (page->card[c].parkable)
+            memset(&page->move[slot][c], 0, sizeof page->move[slot][c]);
+}
+
 /* page_lock held, page mapped. The program may have closed our file: then its locks are gone, and it is opened again.
  * False: it is not to be had. */
 static bool have_file(void)
@@ -144,6 +152,7 @@ static void take_slot(void)
         if (!lock_byte((off_t)i, F_WRLCK))
             continue;
         clear_slot(slot);
+        alq_parking_publish(page, i);
         __atomic_fetch_add(&slot->serial, 1, __ATOMIC_RELAXED);
         __atomic_store_n(&slot->pid, (uint32_t)getpid(), __ATOMIC_RELEASE);
         pthread_mutex_lock(&ledger);
@@ -214,6 +223,7 @@ unsigned alq_reclaim(void)
         if (slot == alq_own || !__atomic_load_n(&slot->pid, __ATOMIC_RELAXED) || !lock_byte((off_t)i, F_WRLCK))
             continue;
         clear_slot(slot);
+        clear_moves(i);
         lock_byte((off_t)i, F_UNLCK);
         count++;
     }

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -22,7 +23,9 @@ static int begun[ALQ_CARDS];
 static uint32_t inside[ALQ_CARDS];  /* calls under way; a futex word */
 static CUcontext contexts[ALQ_CARDS][CONTEXTS];
 static bool left_behind[ALQ_CARDS]; /* a part is away, and a part is not; the card's thread alone uses it */
-static int lost[ALQ_CARDS];
+/* Where the memory is, and how much. The page shows the same to the daemon, but others may clear that: the program may have
+ * closed our file, and was taken for dead. */
+static struct { uint32_t state, wanted; uint64_t movable, parked; } known[ALQ_CARDS];
 int alq_captures;                   /* streams that capture: the card must not be waited for meanwhile */
 
 static struct alq_move *move_of(int card)
@@ -43,10 +46,18 @@ static void futex_wake(uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-static void set_state(struct alq_move *move, uint32_t state)
+static uint32_t state_of(int card)
 {
-    __atomic_store_n(&move->state, state, __ATOMIC_SEQ_CST);
-    futex_wake(&move->state);
+    return __atomic_load_n(&known[card].state, __ATOMIC_SEQ_CST);
+}
+
+static void set_state(int card, uint32_t state)
+{
+    struct alq_move *move = move_of(card);
+    __atomic_store_n(&known[card].state, state, __ATOMIC_SEQ_CST);
+    if (move)
+        __atomic_store_n(&move->state, state, __ATOMIC_SEQ_CST);
+    futex_wake(&known[card].state);
 }
 
 /* ---- calls ---- */
@@ -68,45 +79,50 @@ static void note_context(int card)
     }
 }
 
-static void wait_until_resident(struct alq_move *move, int card)
+/* Or lost: then it will not be. */
+static void wait_until_resident(int card)
 {
-    __atomic_fetch_add(&move->wanted, 1, __ATOMIC_SEQ_CST);
+    struct alq_move *move = move_of(card);
+    __atomic_fetch_add(&known[card].wanted, 1, __ATOMIC_SEQ_CST);
+    if (move)
+        __atomic_fetch_add(&move->wanted, 1, __ATOMIC_SEQ_CST);
     alq_link_wake(card);
     uint32_t state;
-    while ((state = __atomic_load_n(&move->state, __ATOMIC_SEQ_CST)) != ALQ_RESIDENT && state != ALQ_LOST) {
-        futex_wake(&move->order);   /* the mover: it may come back by itself */
-        futex_wait(&move->state, state, ROUND_NS);
+    while ((state = state_of(card)) != ALQ_RESIDENT && state != ALQ_LOST) {
+        if (move)
+            futex_wake(&move->order);   /* the mover: it may come back by itself */
+        futex_wait(&known[card].state, state, ROUND_NS);
+        move = move_of(card);
     }
-    __atomic_fetch_sub(&move->wanted, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_sub(&known[card].wanted, 1, __ATOMIC_SEQ_CST);
+    uint32_t n = move ? __atomic_load_n(&move->wanted, __ATOMIC_SEQ_CST) : 0;
+    while (n && !__atomic_compare_exchange_n(&move->wanted, &n, n - 1, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;       /* never below 0: the entry may have been cleared meanwhile */
 }
 
 int alq_enter_slow(void)
 {
     int card = alq_card_here();
-    struct alq_move *move = __atomic_load_n(&begun[card], __ATOMIC_ACQUIRE) ? move_of(card) : NULL;
-    if (!move)
+    if (!__atomic_load_n(&begun[card], __ATOMIC_ACQUIRE))
         return -1;
-    int saved = errno;
+    int saved = errno, entered = ALQ_GONE;
     note_context(card);
-    for (;;) {
-        if (__atomic_load_n(&lost[card], __ATOMIC_RELAXED)) {
-            errno = saved;
-            return ALQ_GONE;
-        }
+    while (state_of(card) != ALQ_LOST) {
         __atomic_fetch_add(&inside[card], 1, __ATOMIC_SEQ_CST);
-        if (__atomic_load_n(&move->state, __ATOMIC_SEQ_CST) == ALQ_RESIDENT)
+        if (state_of(card) == ALQ_RESIDENT) {
+            entered = card;
             break;
+        }
         alq_exit(card);
-        wait_until_resident(move, card);
+        wait_until_resident(card);
     }
     errno = saved;
-    return card;
+    return entered;
 }
 
 void alq_exit(int card)
 {
-    if (__atomic_sub_fetch(&inside[card], 1, __ATOMIC_SEQ_CST) == 0 && alq_own &&
-        __atomic_load_n(&move_of(card)->state, __ATOMIC_RELAXED) == ALQ_LEAVING)
+    if (__atomic_sub_fetch(&inside[card], 1, __ATOMIC_SEQ_CST) == 0 && state_of(card) == ALQ_LEAVING)
         futex_wake(&inside[card]);
 }
 
@@ -114,6 +130,7 @@ void alq_exit(int card)
 void alq_count_movable(int card, int64_t bytes)
 {
     struct alq_move *move = move_of(card);
+    __atomic_fetch_add(&known[card].movable, (uint64_t)bytes, __ATOMIC_RELAXED);
     if (move)
         __atomic_fetch_add(&move->movable, (uint64_t)bytes, __ATOMIC_RELAXED);
 }
@@ -138,6 +155,21 @@ void alq_count_stays(int card, uint32_t kind, int by)
     else if (move)
         __atomic_fetch_and(&move->stays, ~kind, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&counts_lock);
+}
+
+/* This process takes that slot, in which the one before it may have left anything. It may have memory that is away: it may
+ * have had another slot before. Only where it matters, as above. */
+void alq_parking_publish(struct alq_page *page, unsigned slot)
+{
+    for (int card = 0; card < ALQ_CARDS; card++) {
+        if (!page->card[card].parkable)
+            continue;
+        struct alq_move move = { .state = state_of(card), .wanted = known[card].wanted, .movable = known[card].movable,
+                                 .parked = known[card].parked };
+        for (unsigned i = 0; i < 3; i++)
+            move.stays |= counts[card][i] ? 1u << i : 0;
+        page->move[slot][card] = move;
+    }
 }
 
 /* ---- room ---- */
@@ -248,6 +280,7 @@ CUdeviceptr alq_piece_address(const struct alq_movable_piece *piece, int card)
 static void count_parked(int card, int64_t bytes)
 {
     struct alq_move *move = move_of(card);
+    __atomic_fetch_add(&known[card].parked, (uint64_t)bytes, __ATOMIC_RELAXED);
     if (move)
         __atomic_fetch_add(&move->parked, (uint64_t)bytes, __ATOMIC_RELAXED);
 }
@@ -270,8 +303,8 @@ static bool any(int card, bool resident)
 static void leave(struct alq_move *move, int card)
 {
     uint64_t began = alq_now();
-    uint32_t why = ALQ_WHY_NOTHING, before = __atomic_load_n(&move->state, __ATOMIC_SEQ_CST);
-    set_state(move, ALQ_LEAVING);
+    uint32_t why = ALQ_WHY_NOTHING, before = state_of(card);
+    set_state(card, ALQ_LEAVING);
     if (!drained(card))
         why = ALQ_WHY_BUSY;
     else if (__atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST))
@@ -289,13 +322,13 @@ static void leave(struct alq_move *move, int card)
     if (away && before == ALQ_RESIDENT)
         __atomic_fetch_add(&move->moves, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&move->why, why, __ATOMIC_RELEASE);
-    set_state(move, away ? ALQ_PARKED : ALQ_RESIDENT);
+    set_state(card, away ? ALQ_PARKED : ALQ_RESIDENT);
 }
 
 static void come_back(struct alq_move *move, int card)
 {
     uint64_t began = alq_now();
-    set_state(move, ALQ_RETURNING);
+    set_state(card, ALQ_RETURNING);
     pthread_mutex_lock(&alq_movable_lock);
     uint32_t why = alq_mover_move(card, false, count_parked);
     bool away = any(card, false);
@@ -303,11 +336,11 @@ static void come_back(struct alq_move *move, int card)
     pthread_mutex_unlock(&alq_movable_lock);
     if (!away)
         __atomic_store_n(&move->in_ns, alq_now() - began, __ATOMIC_RELAXED);
-    if (why == ALQ_WHY_UNKNOWN && !__atomic_exchange_n(&lost[card], 1, __ATOMIC_SEQ_CST))
+    if (why == ALQ_WHY_UNKNOWN)
         alq_say("GPU memory of this program was parked in the host's memory and is lost there: its calls fail from now on. "
                 "Start it again.");
     __atomic_store_n(&move->why, why, __ATOMIC_RELEASE);
-    set_state(move, why == ALQ_WHY_UNKNOWN ? ALQ_LOST : away ? ALQ_PARKED : ALQ_RESIDENT);
+    set_state(card, why == ALQ_WHY_UNKNOWN ? ALQ_LOST : away ? ALQ_PARKED : ALQ_RESIDENT);
 }
 
 static void *run(void *which)
@@ -322,7 +355,7 @@ static void *run(void *which)
             continue;
         }
         uint32_t order = __atomic_load_n(&move->order, __ATOMIC_SEQ_CST);
-        uint32_t state = __atomic_load_n(&move->state, __ATOMIC_SEQ_CST);
+        uint32_t state = state_of(card);
         bool again = !__atomic_load_n(&move->why, __ATOMIC_RELAXED);    /* the daemon says when */
         if (again && order == ALQ_LEAVE && (state == ALQ_RESIDENT || (state == ALQ_PARKED && left_behind[card])))
             leave(move, card);
@@ -358,12 +391,12 @@ void alq_parking_forget(void)
     alq_parks = 0;
     alq_captures = 0;
     counts_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    memset(known, 0, sizeof known);
     for (int i = 0; i < ALQ_CARDS; i++) {
         for (int j = 0; j < 3; j++)
             counts[i][j] = 0;
         begun[i] = 0;
         inside[i] = 0;
-        lost[i] = 0;
         left_behind[i] = false;
         for (int j = 0; j < CONTEXTS; j++)
             contexts[i][j] = NULL;

@@ -238,6 +238,7 @@ CUmemHandle alq_handle_real(CUmemHandle h, bool known_to_others);
  * first. The daemon is asked to make room; alq_room_done() ends it, whatever came of it. */
 bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began);
 void alq_room_done(int card, uint64_t began);
+void alq_parking_publish(struct alq_page *page, unsigned slot);     /* what the page says of this process's memory */
 extern int alq_parks, alq_captures;
 int alq_enter_slow(void);
 void alq_exit(int card);

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import textwrap
 
 import pytest
 
-from aliquot.adapters.gpu.page import Stays
+from aliquot.adapters.gpu.page import Move, Order, Page, State, Stays
 from shim.harness import GIB, MIB, Tenant
 
 HELPERS = """
@@ -164,3 +166,44 @@ def test_memory_that_cannot_be_shared_by_ipc_is_explained(parkable: Tenant) -> N
     )
     assert seen["results"] == [1, 1]
     assert seen["text"].count("may be parked, and such memory cannot be shared") == 1
+
+
+def leave_behind(page: Page, slot: int, pid: int = 0) -> None:
+    """What a process that died may have left on the page."""
+    dead = struct.pack("<4I2Q", Order.LEAVE, State.LOST, 3, 1, 64 * MIB, 64 * MIB)
+    os.pwrite(page.fileno(), dead, page._move_at(slot, 0))
+    os.pwrite(page.fileno(), struct.pack("<I", pid), page._at(slot, 0) - 64)
+
+
+def test_process_inherits_nothing_from_the_one_that_had_its_slot(parkable: Tenant) -> None:
+    """Memory that was lost before is none of its own: its calls do not wait for it."""
+    leave_behind(parkable.page, 0)
+    program = parkable.start(with_helpers("_, p = alloc(10 * MIB); say(result=launch()); heard()"))
+    assert program.answer() == {"result": 0}
+    move = parkable.page.move(0, 0)
+    assert (move.order, move.state, move.wanted, move.movable, move.parked) == (0, 0, 0, 10 * MIB, 0)
+
+
+def test_what_the_dead_left_is_cleared_when_their_memory_is_given_back(parkable: Tenant) -> None:
+    leave_behind(parkable.page, 1, pid=4711)
+    assert parkable.run(with_helpers("say(result=alloc(5 * GIB)[0])")) == {"result": 2}
+    assert parkable.page.pid(1) == 0
+    assert parkable.page.move(1, 0) == Move(*[0] * 11)
+
+
+def test_process_that_was_taken_for_dead_shows_its_memory_again(parkable: Tenant) -> None:
+    program = parkable.start(
+        with_helpers("""
+        alloc(10 * MIB); alloc_async(MIB)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) >= 512: os.close(int(name))
+        step(); alloc(4 * MIB); step()
+        """)
+    )
+    program.answer()
+    assert parkable.page.sweep() == []
+    assert parkable.page.move(0, 0).movable == 0
+    program.proceed()
+    program.answer()
+    move = parkable.page.move(parkable.slots()[0], 0)
+    assert (move.movable, Stays(move.stays)) == (14 * MIB, Stays.POOLED)
