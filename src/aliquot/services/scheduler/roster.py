@@ -50,13 +50,16 @@ class Roster:
 
     def set_group(self, api: str, item: GroupObject) -> None:
         """A PodGroup is there, or has changed."""
-        self.groups[group_key(api, item)] = parse_group(api, item)
-        self._changed()
+        key, group = group_key(api, item), parse_group(api, item)
+        if self.groups.get(key) == group:  # its status has changed, say
+            return
+        self.groups[key] = group
+        self._changed(key)
 
     def drop_group(self, key: str) -> None:
         """A PodGroup is gone: its Pods are scheduled one by one."""
         if self.groups.pop(key, None) is not None:
-            self._changed()
+            self._changed(key)
 
     def observe(self, pod: PodObject, names: Names) -> None:
         """A Pod is there, or has changed."""
@@ -70,7 +73,7 @@ class Roster:
         if known is not None:
             if known.standing is not standing:
                 known.standing = standing
-                self._changed()
+                self._changed(*named.keys)
             return
         created = pod.metadata.creation_timestamp or ""
         seen = Seen(names.uid, f"{names.namespace}/{names.name}", named, standing, created)
@@ -79,7 +82,7 @@ class Roster:
             self._of_group.setdefault(key, {})[names.uid] = seen
         if standing is Standing.PENDING:
             self.strays[names.uid] = seen
-        self._changed()
+        self._changed(*named.keys)
 
     def forget(self, uid: str) -> None:
         """A Pod is gone."""
@@ -93,11 +96,12 @@ class Roster:
             del there[uid]
             if not there:
                 del self._of_group[key]
-        self._changed()
+        self._changed(*seen.membership.keys)
 
-    def _changed(self) -> None:
+    def _changed(self, *keys: str) -> None:
         self.version += 1
-        self.refused.clear()
+        for key in keys:
+            self.refused.pop(key, None)
 
     # --- questions --------------------------------------------------------------------------------------------------
 

@@ -289,12 +289,15 @@ def test_a_node_that_went_is_planned_around() -> None:
     assert sorted(nodes) == ["n2", "n3"]
 
 
-def begun(cluster: Cluster, group: str, node: str) -> None:
-    """A group of two has one member on the node's card 0, and lost the place of the other."""
+def begun(cluster: Cluster, group: str, node: str, *, asks: bool = True) -> None:
+    """A group of two has one member on the node's card 0, and lost the place of the other, if kube-scheduler asked."""
     set_group(cluster, group, 2)
     first = member_json(f"{group}1", group, {MEM: "16"}, on=node, annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"})
     cluster.set_pod(as_pod(first))
-    add_members(cluster, f"{group}2", group=group, limits={MEM: "16"})
+    (second,) = add_members(cluster, f"{group}2", group=group, limits={MEM: "16"})
+    if asks:
+        asked(cluster, second, "n1", "n2", "n3", now=-100.0)
+        cluster.drop_late_holds(0.0)
 
 
 def test_a_group_that_has_begun_is_left_room_for_the_rest() -> None:
@@ -308,6 +311,30 @@ def test_a_group_that_has_begun_is_left_room_for_the_rest() -> None:
     assert not cluster.held
     old = member_json("old2", "old", {MEM: "16"})
     assert asked(cluster, old, "n2", "n3")["NodeNames"] == ["n2"]
+
+
+def test_no_room_is_left_for_members_that_kube_scheduler_never_asked_about() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"), live_node("n3"))
+    begun(cluster, "old", "n1", asks=False)
+    set_group(cluster, "new", 2)
+    pods = add_members(cluster, "b1", "b2", group="new", limits={MEM: "16"})
+    assert sorted(asked(cluster, pod, "n2", "n3")["NodeNames"] for pod in pods) == [["n2"], ["n3"]]
+
+
+def test_a_change_of_one_group_lets_no_other_be_planned_again() -> None:
+    cluster = a_cluster(live_node())
+    for name in "x", "y":
+        set_group(cluster, name, 2)
+        (pod,) = add_members(cluster, f"{name}1", group=name)
+        asked(cluster, pod, "n1")
+    x, y = (f"scheduler.tensorstack.dev/ns/{name}" for name in "xy")
+    version = cluster.groups.version
+    set_group(cluster, "x", 2)  # the same again
+    assert (list(cluster.groups.refused), cluster.groups.version) == ([x, y], version)
+    set_group(cluster, "x", 3)
+    assert list(cluster.groups.refused) == [y]
+    add_members(cluster, "y2", group="y")
+    assert not cluster.groups.refused
 
 
 def test_of_two_groups_that_have_begun_the_older_goes_first() -> None:

@@ -8,6 +8,7 @@ from typing import cast
 
 from aliquot.adapters.kubernetes.kube import Kube
 from aliquot.dialects.wire.events import ObjectRef
+from aliquot.services.scheduler.groups.waiting import WaitingGroups
 from aliquot.services.scheduler.pendingpods import PendingPods
 from kit.manifests import MEM, Json
 from kit.podgroups import add_members, set_group
@@ -79,6 +80,22 @@ def test_members_of_a_group_are_retried_when_all_of_it_has_room() -> None:
         assert sorted(rig.retried) == ["a", "b"]
 
     waits(scene)
+
+
+def test_groups_that_wait_are_planned_again_only_when_something_has_changed() -> None:
+    cluster = a_cluster(live_node("n1"))
+    for group in "x", "y":
+        set_group(cluster, group, 2)
+        add_members(cluster, f"{group}1", f"{group}2", limits={MEM: "9"}, group=group, refused=True)
+    waiting = WaitingGroups(cluster, known=lambda: True, clock=lambda: 0.0)
+    waiting.look(cluster.pending)
+    assert waiting.ready(0.0) == []
+    waiting.sentence("uid-x1", 1.0)
+    before = cluster.board.clock
+    assert waiting.ready(2.0) == []
+    assert cluster.board.clock == before  # no plan was tried
+    cluster.set_node(live_node("n2"))
+    assert waiting.ready(4.0) == ["uid-x1", "uid-x2", "uid-y1", "uid-y2"]
 
 
 def test_members_of_a_group_are_retried_when_the_last_one_is_created() -> None:

@@ -250,9 +250,10 @@ def _places_ahead(cluster: Cluster, found: Count) -> Iterator[Plan]:
         if need.met(other.held):
             continue
         members = [
-            Member(claim, role, _known(cluster, cluster.groups.asked.get(claim.uid)))
+            Member(claim, role, _known(cluster, cluster.groups.asked[claim.uid]))
             for claim, role in other.waiting
-            if claim.uid not in cluster.held
+            # One that kube-scheduler never asked about may never be schedulable: no Pod should wait for it.
+            if claim.uid not in cluster.held and claim.uid in cluster.groups.asked
         ]
         roles = {role: needed - other.held.count(role) for role, needed in need.roles.items()}
         missing = Need(need.total - len(other.held), roles)

@@ -6,8 +6,11 @@ module. Plans are made again only when cards or members have changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from aliquot.model.claim import Claim
+from aliquot.model.group import Shortfall
+from aliquot.model.refusal import Refusal
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.groups.admission import shortfall, waiting_groups
 from aliquot.services.scheduler.roster import Seen
@@ -27,6 +30,7 @@ class WaitingGroups:
         self._group_of: dict[str, str] = {}  # by uid
         self._planned: dict[str, tuple[float, tuple[int, int]]] = {}  # by group: when, and the state of the cluster
         self._sentences: dict[str, tuple[float, str | None]] = {}
+        self._moved = 0  # how far planning itself has moved the board's clock
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._group_of
@@ -48,9 +52,9 @@ class WaitingGroups:
                 continue
             if self._clock() - began > _LIMIT:
                 break
-            if shortfall(self._cluster, uids[0]) is None:
+            if self._shortfall(uids[0]) is None:
                 found += uids
-            self._planned[key] = (now, self._state())  # planning itself moves the board's clock
+            self._planned[key] = (now, self._state())
         return found
 
     def sentence(self, uid: str, now: float) -> tuple[str | None, bool]:
@@ -60,7 +64,7 @@ class WaitingGroups:
         if known is not None and now - known[0] < _FRESH:
             return known[1], False
         board = self._cluster.board
-        found = shortfall(self._cluster, uid, self._cluster.chooser.refusals)
+        found = self._shortfall(uid, self._cluster.chooser.refusals)
         nodes = int(board.present[: board.rows].sum())
         text = None if found is None else waiting_because(found[0], found[1], nodes)
         self._sentences[key] = (now, text)
@@ -70,5 +74,17 @@ class WaitingGroups:
         """Pods that name a group that is not there, once all groups are known."""
         return self._cluster.groups.take_strays() if self._known() else []
 
+    def _shortfall(
+        self, uid: str, why: Callable[[Claim], Sequence[Refusal]] | None = None
+    ) -> tuple[Shortfall, Sequence[Refusal]] | None:
+        """What the Pod's group lacks. A plan that is given up leaves the board as it was, but for its clock: that must
+        not make all other groups plan again."""
+        cluster = self._cluster
+        before, held = cluster.board.clock, len(cluster.held)
+        found = shortfall(cluster, uid, why)
+        if len(cluster.held) == held:  # otherwise holds of the group were given up, which others may need
+            self._moved += cluster.board.clock - before
+        return found
+
     def _state(self) -> tuple[int, int]:
-        return self._cluster.board.clock, self._cluster.groups.version
+        return self._cluster.board.clock - self._moved, self._cluster.groups.version
