@@ -63,7 +63,7 @@ class Rig:
         claim = claim_of(self.cluster, live_pod(name, {MEM: gib}))
         found = self.cluster.filter(claim, names)
         if not found.fit:
-            self.evictor.note_refused(claim.uid, names)
+            self.evictor.note_refused(claim, names)
         return bool(found.fit)
 
     def gone(self, name: str) -> None:

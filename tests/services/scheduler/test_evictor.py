@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kit.evictions import Rig, scene
-from kit.watchobjects import as_pod, free
+from kit.manifests import MEM
+from kit.watchobjects import as_pod, claim_of, free, live_node, live_pod
 
 
 @scene(16, 16)
@@ -120,7 +121,7 @@ async def test_kube_schedulers_own_preemption_has_precedence(rig: Rig) -> None:
 async def test_nobody_is_evicted_from_a_node_that_kube_scheduler_did_not_ask_about(rig: Rig) -> None:
     rig.put("a", 16)
     rig.wait("high", 16, ask=False)
-    rig.evictor.note_refused("uid-high", ["n2"])
+    rig.evictor.note_refused(claim_of(rig.cluster, live_pod("high", {MEM: 16})), ["n2"])
     await rig.rounds(5.0)
     assert rig.evicted == []
 
@@ -208,3 +209,30 @@ async def test_pod_stuck_in_termination_is_not_waited_for(rig: Rig) -> None:
     rig.wait("high", 8)
     await rig.rounds()
     assert rig.evicted == ["b"], "a is not about to go"
+
+
+@scene(8, 8)
+async def test_nobody_is_evicted_for_a_claim_that_the_pod_does_not_make(rig: Rig) -> None:
+    """Anybody who may call the verbs can send any claim under any uid."""
+    rig.cluster.set_node(live_node("n2", 8))
+    rig.put("a", 8, 0)
+    rig.put("b", 8, 1)
+    rig.put("c", 8, on="n2")
+    rig.wait("high", 4)
+    assert not rig.ask("high", 8, ["n2"])
+    await rig.rounds()
+    assert len(rig.evicted) == 1
+    assert rig.nominated("high") == "n1", "as the real Pod asked, not as the forged call did"
+
+
+@scene(8)
+async def test_claim_that_was_sent_before_the_pod_was_read_is_checked_then(rig: Rig) -> None:
+    rig.put("a", 8)
+    assert not rig.ask("early", 4), "kube-scheduler's watch is ahead of ours"
+    assert not rig.ask("forged", 8)
+    await rig.rounds(0.5)
+    rig.wait("early", 4, ask=False)
+    rig.wait("forged", 4, ask=False)
+    await rig.rounds()
+    assert rig.nominated("early") == "n1"
+    assert rig.nominated("forged") is None

@@ -161,3 +161,17 @@ def test_webhook_behind_service_answers_during_shutdown() -> None:
 
 def test_webhook_with_url_stops_at_once() -> None:
     assert _ended_after("https://127.0.0.1:443/review") == {"webhook": 0.0, "rest": 0.0}
+
+
+def test_nobody_is_evicted_where_anybody_may_call_the_verbs() -> None:
+    def evicts(**settings: Any) -> bool:
+        scheduler = Scheduler(Server("http://127.0.0.1:9"), Settings(metrics=NO_DASHBOARD, **settings))
+        return scheduler.evictor.enabled
+
+    async def scene() -> None:
+        assert evicts()
+        assert evicts(tls=VerbsTls(port=12348, bind_address="0.0.0.0", namespace="kube-system"))
+        assert not evicts(preemption=False)
+        assert not evicts(bind_address="0.0.0.0")
+
+    asyncio.run(scene())

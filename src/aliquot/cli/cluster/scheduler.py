@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_EXPOSED = "anybody who reaches this port can have waiting GPU Pods bound; --tls-port admits client certificates only"
+_EXPOSED = (
+    "anybody who reaches this port can have waiting GPU Pods bound, so no Pod is evicted for another one;"
+    " --tls-port admits client certificates only"
+)
 _DEFAULT_PORT = 12345
 _DEFAULT_DASHBOARD = 12346
 EVERYWHERE = "0.0.0.0"  # noqa: S104
@@ -87,7 +90,8 @@ _LOOPBACK = "127.0.0.1"
 @click.option(
     "--preemption/--no-preemption",
     default=None,
-    help="Evict Pods of lower priority where a card is short, though their node is not  [default: on]",
+    help="Evict Pods of lower priority where a card is short, though their node is not; never while --port listens off"
+    " loopback  [default: on]",
 )
 @click.option(
     "--webhook-port",

@@ -172,7 +172,7 @@ class Extender:
         if outcome.claim is not None and outcome.likely is not None and self._leading():
             self._cluster.hold(outcome.claim, outcome.likely, self._clock() + _HOLD)
         if not outcome.fit and outcome.claim is not None and self._evictor is not None:
-            self._evictor.note_refused(outcome.claim.uid, outcome.names)
+            self._evictor.note_refused(outcome.claim, outcome.names)
         if log.isEnabledFor(logging.DEBUG) or not outcome.fit:
             pod = f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name}"
             log.info("filtered", extra={"data": {"pod": pod, "asked": outcome.asked, "fit": outcome.fit}})

@@ -35,7 +35,7 @@ from aliquot.services.daemon.events import Events
 from aliquot.services.daemon.http import Accepting, bind_port, listen, make_runner
 from aliquot.services.daemon.memory import freeze
 from aliquot.services.daemon.tasks import run_forever, termination_signal
-from aliquot.services.dashboard.access import NO_DASHBOARD, Access, Listen
+from aliquot.services.dashboard.access import NO_DASHBOARD, Access, Listen, is_loopback
 from aliquot.services.dashboard.server import bind, show
 from aliquot.services.scheduler.agenthandover import AgentHandover
 from aliquot.services.scheduler.binder import Binder
@@ -157,7 +157,8 @@ class Scheduler:
             kube,
             cluster,
             self.events,
-            enabled=settings.preemption,
+            # Who calls the verbs chooses the nodes: on a port that is open to all, that would be anybody.
+            enabled=settings.preemption and is_loopback(settings.bind_address),
             clock=time.monotonic,
             wall=time.time,
             stamp=_stamp,

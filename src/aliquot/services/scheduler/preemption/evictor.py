@@ -58,6 +58,7 @@ _FORBIDDEN = 600.0  # seconds until we try again what our role does not allow
 class _Asked:
     """The nodes that kube-scheduler asked about for a Pod in vain."""
 
+    claim: Claim
     names: Sequence[str]
     not_before: float
 
@@ -92,7 +93,7 @@ class Evictor:
     ) -> None:
         self.evicted = 0
         self._kube, self._cluster, self._events = kube, cluster, events
-        self._enabled, self._clock, self._wall, self._stamp = enabled, clock, wall, stamp
+        self.enabled, self._clock, self._wall, self._stamp = enabled, clock, wall, stamp
         self._asked: dict[str, _Asked] = {}  # by the Pods' uids, as all of these; the newest last
         self._promises: dict[str, _Promise] = {}
         self._given_up: dict[str, str] = {}  # promises that came to nothing: their nodes
@@ -103,14 +104,16 @@ class Evictor:
 
     # --- called by the verbs: nothing is computed here -----------------------------------------------------------
 
-    def note_refused(self, uid: str, names: Sequence[str]) -> None:
-        """No card of these nodes has room for the Pod."""
-        if self._enabled and uid not in self._promises:
+    def note_refused(self, claim: Claim, names: Sequence[str]) -> None:
+        """No card of these nodes has room for the Pod. Ignored for a Pod that asks for something else, says the API
+        server: anybody who may call the verbs can send any claim."""
+        uid, known = claim.uid, self._cluster.pending.get(claim.uid)
+        if self.enabled and uid not in self._promises and (known is None or known.claim == claim):
             self._asked.pop(uid, None)
             failures = self._failures.get(uid)
             pause = backoff(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE) if failures else _SETTLED
             now = self._clock()
-            self._asked[uid] = _Asked(names, max(now + pause, self._offered.get(uid, now)))
+            self._asked[uid] = _Asked(claim, names, max(now + pause, self._offered.get(uid, now)))
             if len(self._asked) > _MOST_ASKED:
                 del self._asked[next(iter(self._asked))]
 
@@ -141,7 +144,7 @@ class Evictor:
                 await self._follow(promise, now)
             except ApiError as error:
                 self._forbid(error)
-        if self._enabled and now >= self._forbidden_until:
+        if self.enabled and now >= self._forbidden_until:
             for pod in self._due(now)[:1]:  # each takes many calls: promises are followed between two
                 await self._preempt_for(pod, self._asked[pod.uid])
 
@@ -239,7 +242,10 @@ class Evictor:
         found = []
         for uid, asked in list(self._asked.items()):
             pod = pending.get(uid)
-            useless = pod is None or not pod.preempts or pod.priority <= lowest or not isinstance(pod.claim, Claim)
+            if pod is None:  # our watch may be behind kube-scheduler's
+                useless = now >= asked.not_before
+            else:
+                useless = not pod.preempts or pod.priority <= lowest or pod.claim != asked.claim
             if useless or uid in self._promises:
                 del self._asked[uid]
             elif pod is not None and pod.refused and not pod.nominated and now >= asked.not_before:
@@ -257,7 +263,7 @@ class Evictor:
             if any(victim.protected for victim in plan.victims):
                 self._report_blocked(pod, plan)
                 self._failures[pod.uid] = self._failures.get(pod.uid, 0) + 1
-                self.note_refused(pod.uid, asked.names)
+                self.note_refused(asked.claim, asked.names)
                 return
             if await self._all_may_go(plan):
                 break
@@ -266,7 +272,7 @@ class Evictor:
         # What is decided now counts: the board may have changed while we asked.
         again = self._plan_on(pod, plan.grant.node)
         if again is None or _uids(again) != _uids(plan):
-            self.note_refused(pod.uid, asked.names)
+            self.note_refused(asked.claim, asked.names)
             return
         if not plan.victims and not self._is_left_by_lesser(pod, plan.grant.node):
             return
@@ -361,7 +367,7 @@ class Evictor:
         why = next((self._protected[victim.uid][1] for victim in victims if victim.uid in self._protected), "")
         namespace = pod.key.split("/", 1)[0]
         text = wording.blocked([self._words(victim) for victim in victims], plan.grant, why, namespace)
-        if why:
+        if victims:
             self._events.emit(_ref(pod.uid, pod.key), "PreemptionBlocked", text, type="Warning", action="Preempting")
 
     def _remaining(self, plan: Plan) -> list[Tenant]:
