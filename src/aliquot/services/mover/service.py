@@ -14,7 +14,7 @@ import os
 import select
 import socket
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from ctypes import c_void_p
 from dataclasses import dataclass, field
@@ -42,11 +42,14 @@ class Mover:
         self.kept = self.store.kept()
         self.limits: dict[tuple[str, str], int] = {}  # by tenant and card
         self.warm = 0  # bytes of the pool that may be used
+        self._reading: Counter[Kept] = Counter()  # copies from there to a card are under way
+        self._late: set[Kept] = set()  # given back while they were read: free when that is over
 
     def add_memory(self, offset: int, size: int) -> None:
         """That part of the file may be used from now on; pieces that a mover before kept there stay."""
         with self._lock:
-            taken = [part for pieces in self.kept.values() for kept in pieces.values() for part in kept.parts]
+            there = [kept for pieces in self.kept.values() for kept in pieces.values()]
+            taken = [part for kept in (*there, *self._late) for part in kept.parts]
             self.pool.give_back(without(Part(offset, size), taken))
             self.warm += size
 
@@ -69,8 +72,15 @@ class Mover:
             for key in [key for key in ended if of is None or key.tenant in of]:
                 log.info("forgotten", extra={"data": {"tenant": key.tenant, "slot": key.slot, "card": key.card}})
                 for kept in self.kept.pop(key).values():
-                    self.pool.give_back(self._usable(kept))
+                    self._free(kept)
                 self.store.forget(key)
+
+    def _free(self, kept: Kept) -> None:
+        """With the lock held. While copies read from there, another tenant's bytes must not come there."""
+        if self._reading[kept]:
+            self._late.add(kept)
+        else:
+            self.pool.give_back(self._usable(kept))
 
     def _usable(self, kept: Kept) -> list[Part]:
         """Its parts as far as they lie in memory that may be used yet."""
@@ -119,11 +129,26 @@ class Mover:
                 self.pool.give_back(kept.parts)
 
     def find(self, key: Key, pieces: Iterable[tuple[int, int]]) -> dict[int, Kept] | None:
-        """Where the pieces are. None: not all of them are here."""
+        """Where the pieces are: they stay as they are until `read`. None: not all of them are here."""
+        wanted = dict(pieces)
         with self._lock:
             here = self.kept.get(key, {})
-            found = {piece: here[piece] for piece, size in pieces if piece in here and here[piece].size == size}
-        return found if len(found) == len(list(pieces)) else None
+            found = {piece: here[piece] for piece, size in wanted.items() if piece in here and here[piece].size == size}
+            if len(found) < len(wanted):
+                return None
+            self._reading.update(found.values())
+        return found
+
+    def read(self, found: dict[int, Kept]) -> None:
+        """No copy reads any more what `find` found."""
+        with self._lock:
+            for kept in found.values():
+                self._reading[kept] -= 1
+                if not self._reading[kept]:
+                    del self._reading[kept]
+                    if kept in self._late:
+                        self._late.remove(kept)
+                        self._free(kept)
 
     def keep(self, key: Key, made: dict[int, Kept]) -> None:
         """The copies are done: write it down. Raises OSError."""
@@ -133,20 +158,22 @@ class Mover:
             for piece, kept in made.items():
                 former = here.get(piece)  # of a move before, whose answer was never heard
                 if former is not None:
-                    self.pool.give_back(self._usable(former))
+                    self._free(former)
                 here[piece] = kept
 
     def returned(self, key: Key, found: dict[int, Kept]) -> None:
-        """The shim has heard that they are back."""
+        """The shim has heard that they are back. Raises OSError: then their parts stay taken, as is written down."""
         with self._lock:
             here = self.kept.get(key, {})
-            for piece, kept in found.items():
-                if here.get(piece) == kept:
-                    del here[piece]
-                    self.pool.give_back(self._usable(kept))
+            back = {piece: kept for piece, kept in found.items() if here.get(piece) is kept}
+            if not back:
+                return
+            self.store.write_returned(key, back, left=len(here) - len(back))
+            for piece, kept in back.items():
+                del here[piece]
+                self._free(kept)
             if not here:
-                self.kept.pop(key, None)
-            self.store.write_returned(key, found, left=len(here))
+                self.kept.pop(key)
 
 
 @dataclass(slots=True)
@@ -177,35 +204,37 @@ class _Session:
                         return
                     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                         raise wire.WireError("longer than any message")
-                    self._under_way.append(self._begin(wire.read_pieces(data), files))
+                    self._begin(wire.read_pieces(data), files)
                 finally:
                     for file in files:
                         os.close(file)
         finally:
             for packet in self._under_way:
-                self._copied(packet)
-                if packet.out:
-                    self._mover.give_up(packet.pieces)
+                with contextlib.suppress(Exception):  # the others are waited for as well
+                    self._copied(packet)
+                    if packet.out:
+                        self._mover.give_up(packet.pieces)
 
     def _readable(self) -> bool:
         return bool(select.select([self._connection], [], [], 0)[0])
 
-    def _begin(self, message: wire.Pieces, files: list[int]) -> _Packet:
+    def _begin(self, message: wire.Pieces, files: list[int]) -> None:
         packet = _Packet(message.out, Why.NOTHING, {}, [], None)
+        self._under_way.append(packet)  # before it has anything: whatever fails, `_copied` is called
         if len(files) != len(message.pieces):
             packet.why = Why.ERROR
-            return packet
+            return
         if message.out:
             try:
                 packet.pieces = self._mover.reserve(self._key, message.pieces)
             except PoolFullError:
                 packet.why = Why.POOL
-                return packet
+                return
         else:
             found = self._mover.find(self._key, message.pieces)
             if found is None:
                 packet.why = Why.UNKNOWN
-                return packet
+                return
             packet.pieces = found
         try:
             packet.stream = self._card.stream()
@@ -216,10 +245,10 @@ class _Session:
         except CudaError as error:
             log.warning("copy_failed", extra={"data": {"tenant": self._key.tenant, "why": str(error)}})
             packet.why = Why.ERROR
-        return packet
 
     def _copied(self, packet: _Packet) -> None:
-        """Wait for its copies, also where one failed: nothing may still be written to parts that are given back."""
+        """Wait for its copies, also where one failed: nothing may still be written to parts that are given back, or be
+        read from them."""
         try:
             if packet.stream is not None:
                 self._card.wait(packet.stream)
@@ -227,6 +256,9 @@ class _Session:
         except CudaError as error:
             log.warning("copy_failed", extra={"data": {"tenant": self._key.tenant, "why": str(error)}})
             packet.why = packet.why or Why.ERROR
+        finally:
+            if not packet.out:
+                self._mover.read(packet.pieces)
         for window in packet.windows:
             with contextlib.suppress(CudaError):
                 window.close()
@@ -243,4 +275,7 @@ class _Session:
                 self._mover.give_up(packet.pieces)
         self._connection.send(wire.answer(packet.why))
         if not packet.out and packet.why is Why.NOTHING:
-            self._mover.returned(self._key, packet.pieces)
+            try:
+                self._mover.returned(self._key, packet.pieces)
+            except OSError as error:  # until it leaves again, or its process ends
+                log.warning("pool_not_given_back", extra={"data": {"tenant": self._key.tenant, "why": str(error)}})

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
+import logging
 import mmap
 import os
 import re
@@ -16,10 +18,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aliquot.services.mover.pool import CHUNK, UNIT, Part
+from aliquot.services.mover.pool import CHUNK, UNIT, Part, without
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: unlike a write, it fails where a tmpfs is full
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +106,36 @@ class Store:
     # --- what is kept -------------------------------------------------------------------------------------------
 
     def kept(self) -> dict[Key, dict[int, Kept]]:
-        """What the logs say. A last line that was cut short was never confirmed."""
+        """What the logs say. A last line that was cut short was never confirmed.
+
+        Where a log cannot be read, its process has lost what was kept: parts that it names may hold another's bytes by
+        now. What no other log names of them stays taken until the process ends, under numbers that no shim can send.
+        """
         found: dict[Key, dict[int, Kept]] = {}
+        unreadable: dict[Key, bytes] = {}
         for log in sorted(self._logs.iterdir()):
             try:
                 key = Key.of_file(log.name)
+                key.file  # noqa: B018 - a name that is none
             except ValueError:
                 log.unlink()
                 continue
-            found[key] = _replay(log.read_text())
+            data = log.read_bytes()
+            if not data.endswith(b"\n"):  # or the next line would be appended to half of one
+                data = data[: data.rfind(b"\n") + 1]
+                os.truncate(log, len(data))
+            try:
+                found[key] = _replay(data)
+            except (ValueError, TypeError) as error:
+                _log.error("unreadable", extra={"data": {"log": log.name, "why": str(error)}})
+                unreadable[key] = data
+        taken = [part for pieces in found.values() for kept in pieces.values() for part in kept.parts]
+        for key, data in unreadable.items():
+            rest = [left for part in _parts(data) for left in _take(part, taken)]
+            found[key] = {-number: Kept(part.size, (part,)) for number, part in enumerate(rest, 1)}
+            os.truncate(self._logs / key.file, 0)  # what is kept for it from now on can be read again
+            with contextlib.suppress(OSError):
+                self.write_kept(key, found[key])
         return found
 
     def write_kept(self, key: Key, pieces: Mapping[int, Kept]) -> None:
@@ -121,12 +146,11 @@ class Store:
         self._append(key, lines)
 
     def write_returned(self, key: Key, pieces: Mapping[int, Kept], *, left: int) -> None:
-        """After the shim heard of it; `left`: how many others are still kept."""
-        if not left:
-            self.forget(key)
-            return
-        with contextlib.suppress(OSError):  # what stays written down is forgotten when the process ends
+        """After the shim heard of it; `left`: how many others are still kept. Raises OSError."""
+        if left:
             self._append(key, [[piece] for piece in pieces])
+        else:
+            self.forget(key)
 
     def forget(self, key: Key) -> None:
         """Remove its log."""
@@ -142,18 +166,46 @@ class Store:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             file = self._open[key] = os.open(self._logs / key.file, flags, 0o600)
         data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        if os.write(file, data) != len(data):
-            raise OSError("the log was cut short")
+        before, written = os.fstat(file).st_size, 0
+        try:
+            written = os.write(file, data)
+        finally:
+            if written < len(data):  # or the next line would be appended to half of one
+                os.ftruncate(file, before)
+        if written < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._logs / key.file))
 
 
-def _replay(text: str) -> dict[int, Kept]:
+def _replay(data: bytes) -> dict[int, Kept]:
+    """Raises ValueError or TypeError."""
     kept: dict[int, Kept] = {}
-    for line in text.splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
-        piece, *rest = json.loads(line)
-        if rest:
-            kept[piece] = Kept(rest[0], tuple(Part(offset, size) for offset, size in rest[1]))
+    for line in data.splitlines():
+        piece, size, parts = _read(line)
+        if parts:
+            kept[piece] = Kept(size, parts)
         else:
             kept.pop(piece, None)
     return kept
+
+
+def _read(line: bytes) -> tuple[int, int, tuple[Part, ...]]:
+    """A piece; no parts: it has returned. Raises ValueError or TypeError."""
+    piece, *rest = json.loads(line)
+    if not rest:
+        return piece, 0, ()
+    size, parts = rest
+    return piece, size, tuple(Part(offset, size) for offset, size in parts)
+
+
+def _parts(data: bytes) -> Iterator[Part]:
+    """All that the lines name which can be read."""
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError, TypeError):
+            yield from _read(line)[2]
+
+
+def _take(part: Part, taken: list[Part]) -> list[Part]:
+    """What is left of it; that is taken from now on."""
+    left = without(part, taken)
+    taken += left
+    return left

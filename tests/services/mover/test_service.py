@@ -1,0 +1,174 @@
+"""Parts of the pool go to another tenant only when nothing reads them any more. The card is a stand-in whose copies are
+done when the test says so."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from aliquot.adapters.gpu.page import MAGIC, VERSION, Why
+from aliquot.services.mover import wire
+from aliquot.services.mover.cuda import Card
+from aliquot.services.mover.pool import UNIT, PoolFullError
+from aliquot.services.mover.service import Mover
+from aliquot.services.mover.store import Key, Store
+
+CARD = "GPU-0"
+KEY = Key("a", 0, 1, CARD)
+OTHER = Key("b", 0, 1, CARD)
+PATIENCE = 60.0
+
+
+class _Card:
+    def __init__(self) -> None:
+        self.done, self.waits = threading.Event(), threading.Semaphore(0)
+        self.broken = False
+
+    def enter(self) -> None: ...
+    def close(self) -> None: ...
+    def end(self, stream: object) -> None: ...
+
+    def stream(self) -> object:
+        return object()
+
+    def open(self, file: int, size: int) -> _Card:
+        if self.broken:
+            raise RuntimeError("not foreseen")
+        return self
+
+    def copy(self, *_: object, out: bool) -> None: ...
+
+    def wait(self, stream: object) -> None:
+        self.waits.release()
+        assert self.done.wait(PATIENCE)
+
+
+@pytest.fixture
+def mover(tmp_path: Path) -> Mover:
+    """Its pool has room for two pieces."""
+    made = Mover(Store(tmp_path, 2 * UNIT))
+    made.add_memory(0, 2 * UNIT)
+    return made
+
+
+def keep(mover: Mover, key: Key, *pieces: int) -> None:
+    mover.keep(key, mover.reserve(key, [(piece, UNIT) for piece in pieces]))
+
+
+def twice_returned(mover: Mover) -> None:
+    """Two packets name the same piece, and the first is answered."""
+    found = mover.find(KEY, [(1, UNIT)])
+    assert found is not None
+    mover.read(found)
+    mover.returned(KEY, found)
+
+
+def left_again(mover: Mover) -> None:
+    """By another connection."""
+    keep(mover, KEY, 1)
+
+
+def ended(mover: Mover) -> None:
+    mover.only([("a", 0, 2)], None)
+
+
+@pytest.mark.parametrize("give_back", [twice_returned, left_again, ended])
+def test_parts_that_are_read_are_free_only_when_that_is_over(mover: Mover, give_back: Callable[[Mover], None]) -> None:
+    keep(mover, KEY, 1)
+    found = mover.find(KEY, [(1, UNIT)])
+    assert found is not None
+    give_back(mover)
+    with pytest.raises(PoolFullError):
+        mover.reserve(OTHER, [(1, UNIT), (2, UNIT)])
+    free = mover.free()
+    mover.read(found)
+    assert mover.free() == free + UNIT
+    mover.only([], None)
+    assert mover.free() == 2 * UNIT
+
+
+def test_memory_that_is_added_is_without_parts_that_are_still_read(tmp_path: Path) -> None:
+    before = Mover(Store(tmp_path, 2 * UNIT))
+    before.add_memory(0, 2 * UNIT)
+    keep(before, KEY, 1)
+    mover = Mover(Store(tmp_path, 2 * UNIT))
+    found = mover.find(KEY, [(1, UNIT)])
+    assert found is not None
+    mover.only([], None)
+    mover.add_memory(0, 2 * UNIT)
+    assert mover.free() == UNIT
+    mover.read(found)
+    assert mover.free() == 2 * UNIT
+
+
+def test_pieces_that_are_not_all_here_are_not_marked(mover: Mover) -> None:
+    keep(mover, KEY, 1)
+    assert mover.find(KEY, [(1, UNIT), (2, UNIT)]) is None
+    mover.only([], None)
+    assert mover.free() == 2 * UNIT
+
+
+@contextmanager
+def session(mover: Mover, card: _Card) -> Iterator[socket.socket]:
+    shim, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shim.settimeout(PATIENCE)
+    thread = threading.Thread(target=mover.serve, args=(ours, KEY, cast("Card", card)))
+    thread.start()
+    try:
+        assert shim.recv(100) == wire.answer(Why.NOTHING)
+        yield shim
+    finally:
+        shim.close()
+        card.done.set()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def ask(shim: socket.socket, kind: int, piece: int) -> None:
+    packet = wire._HEAD.pack(MAGIC, VERSION, kind) + wire._COUNTS.pack(1, 0) + wire._PIECE.pack(piece, 0, UNIT)
+    file = os.open("/dev/null", os.O_RDONLY)
+    socket.send_fds(shim, [packet], [file])
+    os.close(file)
+
+
+def test_session_that_is_left_while_it_copies_waits_and_then_gives_back(mover: Mover) -> None:
+    keep(mover, KEY, 1)
+    card = _Card()
+    with session(mover, card) as shim:
+        ask(shim, wire.IN, 1)
+        assert card.waits.acquire(timeout=PATIENCE)
+        mover.only([], None)
+        assert mover.free() == UNIT
+    assert mover.free() == 2 * UNIT
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_session_that_fails_unforeseen_gives_back(mover: Mover) -> None:
+    keep(mover, KEY, 1)
+    card = _Card()
+    card.broken = True
+    card.done.set()
+    with session(mover, card) as shim:
+        ask(shim, wire.IN, 1)
+        assert shim.recv(100) == b""
+    mover.only([], None)
+    assert mover.free() == 2 * UNIT
+
+
+def test_piece_returns_and_its_part_is_free(mover: Mover) -> None:
+    card = _Card()
+    card.done.set()
+    with session(mover, card) as shim:
+        for kind, free in ((wire.OUT, UNIT), (wire.IN, 2 * UNIT)):
+            ask(shim, kind, 1)
+            assert shim.recv(100) == wire.answer(Why.NOTHING)
+            ask(shim, wire.IN, 9)  # answered when the one before is over
+            assert shim.recv(100) == wire.answer(Why.UNKNOWN)
+            assert mover.free() == free
