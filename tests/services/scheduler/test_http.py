@@ -24,6 +24,7 @@ from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.http import Extender
 from aliquot.services.scheduler.verbserver import VerbServer
 from kit.manifests import MEM, Json
+from kit.podgroups import add_members, set_group
 from kit.watchobjects import a_cluster, live_node, live_pod, pod_json
 
 PREFIXES = ("/aliquot", "/gpushare-scheduler", "/scheduler")
@@ -227,6 +228,34 @@ def test_readyz_waits_for_webhook_but_verbs_answer() -> None:
         assert not (await rig.post("/aliquot/filter", question()))["Error"]
         rig.extender.awaited = ""
         assert await rig.get("/readyz") == (200, "ok\n")
+
+    serve(scene)
+
+
+def test_standby_forwards_filter_of_members_of_a_group_to_the_leader_who_holds_their_places() -> None:
+    async def scene(standby: Rig) -> None:
+        leader = Rig()
+        for rig in (leader, standby):
+            set_group(rig.cluster, needed=2)
+            pods = add_members(rig.cluster, "a", "b", limits={MEM: "2"})
+        async with TestServer(leader.extender.app()) as server:
+            standby.leading, standby.leader = False, f"{server.host}:{server.port}"
+            answer = await standby.post("/scheduler/filter", {"Pod": pods[0], "NodeNames": ["n1", "n2"]})
+            assert answer["NodeNames"] == [leader.cluster.held["uid-a"].grant.node]
+            assert (sorted(leader.cluster.held), standby.cluster.held) == (["uid-a", "uid-b"], {})
+            leader.leading, leader.leader = False, standby.leader  # handed on once, not for ever
+            answer = await standby.post("/scheduler/filter", {"Pod": pods[0], "NodeNames": ["n1", "n2"]})
+            assert not answer.get("Error")
+
+    serve(scene)
+
+
+def test_forwarded_binds_that_wait_for_each_other_never_wait_for_a_connection() -> None:
+    async def scene(standby: Rig) -> None:
+        session = standby.extender._session
+        assert session is not None
+        assert session.connector is not None
+        assert session.connector.limit == 0  # none; played for real this takes 100 connections and a quiet machine
 
     serve(scene)
 

@@ -18,6 +18,7 @@ from aiohttp import web
 
 import aliquot
 from aliquot.adapters.kubernetes.kube import Unreachable
+from aliquot.dialects.podgroups import membership
 from aliquot.dialects.wire import extender as wire
 from aliquot.dialects.wire.extender import WireError
 from aliquot.dialects.wire.schedulerconfig import SERVER_NAME
@@ -165,8 +166,12 @@ class Extender:
         log.log(level, f"{verb.name}_refused", extra={"data": {"why": str(error)}})
         return verb.failure(f"aliquot: {error}")
 
-    def _filter(self, body: bytes, origin: _Origin) -> bytes:
+    def _filter(self, body: bytes, origin: _Origin) -> bytes | Awaitable[bytes]:
         args = wire.parse_args(body)
+        # Only the leader can hold the places of a group.
+        elsewhere = not self._leading() and not origin.forwarded and self._leader_address() is not None
+        if elsewhere and self._cluster.groups.find(membership(args.Pod)) is not None:
+            return self._forward(body, origin)
         answer, outcome = verbs.filter_answer(self._cluster, args, now=self._clock(), keep=self._leading())
         # kube-scheduler skips prioritize if there is only one candidate.
         if outcome.claim is not None and outcome.likely is not None and self._leading():
@@ -209,7 +214,7 @@ class Extender:
         return wire.render_bound()
 
     async def _forward(self, body: bytes, origin: _Origin) -> bytes:
-        """Only the leader binds; a follower forwards the request, once."""
+        """Only the leader binds, and holds cards; a follower forwards the request, once."""
         address = self._leader_address()
         if origin.forwarded or address is None or self._session is None:
             raise Refused("this instance is not the leader and does not know the leader; retry in a moment")
@@ -239,7 +244,9 @@ class Extender:
         return wire.render_preemption(answer)
 
     async def _client_session(self, app: web.Application) -> Any:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=4.5))
+        # No limit on connections: the binds of a group wait for each other at the leader, each on its own.
+        connector = aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=4.5))
         yield
         await self._session.close()
 
