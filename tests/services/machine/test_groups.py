@@ -135,6 +135,7 @@ def test_group_whose_members_ended_while_no_daemon_ran_is_ended_by_the_next(rig:
     assert control is not None
     rig.children[0].kill()
     rig.children[0].wait()
+    Path(rig.home.groups, ".removed.1").mkdir()
     rig.build()
     assert not processes.lives(*control)
     assert not os.listdir(rig.home.groups)

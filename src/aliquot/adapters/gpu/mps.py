@@ -94,7 +94,8 @@ class Mps:
         while not (pipes(folder) / "control").exists():
             if child.poll() is not None or time.monotonic() > deadline:
                 child.kill()
-                _children.pop(child.pid).wait()
+                _children.pop(child.pid, None)  # `running` may have waited for it
+                child.wait()
                 raise MpsError(
                     f"{CONTROL} does not come up: read {logs(folder)}/control.log, or run without --together"
                 )
@@ -111,8 +112,9 @@ class Mps:
             return None
         if processes.lives(pid, started) and found.get("boot") == processes.boot_id():
             return pid, started
-        if pid in _children and _children[pid].poll() is not None:
-            del _children[pid]
+        child = _children.get(pid)
+        if child is not None and child.poll() is not None:
+            _children.pop(pid, None)
         return None
 
     def stop(self, folder: Path) -> None:
@@ -172,7 +174,11 @@ def _make(folder: Path, user: int) -> None:
         with contextlib.suppress(FileExistsError):
             made.mkdir(mode=0o700)
             if os.geteuid() == 0:
-                os.chown(made, user, -1, follow_symlinks=False)
+                opened = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:  # not by its path: the folder's owner may have put a file of somebody else there meanwhile
+                    os.fchown(opened, user, -1)
+                finally:
+                    os.close(opened)
 
 
 def _identity(user: int) -> dict[str, Any]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 
 from aliquot.adapters.host.home import POOLS
 
-_LIMIT = "/sys/fs/cgroup/memory.max"  # of a container's own cgroup; the machine's root cgroup has no such file
+# Of a container's own cgroup, v2 and v1; the machine's root cgroup has no such file, or a figure beyond all memory.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def host_memory_mib(limit_file: str = _LIMIT) -> int:
+def host_memory_mib(limit_files: Sequence[str] = _LIMITS) -> int:
     """MiB that a process here may use at most."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError), open(limit_file, encoding="ascii") as file:  # "max": no limit
-        total = min(total, int(file.read()))
+    for limit_file in limit_files:
+        with contextlib.suppress(OSError, ValueError), open(limit_file, encoding="ascii") as file:  # "max": no limit
+            total = min(total, int(file.read()))
     return total >> 20
 
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from aliquot.adapters.gpu.mps import CONTROL, LOGS_VARIABLE, PIPES_VARIABLE, Mps, logs, pipes, too_long
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.storage.folders import ASIDE, remove_folder
 from aliquot.adapters.storage.writer import Writer
 from aliquot.model.claim import AppClass
 from aliquot.model.refusal import Invalid
@@ -85,6 +86,8 @@ class Groups:
             except Exception as error:  # its owner may have broken the folder; others go on
                 _log_error(group)(error)
         if self._folder.is_dir():
+            for left in self._folder.glob(f"{ASIDE}*"):  # by a daemon that was killed
+                remove_folder(left)
             for name in {entry.name.partition(".")[0] for entry in self._folder.iterdir()} - groups.keys() - {""}:
                 self.worker.put(partial(self._stop, name), _log_error(name))
 

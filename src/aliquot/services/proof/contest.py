@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from aliquot.adapters.gpu.mps import PIPES_VARIABLE
 from aliquot.adapters.gpu.page import PageError
 from aliquot.adapters.gpu.rm import NO_STATUS, RmError
 from aliquot.adapters.host.home import TENANT_VARIABLE
@@ -159,6 +160,7 @@ class Contest:
             "LD_PRELOAD": f"{self._shim} {preload}" if preload else self._shim,
             "CUDA_VISIBLE_DEVICES": self._uuid,
             TENANT_VARIABLE: str(tenancy.directory),
+            PIPES_VARIABLE: str(tenancy.directory / "none"),  # in nobody's MPS server
         }
 
     def _stop(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aliquot.adapters.gpu.mps import PIPES_VARIABLE
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.host.home import TENANT_VARIABLE
 from aliquot.arbiter.ownproof import Stage
@@ -185,6 +186,7 @@ class SelfTest:
             "LD_PRELOAD": f"{self._shim} {preload}" if preload else self._shim,
             "CUDA_VISIBLE_DEVICES": self._card.uuid,
             TENANT_VARIABLE: str(directory),
+            PIPES_VARIABLE: str(directory / "none"),  # in nobody's MPS server
         }
         return _Running(command, environment, stack, waits=not calibrates)
 

@@ -118,7 +118,7 @@ class StartupProof:
             idle = next((card for card in left if self._clock() >= due and self._is_idle(cards, card)), None)
             if idle is None:
                 stopping.wait(_LOOK)
-            elif not self._try(cards, idle):
+            elif not self._try(cards, idle, stopping):
                 due, delay = self._clock() + delay, min(_LATEST, 2 * delay)
                 if self._unclear >= _MOST_UNCLEAR:
                     return
@@ -152,7 +152,7 @@ class StartupProof:
         except NvmlError:
             return False
 
-    def _try(self, cards: Cards, card: Card) -> bool:
+    def _try(self, cards: Cards, card: Card, stopping: threading.Event) -> bool:
         """Whether a verdict was found."""
         before = cards.work(card.uuid)
         self._contest = Contest(
@@ -160,7 +160,7 @@ class StartupProof:
             self._folder,
             self._shim,
             simulated=self._simulated,
-            is_free=lambda: cards.work(card.uuid) == before,
+            is_free=lambda: not stopping.is_set() and cards.work(card.uuid) == before,
         )
         try:
             found = self._contest.run()
