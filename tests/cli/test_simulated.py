@@ -232,7 +232,9 @@ def _shows(machine: Machine, shown: str) -> bool:
 
 
 def _unmeasured(text: str) -> list[str]:
-    lines = [re.sub(r"[█▏▎▍▌▋▊▉]+", " ", line) for line in text.strip().splitlines()]
+    # Whether control is proven depends on whether the card was idle before; tests do not try it.
+    told = re.sub(r"hardware \(.*", "hardware", text)
+    lines = [re.sub(r"[█▏▎▍▌▋▊▉]+", " ", line) for line in told.strip().splitlines()]
     return [" ".join(re.sub(r"[0-9.]+%|[0-9]+ MiB|\b[0-9.]+m?s\b", "#", line).split()) for line in lines]
 
 

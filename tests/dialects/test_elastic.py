@@ -72,6 +72,14 @@ def test_park_annotation_of_a_pod_with_whole_cards_is_refused() -> None:
     assert "whole cards" in refused[0].sentence()
 
 
+def test_park_annotation_of_a_pod_with_several_slices_is_refused() -> None:
+    pod = a_pod(LIMITS["qgpu"], "30s")
+    pod["spec"]["containers"].append({**pod["spec"]["containers"][0], "name": "second"})
+    refused = parse_pod(pod)
+    assert isinstance(refused, tuple)
+    assert "several slices" in refused[0].sentence()
+
+
 @pytest.mark.parametrize(
     ("label", "default", "factor"), [(None, None, 1.0), ("1.5", None, 1.5), (None, "2", 2.0), ("1.0", "2", 1.0)]
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.model.claim import AppClass, Claim, Role, Slice, Usage, peak
+from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice, Usage, peak
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Offer
 from aliquot.model.tenant import Allotment, Tenant
@@ -86,3 +86,13 @@ def test_offline_claims_may_be_parked_and_others_if_they_ask_for_it(
         Tenant("u", "n", app_class, (Allotment("GPU-0", limit),), None, park_after=park_after) for limit in (1, None)
     )
     assert (claim.parkable, shared.parkable, whole.parkable) == (parkable, parkable, False)
+    two = Tenant("u", "n", app_class, (Allotment("GPU-0", 1), Allotment("GPU-1", 1)), None, park_after=park_after)
+    assert not two.parkable
+
+
+@pytest.mark.parametrize("counts", [(2,), (None,), (1, 1)], ids=str)
+def test_claim_of_several_slices_is_never_parked(counts: tuple[int | None, ...]) -> None:
+    containers = tuple(
+        ContainerClaim(f"c{at}", at, Role.MAIN, Slice(memory_mib=1024), count) for at, count in enumerate(counts)
+    )
+    assert not Claim("u", "ns", "n", "run", Offer.ANY, containers, app_class=AppClass.OFFLINE).parkable

@@ -16,6 +16,7 @@ POOL = "aliquot.dev/host-pool"  # on a Node, by its agent: MiB of host memory fo
 _FIELD = f'metadata.annotations["{PARK}"]'
 _ALLOWED = 'a time from 0s to 24h, for example "30s"'
 _WHOLE = "nothing on a Pod that has whole cards: it shares them with no other Pod"
+_SEVERAL = "nothing on a Pod with several slices: memory leaves only Pods with one slice of one card"
 _LONGEST = 86400.0  # seconds
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -34,6 +35,8 @@ def park_after(pod: Pod, claim: Claim) -> float | Invalid | None:
         return Invalid(_FIELD, text, _ALLOWED)
     if claim.whole_node or any(container.slice.exclusive for container in claim.containers):
         return Invalid(_FIELD, text, _WHOLE)
+    if claim.has_several_slices:
+        return Invalid(_FIELD, text, _SEVERAL)
     return seconds
 
 

@@ -115,8 +115,14 @@ class Claim:
 
     @property
     def parkable(self) -> bool:
-        """Whether its GPU memory may leave the card for a while."""
-        return not self.group and may_park(self.app_class, self.park_after)
+        """Whether its GPU memory may leave the card for a while. What is on several cards stays there: calls on one
+        of them may touch the memory of another."""
+        return not self.has_several_slices and not self.group and may_park(self.app_class, self.park_after)
+
+    @property
+    def has_several_slices(self) -> bool:
+        """Whether it may be on more than one card."""
+        return len(self.containers) > 1 or any(container.count != 1 for container in self.containers)
 
 
 @value

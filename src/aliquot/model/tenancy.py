@@ -37,8 +37,9 @@ class Tenancy:
 
     @property
     def parkable(self) -> bool:
-        """Whether its memory may leave a card that it shares with others."""
-        return not self.group and may_park(self.app_class, self.park_after)
+        """Whether its memory may leave a card that it shares with others: as of a claim, only from one card."""
+        one_card = len({share.uuid for share in self.shares}) == 1
+        return one_card and not self.group and may_park(self.app_class, self.park_after)
 
     @property
     def group_id(self) -> str:

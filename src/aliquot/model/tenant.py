@@ -39,8 +39,9 @@ class Tenant:
 
     @property
     def parkable(self) -> bool:
-        """Whether its memory may leave a card that it shares with others. A card held whole is shared with nobody."""
-        shares = any(allotment.memory_bytes is not None for allotment in self.allotments)
+        """Whether its memory may leave the one card that it shares with others. A card held whole is shared with
+        nobody."""
+        shares = len(self.allotments) == 1 and self.allotments[0].memory_bytes is not None
         return shares and not self.group and may_park(self.app_class, self.park_after)
 
     @property

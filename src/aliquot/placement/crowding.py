@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from aliquot.model.claim import Usage
-from aliquot.model.device import CORE_MILLI, Card
+from aliquot.model.device import CORE_MILLI, Card, reserve_mib
 from aliquot.model.grant import Share
 from aliquot.model.refusal import Reason, Refusal
 
@@ -44,8 +44,11 @@ def crowded(
         before = used.get(share.uuid, Usage())
         if before.exclusive or (share.exclusive and before.slices):
             return Refusal("", card.index, Reason.EXCLUSIVE, 0, before.slices, never=False)
-        stays = fixed.get(share.uuid, 0) + (0 if parkable else largest.get(share.uuid, 0))
-        room = max(0, min(card.bookable_mib - before.memory_mib, card.memory_mib - stays))
+        beside_fixed = card.memory_mib - reserve_mib(card.memory_mib) - fixed.get(share.uuid, 0)
+        widest = largest.get(share.uuid, 0)
+        beyond = beside_fixed - (0 if parkable and widest <= beside_fixed else widest)
+        most = min(card.bookable_mib - before.memory_mib, beyond)
+        room = max(0, card.memory_mib - before.memory_mib, most)
         if share.memory_mib > room:
             return Refusal("", card.index, Reason.MEMORY, share.memory_mib, room, never=False)
         for wanted, taken, reason in (

@@ -184,6 +184,8 @@ def test_bad_time_of_parking_is_refused(park: object) -> None:
 def test_whole_cards_are_not_parked() -> None:
     refused = parse_run_request({"command": ["x"], "park": 30})
     assert refused.sentence().startswith('park: "30s" is not allowed: nothing with whole cards')  # type: ignore[union-attr]
+    refused = parse_run_request({"command": ["x"], "memory_mib": 1, "gpus": 2, "park": 30})
+    assert refused.sentence().startswith('park: "30s" is not allowed: nothing with several')  # type: ignore[union-attr]
 
 
 # --- by hand -------------------------------------------------------------------------------------------------------

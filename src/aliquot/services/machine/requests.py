@@ -19,6 +19,7 @@ from aliquot.wording.amounts import count, duration, memory, needed_and_had
 LONGEST = 86400.0  # seconds idle until a run may be parked
 PARK_ALLOWED = "0 to 24h, for example 30s"
 PARK_WHOLE = "nothing with whole cards, which are shared with no other run: add --memory"
+_PARK_SEVERAL = "nothing with several cards: memory leaves only runs with one"
 TOGETHER_WHOLE = PARK_WHOLE
 TOGETHER_PARK = "nothing with --park: memory of a group's members does not leave the card"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -114,6 +115,8 @@ def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
         return Invalid("park", park, PARK_ALLOWED)
     if park is not None and core is None and memory is None:
         return Invalid("park", duration(float(park)), PARK_WHOLE)
+    if park is not None and gpus > 1:
+        return Invalid("park", duration(float(park)), _PARK_SEVERAL)
     group = message.get("together", "")
     if group and not (isinstance(group, str) and NAME.fullmatch(group)):
         return Invalid("together", group, _NAME_ALLOWED)

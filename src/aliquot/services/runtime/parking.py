@@ -120,7 +120,8 @@ class Parking:
 
     def _may_leave(self, tenant: Tenant) -> bool:
         shared = self._rules.oversubscribe > 1.0 and may_park(tenant.app_class, None)
-        return self._rules.host_pool > 0 and not tenant.group and (shared or tenant.park_after is not None)
+        one_card = len(tenant.allotments) == 1
+        return self._rules.host_pool > 0 and one_card and not tenant.group and (shared or tenant.park_after is not None)
 
     def hand_over(self, tenancy: Tenancy, connection: socket.socket, slot: int, serial: int, card: int) -> None:
         """A shim's connection for the mover."""
