@@ -2,7 +2,9 @@
  *
  * The driver's handle of a piece ends when the piece leaves. So the program gets a number of ours, and here is which
  * handle of the driver it stands for, where the piece is mapped and who may access it there; all of it is made again when
- * the piece returns. A piece that others know (exported, retained, bound to a multicast object) stays on the card.
+ * the piece returns. A piece that was exported, or that another card may access, stays on the card. Functions that are not
+ * hooked (cuMemGetAllocationPropertiesFromHandle, cuMulticastBindMem) refuse our number. What a network card was given
+ * without a dma-buf is not noticed.
  */
 #define _GNU_SOURCE
 #include <string.h>

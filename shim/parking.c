@@ -16,12 +16,15 @@
 
 #define ROUND_NS  100000000L
 #define DRAIN_NS  5000000000ull     /* for calls that are under way to come back: a launch may wait in a full queue */
+#define FINISH_NS 10000000000ull    /* for the work on the card */
 #define CONTEXTS  16
 
 int alq_parks;                      /* some card's memory may leave: calls enter */
 static int begun[ALQ_CARDS];
 static uint32_t inside[ALQ_CARDS];  /* calls under way; a futex word */
 static CUcontext contexts[ALQ_CARDS][CONTEXTS];
+static bool too_many[ALQ_CARDS];    /* there are contexts whose work we cannot wait for */
+static struct { uint32_t under_way; int result; } finishing[ALQ_CARDS];   /* the first is a futex word */
 static bool left_behind[ALQ_CARDS]; /* a part is away, and a part is not; the card's thread alone uses it */
 /* Where the memory is, and how much. The page shows the same to the daemon, but others may clear that: the program may have
  * closed our file, and was taken for dead. */
@@ -77,6 +80,7 @@ static void note_context(int card)
             none == context)
             return;
     }
+    __atomic_store_n(&too_many[card], true, __ATOMIC_SEQ_CST);
 }
 
 /* Or lost: then it will not be. */
@@ -256,17 +260,50 @@ static bool drained(int card)
     return true;
 }
 
-static int finish_work(int card)
+static void *finish_work(void *which)
+{
+    int card = (int)(intptr_t)which, relaxed = CAPTURE_MODE_RELAXED, result = CUDA_SUCCESS;
+    prctl(PR_SET_NAME, "aliquot-finish", 0, 0, 0);
+    ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&relaxed);
+    for (int i = 0; i < CONTEXTS && !result; i++) {
+        CUcontext context = __atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE);
+        if (context && !ALQ_REAL(cuCtxSetCurrent)(context))     /* one that was destroyed has no work */
+            result = ALQ_REAL(cuCtxSynchronize)();
+    }
+    finishing[card].result = result;
+    __atomic_store_n(&finishing[card].under_way, 0, __ATOMIC_SEQ_CST);
+    futex_wake(&finishing[card].under_way);
+    return NULL;
+}
+
+/* Waits for the work on the card, with a bound: a function of the host that the work calls may need a lock whose holder waits
+ * for us. So the driver waits in a thread of its own; as long as that one has not come back, there is no other. */
+static uint32_t finished(int card)
+{
+    uint64_t deadline = alq_now() + FINISH_NS;
+    pthread_t thread;
+    __atomic_store_n(&finishing[card].under_way, 1, __ATOMIC_SEQ_CST);
+    if (pthread_create(&thread, NULL, finish_work, (void *)(intptr_t)card)) {
+        __atomic_store_n(&finishing[card].under_way, 0, __ATOMIC_SEQ_CST);
+        return ALQ_WHY_ERROR;
+    }
+    pthread_detach(thread);
+    while (__atomic_load_n(&finishing[card].under_way, __ATOMIC_SEQ_CST)) {
+        if (alq_now() > deadline)
+            return ALQ_WHY_BUSY;
+        futex_wait(&finishing[card].under_way, 1, ROUND_NS);
+    }
+    return finishing[card].result ? ALQ_WHY_ERROR : ALQ_WHY_NOTHING;
+}
+
+/* The calls of the card's thread need a context. */
+static void be_current(int card)
 {
     for (int i = 0; i < CONTEXTS; i++) {
         CUcontext context = __atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE);
-        if (!context || ALQ_REAL(cuCtxSetCurrent)(context))
-            continue;       /* one that was destroyed has no work */
-        int result = ALQ_REAL(cuCtxSynchronize)();
-        if (result)
-            return result;
+        if (context && !ALQ_REAL(cuCtxSetCurrent)(context))
+            return;
     }
-    return CUDA_SUCCESS;
 }
 
 /* Whether it leaves: where it can be read. */
@@ -304,14 +341,19 @@ static void leave(struct alq_move *move, int card)
 {
     uint64_t began = alq_now();
     uint32_t why = ALQ_WHY_NOTHING, before = state_of(card);
+    if (__atomic_load_n(&finishing[card].under_way, __ATOMIC_SEQ_CST)) {
+        __atomic_store_n(&move->why, ALQ_WHY_BUSY, __ATOMIC_RELEASE);
+        return;
+    }
     set_state(card, ALQ_LEAVING);
-    if (!drained(card))
+    if (!drained(card) || __atomic_load_n(&too_many[card], __ATOMIC_SEQ_CST))
         why = ALQ_WHY_BUSY;
     else if (__atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST))
         why = ALQ_WHY_CAPTURE;
+    else if (before == ALQ_RESIDENT)
+        why = finished(card);
+    be_current(card);
     pthread_mutex_lock(&alq_movable_lock);
-    if (!why && before == ALQ_RESIDENT && finish_work(card))
-        why = ALQ_WHY_ERROR;
     if (!why)
         why = alq_mover_move(card, true, count_parked);
     bool away = any(card, false);
@@ -329,6 +371,7 @@ static void come_back(struct alq_move *move, int card)
 {
     uint64_t began = alq_now();
     set_state(card, ALQ_RETURNING);
+    be_current(card);
     pthread_mutex_lock(&alq_movable_lock);
     uint32_t why = alq_mover_move(card, false, count_parked);
     bool away = any(card, false);
@@ -397,7 +440,8 @@ void alq_parking_forget(void)
             counts[i][j] = 0;
         begun[i] = 0;
         inside[i] = 0;
-        left_behind[i] = false;
+        left_behind[i] = too_many[i] = false;
+        finishing[i].under_way = 0;
         for (int j = 0; j < CONTEXTS; j++)
             contexts[i][j] = NULL;
     }

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from aliquot.adapters.gpu.page import Move, Order, Page, State, Stays
-from shim.harness import GIB, MIB, Tenant
+from aliquot.adapters.gpu.page import Move, Order, Page, State, Stays, Why
+from shim.harness import GIB, MIB, Tenant, eventually
 
 HELPERS = """
 def taken(): return cuda.fake_taken(0)
@@ -194,16 +194,46 @@ def test_what_the_dead_left_is_cleared_when_their_memory_is_given_back(parkable:
 def test_process_that_was_taken_for_dead_shows_its_memory_again(parkable: Tenant) -> None:
     program = parkable.start(
         with_helpers("""
-        alloc(10 * MIB); alloc_async(MIB)
+        alloc(10 * MIB); alloc_async(MIB); step()
         for name in os.listdir("/proc/self/fd"):
             if int(name) >= 512: os.close(int(name))
-        step(); alloc(4 * MIB); step()
+        alloc(4 * MIB); step()
         """)
     )
     program.answer()
-    assert parkable.page.sweep() == []
-    assert parkable.page.move(0, 0).movable == 0
+    leave_behind(parkable.page, 0)
     program.proceed()
     program.answer()
     move = parkable.page.move(parkable.slots()[0], 0)
     assert (move.movable, Stays(move.stays)) == (14 * MIB, Stays.POOLED)
+
+
+def refusal(tenant: Tenant) -> Why:
+    """Why it does not leave, when it is ordered to."""
+    tenant.page.order(0, 0, Order.LEAVE)
+    eventually(lambda: bool(tenant.page.move(0, 0).why), 60)
+    return Why(tenant.page.move(0, 0).why)
+
+
+def test_work_that_does_not_end_holds_calls_up_for_a_while_only(parkable: Tenant) -> None:
+    """It may call a function of the host that waits for what such a call has locked."""
+    program = parkable.start(with_helpers("alloc(10 * MIB); cuda.fake_hold(1); step(); say(result=launch()); heard()"))
+    program.answer()
+    parkable.page.order(0, 0, Order.LEAVE)
+    eventually(lambda: parkable.page.move(0, 0).state == State.LEAVING, 60)
+    program.proceed()
+    assert program.answer() == {"result": 0}
+    move = parkable.page.move(0, 0)
+    assert (move.state, move.why, move.wanted) == (State.RESIDENT, Why.BUSY, 0)
+    assert refusal(parkable) is Why.BUSY  # the wait is still under way
+    (parkable.folder / "go").touch()
+    eventually(lambda: refusal(parkable) is Why.MOVER, 60)  # it is tried again, and there is no mover here
+
+
+def test_process_with_more_contexts_than_can_be_waited_for_stays(parkable: Tenant) -> None:
+    program = parkable.start(with_helpers("alloc(10 * MIB); step()\nfor _ in range(16): context(); launch()\nstep()"))
+    program.answer()
+    assert refusal(parkable) is Why.MOVER
+    program.proceed()
+    program.answer()
+    assert refusal(parkable) is Why.BUSY
