@@ -14,8 +14,9 @@ from typing import cast
 import pytest
 
 from aliquot.adapters.gpu.page import MAGIC, VERSION, Why
-from aliquot.services.mover import wire
+from aliquot.services.mover import control, wire
 from aliquot.services.mover.cuda import Card
+from aliquot.services.mover.main import Process
 from aliquot.services.mover.pool import UNIT, PoolFullError
 from aliquot.services.mover.service import Mover
 from aliquot.services.mover.store import Key, Store
@@ -172,3 +173,56 @@ def test_piece_returns_and_its_part_is_free(mover: Mover) -> None:
             ask(shim, wire.IN, 9)  # answered when the one before is over
             assert shim.recv(100) == wire.answer(Why.UNKNOWN)
             assert mover.free() == free
+
+
+def test_tenant_that_may_add_nothing_gets_back_what_is_kept(mover: Mover) -> None:
+    """With its next connection it may have another limit, so this one ends."""
+    keep(mover, KEY, 1)
+    mover.limits["a", CARD] = 0
+    card = _Card()
+    card.done.set()
+    with session(mover, card) as shim:
+        ask(shim, wire.IN, 1)
+        assert shim.recv(100) == wire.answer(Why.NOTHING)
+        ask(shim, wire.OUT, 1)
+        assert shim.recv(100) == b""
+    assert mover.free() == 2 * UNIT
+
+
+# --- connections that the daemon hands over ---------------------------------------------------------------------------
+
+
+def connect(process: Process, serial: int) -> socket.socket:
+    shim, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shim.settimeout(PATIENCE)
+    with theirs:
+        process._handle(control.Serve("a", 0, serial, CARD, None), [theirs.fileno()])
+    return shim
+
+
+def test_process_has_one_connection_for_each_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, card = Process(tmp_path, 2 * UNIT), _Card()
+    process._cards[CARD] = cast("Card", card)
+    process._mover.add_memory(0, 2 * UNIT)
+    with connect(process, 1) as first, connect(process, 2) as second:
+        assert (first.recv(100), first.recv(100)) in ((wire.answer(Why.NOTHING), b""), (b"", b""))
+        assert second.recv(100) == wire.answer(Why.NOTHING)
+        ask(second, wire.OUT, 1)
+        assert card.waits.acquire(timeout=PATIENCE)
+        with connect(process, 3) as third:
+            assert third.recv(100) == wire.answer(Why.MOVER)  # the one before still copies
+        card.done.set()
+        process._sessions["a", 0, CARD][1].join(PATIENCE)
+
+        def no_thread(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            with connect(process, 4) as fourth:
+                assert fourth.recv(100) == wire.answer(Why.MOVER)
+        assert not process._sessions
+        with connect(process, 5) as fifth:
+            assert fifth.recv(100) == wire.answer(Why.NOTHING)
+            thread = process._sessions["a", 0, CARD][1]
+        thread.join(PATIENCE)

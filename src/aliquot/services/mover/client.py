@@ -22,6 +22,7 @@ from aliquot import __version__
 from aliquot.adapters.host.home import POOLS, pool_name
 from aliquot.services.mover import control
 from aliquot.services.mover.control import PoolState
+from aliquot.services.mover.pool import UNIT
 
 _ANSWER = 5.0  # seconds
 _START = 20.0
@@ -62,6 +63,14 @@ class MoverClient:
         """Say who lives, and ask for the pool's state. Starts the mover where there is none."""
         return self._ask(message)
 
+    def keeps(self) -> bool:
+        """Whether anything is written down as kept, also where no mover runs."""
+        try:
+            with os.scandir(self.folder / "parked") as logs:
+                return any(logs)
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Leave the mover alone; it ends by itself when it keeps nothing."""
         if self._connection is not None:
@@ -98,11 +107,15 @@ class MoverClient:
     def _begin(self) -> bool:
         """Connect, and start it if there is none."""
         if self._connect():
-            if self._ask(control.Look()) and self.state is not None and self.state.version == __version__:
+            if self._ask(control.Look()) and self.state is not None and self._serves(self.state):
                 return True
-            if self._connection is not None:  # of another release: its successor finds all that it keeps
+            if self._connection is not None:  # its successor finds all that it keeps
                 self._ask(control.Quit())
                 self.close()
+        if not self.size and not (self.folder / "memory").exists():
+            return (
+                False  # it could only say that it keeps nothing: that what left is lost, which another folder may have
+            )
         if self._clock() - self._tried < _AGAIN:
             return False
         self._tried = self._clock()
@@ -130,6 +143,10 @@ class MoverClient:
                 return True
             time.sleep(0.02)
         return self._connect()
+
+    def _serves(self, state: PoolState) -> bool:
+        """Not one of another release, nor one with a smaller pool. One that we start has at least the size we name."""
+        return state.version == __version__ and state.size >= self.size // UNIT * UNIT
 
     def _connect(self) -> bool:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import os
 from collections.abc import Sequence
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
@@ -13,6 +15,12 @@ _FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _READ_WRITE = 3
 _PORTABLE = 1
 _NOT_BLOCKING = 1
+
+
+# The context is of no more use, and every call in it fails from now on.
+_LASTING = {46, 214, 220, 700, 702, 710, *range(714, 720)}
+
+log = logging.getLogger(__name__)
 
 
 class CudaError(Exception):
@@ -27,6 +35,7 @@ class Card:
     """A context on one card. Its methods are called by one thread at a time; each thread calls `enter` first."""
 
     def __init__(self, uuid: bytes) -> None:
+        self._ready = False
         self._cuda = ctypes.CDLL("libcuda.so.1")
         self._call("cuInit", 0)
         self.ordinal = self._find(uuid)
@@ -34,6 +43,7 @@ class Card:
         device = c_int()
         self._call("cuDeviceGet", byref(device), self.ordinal)
         self._call("cuDevicePrimaryCtxRetain", byref(self._context), device)
+        self._ready = True
 
     def enter(self) -> None:
         """Make it the calling thread's card."""
@@ -84,6 +94,9 @@ class Card:
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._cuda, name)(*arguments)
+        if code in _LASTING and self._ready:  # what is kept stays, and the next mover has a new context
+            log.error("context_lost", extra={"data": {"call": name, "code": code}})
+            os._exit(1)
         if code:
             raise CudaError(f"{name}: error {code}")
 

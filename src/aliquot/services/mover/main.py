@@ -29,6 +29,7 @@ from aliquot.services.mover.store import Key, Store
 
 _SIMULATED = "ALIQUOT_SIMGPU"
 _ALONE = 60.0  # seconds without a daemon and without anything kept
+_FORMER_END = 1.0  # seconds that a new connection waits for the end of the one before
 _TOUCHING = 8  # threads: one alone clears 1-2 GB/s
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class Process:
         self._mover = Mover(self._store)
         self._cards: dict[str, Card] = {}
         self._lock = threading.Lock()  # cards
+        self._sessions: dict[tuple[str, int, str], tuple[socket.socket, threading.Thread]] = {}
+        self._sessions_lock = threading.Lock()
         self._trouble: str | None = None
         self._daemons = 0
         self._seen = time.monotonic()
@@ -59,7 +62,12 @@ class Process:
                     return
                 continue
             self._daemons += 1
-            threading.Thread(target=self._serve_daemon, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve_daemon, args=(connection,), daemon=True).start()
+            except RuntimeError as error:  # no more threads: the daemon tries again
+                log.warning("no_thread", extra={"data": {"why": str(error)}})
+                self._daemons -= 1
+                connection.close()
 
     def _warm_up(self) -> None:
         """Chunk by chunk, first the memory, then the driver's registration, which needs a card. A simulated card has
@@ -124,8 +132,7 @@ class Process:
         match request:
             case control.Serve():
                 if files:
-                    shim = socket.socket(fileno=os.dup(files[0]))
-                    threading.Thread(target=self._serve_shim, args=(shim, request), daemon=True).start()
+                    self._begin_session(socket.socket(fileno=os.dup(files[0])), request)
             case control.Living(processes, tenants, complete, cards):
                 self._mover.only(processes, None if complete else tenants)
                 for card in cards:
@@ -135,6 +142,29 @@ class Process:
             case control.Quit():
                 log.info("told_to_quit")
                 os._exit(0)
+
+    def _begin_session(self, shim: socket.socket, request: control.Serve) -> None:
+        """One for each slot and card, so that no tenant has many: the one before is ended. While that still copies, the
+        shim is refused, and comes again."""
+        which = request.tenant, request.slot, request.card
+        thread = threading.Thread(target=self._serve_shim, args=(shim, request), daemon=True)
+        with self._sessions_lock:
+            former = self._sessions.get(which)
+            try:
+                if former is not None:
+                    with contextlib.suppress(OSError):
+                        former[0].shutdown(socket.SHUT_RDWR)
+                    former[1].join(_FORMER_END)
+                    if former[1].is_alive():
+                        raise RuntimeError("the connection before is still busy")
+                thread.start()
+                self._sessions[which] = shim, thread
+            except RuntimeError as error:
+                log.warning("refused", extra={"data": {"tenant": request.tenant, "why": str(error)}})
+                with shim, contextlib.suppress(OSError):
+                    shim.send(wire.answer(Why.MOVER), socket.MSG_DONTWAIT)
+            for other in [key for key, (_, thread) in self._sessions.items() if not thread.is_alive()]:
+                del self._sessions[other]
 
     def _make_ready(self, card: str) -> None:
         try:
@@ -146,8 +176,7 @@ class Process:
         key = Key(request.tenant, request.slot, request.serial, request.card)
         with shim:
             shim.setblocking(True)
-            if request.limit is not None:
-                self._mover.limits[request.tenant, request.card] = request.limit
+            self._mover.limits[request.tenant, request.card] = request.limit
             try:
                 key.file  # noqa: B018 - a name that is none
                 card = self._card(request.card)

@@ -40,7 +40,7 @@ class Mover:
 
     def __post_init__(self) -> None:
         self.kept = self.store.kept()
-        self.limits: dict[tuple[str, str], int] = {}  # by tenant and card
+        self.limits: dict[tuple[str, str], int | None] = {}  # by tenant and card
         self.warm = 0  # bytes of the pool that may be used
         self._reading: Counter[Kept] = Counter()  # copies from there to a card are under way
         self._late: set[Kept] = set()  # given back while they were read: free when that is over
@@ -98,10 +98,13 @@ class Mover:
     # --- packets ------------------------------------------------------------------------------------------------
 
     def reserve(self, key: Key, pieces: Iterable[tuple[int, int]]) -> dict[int, Kept]:
-        """Parts of the pool for pieces that leave. Raises PoolFullError; then nothing is taken."""
+        """Parts of the pool for pieces that leave. Raises PoolFullError; then nothing is taken. Raises WireError
+        where nothing of this tenant may leave."""
         made: dict[int, Kept] = {}
         with self._lock:
             limit = self.limits.get((key.tenant, key.card))
+            if limit == 0:
+                raise wire.WireError("its memory may not leave; a new connection may have another limit")
             size = sum(size for _, size in pieces)
             if limit is not None and size + self._kept_for(key.tenant, key.card) > limit:
                 raise PoolFullError(f"tenant {key.tenant} would park more than its limit of {limit} bytes")

@@ -128,6 +128,8 @@ class Parking:
         allotment = tenancy.tenant.allotments[card]
         # Pieces are of whole units, so they may come to a little more than what was asked for.
         limit = None if allotment.memory_bytes is None else allotment.memory_bytes * 5 // 4 + (1 << 30)
+        if not self._may_leave(tenancy.tenant):
+            limit = 0  # it may fetch what is kept, and add nothing
         self._inbox.put((connection, control.Serve(tenancy.tenant.id, slot, serial, allotment.uuid, limit)))
 
     def wake(self) -> None:
@@ -198,13 +200,14 @@ class Parking:
         return restless
 
     def _tell_mover(self, tenancies: list[Tenancy], now: float) -> None:
-        """Who lives. It is started when the first tenant comes whose memory may leave: the pool takes seconds."""
+        """Who lives. It is started when the first tenant comes whose memory may leave: the pool takes seconds. Also
+        where nothing may leave any more: what ended tenants left is to be forgotten."""
         if now - self._told < _LIVING:
             return
         with self._lock:
             there = [tenancy for tenancy in tenancies if tenancy.page.fileno() >= 0]
             cards = {uuid for tenancy in there if self._may_leave(tenancy.tenant) for uuid in tenancy.page.uuids}
-            if not self._rules.host_pool or (self.mover.state is None and not cards):
+            if not cards and self.mover.state is None and not self.mover.keeps():
                 return
             living = [
                 (tenancy.tenant.id, slot, tenancy.page.serial(slot))

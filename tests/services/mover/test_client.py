@@ -1,0 +1,111 @@
+"""The daemon's side of the mover, with the mover's own process; it has no card, as it needs none here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from aliquot.adapters.gpu.nvml import Nvml
+from aliquot.adapters.gpu.page import Page
+from aliquot.model.claim import AppClass
+from aliquot.model.tenant import Allotment, SharingRules, Tenant
+from aliquot.services.mover import control
+from aliquot.services.mover.client import MoverClient
+from aliquot.services.mover.cuda import Card, CudaError
+from aliquot.services.mover.pool import UNIT, Part
+from aliquot.services.mover.store import Kept, Key, Store
+from aliquot.services.runtime.parking import Parking
+from aliquot.services.runtime.registration import Tenancy
+
+SOME = control.Living([], [], complete=False, cards=[])
+DAEMONS: list[MoverClient] = []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    made = tmp_path / "pool"
+    made.mkdir(mode=0o700)
+    yield made
+    client(made, 0).quit()
+    for daemon in DAEMONS:
+        if daemon._child is not None:
+            daemon._child.wait(60)
+    DAEMONS.clear()
+
+
+def client(folder: Path, size: int) -> MoverClient:
+    made = MoverClient(folder, size, {**os.environ, "ALIQUOT_SIMGPU": "none"}, log_file=folder.with_suffix(".log"))
+    DAEMONS.append(made)
+    return made
+
+
+def parking(mover: MoverClient) -> Parking:
+    return Parking(threading.RLock(), {}, {}, cast("Nvml", None), mover, clock=lambda: 0.0)
+
+
+def test_no_mover_is_started_without_a_pool_that_could_keep_anything(folder: Path) -> None:
+    """It would say that all memory that left is lost. But it may be in a folder that this daemon does not see."""
+    assert not client(folder, 0).living(SOME)
+    assert not list(folder.iterdir())
+
+
+def test_running_mover_is_used_again_unless_its_pool_is_smaller(folder: Path) -> None:
+    found = []
+    for size in (2 * UNIT, 4 * UNIT + 1, 4 * UNIT, 0):
+        daemon = client(folder, size)
+        assert daemon.living(SOME)
+        assert daemon.state is not None
+        found.append((daemon.state.size // UNIT, daemon.state.pid))
+        daemon.close()
+    assert [size for size, _ in found] == [2, 4, 4, 4]
+    assert len({pid for _, pid in found}) == 2
+    assert found[1] == found[2] == found[3]
+
+
+def test_what_ended_tenants_left_is_forgotten_also_without_a_pool(folder: Path) -> None:
+    Store(folder, 4 * UNIT).write_kept(Key("a", 0, 1, "GPU-0"), {1: Kept(UNIT, (Part(0, UNIT),))})
+    mover = client(folder, 0)
+    assert mover.keeps()
+    parking(mover).round(1000.0)
+    assert not mover.keeps()
+    mover.close()
+
+
+def test_tenant_whose_memory_may_not_leave_may_add_nothing(folder: Path) -> None:
+    made = parking(client(folder, 0))
+    tenant = Tenant("a", "a", AppClass.OFFLINE, (Allotment("GPU-0", 1 << 30, None),), 0)
+
+    def limit() -> int | None:
+        with socket.socket(socket.AF_UNIX) as shim:
+            made.hand_over(Tenancy(tenant, folder, cast("Page", None), shim), shim, 0, 1, 0)
+            message = made._inbox.get_nowait()
+        assert message is not None
+        return message[1].limit
+
+    assert limit() == 0
+    made._rules = SharingRules(oversubscribe=2.0, host_pool=1 << 30)
+    assert limit() == (1 << 30) * 9 // 4
+
+
+@pytest.mark.parametrize(("code", "ends"), [(46, True), (214, True), (719, True), (2, False), (999, False)])
+def test_mover_ends_when_its_context_is_of_no_more_use(code: int, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", end)
+    card = Card.__new__(Card)
+    card._cuda = cast("ctypes.CDLL", SimpleNamespace(cuCopy=lambda: code))
+    card._ready = True
+    with pytest.raises(SystemExit if ends else CudaError):
+        card._call("cuCopy")
+    card._ready = False  # a card that cannot be used at all is no reason to leave the others
+    with pytest.raises(CudaError):
+        card._call("cuCopy")
