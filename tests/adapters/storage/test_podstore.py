@@ -58,7 +58,7 @@ def test_podstore_keeps_after_how_long_a_pod_may_be_parked(tmp_path: Path) -> No
     a_store(tmp_path).add(pod)
     (kept,) = a_store(tmp_path).tenancies()
     assert kept == pod
-    assert kept.tenant.parkable
+    assert kept.tenant.park_after == 30.0
 
 
 def test_podstore_add_is_idempotent_and_replaces(tmp_path: Path) -> None:
