@@ -42,6 +42,13 @@ def pod_groups(plane: ControlPlane) -> Iterator[None]:
     plane.api("DELETE", f"{CRDS}/podgroups.{API}")
 
 
+@pytest.fixture(autouse=True)
+def no_groups_left(plane: ControlPlane) -> Iterator[None]:
+    """A test that is repeated makes its groups again."""
+    yield
+    plane.api("DELETE", f"/apis/{API}/v1beta1/namespaces/default/podgroups")
+
+
 def group(cluster: Wired, name: str, needed: int, **spec: Any) -> None:
     thing = {
         "apiVersion": f"{API}/v1beta1",
