@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
 from collections.abc import Callable
 from ctypes import c_uint64
 from pathlib import Path
 from typing import Any
 
+_LONGEST = 900  # seconds; longer than any row
 _PIECE = 64 << 20
 _PLAIN_PIECE = 256 << 20
 
@@ -87,6 +89,7 @@ def main() -> None:
     parser.add_argument("--triton", action="store_true")
     parser.add_argument("--pause", type=float, default=0.0)
     given = parser.parse_args()
+    signal.alarm(_LONGEST)  # the row that started it may have been killed
     stop, hold = (given.folder / f"{given.name}.{end}" for end in ("stop", "hold"))
     size = _PLAIN_PIECE if given.plain else _PIECE
     count = max(1, int(given.gib * 2**30) // size)
