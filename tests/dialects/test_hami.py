@@ -23,6 +23,7 @@ from kit.strategies import anything
 RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami"}))
 GPU, MEM, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 CORES, PRIORITY = "nvidia.com/gpucores", "nvidia.com/priority"
+SHARED = "nvidia.com/gpu.shared"
 WHOLE = Slice(memory_percent=100, exclusive=True)
 Json = dict[str, Any]
 
@@ -63,6 +64,33 @@ def test_part_of_each_card(limits: Json, part: Slice, count: int) -> None:
     assert (claim.dialect, claim.offer, claim.app_class) == ("hami", Offer.HAMI, AppClass.NORMAL)
 
 
+@pytest.mark.parametrize(
+    ("limits", "part"),
+    [
+        ({SHARED: 1}, Slice(memory_percent=25)),
+        ({SHARED: "1"}, Slice(memory_percent=25)),
+        ({SHARED: 1, GPU: 0}, Slice(memory_percent=25)),
+        ({SHARED: 1, MEM: 3000}, Slice(3000)),
+        ({SHARED: 1, PERCENT: 10, CORES: 30}, Slice(memory_percent=10, core_milli=300)),
+        ({SHARED: 1, PERCENT: 100, CORES: 100}, Slice(memory_percent=100, core_milli=1000)),
+    ],
+)
+def test_shared_card_is_a_quarter_of_one_unless_the_pod_says_how_much(limits: Json, part: Slice) -> None:
+    claim = claim_of(limits)
+    assert claim.containers == (ContainerClaim("c0", 0, Role.MAIN, part, 1),)
+    assert (claim.dialect, claim.offer) == ("hami", Offer.HAMI_SHARED)
+
+
+def test_pod_may_have_whole_and_shared_cards_in_different_containers() -> None:
+    claim = claim_of({GPU: 1}, {SHARED: 1})
+    assert [item.slice for item in claim.containers] == [WHOLE, Slice(memory_percent=25)]
+    assert claim.offer is Offer.HAMI_SHARED
+
+
+def test_shared_cards_are_left_to_nvidias_plugin_where_hami_is_not_served() -> None:
+    assert parse_pod(a_pod("p", a_container("c", {SHARED: 1}))) is None
+
+
 def test_each_container_asks_for_its_own_cards() -> None:
     claim = claim_of({GPU: 1, MEM: 3000}, {}, {GPU: 1, MEM: 5000})
     assert [(item.name, item.slice.memory_mib) for item in claim.containers] == [("c0", 3000), ("c2", 5000)]
@@ -80,6 +108,9 @@ def test_each_container_asks_for_its_own_cards() -> None:
         ({GPU: 1, PERCENT: 101}, "1 to 100 percent of each card's memory"),
         ({GPU: 1, CORES: 101}, "1 to 100 percent of each card's compute"),
         ({GPU: 1, MEM: 3000, PERCENT: 50}, f"either {MEM} or {PERCENT}"),
+        ({SHARED: 2}, f"1, a part of one card: for more of it add {PERCENT}, for several cards request {GPU}"),
+        ({SHARED: 1, GPU: 1}, f"either {GPU} or {SHARED}"),
+        ({SHARED: "half"}, "1, a part of one card"),
         ({GPU: 1, PRIORITY: 2}, "0 (high: online) or 1 (low: offline)"),
         ({GPU: 1, "nvidia.com/gpumemory": 3000}, f"did you mean {MEM}?"),
         ({GPU: 1, "aliyun.com/gpu-mem": 3}, "one dialect per Pod"),
@@ -184,15 +215,18 @@ def test_node_offers_hami_by_our_label(label: str | None, offered: bool) -> None
     assert node.isolation is (Isolation.BURST_SHARE if offered else Isolation.BEST_EFFORT)
 
 
+@pytest.mark.parametrize(("resource", "offer"), [(GPU, Offer.HAMI), (SHARED, Offer.HAMI_SHARED)])
 @pytest.mark.parametrize(("amount", "offered"), [("200", True), ("100", True), ("0", False), (None, False)])
-def test_node_offers_hami_only_while_the_kubelet_has_nvidia_gpu(amount: str | None, offered: bool) -> None:
+def test_node_offers_hami_only_while_the_kubelet_has_nvidia_gpu(
+    amount: str | None, offered: bool, resource: str, offer: Offer
+) -> None:
     """kube-scheduler ignores the resource, and a kubelet that does not know it starts Pods without a card."""
     for read in (parse_node, lambda node, rules: NodeReader(rules).read(msgspec.convert(node, NodeObject))):
         found = a_node("n1", 16, 16, labels={LABEL: "true"}, capacity={"cpu": "4"})
-        found["status"]["allocatable"] = {"cpu": "4", **({} if amount is None else {GPU: amount})}
+        found["status"]["allocatable"] = {"cpu": "4", **({} if amount is None else {resource: amount})}
         node = read(found, RULES)
         assert isinstance(node, Node)
-        assert (Offer.HAMI in node.offers) is offered
+        assert node.offers & hami.OFFERS == ({offer} if offered else set())
 
 
 def test_policy_label_rules_on_a_node_of_hami() -> None:

@@ -59,7 +59,7 @@ def test_a_misspelled_resource_is_refused_with_the_name_that_was_meant(written: 
         ("nvidia.com/gpucore", "nvidia.com/gpucores"),
         ("nvidia.com/prioritty", "nvidia.com/priority"),
         ("nvidia.com/mig-1g.5gb", None),
-        ("nvidia.com/gpu.shared", None),
+        ("nvidia.com/vgpu", None),
         ("nvidia.com/hostdev", None),
     ],
 )

@@ -176,11 +176,13 @@ def hami_claims(draw: st.DrawFn) -> tuple[Claim, Rules]:
     preference = draw(st.none() | st.builds(Preference, st.sampled_from(Order), st.sampled_from(Order)))
     chosen = CardFilter(*lists) if any(lists) else None
     app_class = draw(st.sampled_from(AppClass))
+    containers = draw(placed(hami_slices()))
+    shareable = any(container.count == 1 and not container.slice.exclusive for container in containers)
     return _claim(
         draw,
-        draw(placed(hami_slices())),
+        containers,
         "hami",
-        Offer.HAMI,
+        draw(st.sampled_from([Offer.HAMI, Offer.HAMI_SHARED])) if shareable else Offer.HAMI,
         app_class=app_class,
         cards=chosen,
         preference=preference,

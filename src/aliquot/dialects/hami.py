@@ -2,13 +2,18 @@
 
     resource of a container         allowed       meaning
     nvidia.com/gpu                  1 or more     cards; without a part of their memory or compute: whole cards
+    nvidia.com/gpu.shared           1             a quarter of one card, or as much of it as the next three say
     nvidia.com/gpumem               1 or more     MiB of each
     nvidia.com/gpumem-percentage    1..100        of each card's memory
     nvidia.com/gpucores             1..100        of each card's compute; 100: no other Pod on the card
     nvidia.com/priority             0 or 1        0: online, 1: offline; the same in all containers with cards
 
-The kubelet counts nvidia.com/gpu, of which a card has `TOKENS`; no node advertises the others. On most clusters that
-name belongs to NVIDIA's device plugin: so this dialect is served only where it is asked for, on nodes with our label.
+nvidia.com/gpu.shared is how NVIDIA's plugin names a time-sliced card, in T9k's manifests of today too. That plugin
+limits no memory, but the owner of a node says how many share a card; in NVIDIA's own examples four do.
+
+The kubelet counts nvidia.com/gpu and gpu.shared, of each of which a card has `TOKENS`; no node advertises the others.
+On most clusters these names belong to NVIDIA's device plugin: so this dialect is served only where it is asked for, on
+nodes with our label.
 """
 
 from __future__ import annotations
@@ -31,7 +36,9 @@ PERCENTAGE = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
 PRIORITY = "nvidia.com/priority"
 PARTS = (MEMORY, PERCENTAGE, CORES, PRIORITY)  # which no node advertises
-RESOURCES = (CARDS, *PARTS)
+SHARED = "nvidia.com/gpu.shared"
+COUNTED = (CARDS, SHARED)  # which nodes advertise
+RESOURCES = (*COUNTED, *PARTS)
 
 USE_TYPES = "nvidia.com/use-gputype"
 AVOID_TYPES = "nvidia.com/nouse-gputype"
@@ -47,12 +54,13 @@ GRANT_ANNOTATIONS = (ALLOCATED, "hami.io/vgpu-devices-to-allocate", "hami.io/vgp
 ANNOTATIONS = (USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, NODE_POLICY, CARD_POLICY, _MODE, _NUMA, _WEIGHTS)
 MARKS = ANNOTATIONS  # part of what a Pod requests
 
-LABEL = "aliquot.dev/serve-nvidia-gpu"  # of a Node, by its owner; "true": nvidia.com/gpu is ours there
+LABEL = "aliquot.dev/serve-nvidia-gpu"  # of a Node, by its owner; "true": what is COUNTED is ours there
 LABELS = (LABEL,)
-TOKENS = 100  # of nvidia.com/gpu for each card: more than any number of Pods that share one
+TOKENS = 100  # of each name in COUNTED for each card: more than any number of Pods that share one
 
 _PERCENT = CORE_MILLI // 100
 _WHOLE = Slice(memory_percent=100, exclusive=True)
+_SHARED_PERCENT = 25  # of a card's memory, for nvidia.com/gpu.shared alone
 _CLASSES = {0: AppClass.ONLINE, 1: AppClass.OFFLINE}
 _PRIORITIES = {app_class: priority for priority, app_class in _CLASSES.items()}
 # Of HAMi's chart, where a Pod names only the other of the two.
@@ -79,11 +87,18 @@ def parse_pod(pod: Pod) -> Claim | list[Invalid]:
     _refuse_unsupported(pod, problems)
     if problems:
         return problems
-    return pod.claim(DIALECT, Offer.HAMI, containers, app_class=app_class, cards=cards, preference=preference)
+    offer = Offer.HAMI_SHARED if pod.asking(SHARED) else Offer.HAMI
+    return pod.claim(DIALECT, offer, containers, app_class=app_class, cards=cards, preference=preference)
 
 
 def _cards(container: Container, problems: list[Invalid]) -> int | None:
     """The kubelet gives a container its cards only if it asks for some."""
+    if container.asks(SHARED):
+        if container.asks(CARDS):
+            allowed = f"either {CARDS} or {SHARED}; remove one of them"
+            problems.append(Invalid(container.field(SHARED), container.value(SHARED), allowed))
+        allowed = f"1, a part of one card: for more of it add {PERCENTAGE}, for several cards request {CARDS}"
+        return container.count(SHARED, problems, allowed=allowed, most=1)
     if not container.asks(CARDS):
         problems.append(
             Invalid(container.field(CARDS), None, "the number of cards, at least 1: required with the other resources")
@@ -102,13 +117,14 @@ def _slice(container: Container, problems: list[Invalid]) -> Slice:
     if container.asks(MEMORY) and container.asks(PERCENTAGE):
         allowed = f"either {MEMORY} or {PERCENTAGE}; remove one of them"
         problems.append(Invalid(container.field(PERCENTAGE), container.value(PERCENTAGE), allowed))
-    if memory is None and percent in (None, 100) and core in (None, 100):
+    shared = container.asks(SHARED)
+    if memory is None and percent in (None, 100) and core in (None, 100) and not shared:
         return _WHOLE
     return Slice(
         memory_mib=memory or 0,
-        memory_percent=0 if memory else percent or 100,
+        memory_percent=0 if memory else percent or (_SHARED_PERCENT if shared else 100),
         core_milli=None if core is None else core * _PERCENT,
-        exclusive=core == 100,
+        exclusive=core == 100 and not shared,
     )
 
 
@@ -186,7 +202,7 @@ def words(claim: Claim) -> Words:
     """The claim in the words of this dialect."""
     priority = _PRIORITIES.get(claim.app_class)
     limits: dict[str, Mapping[str, int]] = {
-        container.name: {**_spell(container), **({} if priority is None else {PRIORITY: priority})}
+        container.name: {**_spell(container, claim.offer), **({} if priority is None else {PRIORITY: priority})}
         for container in claim.containers
     }
     annotations: dict[str, str] = {}
@@ -199,9 +215,10 @@ def words(claim: Claim) -> Words:
     return Words(limits, annotations)
 
 
-def _spell(container: ContainerClaim) -> dict[str, int]:
+def _spell(container: ContainerClaim, offer: Offer) -> dict[str, int]:
     piece = container.slice
-    spelled = {CARDS: container.count or 1}
+    shared = offer is Offer.HAMI_SHARED and container.count == 1 and not piece.exclusive
+    spelled = {SHARED if shared else CARDS: container.count or 1}
     if piece == _WHOLE:
         return spelled
     if piece.memory_mib:
@@ -257,16 +274,21 @@ def labelled(labels: Json) -> bool:
 
 
 def offers(node: NodeView) -> frozenset[Offer]:
-    """What the node offers. kube-scheduler does not count nvidia.com/gpu (an extender's resources that it ignores
+    """What the node offers. kube-scheduler does not count these resources (an extender's resources that it ignores
     confuse its retries), so we look whether the kubelet has some. The agent reads the node without a status."""
     has_status = bool(node.capacity or node.allocatable)
-    offered = labelled(node.labels) and (not has_status or node.amount(CARDS, 1, []))
-    return frozenset({Offer.HAMI}) if offered else frozenset()
+    if not labelled(node.labels):
+        return frozenset()
+    return frozenset(offer for offer, name in _OFFERED.items() if not has_status or node.amount(name, 1, []))
 
 
-ENABLED_BY = {Offer.HAMI: f"label {LABEL}=true, and no other device plugin that serves {CARDS}"}
+_OFFERED = {Offer.HAMI: CARDS, Offer.HAMI_SHARED: SHARED}
+OFFERS = frozenset(_OFFERED)
+ENABLED_BY = {
+    offer: f"label {LABEL}=true, and no other device plugin that serves {name}" for offer, name in _OFFERED.items()
+}
 
 
 def amounts(card: Card, offers: frozenset[Offer]) -> dict[str, int]:
     """What the card adds to the node's resources."""
-    return {CARDS: TOKENS} if Offer.HAMI in offers else {}
+    return {name: TOKENS for offer, name in _OFFERED.items() if offer in offers}

@@ -48,8 +48,7 @@ _OWNED = (
         hami.DIALECT,
         "nvidia.com/gpu",
         hami.RESOURCES,
-        # Cards shared by NVIDIA's own plugin, and those of virtual machines.
-        frozenset({"nvidia.com/gpu.shared", "nvidia.com/vgpu", "nvidia.com/pgpu"}),
+        frozenset({"nvidia.com/vgpu", "nvidia.com/pgpu"}),  # of virtual machines
     ),
     _Owned(None, native.PREFIX, (), frozenset({native.PLACE})),  # which the webhook adds; people write none
 )

@@ -290,7 +290,7 @@ def claim_of_grant(annotations: Json, uid: str, namespace: str, name: str, roles
 def _granted_slice(cards: list[_Share]) -> Slice:
     """A percentage is another amount on every card: then any amount will do."""
     first, same = cards[0], len({card.memory_mib for card in cards}) == 1
-    memory = {"memory_mib": first.memory_mib} if same and not first.exclusive else {"memory_percent": 100}
+    memory = {"memory_mib": first.memory_mib} if same else {"memory_percent": 100}
     return Slice(core_milli=first.core_milli, greedy_milli=first.greedy_milli, exclusive=first.exclusive, **memory)
 
 

@@ -151,7 +151,7 @@ _NODE_LABELS = (
     elastic.OVERSUBSCRIBE,
 )
 _NODE_ANNOTATIONS = (elastic.POOL, elastic.OVERSUBSCRIBE)
-_NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, hami.CARDS)
+_NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.COUNTED)
 
 
 def _capacities(node: NodeView, rules: Rules, notes: list[str], problems: list[Invalid]) -> list[Capacity]:

@@ -21,6 +21,7 @@ class Offer(StrEnum):
     T9K_EXCLUSIVE = "t9k-xgn"  # whole cards and whole nodes
     T9K_SHARED = "t9k-sgn"
     HAMI = "hami"
+    HAMI_SHARED = "hami-shared"  # nvidia.com/gpu.shared
     KAI = "kai"
     ANY = "any"  # the simulator's: no label is needed
 

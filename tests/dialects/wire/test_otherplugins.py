@@ -20,8 +20,10 @@ from aliquot.dialects.wire.otherplugins import (
     hand_out,
     is_other_resource,
     may_label,
+    may_serve_nvidia_gpu,
     other_resources,
     read_slices,
+    served_by_other,
     serving_others,
 )
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
@@ -253,7 +255,7 @@ def test_kit_node_is_served_by_nobody_else() -> None:
     assert serving_others(msgspec.convert(a_node("n1"), NodeObject)) == ()
 
 
-SERVE = "aliquot.dev/serve-nvidia-gpu"
+SERVE, SHARED = "aliquot.dev/serve-nvidia-gpu", "nvidia.com/gpu.shared"
 
 
 def labelled(value: str, capacity: str, allocatable: str | None = None) -> NodeObject:
@@ -294,6 +296,21 @@ def test_labelled_node_at_zero_opens_where_the_gpu_operator_runs_no_plugin() -> 
 def test_zero_cards_in_the_inventory_advertise_nothing_of_nvidia_gpu() -> None:
     found = a_node("n1", labels={SERVE: "true"}, capacity={GPU: "0"})
     assert serving_others(msgspec.convert(found, NodeObject)) == (f"{GPU} (0 now)",)
+
+
+@pytest.mark.parametrize(
+    ("shared", "others"),
+    [("200", ()), ("0", (f"{SHARED} (0 now)",)), ("8", (SHARED,))],  # ours; whose?; NVIDIA's plugin, renamed
+)
+def test_shared_cards_of_nvidias_plugin_close_a_node_that_is_labelled_for_us(
+    shared: str, others: tuple[str, ...]
+) -> None:
+    node = labelled("true", "200", "200")
+    assert node.status.capacity is not None
+    node.status.capacity[SHARED] = shared
+    assert serving_others(node) == others
+    assert may_serve_nvidia_gpu(node) is (shared != "8")
+    assert served_by_other(node, 200) is (shared == "8")
 
 
 def test_label_for_nvidia_gpu_says_nothing_of_other_resources() -> None:

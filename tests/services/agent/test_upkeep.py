@@ -21,7 +21,7 @@ from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Stan
 from kit.agentnode import NODE, AgentNode, a_qgpu_pod, play
 from kit.manifests import QGPU, QGPU_CORE, QGPU_MEMORY
 
-GPU = "nvidia.com/gpu"
+GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 
 
 def offered(agent_node: AgentNode) -> dict[str, dict[str, bool]]:
@@ -70,7 +70,8 @@ def of_nvidia_gpu(agent_node: AgentNode, label: str, capacity: str, allocatable:
     metadata = {"name": NODE, "labels": {**QGPU, "aliquot.dev/serve-nvidia-gpu": label}}
     agent_node.agent.reporter.changed(msgspec.convert({"metadata": metadata, "status": status}, NodeObject))
     found = offered(agent_node)
-    assert found.keys() - {GPU} == {QGPU_CORE, QGPU_MEMORY}
+    assert found.keys() - {GPU, SHARED} == {QGPU_CORE, QGPU_MEMORY}
+    assert len(found.get(SHARED, {})) == len(found.get(GPU, {}))
     return len(found.get(GPU, {}))
 
 

@@ -32,7 +32,7 @@ app.kubernetes.io/component: {{ . }}
 qgpu: [tke.cloud.tencent.com/qgpu-memory, tke.cloud.tencent.com/qgpu-core, tke.cloud.tencent.com/qgpu-core-greedy]
 t9k: [tensorstack.dev/nvidia-gpu, tensorstack.dev/nvidia-gpu-percent, tensorstack.dev/nvidia-gpu-node]
 gpushare: [aliyun.com/gpu-mem, aliyun.com/gpu-count, aliyun.com/gpu-core.percentage]
-hami: [nvidia.com/gpu, nvidia.com/gpumem, nvidia.com/gpumem-percentage, nvidia.com/gpucores, nvidia.com/priority]
+hami: [nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/gpumem, nvidia.com/gpumem-percentage, nvidia.com/gpucores, nvidia.com/priority]
 kai: [aliquot.dev/card-place]
 {{- end -}}
 

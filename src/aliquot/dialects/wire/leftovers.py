@@ -102,7 +102,7 @@ def node_leftovers(
         patch.setdefault("metadata", {})["resourceVersion"] = metadata.get("resourceVersion")
     read = read_object(node, NodeObject, "node")
     free = hami.LABEL in labels and isinstance(read, NodeObject) and may_serve_nvidia_gpu(read)
-    also = {hami.CARDS} if free else set()
+    also = set(hami.COUNTED) if free else set()
     of_status = _of_status(status, schedulerconfig.RESOURCES | also, theirs=not had_agent(node))
     return patch or None, {"status": of_status} if of_status else None
 

@@ -8,8 +8,8 @@ give one card away twice. An amount of 0 counts too: the kubelet writes it after
 also while it restarts, before the plugin registers again. It does not count where the GPU Operator's label says that
 NVIDIA's plugin is switched off.
 
-Of these names our own agent registers only nvidia.com/gpu, and only where the owner has set `hami.LABEL`: what the node
-has of it then is ours if it is as much as we would advertise for the cards in our inventory. A 0 may be another's.
+Of these names our own agent registers only `hami.COUNTED`, and only where the owner has set `hami.LABEL`: what the node
+has of them then is ours if it is as much as we would advertise for the cards in our inventory. A 0 may be another's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")  # of ResourceSlices, the newest first
 TAKEN = Invalid(
     f'metadata.labels["{hami.LABEL}"]',
     "true",
-    f"only where no other device plugin serves {hami.CARDS}: remove that plugin from this node first",
+    f"only where no other device plugin serves {' or '.join(hami.COUNTED)}: remove that plugin from this node first",
 )
 
 
@@ -77,8 +77,9 @@ def other_resources(node: NodeObject) -> tuple[str, ...]:
     for amounts in _sides(node):
         for name in _others_among(tuple(amounts)):
             found[name] = found.get(name, False) or _some(amounts[name])
-    if hami.CARDS in found and hami.LABEL in (node.metadata.labels or {}) and _has_own_amount(node):
-        del found[hami.CARDS]
+    if hami.LABEL in (node.metadata.labels or {}):
+        for name in [name for name in hami.COUNTED if name in found and _has_own_amount(node, name)]:
+            del found[name]
     if not found:
         return ()
     switched_off = (node.metadata.labels or {}).get(DEPLOY) == "false"
@@ -89,11 +90,11 @@ def other_resources(node: NodeObject) -> tuple[str, ...]:
     )
 
 
-def _has_own_amount(node: NodeObject) -> bool:
-    """Whether the node has as much of nvidia.com/gpu as our agent advertises for the cards in its inventory."""
+def _has_own_amount(node: NodeObject, name: str) -> bool:
+    """Whether the node has as much of the resource as our agent advertises for the cards in its inventory."""
     cards = native.parse_inventory(node.metadata.annotations or {}, []) or ()
     capacity, _ = _sides(node)
-    return bool(cards) and _is_own(capacity.get(hami.CARDS), hami.TOKENS * len(cards))
+    return bool(cards) and _is_own(capacity.get(name), hami.TOKENS * len(cards))
 
 
 def _is_own(capacity: object, own: int) -> bool:
@@ -101,17 +102,21 @@ def _is_own(capacity: object, own: int) -> bool:
 
 
 def served_by_other(node: NodeObject, own: int) -> bool:
-    """Whether another plugin serves nvidia.com/gpu now; `own` is as much as we would advertise of it.
+    """Whether another plugin serves nvidia.com/gpu or gpu.shared now; `own` is as much as we would advertise of each.
 
     The capacity stays for minutes when a plugin is gone; nothing is allocatable then.
     """
-    capacity, allocatable = (amounts.get(hami.CARDS) for amounts in _sides(node))
-    return _some(capacity if allocatable is None else allocatable) and not _is_own(capacity, own)
+    capacity, allocatable = _sides(node)
+    return any(
+        _some(allocatable.get(name, capacity.get(name))) and not _is_own(capacity.get(name), own)
+        for name in hami.COUNTED
+    )
 
 
 def may_serve_nvidia_gpu(node: NodeObject) -> bool:
-    """Whether nvidia.com/gpu can be ours on the node: no other plugin has it now, whatever else its owner allows."""
-    return hami.CARDS not in other_resources(node)
+    """Whether nvidia.com/gpu and gpu.shared can be ours on the node: no other plugin has one of them now, whatever else
+    its owner allows."""
+    return frozenset(hami.COUNTED).isdisjoint(other_resources(node))
 
 
 def mentions_others(node: NodeObject) -> bool:

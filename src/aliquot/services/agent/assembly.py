@@ -106,7 +106,7 @@ def sweep_shims(settings: Settings, state: Path) -> None:
     refers to them. Without CDI the kubelet reuses its responses even after a reboot. If they cannot be read, all
     versions stay."""
     entries = read_checkpoint(settings.kubelet / "device-plugins" / CHECKPOINT)
-    responses = [entry.response() for entry in entries or () if entry.resource in (*RESOURCES, hami.CARDS)]
+    responses = [entry.response() for entry in entries or () if entry.resource in (*RESOURCES, *hami.COUNTED)]
     if entries is None or None in responses:
         return
     folder = CdiFolder(settings.cdi_folder, render_spec, parse_spec)

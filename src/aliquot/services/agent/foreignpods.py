@@ -78,7 +78,7 @@ class ForeignPods:
         """By Pod UID, the response of another plugin for a resource of ours: the first that names cards of this node.
         Responses for other resources, such as network cards, do not count."""
         found: dict[str, CachedResponse] = {}
-        resources = RESOURCES | {hami.CARDS} if Offer.HAMI in self._node().offers else RESOURCES
+        resources = RESOURCES.union(hami.COUNTED) if Offer.HAMI in self._node().offers else RESOURCES
         for uid, response in _responses(entries, resources, ours=False):
             if uid not in found or cards_given(response.env, self._node()) is not None:
                 found[uid] = response
@@ -87,7 +87,7 @@ class ForeignPods:
     @staticmethod
     def admitted_by_us(entries: Iterable[Entry]) -> set[str]:
         """UIDs of the Pods that an agent of aliquot admitted."""
-        return {uid for uid, _ in _responses(entries, RESOURCES | {hami.CARDS}, ours=True)}
+        return {uid for uid, _ in _responses(entries, RESOURCES.union(hami.COUNTED), ours=True)}
 
     def adopt(self, pod: PodObject, response: CachedResponse, reader: Reader) -> None:
         """Count the Pod on the cards it has. Errors are only logged: the Pod runs anyway."""

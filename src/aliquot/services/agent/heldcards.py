@@ -157,7 +157,7 @@ class HeldCards:
 
 def _of_others(resource: str, devices: frozenset[str]) -> frozenset[str]:
     """The devices that are not ours. nvidia.com/gpu may be ours or another plugin's: the form of the ID says whose."""
-    if resource == hami.CARDS:
+    if resource in hami.COUNTED:
         return frozenset(device for device in devices if not is_token(device))
     return frozenset() if resource in RESOURCES or resource == _OWN_DRIVER else devices
 

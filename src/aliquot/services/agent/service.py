@@ -554,7 +554,7 @@ class Agent:
         if (node, held, taken) == self._offered_by:  # building up to 50,000 devices each second would cost too much
             return
         self._offered_by = (node, held, taken)
-        wanted = adverts(replace(node, offers=node.offers - {Offer.HAMI}) if taken else node, self.settings.rules)
+        wanted = adverts(replace(node, offers=node.offers - hami.OFFERS) if taken else node, self.settings.rules)
         self._refused = wanted if isinstance(wanted, Invalid) else None
         if taken:
             self.reporter.report_refused(TAKEN)

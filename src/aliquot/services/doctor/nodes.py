@@ -25,6 +25,7 @@ _ADVERTISED = {
     Offer.T9K_SHARED: (t9k.PERCENT, t9k.MODE_LABEL),
     Offer.GPUSHARE: (gpushare.MEMORY, gpushare.NODE_LABEL),
     Offer.HAMI: (hami.CARDS, hami.LABEL),
+    Offer.HAMI_SHARED: (hami.SHARED, hami.LABEL),
     Offer.KAI: (native.PLACE, kai.LABEL),
 }
 
@@ -80,7 +81,7 @@ def _labels(node: NodeObject, served: frozenset[str]) -> Iterator[Finding]:
     ours = {resource for dialect in served for resource in DIALECTS[dialect]}
     labelled = set(qgpu.offers(labels)) | set(t9k.offers(labels, [])) | set(kai.offers(labels))
     labelled |= {Offer.GPUSHARE} if gpushare.labelled(labels) else set()
-    labelled |= {Offer.HAMI} if hami.labelled(labels) else set()
+    labelled |= hami.OFFERS if hami.labelled(labels) else set()
     if qgpu_bars_whole_cards(labels, served):
         labelled.discard(Offer.T9K_EXCLUSIVE)
         what = "is labelled for whole cards (xgn) and for qGPU: a node of qGPU offers no whole cards"

@@ -163,8 +163,8 @@ class Cluster:
         # Nobody would give a Pod its cards there now; what runs stays booked.
         if node.agent_away:
             reported = replace(reported, cards=tuple(replace(card, healthy=False) for card in reported.cards))
-        if Offer.HAMI in reported.offers and served_by_other(node, hami.TOKENS * len(reported.cards)):
-            reported = replace(reported, offers=reported.offers - {Offer.HAMI})  # the kubelet would ask that plugin
+        if hami.OFFERS & reported.offers and served_by_other(node, hami.TOKENS * len(reported.cards)):
+            reported = replace(reported, offers=reported.offers - hami.OFFERS)  # the kubelet would ask that plugin
         resources = None if opted_in(node.metadata.labels) else other_resources(node)
         self._other_resources.pop(name, None)
         if resources != ():
