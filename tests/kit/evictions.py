@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from aliquot.adapters.kubernetes.kube import ApiError, Kube
+from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.wire.events import ObjectRef
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.preemption.evictor import Evictor
@@ -30,6 +30,7 @@ class Rig:
         self.evicted: list[str] = []
         self.retried: list[str] = []
         self.calls: list[tuple[str, str]] = []
+        self.lost: set[str] = set()  # calls that happen, but their answer does not arrive: "nominate"
         self.refuse: Callable[[str, str], Exception | None] = lambda verb, path: None
         self.loop = asyncio.get_running_loop()
         self.start(enabled)
@@ -66,6 +67,10 @@ class Rig:
             self.evictor.note_refused(claim, names)
         return bool(found.fit)
 
+    def set_status(self, name: str, **status: Any) -> None:
+        """Somebody else writes it."""
+        self._set({**self.pods[name], "status": {**self.pods[name].get("status", {}), **status}})
+
     def gone(self, name: str) -> None:
         del self.pods[name]
         self.cluster.drop_pod(f"ns/{name}")
@@ -75,11 +80,11 @@ class Rig:
         self.pods[pod["metadata"]["name"]] = pod
         self.cluster.set_pod(as_pod(pod))
 
-    async def rounds(self, seconds: float = 3.0) -> None:
+    async def rounds(self, seconds: float = 3.0, every: float = 0.25) -> None:
         until = self.loop.time() + seconds
         while self.loop.time() < until:
             await self.evictor.round()
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(every)
 
     def nominated(self, name: str) -> str | None:
         found = self.pods[name].get("status", {}).get("nominatedNodeName")
@@ -98,7 +103,11 @@ class Rig:
         if version is not None and version != pod["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", path)
         if path.endswith("/status"):
-            self._set({**pod, "status": {**pod.get("status", {}), **body["status"]}})
+            if "nominate" in self.lost and body["status"]["nominatedNodeName"] is None:
+                raise Unreachable("no answer")
+            self.set_status(pod["metadata"]["name"], **body["status"])
+            if "nominate" in self.lost:
+                raise Unreachable("no answer")
         else:
             self.retried.append(pod["metadata"]["name"])
 

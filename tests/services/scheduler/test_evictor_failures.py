@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from kit.evictions import Rig, scene
 from kit.watchobjects import as_pod
@@ -170,3 +172,96 @@ async def test_nobody_else_goes_for_a_pod_that_is_gone(rig: Rig) -> None:
     rig.refuse = preemptor_goes
     await rig.rounds()
     assert len(rig.evicted) == 1
+
+
+@scene(16)
+async def test_nomination_whose_answer_was_lost_is_withdrawn_and_tried_again(rig: Rig) -> None:
+    rig.put("a", 16)
+    rig.wait("high", 16)
+    rig.lost = {"nominate"}  # it is written all the same
+    task = asyncio.create_task(rig.evictor.run())
+    await asyncio.sleep(1.5)
+    assert rig.nominated("high") == "n1"
+    assert rig.evicted == []
+    await asyncio.sleep(5)
+    assert rig.nominated("high") == "n1", "nor is the answer to the withdrawal there"
+    rig.lost = set()
+    await asyncio.sleep(5)
+    assert rig.nominated("high") is None
+    assert rig.retried == ["high"], "kube-scheduler is to try it again"
+    assert not rig.ask("high", 16)
+    await asyncio.sleep(10)
+    task.cancel()
+    assert rig.evicted == ["a"]
+    assert rig.nominated("high") == "n1"
+
+
+@scene(16)
+async def test_nomination_by_kube_scheduler_is_not_withdrawn_for_a_lost_one(rig: Rig) -> None:
+    rig.put("a", 16)
+    rig.wait("high", 16)
+    lost = iter([Unreachable("no answer")])
+    rig.refuse = lambda verb, path: next(lost, None) if verb == "patch" else None
+    await asyncio.sleep(1.5)
+    with pytest.raises(Unreachable):
+        await rig.evictor.round()
+    rig.set_status("high", nominatedNodeName="n2")
+    await rig.rounds(5.0)
+    assert rig.nominated("high") == "n2"
+
+
+@scene(16)
+async def test_withdrawal_whose_answer_was_lost_is_repeated(rig: Rig) -> None:
+    rig.put("a", 16)
+    rig.wait("high", 16)
+    await rig.rounds()
+    rig.gone("a")
+    rig.refuse = lambda verb, path: Unreachable("no answer") if path.endswith("/status") else None
+    await rig.rounds(40.0)
+    assert rig.nominated("high") == "n1"
+    rig.refuse = lambda verb, path: None
+    await rig.rounds()
+    assert rig.nominated("high") is None
+
+
+@scene(16)
+async def test_evictions_that_admission_denies_after_the_trial_become_rare(rig: Rig) -> None:
+    for name in ("a", "b"):
+        rig.put(name, 8)
+    rig.refuse = lambda verb, path: ApiError(403, "Forbidden", DENIED) if verb == "evict" else None
+    rig.wait("high", 16)
+    for _ in range(180):  # half an hour in which kube-scheduler tries the Pod every ten seconds
+        await rig.rounds(10.0, every=1.0)
+        rig.ask("high", 16)
+    denied = [path for verb, path in rig.calls if verb == "evict"]
+    assert 5 < len(denied) < 15
+    assert len(set(denied)) == 1, "nobody else goes where one may not"
+    assert DENIED in next(text for _, reason, text in rig.events if reason == "PreemptionBlocked")
+    rig.refuse = lambda verb, path: None
+    for _ in range(120):
+        await rig.rounds(10.0, every=1.0)
+        rig.ask("high", 16)
+    assert sorted(rig.evicted) == ["a", "b"], "once they are allowed"
+
+
+@scene(16)
+async def test_trials_that_admission_denies_become_rare_for_all_that_wait(rig: Rig) -> None:
+    rig.put("a", 16)
+    rig.refuse = lambda verb, path: ApiError(403, "Forbidden", DENIED) if verb == "dry-run" else None
+    for number in range(5):
+        rig.wait(f"high-{number}", 16)
+        await rig.rounds(300.0, every=1.0)
+    assert len(rig.calls) < 15
+
+
+@scene(16)
+async def test_pod_that_is_tried_often_is_considered_after_its_pause(rig: Rig) -> None:
+    rig.put("a", 16)
+    rig.protected = {"a"}
+    rig.wait("high", 16)
+    await rig.rounds(40.0)  # some failures: the pause is longer than the time between two tries
+    rig.protected = set()
+    for _ in range(60):
+        rig.ask("high", 16)
+        await rig.rounds(2.0, every=1.0)
+    assert rig.evicted == ["a"]

@@ -22,9 +22,17 @@ class Evictee:
     key: str  # namespace/name
 
 
-async def evict(kube: Kube, pod: Evictee, *, dry_run: bool = False) -> str:
-    """Evict the Pod, or only ask whether that is allowed. Returns why the API server refuses; "": it does not, or the
-    Pod is gone. Raises ApiError where our role does not allow it, and Unreachable."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the API server does not evict a Pod."""
+
+    why: str
+    by_budget: bool  # by a PodDisruptionBudget, which may allow it in seconds; otherwise by admission, or by a mistake
+
+
+async def evict(kube: Kube, pod: Evictee, *, dry_run: bool = False) -> Refusal | None:
+    """Evict the Pod, or only ask whether that is allowed. None: it is, or the Pod is gone. Raises ApiError where our
+    role does not allow it, and Unreachable."""
     namespace, name = pod.key.split("/", 1)
     body = {
         "apiVersion": "policy/v1",
@@ -40,9 +48,9 @@ async def evict(kube: Kube, pod: Evictee, *, dry_run: bool = False) -> str:
         if lacks_right(error):
             raise
         if error.status in (404, 409):  # gone, or made anew under that name
-            return ""
-        return _why(error)
-    return ""
+            return None
+        return Refusal(_why(error), by_budget=error.status == 429)
+    return None
 
 
 def lacks_right(error: ApiError) -> bool:
@@ -74,9 +82,17 @@ async def nominate(kube: Kube, key: str, uid: str, node: str) -> bool:
     return True
 
 
-async def withdraw_nomination(kube: Kube, key: str, uid: str) -> None:
-    """Remove the Pod's nominatedNodeName."""
-    await _write_nomination(kube, key, {"uid": uid}, None)
+async def withdraw_nomination(kube: Kube, key: str, uid: str, node: str) -> bool:
+    """Remove the Pod's nominatedNodeName where it is this node. False where somebody else wrote the Pod meanwhile."""
+    try:
+        pod: PodObject = await kube.get(_path(key), into=PodObject, timeout=_TIMEOUT)
+        if pod.metadata.uid == uid and pod.status and pod.status.nominated_node_name == node:
+            await _write_nomination(kube, key, {"uid": uid, "resourceVersion": pod.metadata.resource_version}, None)
+    except ApiError as error:
+        if error.status not in (404, 409):
+            raise
+        return error.status == 404
+    return True
 
 
 async def _write_nomination(kube: Kube, key: str, metadata: dict[str, Any], node: str | None) -> None:
