@@ -129,7 +129,11 @@ def test_group_shares_the_card_in_space_and_has_one_tenant_s_time_also_after_a_r
     machine.up()
     assert groups.control() == control
     until(fair, "the next daemon finds the group again")
-    for name in "abc":
+    groups.load("d", "--together", "team")
+    assert groups.control() == control, "a newcomer has the same server"
+    until(lambda: "d" in groups.shares(), "the newcomer is held")
+    assert not [one for one in machine.status()["findings"] if one["kind"] == "unregistered"]
+    for name in "abcd":
         machine.aliquot("stop", name)
     until(lambda: not groups.of_groups() and not any(groups.folder.iterdir()), "the server ends with the last member")
 

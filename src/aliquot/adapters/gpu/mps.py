@@ -74,8 +74,7 @@ class Mps:
         program = self.program()
         if program is None:
             raise MpsError(f"{CONTROL} is not installed")
-        if (pipes(folder) / "control").exists():  # of one that was killed, or that a killed daemon did not note
-            self._quit(program, folder, user)
+        self._clear(program, folder, user)
         try:
             _make(folder, user)
             child = subprocess.Popen(  # noqa: S603
@@ -85,22 +84,28 @@ class Mps:
                 start_new_session=True,
                 **_identity(user),
             )  # fmt: skip
-            _children[child.pid] = child
-            started = processes.start_time(child.pid)
-            _note(folder, child.pid, started)
         except OSError as error:
             raise MpsError(f"{CONTROL} cannot be started: {error.filename or folder}: {error.strerror}") from error
+        _children[child.pid] = child
+        try:
+            return self._wait_for(child, folder)
+        except (MpsError, OSError) as error:
+            child.kill()
+            _children.pop(child.pid, None)  # `running` may have waited for it
+            child.wait()
+            raise error if isinstance(error, MpsError) else MpsError(f"{CONTROL} cannot be noted: {error}") from error
+
+    def _wait_for(self, child: subprocess.Popen[bytes], folder: Path) -> tuple[int, int]:
+        """Until it listens: its pid and start time. Raises MpsError, and OSError where it cannot be noted."""
+        started = processes.start_time(child.pid)
+        _note(folder, child.pid, started)
         deadline = time.monotonic() + _COMES_UP
-        while not (pipes(folder) / "control").exists():
-            if child.poll() is not None or time.monotonic() > deadline:
-                child.kill()
-                _children.pop(child.pid, None)  # `running` may have waited for it
-                child.wait()
+        while started is None or not (pipes(folder) / "control").exists():
+            if started is None or child.poll() is not None or time.monotonic() > deadline:
                 raise MpsError(
                     f"{CONTROL} does not come up: read {logs(folder)}/control.log, or run without --together"
                 )
             time.sleep(_LOOK)
-        assert started is not None
         return child.pid, started
 
     def running(self, folder: Path) -> tuple[int, int] | None:
@@ -126,7 +131,8 @@ class Mps:
                 self._quit(program, folder, user)
             self._end(folder, user)
         remove_folder(folder)
-        _record(folder).unlink(missing_ok=True)
+        for record in (_record(folder), _record(folder).with_suffix(".new")):
+            record.unlink(missing_ok=True)
 
     def _environment(self, folder: Path, cards: Sequence[str]) -> dict[str, str]:
         base = {"PATH": os.environ.get("PATH", os.defpath)}
@@ -147,6 +153,19 @@ class Mps:
                 cwd="/", **_identity(user),
             )  # fmt: skip
 
+    def _clear(self, program: str, folder: Path, user: int) -> None:
+        """Nothing is left of a control that was killed, or that a killed daemon did not note: a socket that is there
+        already would look like one that listens. A server goes on for the members that it has."""
+        if not os.path.lexists(pipes(folder)):
+            return
+        if (pipes(folder) / "control").exists():
+            self._quit(program, folder, user)
+        for pid, started in with_environment(TENANT_VARIABLE, str(folder), uid=user).items():
+            if processes.program_of(pid) == CONTROL:
+                with contextlib.suppress(PermissionError):
+                    processes.send_signal(pid, signal.SIGKILL, started, user=user)
+        remove_folder(pipes(folder))
+
     def _end(self, folder: Path, user: int) -> None:
         """What did not end when asked. By its user and environment: its server is not in its session."""
         running, deadline = self.running(folder), time.monotonic() + 1.0
@@ -164,8 +183,10 @@ def _record(folder: Path) -> Path:
 
 
 def _note(folder: Path, pid: int, started: int | None) -> None:
-    with open_private(str(_record(folder)), os.O_TRUNC) as file:
+    fresh = _record(folder).with_suffix(".new")
+    with open_private(str(fresh), os.O_TRUNC) as file:
         file.write(json.dumps({"pid": pid, "started": started, "boot": processes.boot_id()}).encode())
+    os.replace(fresh, _record(folder))  # at once: without it, a daemon after a crash would know no control
 
 
 def _make(folder: Path, user: int) -> None:

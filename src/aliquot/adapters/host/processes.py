@@ -88,6 +88,15 @@ def boot_id() -> str:
         return ""
 
 
+def program_of(pid: int) -> str:
+    """The name of the program that it was started as; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.path.basename(os.fsdecode(file.read(4096).partition(b"\0")[0]))
+    except OSError:
+        return ""
+
+
 def output_of(pid: int) -> str | None:
     """What its standard output is, as the kernel names it."""
     try:

@@ -154,11 +154,11 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     logs = RunLogs(home.logs, setup.log_limit, machine.logs_in_use)
     tasks = [asyncio.create_task(run_forever(delay.run))]
     try:
+        groups.worker.start()  # first: to end a group can take seconds
         machine.restore(await pods.sweeper.scan(machine.stored_users()))
         pods.restore(rebooted=machine.rebooted)
         tasks.append(asyncio.create_task(run_forever(logs.run)))  # only now it is known which logs are in use
         store.writer.start()
-        groups.worker.start()
         if billing is not None:
             billing.start()
             tasks.append(asyncio.create_task(run_forever(billing.run)))

@@ -30,6 +30,7 @@ from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
 from aliquot.services.mover.client import MoverClient
+from aliquot.services.runtime import together
 from aliquot.services.runtime.audit import Auditor, PageSlot, Registry
 from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.hardlimits import HardLimits
@@ -96,6 +97,7 @@ class Arbiterd:
         self._tenancies: dict[str, Tenancy] = {}
         self._former: dict[str, tuple[float, Tenant]] = {}  # when they were removed
         self._bills = False  # whether stretches are taken
+        self._impostors: dict[str, Finding] = {}  # by group: the last process that claimed to be its MPS server
         self._sweeps = 0
         self._lock = threading.RLock()  # guards the tenancies and everything they hold
         self._registrar = Registrar(self._lock, self._loops, simulated=simulated, refusal=self._refusal)
@@ -189,6 +191,7 @@ class Arbiterd:
             tenancy = self._tenancies.pop(tenant_id, None)
             if tenancy is None:
                 return
+            self._impostors.pop(tenant_id, None)
             self._remember(tenancy.tenant)
             self._drop(tenancy)
         remove_folder(tenancy.directory)
@@ -298,7 +301,8 @@ class Arbiterd:
     def findings(self) -> list[Finding]:
         """What is wrong on the cards."""
         inside = [finding for loop in self._loops.values() for finding in list(loop.findings.values())]
-        return inside + self._inert() + self._auditor.findings + self._unwritable()
+        impostors = [one for one in list(self._impostors.values()) if processes.start_time(one.pid or 0) is not None]
+        return inside + self._inert() + self._auditor.findings + self._unwritable() + impostors
 
     def _inert(self) -> list[Finding]:
         """Cards whose control has no effect."""
@@ -349,13 +353,23 @@ class Arbiterd:
             return f"it is user {uid}'s, the tenant is user {tenancy.tenant.uid}'s"
         if len(tenancy.processes) >= SLOTS:
             return f"the tenant has {SLOTS} processes already"
+        if tenancy.tenant.is_group:
+            return self._not_the_server(tenancy.tenant, pid)
         owners = self._owners(pid)
-        if not owners and self._whose is not None and not tenancy.tenant.is_group:
+        if not owners and self._whose is not None:
             return "it is in no Pod's cgroup"
         if owners and tenancy.tenant.id not in owners:
             other = self._tenancies.get(owners[-1])
             return f"it belongs to Pod {owners[-1]}" if other is None else f"it belongs to tenant {other.tenant.name}"
         return None
+
+    def _not_the_server(self, group: Tenant, pid: int) -> str | None:
+        """Why it is not the MPS server of that group. Its shares would be those of the group, and no member pays."""
+        why = together.not_the_server(group, pid)
+        if why is not None:
+            text = f"has tried to register as the MPS server of {group.name}, and was refused: {why}"
+            self._impostors[group.id] = Finding(group.allotments[0].uuid, pid, FindingKind.UNREGISTERED, text, group.id)
+        return why
 
     def _owners(self, pid: int) -> list[str]:
         """As `whose` says; without it, the tenants whose descendant it is, the newest last: a process that asked again

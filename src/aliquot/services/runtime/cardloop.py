@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.page import Page
+from aliquot.adapters.host import processes
 from aliquot.arbiter import slices
 from aliquot.arbiter.account import Shares, divide
 from aliquot.arbiter.bill import CardBill, divide_spending
@@ -42,6 +43,7 @@ _STOCK = 2048  # microseconds: the driver's own slice
 _MOST_FAILURES = 10  # rounds in a row; after these the heartbeat stops
 _LONGEST_DRAIN = 0.1  # seconds that kernels in flight are waited for after a gate closed ...
 _DRAIN_CHECK = 0.0005  # ... and between two looks
+_SERVER_COMES = 5.0  # seconds from a member's registration to that of its group's MPS server
 _SETTLED = 1.0  # seconds; a slice that changes later was changed by somebody, not by start-up
 
 log = logging.getLogger(__name__)
@@ -203,6 +205,7 @@ class CardLoop:
             self.arbiter.performed(self._perform(orders))
         self.proving.close_gates(self.arbiter.trial, self._contexts)
         self._check_slices(now)
+        self._check_servers(now)
         self._publish(now)
 
     def _pause(self) -> float:
@@ -347,16 +350,18 @@ class CardLoop:
         """A process that works through its group's MPS server."""
         if context.name in self._contexts:  # it had channel groups of its own
             self._leave(context.name, now)
-        before = self._parts.get(context.name)
-        if before is not None and before.same(context):
-            return
-        if before is not None:
-            self._leave(context.name, now)
-        self._parts[context.name] = context
-        self._trace.add(self._came(context))
-        for server in self._servers(context.tenant):
-            server.parts.append(context)
-            self.arbiter.forget(server.name)  # what was ordered of the server holds for the newcomer too
+        before, servers = self._parts.get(context.name), self._servers(context.tenant)
+        if before is None or not before.same(context):
+            if before is not None:
+                self._leave(context.name, now)
+            context.joined = now
+            self._parts[context.name] = context
+            self._trace.add(self._came(context))
+            for server in servers:
+                server.parts.append(context)
+                self.arbiter.forget(server.name)  # what was ordered of the server holds for the newcomer too
+        if not servers:
+            contextcontrol.set_gate(context, closed=True)  # no slice and no pause would hold for it
 
     def _join(self, context: Context, now: float) -> None:
         if context.is_part:
@@ -380,11 +385,13 @@ class CardLoop:
             before.close()
         context.checks = [now + after for after in _FIRST_CHECKS]
         self._contexts[context.name] = context
-        if not context.member:
-            context.parts = [part for part in self._parts.values() if part.tenant == context.tenant]
         self._trace.add(self._came(context))
         use = context.page.use(context.slot, context.card)
         preemptible, paused = context.level is Level.HARDWARE, bool(use.paused or use.gate)
+        if not context.member:
+            context.parts = [part for part in self._parts.values() if part.tenant == context.tenant]
+            for part in context.parts:
+                contextcontrol.set_gate(part, closed=paused)  # it may have waited for the server
         self.arbiter.join(context.name, context.tenant, now=now, preemptible=preemptible, paused=paused)
 
     def _leave(self, name: str, now: float) -> None:
@@ -395,11 +402,15 @@ class CardLoop:
             for server in self._servers(part.tenant):
                 server.parts.remove(part)
             contextcontrol.set_gate(part, closed=False)
+            self._clear_findings(part.pid)
             self._trace.add(Left(name))
         context = self._contexts.pop(name, None)
         if context is not None:
             self._release(context)  # it need not be dead: it may have reconnected, or was expelled
             context.close()
+            if context.parts and not self._servers(context.tenant) and processes.start_time(context.pid) is not None:
+                for part in context.parts:  # of a dead server they have no context any more, and shall run into errors
+                    contextcontrol.set_gate(part, closed=True)
             self._clear_findings(context.pid)
             self._trace.add(Left(name))
         self.arbiter.leave(name, now)
@@ -567,6 +578,14 @@ class CardLoop:
                 if now - context.joined > _SETTLED:
                     text = f"its time slice was changed behind our back to {changed.pop()} us: set again"
                     self._report(context, FindingKind.SLICE, text)
+
+    def _check_servers(self, now: float) -> None:
+        """Report members whose launches wait because the MPS server of their group is not registered."""
+        for part in self._parts.values():
+            if self._servers(part.tenant):
+                self.findings.pop((part.pid, FindingKind.UNREGISTERED), None)
+            elif now - part.joined > _SERVER_COMES:
+                self._report(part, FindingKind.UNREGISTERED, together.NO_SERVER)
 
     def _report(self, context: Context, kind: FindingKind, text: str) -> None:
         """One finding of a kind per process: its owner can provoke as many as it likes."""

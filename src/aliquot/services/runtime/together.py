@@ -10,7 +10,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from aliquot.adapters.gpu.page import Use
+from aliquot.adapters.host import processes
+from aliquot.model.tenant import Tenant
 from aliquot.services.runtime.contexts import Context, busy_ns
+
+NO_SERVER = (
+    "is a group's member whose MPS server has not registered, so that its launches wait: stop all members of the group "
+    "and start them again, or read the server's log in the group's folder"
+)
+
+
+def not_the_server(group: Tenant, pid: int) -> str | None:
+    """Why that process is not the MPS server that the group's control has started; None: it is. A control forks its
+    servers, and never hands them to another parent."""
+    if not processes.lives(group.root, group.started):
+        return "the group's control does not run"
+    if processes.ancestors(pid)[1:2] != [group.root]:
+        return f"it was not started by the group's control, process {group.root}"
+    return None
 
 
 def read(context: Context, now: float, stamp: int, before: int) -> tuple[Use, bool]:
