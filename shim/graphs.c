@@ -182,7 +182,7 @@ int alq_cuGraphAddMemAllocNode(fn_cuGraphAddMemAllocNode *real, int ptsz, CUgrap
     int refused = counts ? alq_graph_may_alloc(graph, alq_rounded(params->bytes), device) : CUDA_SUCCESS;
     if (refused)
         return refused;
-    int result = real(node, graph, after, count, params);
+    int result = ALQ_INSIDE(real(node, graph, after, count, params));
     if (result == CUDA_SUCCESS && counts)
         alq_graph_allocates(graph, params->pointer, alq_rounded(params->bytes), device);
     return result;
@@ -192,7 +192,7 @@ int alq_cuGraphAddMemFreeNode(fn_cuGraphAddMemFreeNode *real, int ptsz, CUgraphN
                               const CUgraphNode *after, size_t count, CUdeviceptr p)
 {
     (void)ptsz;
-    int result = real(node, graph, after, count, p);
+    int result = ALQ_INSIDE(real(node, graph, after, count, p));
     if (result == CUDA_SUCCESS)
         alq_graph_frees(graph, p);
     return result;
@@ -226,7 +226,7 @@ int alq_cuGraphAddNode(fn_cuGraphAddNode *real, int ptsz, CUgraphNode *node, CUg
 {
     (void)ptsz;
     int refused = may_add(graph, params);
-    return refused ? refused : added(real(node, graph, after, count, params), graph, params);
+    return refused ? refused : added(ALQ_INSIDE(real(node, graph, after, count, params)), graph, params);
 }
 
 int alq_cuGraphAddNode_v2(fn_cuGraphAddNode_v2 *real, int ptsz, CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
@@ -234,7 +234,7 @@ int alq_cuGraphAddNode_v2(fn_cuGraphAddNode_v2 *real, int ptsz, CUgraphNode *nod
 {
     (void)ptsz;
     int refused = may_add(graph, params);
-    return refused ? refused : added(real(node, graph, after, edges, count, params), graph, params);
+    return refused ? refused : added(ALQ_INSIDE(real(node, graph, after, edges, count, params)), graph, params);
 }
 
 int alq_cuGraphAddNode_v3(fn_cuGraphAddNode_v3 *real, int ptsz, CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
@@ -242,7 +242,7 @@ int alq_cuGraphAddNode_v3(fn_cuGraphAddNode_v3 *real, int ptsz, CUgraphNode *nod
 {
     (void)ptsz;
     int refused = may_add(graph, params);
-    return refused ? refused : added(real(node, graph, after, edges, count, params), graph, params);
+    return refused ? refused : added(ALQ_INSIDE(real(node, graph, after, edges, count, params)), graph, params);
 }
 
 int alq_cuGraphAddChildGraphNode(fn_cuGraphAddChildGraphNode *real, int ptsz, CUgraphNode *node, CUgraph graph,
@@ -287,28 +287,28 @@ int alq_cuGraphInstantiate(fn_cuGraphInstantiate *real, int ptsz, CUgraphExec *e
                            size_t size)
 {
     (void)ptsz;
-    return instantiated(real(exec, graph, bad, log, size), exec, graph);
+    return instantiated(ALQ_INSIDE(real(exec, graph, bad, log, size)), exec, graph);
 }
 
 int alq_cuGraphInstantiate_v2(fn_cuGraphInstantiate_v2 *real, int ptsz, CUgraphExec *exec, CUgraph graph, CUgraphNode *bad,
                               char *log, size_t size)
 {
     (void)ptsz;
-    return instantiated(real(exec, graph, bad, log, size), exec, graph);
+    return instantiated(ALQ_INSIDE(real(exec, graph, bad, log, size)), exec, graph);
 }
 
 int alq_cuGraphInstantiateWithFlags(fn_cuGraphInstantiateWithFlags *real, int ptsz, CUgraphExec *exec, CUgraph graph,
                                     unsigned long long flags)
 {
     (void)ptsz;
-    return instantiated(real(exec, graph, flags), exec, graph);
+    return instantiated(ALQ_INSIDE(real(exec, graph, flags)), exec, graph);
 }
 
 int alq_cuGraphInstantiateWithParams(fn_cuGraphInstantiateWithParams *real, int ptsz, CUgraphExec *exec, CUgraph graph,
                                      void *params)
 {
     (void)ptsz;
-    return instantiated(real(exec, graph, params), exec, graph);
+    return instantiated(ALQ_INSIDE(real(exec, graph, params)), exec, graph);
 }
 
 /* Reserves what the graph will take beyond what is kept for graphs; `*card` -1: it allocates nothing. */

@@ -2,12 +2,12 @@
  *
  * The driver's handle of a piece ends when the piece leaves. So the program gets a number of ours, and here is which
  * handle of the driver it stands for, where the piece is mapped and who may access it there; all of it is made again when
- * the piece returns. A piece that was exported, or that another card may access, stays on the card. Functions that are not
- * hooked (cuMemGetAllocationPropertiesFromHandle, cuMulticastBindMem) refuse our number. What a network card was given
- * without a dma-buf is not noticed.
+ * the piece returns. A piece that was exported, that another card may access, or that is bound to something, stays on the
+ * card. What a network card was given without a dma-buf is not noticed.
  */
 #define _GNU_SOURCE
 #include <string.h>
+#include <sys/mman.h>
 #include "movable.h"
 
 #define MARK      0x414c510000000000ull     /* no handle of the driver begins like this: those are small, or pointers */
@@ -44,6 +44,20 @@ CUmemHandle alq_handle_real(CUmemHandle h, bool known_to_others)
     return h;
 }
 
+/* All of it: programs pass the whole structure, of which we know the beginning. */
+bool alq_handle_properties(CUmemAllocationProp *prop, CUmemHandle h)
+{
+    pthread_mutex_lock(&alq_movable_lock);
+    struct alq_movable_piece *piece = piece_of(h);
+    if (piece) {
+        memcpy(prop, piece->prop, sizeof piece->prop);
+        if (piece->file_added)
+            prop->handle_types &= ~HANDLE_FD;
+    }
+    pthread_mutex_unlock(&alq_movable_lock);
+    return piece != NULL;
+}
+
 int alq_handle_create(fn_cuMemCreate *real, CUmemHandle *h, size_t n, const CUmemAllocationProp *prop,
                       unsigned long long flags, int card)
 {
@@ -55,7 +69,8 @@ int alq_handle_create(fn_cuMemCreate *real, CUmemHandle *h, size_t n, const CUme
     if (!result) {
         struct alq_movable_piece *piece = alq_piece(i);
         memcpy(piece->prop, prop, sizeof piece->prop);
-        ((CUmemAllocationProp *)piece->prop)->handle_types |= 1;    /* a file, for the mover */
+        piece->file_added = !(prop->handle_types & HANDLE_FD);
+        ((CUmemAllocationProp *)piece->prop)->handle_types |= HANDLE_FD;    /* for the mover */
         result = real(&piece->handle, n, (void *)piece->prop, flags);
         piece->handles = 1;
         piece->mappings = ALQ_NONE;
@@ -201,6 +216,24 @@ int alq_cuMemSetAccess(fn_cuMemSetAccess *real, int ptsz, CUdeviceptr p, size_t 
     }
     pthread_mutex_unlock(&alq_movable_lock);
     alq_leave(entered);
+    return result;
+}
+
+/* The list has numbers of ours, which the driver must not see. What is part of an array stays. */
+int alq_map_tiles(fn_cuMemMapArrayAsync *real, CUarrayMapInfo *list, unsigned count, CUstream stream)
+{
+    size_t size = count * sizeof *list;
+    if (!size || !list)
+        return real(list, count, stream);
+    CUarrayMapInfo *ours = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (ours == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memcpy(ours, list, size);
+    for (unsigned i = 0; i < count; i++)
+        if (ours[i].operation == OPERATION_MAP)
+            ours[i].handle = alq_handle_real(ours[i].handle, true);
+    int result = real(ours, count, stream);
+    munmap(ours, size);
     return result;
 }
 

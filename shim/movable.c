@@ -122,13 +122,32 @@ void alq_piece_stays(struct alq_movable_piece *piece)
     alq_count_stays(piece->card, ALQ_STAYS_SHARED, 1);
 }
 
+static bool overlaps(const struct alq_movable_piece *piece, CUdeviceptr p, uint64_t n)
+{
+    return piece->size && (piece->at ? piece->at < p + n && p < piece->at + piece->size : alq_handle_within(piece, p, n));
+}
+
+bool alq_may_leave(CUdeviceptr p)
+{
+    bool any = false;
+    if (!__atomic_load_n(&alq_parks, __ATOMIC_RELAXED))
+        return false;
+    if (alq_all_resident())     /* then entering waits for nothing: no need to search */
+        return true;
+    pthread_mutex_lock(&alq_movable_lock);
+    for (uint32_t i = 0; i < pieces.count && !any; i++)
+        any = overlaps(alq_piece(i), p, 1);
+    pthread_mutex_unlock(&alq_movable_lock);
+    return any;
+}
+
 bool alq_range_stays(CUdeviceptr p, uint64_t n)
 {
     bool any = false;
     pthread_mutex_lock(&alq_movable_lock);
     for (uint32_t i = 0; i < pieces.count; i++) {
         struct alq_movable_piece *piece = alq_piece(i);
-        if (!piece->size || !(piece->at ? piece->at < p + n && p < piece->at + piece->size : alq_handle_within(piece, p, n)))
+        if (!overlaps(piece, p, n))
             continue;
         alq_piece_stays(piece);
         any = true;
@@ -273,7 +292,7 @@ int alq_movable_alloc(CUdeviceptr *p, uint64_t bytes, int card, CUdevice device)
     pthread_mutex_unlock(&alq_movable_lock);
     if (!result) {
         alq_book((struct alq_entry){ .kind = ALQ_MOVABLE, .key = *p, .size = bytes, .now = first,
-                                     .owner = (uintptr_t)alq_context(), .card = (int8_t)card });
+                                     .refs = (uint32_t)device, .owner = (uintptr_t)alq_context(), .card = (int8_t)card });
         alq_parking_begin(card);
     }
     return result;

@@ -21,6 +21,7 @@ struct alq_movable_piece {
     int8_t      card;
     bool        resident;
     bool        stays;          /* others know its handle: it cannot leave */
+    bool        file_added;     /* the program did not ask for a handle that is a file: the mover needs one */
     /* of the program's own (handles.c); .at is 0 then */
     uint32_t    handles, mappings;
     _Alignas(8) uint8_t prop[32];   /* what it was made with */
@@ -39,6 +40,9 @@ CUdeviceptr alq_handle_address(const struct alq_movable_piece *piece);
 int alq_handle_back(struct alq_movable_piece *piece);
 void alq_handle_unback(struct alq_movable_piece *piece);
 
+bool alq_may_leave(CUdeviceptr p);          /* there is memory at this address that may leave, or left. Takes the lock itself */
+bool alq_handle_properties(CUmemAllocationProp *prop, CUmemHandle h);   /* false: it is not a number of ours. Takes the lock */
+
 /* ---- mover.c ---- */
 typedef void alq_progress(int card, int64_t parked);    /* so many bytes more are away */
 /* Moves all pieces that can move; 0, or why it ended before (ALQ_WHY_*). */
@@ -48,5 +52,6 @@ uint32_t alq_mover_move(int card, bool out, alq_progress *progress);
 CUdeviceptr alq_piece_address(const struct alq_movable_piece *piece, int card);   /* 0: it does not leave */
 void alq_count_movable(int card, int64_t bytes);
 bool alq_still_wanted(int card, uint32_t order);        /* the daemon's order is still this one */
+bool alq_all_resident(void);                /* nothing is away, or about to leave */
 void alq_parking_begin(int card);           /* the first movable memory on that card */
 #endif

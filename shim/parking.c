@@ -63,6 +63,14 @@ static void set_state(int card, uint32_t state)
     futex_wake(&known[card].state);
 }
 
+bool alq_all_resident(void)
+{
+    for (int card = 0; card < ALQ_CARDS; card++)
+        if (state_of(card) != ALQ_RESIDENT)
+            return false;
+    return true;
+}
+
 /* ---- calls ---- */
 
 /* Contexts whose work must be done before the memory leaves. */
@@ -216,24 +224,27 @@ static int begun_capture(int result)
 int alq_cuStreamBeginCapture(fn_cuStreamBeginCapture *real, int ptsz, CUstream stream)
 {
     (void)ptsz;
-    return begun_capture(real(stream));
+    return ALQ_INSIDE(begun_capture(real(stream)));
 }
 
 int alq_cuStreamBeginCapture_v2(fn_cuStreamBeginCapture_v2 *real, int ptsz, CUstream stream, int mode)
 {
     (void)ptsz;
-    int entered = alq_enter(), result = begun_capture(real(stream, mode));
-    alq_leave(entered);
-    return result;
+    return ALQ_INSIDE(begun_capture(real(stream, mode)));
 }
 
 int alq_cuStreamBeginCaptureToGraph(fn_cuStreamBeginCaptureToGraph *real, int ptsz, CUstream stream, CUgraph graph,
                                     const CUgraphNode *after, const void *edges, size_t count, int mode)
 {
     (void)ptsz;
-    int entered = alq_enter(), result = begun_capture(real(stream, graph, after, edges, count, mode));
-    alq_leave(entered);
-    return result;
+    return ALQ_INSIDE(begun_capture(real(stream, graph, after, edges, count, mode)));
+}
+
+int alq_cuStreamBeginRecaptureToGraph(fn_cuStreamBeginRecaptureToGraph *real, int ptsz, CUstream stream, int mode, CUgraph graph,
+                                      void *callback, void *with)
+{
+    (void)ptsz;
+    return ALQ_INSIDE(begun_capture(real(stream, mode, graph, callback, with)));
 }
 
 /* One that was invalidated ends with an error, but ends. */

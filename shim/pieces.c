@@ -245,7 +245,7 @@ int alq_cuMemMapArrayAsync(fn_cuMemMapArrayAsync *real, int ptsz, CUarrayMapInfo
 {
     (void)ptsz;
     struct alq_entry tile, piece;
-    int result = real(list, count, stream);
+    int result = ALQ_INSIDE(alq_map_tiles(real, list, count, stream));
     for (unsigned i = 0; result == CUDA_SUCCESS && list && i < count; i++) {
         uint64_t key = tile_of(&list[i]);
         __atomic_store_n(&tiles, 1, __ATOMIC_RELAXED);

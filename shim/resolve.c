@@ -25,6 +25,7 @@ static dlsym_fn *real_dlsym;
 #define COPY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define WAIT(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define QUERY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
+#define TOUCH(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define BODY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #include "hooks.def"
 
@@ -34,6 +35,7 @@ struct alq_symbol alq_symbols[ALQ_SYMBOLS] = {
 #define COPY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define WAIT(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define QUERY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
+#define TOUCH(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #include "hooks.def"
 #define ASK(name, params) { #name, NULL, NULL },

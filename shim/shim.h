@@ -7,7 +7,7 @@
  *     cards.c     which card is meant
  *     book.c      what this process has allocated: pointer or handle -> bytes
  *     exports.c   memory that other processes may hold too: who of them is charged
- *     plain.c, pieces.c, sharing.c, pools.c, graphs.c, contexts.c, answers.c    the bodies of hooks
+ *     plain.c, pieces.c, pointers.c, sharing.c, pools.c, graphs.c, contexts.c, answers.c    the bodies of hooks
  *     work.c      launches: counting, waking the daemon, the gate
  *     observe.c   ioctl: which channel groups this process has
  *     link.c      the thread that tells the daemon of them, and undoes a pause when the daemon is gone
@@ -41,6 +41,7 @@
 #define COPY(name, kinds, params, ...) typedef int fn_##name params;
 #define WAIT(name, kinds, params, ...) typedef int fn_##name params;
 #define QUERY(name, kinds, params, ...) typedef int fn_##name params;
+#define TOUCH(name, kinds, params, ...) typedef int fn_##name params;
 #define ASK(name, params) typedef int fn_##name params;
 #define BODY(name, kinds, params, args) typedef int fn_##name params; int alq_##name(fn_##name *real, int ptsz, ALQ_STRIP params);
 #include "hooks.def"
@@ -53,6 +54,7 @@ enum alq_index {
 #define COPY(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #define WAIT(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #define QUERY(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
+#define TOUCH(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #include "hooks.def"
     ALQ_HOOKS,
@@ -131,7 +133,7 @@ struct alq_entry {
     uint64_t file;          /* exported: alq_export() knows whether a file of it is left */
     uint64_t from;          /* imported: who is charged for it, while `elsewhere` */
     uint64_t serial;        /* when it was entered */
-    uint32_t refs;          /* of a PIECE, OPENED */
+    uint32_t refs;          /* of a PIECE, OPENED; MOVABLE: its device */
     int8_t   card;
     uint8_t  kind;
     uint8_t  tag;           /* exported: others may be told when it ends. 1 to ALQ_TAGS, 0: not exported */
@@ -234,6 +236,7 @@ int alq_handle_release(fn_cuMemRelease *real, CUmemHandle h);
 int alq_handle_map(fn_cuMemMap *real, CUdeviceptr p, size_t n, size_t at, CUmemHandle h, unsigned long long flags);
 int alq_handle_unmap(fn_cuMemUnmap *real, CUdeviceptr p, size_t n);
 CUmemHandle alq_handle_real(CUmemHandle h, bool known_to_others);
+int alq_map_tiles(fn_cuMemMapArrayAsync *real, CUarrayMapInfo *list, unsigned count, CUstream stream);
 /* After the driver said that the card is full, though the quota is not: true to try again, a moment later. `began` is 0 at
  * first. The daemon is asked to make room; alq_room_done() ends it, whatever came of it. */
 bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began);
@@ -254,6 +257,12 @@ static inline void alq_leave(int entered)
     if (ALQ_RARE(entered >= 0))
         alq_exit(entered);
 }
+/* The call between the two, and what it answered. */
+#define ALQ_INSIDE(call) (__extension__({ \
+    int entered_ = alq_enter(), result_ = ALQ_RARE(entered_ == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : (call); \
+    alq_leave(entered_); \
+    result_; \
+}))
 
 /* ---- observe.c ---- */
 bool alq_group_at(size_t *at, struct alq_group *out, int *fd);  /* the next group with channels, *at 0 at first; false: no more */

@@ -69,6 +69,13 @@
         return result; \
     }
 
+#define WRAP_TOUCH(symbol, name, ptsz, params, args) \
+    ALQ_EXPORT fn_##name symbol; \
+    int symbol params \
+    { \
+        return ALQ_INSIDE(ALQ_REAL_AS(name, symbol) args); \
+    }
+
 #define WRAP_BODY(symbol, name, ptsz, params, args) \
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
@@ -87,5 +94,6 @@
 #define COPY(name, kinds, params, args) ALQ_##kinds(WRAP_COPY, name, params, args)
 #define WAIT(name, kinds, params, args) ALQ_##kinds(WRAP_WAIT, name, params, args)
 #define QUERY(name, kinds, params, args) ALQ_##kinds(WRAP_QUERY, name, params, args)
+#define TOUCH(name, kinds, params, args) ALQ_##kinds(WRAP_TOUCH, name, params, args)
 #define BODY(name, kinds, params, args) ALQ_##kinds(WRAP_BODY, name, params, args)
 #include "hooks.def"

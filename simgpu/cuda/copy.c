@@ -149,3 +149,8 @@ API cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream 
 {
     return fill(to, value, 4, count, stream);
 }
+
+API cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned int flags)
+{
+    return flags ? CUDA_ERROR_NOT_SUPPORTED : cuMemsetD32Async(to, value, 1, stream);
+}

@@ -165,7 +165,8 @@ API cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr
     struct range range;
     CUresult result = driver_check();
     if (result != CUDA_SUCCESS) return result;
-    if (!data || !range_find(address, &range) || !range.context) return CUDA_ERROR_INVALID_VALUE;
+    if (!data || !range_find(address, &range)) return CUDA_ERROR_INVALID_VALUE;
+    if (!range.context && (attribute == 1 || attribute == 9)) return CUDA_ERROR_INVALID_VALUE;   /* of cuMemMap */
     switch ((int)attribute) {
     case 1: *(CUcontext *)data = range.context; return CUDA_SUCCESS;
     case 2: *(unsigned *)data = range.kind == RANGE_HOST ? 1 : 2; return CUDA_SUCCESS;

@@ -41,6 +41,7 @@ TWIN(cuMemAllocFromPoolAsync, (CUdeviceptr *address, size_t bytes, CUmemoryPool 
 TWIN(cuMemFreeAsync, (CUdeviceptr address, CUstream stream), (address, stream))
 TWIN(cuStreamSynchronize, (CUstream stream), (stream))
 TWIN(cuStreamQuery, (CUstream stream), (stream))
+TWIN(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned int flags), (stream, to, value, flags))
 TWIN(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags))
 TWIN(cuStreamGetPriority, (CUstream stream, int *priority), (stream, priority))
 TWIN(cuStreamGetFlags, (CUstream stream, unsigned int *flags), (stream, flags))

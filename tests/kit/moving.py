@@ -22,6 +22,7 @@ def main(pieces: int, mib: int, until: Path) -> dict[str, object]:
     ]
     steps, wrong, longest, last = 0, 0, 0.0, time.monotonic()
     hold, held = until.with_suffix(".hold"), False  # while that file is there, it does nothing
+    look = until.with_suffix(".look")  # but what this one says
 
     def places(address: int) -> list[int]:
         return [address, address + size // 2, address + size - 8]
@@ -39,6 +40,19 @@ def main(pieces: int, mib: int, until: Path) -> dict[str, object]:
             for place in places(address)
         )
 
+    def answers() -> dict[str, int]:
+        """What is known of the middle of the first piece."""
+        base, count, found = ctypes.c_uint64(), ctypes.c_size_t(), {}
+        session.cuda.call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(count), memory[0] + size // 2)
+        for attribute in (2, 3, 7, 9, 11, 12):
+            value = ctypes.c_uint64()
+            session.cuda.call("cuPointerGetAttribute", ctypes.byref(value), attribute, memory[0] + size // 2)
+            found[str(attribute)] = value.value
+        return {**found, "p": memory[0], "base": base.value, "size": count.value}
+
+    def write_word() -> int:
+        return session.cuda.status("cuStreamWriteValue32_v2", None, memory[0], steps * 1000, 0)
+
     write(0)
     print("ready", flush=True)
     try:
@@ -46,6 +60,10 @@ def main(pieces: int, mib: int, until: Path) -> dict[str, object]:
             while hold.exists():
                 print("holds", flush=True) if not held else None
                 held = True
+                if look.exists():
+                    what = look.read_text()
+                    look.unlink()
+                    print(json.dumps(answers() if what == "ask" else write_word()), flush=True)
                 time.sleep(0.01)
             held = False
             session.launch(1000)

@@ -1,6 +1,7 @@
 """Every function of the driver, by NVIDIA's cuda.h of each major release: hooked, harmless by its verb, or explained.
 
-A list has names alone; tests/shim/cuda/extract.py makes it of a wheel of NVIDIA's.
+A list has names, and whether a function may name memory of a card or a stream; tests/shim/cuda/extract.py makes it of a
+wheel of NVIDIA's.
 """
 
 from __future__ import annotations
@@ -11,30 +12,34 @@ from pathlib import Path
 
 import pytest
 
-from shim.cuda.extract import names
+from shim.cuda.extract import base, facts, names
 
 HERE = Path(__file__).parent / "cuda"
 ROOT = Path(__file__).parents[2]
-RELEASES = {path.stem: frozenset(path.read_text().split()) for path in HERE.glob("[0-9]*.txt")}
-HOOKED = frozenset(
-    re.findall(
-        r"^(?:GATE|NOTE|COPY|WAIT|QUERY|BODY)\((cu\w+),", (ROOT / "shim" / "hooks.def").read_text(), re.MULTILINE
+LINES = {path.stem: [line.split() for line in path.read_text().splitlines()] for path in HERE.glob("[0-9]*.txt")}
+RELEASES = {release: frozenset(line[0] for line in lines) for release, lines in LINES.items()}
+KINDS = {
+    symbol: kind
+    for kind, symbol in re.findall(
+        r"^(GATE|NOTE|COPY|WAIT|QUERY|TOUCH|BODY)\((cu\w+),", (ROOT / "shim" / "hooks.def").read_text(), re.MULTILINE
     )
-)
-EXCEPTIONS = dict(
-    line.split(maxsplit=1) for line in (HERE / "exceptions.txt").read_text().splitlines() if not line.startswith("#")
-)
+}
+HOOKED = frozenset(KINDS)
+SOURCE = "".join(path.read_text() for path in sorted((ROOT / "shim").glob("*.c")))
+
+
+def explained(path: Path) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if not line.startswith("#"))
+
+
+EXCEPTIONS = explained(HERE / "exceptions.txt")
+PARKING = explained(HERE / "parking.txt")
 # Who asks, ends, waits or sets something takes nothing of a card.
 HARMLESS = re.compile(
     r"Get|Destroy|Query|Unregister|Free|Unload|Unmap|Unbind|Pop|Push|Detach|Close|Elapsed|CanAccess|Supported|Wait|Update"
     r"|Enable|Disable|SetAttribute|SetParams|SetFlags|SetAccess|SetCacheConfig|SetSharedMem|Occupancy|Capture|Record"
     r"|Release|Profiler|Synchronize"
 )
-
-
-def base(symbol: str) -> str:
-    """Without its version and stream kind."""
-    return re.sub(r"(_v\d+)?(_pt[sd][zs])?$", "", symbol)
 
 
 BASES = frozenset(map(base, HOOKED))
@@ -53,6 +58,47 @@ def test_every_function_that_may_take_memory_or_work_is_hooked_or_explained(rele
     assert not missing, (
         f"CUDA {release}: hook them in shim/hooks.def, or explain them in tests/shim/cuda/exceptions.txt"
     )
+
+
+def waits_for_parked_memory(symbol: str) -> bool:
+    kind = KINDS.get(re.sub(r"_pt[sd][zs]$", "", symbol))
+    if kind != "BODY":
+        return kind in {"GATE", "NOTE", "COPY", "TOUCH"}
+    body = re.search(rf"^int alq_{symbol}\(.*?^}}", SOURCE, re.MULTILINE | re.DOTALL)
+    return body is not None and re.search(r"alq_enter\(|ALQ_INSIDE\(", body[0]) is not None
+
+
+@pytest.mark.parametrize("release", sorted(RELEASES))
+def test_every_function_that_may_name_memory_or_a_stream_waits_for_parked_memory_or_is_explained(release: str) -> None:
+    named = {line[0] for line in LINES[release] if len(line) > 1}
+    assert len(named) > 100
+    missing = sorted(
+        symbol
+        for symbol in named
+        if not waits_for_parked_memory(re.sub(r"_pt[sd][zs]$", "", symbol))
+        and not any(fnmatchcase(symbol, pattern) or fnmatchcase(symbol, f"{pattern}_pt?z") for pattern in PARKING)
+    )
+    assert not missing, f"CUDA {release}: hook them in shim/hooks.def, or explain them in tests/shim/cuda/parking.txt"
+
+
+def test_every_exception_of_parking_is_needed() -> None:
+    named = {line[0] for lines in LINES.values() for line in lines if len(line) > 1}
+    for pattern in PARKING:
+        matched = {symbol for symbol in named if fnmatchcase(symbol, pattern)}
+        assert matched, f"{pattern} names no memory and no stream in any release"
+        assert not all(map(waits_for_parked_memory, matched)), f"{pattern} waits for parked memory: no exception"
+
+
+def test_facts_know_pointers_in_structures() -> None:
+    header = """
+    typedef struct Inner_st { unsigned n; CUdeviceptr p; } Inner_v1;
+    typedef Inner_v1 Inner;
+    typedef struct Outer_st { union { Inner a; int b; } u; } Outer;
+    CUresult CUDAAPI cuDeep_v2(const Outer *o, CUstream s);
+    CUresult CUDAAPI cuOnly(CUstream s);
+    CUresult CUDAAPI cuNone(int n);
+    """
+    assert facts(header) == {"cuDeep": "memory", "cuOnly": "stream"}
 
 
 def test_lists_of_functions_are_of_the_releases_that_are_supported() -> None:

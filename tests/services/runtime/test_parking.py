@@ -60,6 +60,14 @@ class Mover:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "holds\n"
 
+    def look(self, what: str) -> Any:
+        """What it answers while it holds."""
+        made = self._until.with_suffix(".new")
+        made.write_text(what)
+        made.rename(self._until.with_suffix(".look"))
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
     def end(self) -> dict[str, Any]:
         self._until.touch()
         self._until.with_suffix(".hold").unlink(missing_ok=True)
@@ -138,6 +146,21 @@ def parked_sleeper(node: Node, gib: int) -> Mover:
     until(lambda: node.ask("request_move", name=sleeper.name, leave=True) is None, "it is asked")
     until(lambda: residency(node, sleeper.name)["parked"] == gib * GIB, "all of it has left")
     return sleeper
+
+
+def test_parked_memory_is_known_without_waking_and_a_written_word_wakes(node: Node) -> None:
+    sleeper = parked_sleeper(node, 2)
+    known = sleeper.look("ask")
+    middle = known["p"] + (128 << 20)
+    assert {key: known[key] for key in ("2", "3", "9")} == {"2": 2, "3": middle, "9": 0}
+    assert (known["11"], known["12"]) == (known["base"], known["size"]) == (known["p"], 256 << 20)
+    assert known["7"] >> 63 == 1
+    assert residency(node, sleeper.name)["parked"] == 2 * GIB
+    assert sleeper.look("write") == 0
+    until(lambda: residency(node, sleeper.name)["parked"] == 0, "it is back")
+    assert sleeper.look("ask") == known
+    result = sleeper.end()
+    assert (result["wrong"], result["error"]) == (0, 0)
 
 
 def test_daemon_and_mover_may_die_while_a_tenant_is_parked(node: Node) -> None:

@@ -28,6 +28,7 @@ static const char *const names[ALQ_HOOKS] = {
 #define COPY(name, kinds, ...) ALQ_##kinds(SYMBOL_NAME, name)
 #define WAIT(name, kinds, ...) ALQ_##kinds(SYMBOL_NAME, name)
 #define QUERY(name, kinds, ...) ALQ_##kinds(SYMBOL_NAME, name)
+#define TOUCH(name, kinds, ...) ALQ_##kinds(SYMBOL_NAME, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(SYMBOL_NAME, name)
 #include "hooks.def"
 };
@@ -192,11 +193,30 @@ static int fake_cuMemRetainAllocationHandle(CUmemHandle *h, void *p)
 { struct thing *m = thing('v', (uintptr_t)p); if (!m) return INVALID_VALUE; struct thing *t = m->owner; t->refs++; *h = t->key; return 0; }
 static int fake_cuMemImportFromShareableHandle(CUmemHandle *h, void *from, int type)
 { (void)type; struct thing *t = thing('p', (uintptr_t)from); if (t) { t->refs++; *h = t->key; return 0; } *h = address(1); new_thing('p', *h, 0, 0, NULL); return 0; }
-PUBLIC int cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemHandle h)
+static int fake_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemHandle h)
 { struct thing *t = thing('p', h); if (!t) return INVALID_VALUE; *prop = (CUmemAllocationProp){ .type = 1, .location = { LOCATION_DEVICE, t->card } }; return 0; }
 PUBLIC int cuMemAddressReserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr near, unsigned long long flags)
 { (void)align; (void)near; (void)flags; *p = address(n); return 0; }
-PUBLIC int cuMemAddressFree(CUdeviceptr p, size_t n) { (void)p; (void)n; return 0; }
+/* what is known of a pointer: only that the driver was asked, and which handle it was given */
+static uint64_t last_handle;
+PUBLIC uint64_t fake_last_handle(void) { return last_handle; }
+static int fake_cuPointerGetAttribute(void *data, int attribute, CUdeviceptr p)
+{ (void)p; if (attribute == 8) *(unsigned *)data = 0; return 0; }
+static int fake_cuPointerGetAttributes(unsigned count, int *attributes, void **data, CUdeviceptr p)
+{ (void)attributes; (void)p; for (unsigned i = 0; i < count; i++) if (data[i]) *(unsigned *)data[i] = 77; return 0; }
+static int bound(CUmemHandle h) { last_handle = h; return thing('p', h) ? 0 : INVALID_VALUE; }
+static int fake_cuMulticastBindMem(CUmemHandle g, size_t to, CUmemHandle h, size_t at, size_t n, unsigned long long f)
+{ (void)g; (void)to; (void)at; (void)n; (void)f; return bound(h); }
+static int fake_cuMulticastBindMem_v2(CUmemHandle g, int d, size_t to, CUmemHandle h, size_t at, size_t n, unsigned long long f)
+{ (void)d; return fake_cuMulticastBindMem(g, to, h, at, n, f); }
+static int fake_cuMulticastBindAddr(CUmemHandle g, size_t to, CUdeviceptr p, size_t n, unsigned long long f)
+{ (void)g; (void)to; (void)p; (void)n; (void)f; return 0; }
+static int fake_cuMulticastBindAddr_v2(CUmemHandle g, int d, size_t to, CUdeviceptr p, size_t n, unsigned long long f)
+{ (void)d; return fake_cuMulticastBindAddr(g, to, p, n, f); }
+static int fake_cuLogicalEndpointBindMem(uint32_t e, int d, uint64_t to, CUmemHandle h, uint64_t at, uint64_t n, unsigned long long f)
+{ (void)e; (void)d; return fake_cuMulticastBindMem(0, to, h, at, n, f); }
+static int fake_cuLogicalEndpointBindAddr(uint32_t e, int d, uint64_t to, void *p, uint64_t n, unsigned long long f)
+{ (void)e; (void)d; (void)to; (void)p; (void)n; (void)f; return 0; }
 static int fake_cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, void *s)
 {
     (void)s;
@@ -209,7 +229,7 @@ static int fake_cuMemExportToShareableHandle(void *out, CUmemHandle h, int type,
 { (void)type; (void)flags; struct thing *t = thing('p', h); if (!t) return INVALID_VALUE; t->files++; *(int *)out = eventfd(0, EFD_CLOEXEC); return 0; }
 static int fake_cuMemGetHandleForAddressRange(void *out, CUdeviceptr p, size_t n, int type, unsigned long long flags)
 { (void)p; (void)n; (void)type; (void)flags; *(int *)out = eventfd(0, EFD_CLOEXEC); return 0; }
-PUBLIC int cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
+static int fake_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
 {
     for (int i = 0; i < THINGS; i++)
         if (strchr("mvi", things[i].kind ? things[i].kind : 'x') && p >= things[i].key && p < things[i].key + (things[i].n ? things[i].n : things[i].size)) {
@@ -241,6 +261,8 @@ PUBLIC int cuStreamIsCapturing_ptsz(void *s, int *status) { return capturing(s, 
 static int begin_capture(struct stream *t, void *graph) { t->capturing = 1; t->graph = graph; return 0; }
 static int fake_cuStreamBeginCapture(void *s) { return begin_capture(s, calloc(1, 64)); }
 static int fake_cuStreamBeginCapture_v2(void *s, int mode) { (void)mode; return begin_capture(s, calloc(1, 64)); }
+static int fake_cuStreamBeginRecaptureToGraph(void *s, int mode, void *graph, void *callback, void *with)
+{ (void)mode; (void)callback; (void)with; return begin_capture(s, graph); }
 static int fake_cuStreamBeginCaptureToGraph(void *s, void *graph, void *const *after, const void *edges, size_t n, int mode)
 { (void)after; (void)edges; (void)n; (void)mode; return begin_capture(s, graph); }
 static int fake_cuStreamEndCapture(void *s, void **graph) { struct stream *t = s; t->capturing = 0; *graph = t->graph; return 0; }
@@ -410,5 +432,6 @@ static int fake_nvmlDeviceGetMemoryInfo_v2(void *d, nvmlMemory_v2_t *m) { (void)
 #define COPY(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
 #define WAIT(name, kinds, params, args) ALQ_##kinds(WAITS, name, params, args)
 #define QUERY(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
+#define TOUCH(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
 #define BODY(name, kinds, params, args) ALQ_##kinds(BODIED, name, params, args)
 #include "hooks.def"

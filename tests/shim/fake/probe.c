@@ -16,6 +16,7 @@
 #define COPY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define WAIT(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define QUERY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
+#define TOUCH(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define BODY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #include "hooks.def"
 extern int cuInit(unsigned);
@@ -27,6 +28,7 @@ static struct { const char *symbol, *name; int ptsz; void *linked; } all[] = {
 #define COPY(name, kinds, ...) ALQ_##kinds(LINE, name)
 #define WAIT(name, kinds, ...) ALQ_##kinds(LINE, name)
 #define QUERY(name, kinds, ...) ALQ_##kinds(LINE, name)
+#define TOUCH(name, kinds, ...) ALQ_##kinds(LINE, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(LINE, name)
 #include "hooks.def"
 };
