@@ -53,6 +53,8 @@ class Shortfall:
     without: Claim | None = None  # the first member that finds no room
     broken: str = ""  # the rule that the PodGroup breaks
     finished: bool = False
+    came: int = 0  # of a group that pauses: members that were in their places when it gave up the others'
+    pause: float = 0.0  # seconds without another attempt
 
     @property
     def has(self) -> int:

@@ -16,6 +16,7 @@
     choose.py    the best node for a claim, with scores kept per shape
     why.py       why a decision took its cards: what ruled the others out
     groups.py    places for several claims at once, or for none
+    attempts.py  pauses of a group that held places in vain
     book.py      who holds what: assume, confirm, forget, expire
     victims.py   who has to go for a more important Pod
     reservations.py  room kept for a Pod while its victims leave

@@ -24,6 +24,12 @@ def waiting(short: Shortfall) -> str:
         return f"{group} is finished (spec.finished): no more of its Pods are started"
     of_role = f" of role {short.role}" if short.role else ""
     needed = f"{group} needs {count(short.needed, 'member')}{of_role} in their places at once"
+    if short.pause:
+        came = f"{short.came:,}" if short.came else "none"
+        return (
+            f"{needed}: {came} came to a place that was held, so no cards are held for it for {short.pause:.0f} s."
+            " Events of the other members say what keeps them away"
+        )
     has = [
         f"{number:,} {words}"
         for number, words in (

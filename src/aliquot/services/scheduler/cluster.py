@@ -442,12 +442,15 @@ class Cluster:
         if self.held.pop(uid, None) is not None:
             self.ledger.forget(uid)
 
-    def drop_late_holds(self, now: float) -> None:
-        """Nobody came for them in time."""
+    def drop_late_holds(self, now: float) -> list[str]:
+        """Nobody came for these Pods in time."""
+        late = []
         for uid in list(self.held):
             booking = self.ledger.get(uid)
             if booking is None or (booking.deadline is not None and booking.deadline <= now):
                 self.release_hold(uid)
+                late.append(uid)
+        return late
 
     def assume(self, claim: Claim, name: str) -> Placed | list[Refusal]:
         """Decide the claim's cards on that node and book them, in one step. Held until the API server speaks."""

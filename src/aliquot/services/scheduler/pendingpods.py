@@ -29,6 +29,7 @@ from aliquot.placement.demand import Demand, demand_of
 from aliquot.services.daemon.events import EventSink
 from aliquot.services.scheduler.candidates import sample_size
 from aliquot.services.scheduler.cluster import Cluster, Pending
+from aliquot.services.scheduler.groups.admission import expire_holds
 from aliquot.services.scheduler.groups.waiting import WaitingGroups
 from aliquot.wording.groups import no_such_group
 from aliquot.wording.refusals import one_sentence
@@ -86,7 +87,7 @@ class PendingPods:
         while True:
             await asyncio.sleep(_INTERVAL)
             now = self._clock()
-            self._cluster.drop_late_holds(now)
+            expire_holds(self._cluster, now)
             if not self._leading():
                 self._known.clear()
                 continue

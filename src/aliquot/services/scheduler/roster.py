@@ -12,6 +12,7 @@ from aliquot.dialects.podgroups import KUBERNETES, GroupObject, group_key, membe
 from aliquot.dialects.wire.objects import Names, PodObject
 from aliquot.model.group import Group, Membership, Shortfall
 from aliquot.model.refusal import Invalid
+from aliquot.placement.attempts import Attempts
 from aliquot.placement.board import Ints
 
 
@@ -44,6 +45,7 @@ class Roster:
     strays: dict[str, Seen] = field(default_factory=dict)  # new Pods that wait and name a group that is not there
     asked: dict[str, Ints] = field(default_factory=dict)  # by uid, the rows that kube-scheduler last asked about
     refused: dict[str, tuple[float, Shortfall]] = field(default_factory=dict)  # by group: when it was found short
+    attempts: Attempts = field(default_factory=Attempts)
     _of_group: dict[str, dict[str, Seen]] = field(default_factory=dict)
 
     # --- what the API server said -----------------------------------------------------------------------------------
@@ -54,11 +56,13 @@ class Roster:
         if self.groups.get(key) == group:  # its status has changed, say
             return
         self.groups[key] = group
+        self.attempts.excuse(key)
         self._changed(key)
 
     def drop_group(self, key: str) -> None:
         """A PodGroup is gone: its Pods are scheduled one by one."""
         if self.groups.pop(key, None) is not None:
+            self.attempts.forget(key)
             self._changed(key)
 
     def observe(self, pod: PodObject, names: Names) -> None:
@@ -80,6 +84,7 @@ class Roster:
         self.members[names.uid] = seen
         for key in named.keys:
             self._of_group.setdefault(key, {})[names.uid] = seen
+            self.attempts.excuse(key)
         if standing is Standing.PENDING:
             self.strays[names.uid] = seen
         self._changed(*named.keys)
@@ -138,6 +143,9 @@ class Roster:
         one array."""
         if uid not in self.members:  # anybody can call filter
             return
+        if uid not in self.asked:
+            for key in self.members[uid].membership.keys:
+                self.attempts.excuse(key)
         rows = np.sort(rows)
         for kept in self._rows_of_others(uid):
             if np.array_equal(kept, rows):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from aliquot.dialects.podgroups import T9K
 from aliquot.dialects.wire.extender import parse_args
 from aliquot.services.scheduler.cluster import Cluster, Placed
+from aliquot.services.scheduler.groups.admission import expire_holds
 from aliquot.services.scheduler.verbs import filter_answer
 from kit.manifests import MEM, Json
 from kit.podgroups import as_group, group_json, member_json
@@ -88,7 +89,7 @@ class World:
 
     def lose_holds(self) -> None:
         self.now += 40.0
-        self.cluster.drop_late_holds(self.now)
+        expire_holds(self.cluster, self.now)
 
     def single(self, gib: int) -> None:
         """A Pod of no group comes."""
@@ -160,13 +161,19 @@ def test_groups_that_fit_the_cluster_all_get_their_turn(
     event(f"{begun} groups have begun and are not complete")
     for name in [name for name in world.pods if name[0] == "-"]:
         world.end(name)
+    idle = False
     while True:
         waiting = [name for name in world.pods if "nodeName" not in world.pods[name]["spec"]]
         chance.shuffle(waiting)  # type: ignore[attr-defined]
         progress = [world.try_pod(name) for name in waiting]
         world.check()
-        if not any(progress) and not world.end_complete_groups():
+        if any(progress) or world.end_complete_groups():
+            idle = False
+        elif idle:
             break
+        else:  # a group may pause
+            world.now += 500.0
+            idle = True
     room = {size: sum(cards) * (16 // size) for _, _, size in sizes}
     for name, (_, needed, gib) in groups.items():
         assert (name in world.done) == (needed <= room[gib]), f"group {name} is left"

@@ -6,5 +6,6 @@
     waiting     on the leader: what a waiting group lacks, its retries, and Pods that name a group that is not there
 
 `roster`, beside this folder, has the groups and their members: what the API server said, as part of `cluster`.
-Nothing is kept but holds on the cluster's ledger, which expire: a new leader plans again from Pods and PodGroups.
+Nothing is kept but holds on the cluster's ledger and pauses, which expire: a new leader plans again
+from Pods and PodGroups.
 """

@@ -9,6 +9,7 @@ An extender sees one Pod at a time. So the first member that kube-scheduler asks
 A plan is made in one step, so two groups never hold halves of what both need. A group may still come to have some
 members on nodes and too few: a bind failed, or a member was deleted. Such a group has begun, and goes first: whatever
 another group is given must leave it room for the rest. Among those that have begun, the order is that of `Group.order`.
+A group that holds places in vain pauses (placement/attempts.py), and then others may have them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.group import Group, Shortfall
 from aliquot.model.refusal import Invalid, Refusal
+from aliquot.placement.attempts import Pause
 from aliquot.placement.board import Ints
 from aliquot.placement.groups import Member, Need, Plan, place_together, release
 from aliquot.services.scheduler.cluster import Cluster, Placed
@@ -111,12 +113,17 @@ def admit(
         cluster.groups.remember_rows(claim.uid, rows)
     found = count(cluster, group, (claim, named.role))
     if found.met:
+        if now is not None:
+            cluster.groups.attempts.forget(group.key)
         return None
     held = cluster.held.get(claim.uid)
     if held is not None and held.claim == claim and found.need.met(found.held):
         row = cluster.board.row_of.get(held.grant.node)
         if row is not None and (rows == row).any():
             return held.grant
+    pause = cluster.groups.attempts.pause(group.key, now)
+    if pause is not None:
+        return _paused(found, pause)
     known = cluster.groups.refused.get(group.key)
     if known is not None and now is not None and now - known[0] < _FRESH:
         return known[1]
@@ -127,12 +134,15 @@ def admit(
         others = cluster.groups.asked.get(uid) if rows_of is None else rows_of(uid)
         return rows if others is None else others
 
-    deadline = float("inf") if now is None else now + min(group.patience or PATIENCE, _LONGEST)
+    attempts, deadline = cluster.groups.attempts, float("inf")
+    if now is not None and keep:
+        deadline = attempts.begin(group.key, now, anew=not found.held) + min(group.patience or PATIENCE, _LONGEST)
     if now is not None and claim.uid not in cluster.held and found.need.met(found.held):
-        return _one_more(cluster, found, claim, rows, deadline, keep=keep)
-    short, plan = _plan(cluster, found, rows_for, deadline, keep=keep)
+        return _one_more(cluster, found, claim, rows, deadline, now, keep=keep)
+    short, plan = _plan(cluster, found, rows_for, deadline, now, keep=keep)
     if plan is None or not plan.enough:
         if now is not None:
+            attempts.end(group.key)
             cluster.groups.refused[group.key] = (now, short)
         return short
     if now is not None and keep:
@@ -141,7 +151,7 @@ def admit(
 
 
 def shortfall(
-    cluster: Cluster, uid: str, why: Callable[[Claim], Sequence[Refusal]] | None = None, rows_of: Rows | None = None
+    cluster: Cluster, uid: str, why: Callable[[Claim], Sequence[Refusal]] | None = None, *, now: float
 ) -> tuple[Shortfall, Sequence[Refusal]] | None:
     """What the group of a waiting Pod lacks, and what keeps its first member without room from every node; None: it
     lacks nothing, or the Pod goes by itself. Nothing changes but what is held for the group."""
@@ -154,7 +164,10 @@ def shortfall(
     found = count(cluster, group)
     if found.met or found.need.met(found.held):
         return None
-    short, plan = _plan(cluster, found, rows_of or cluster.groups.asked.get, float("inf"), keep=False, why=why)
+    pause = cluster.groups.attempts.pause(group.key, now)
+    if pause is not None:
+        return _paused(found, pause), ()
+    short, plan = _plan(cluster, found, cluster.groups.asked.get, float("inf"), now, keep=False, why=why)
     return None if plan is not None and plan.enough else (short, () if plan is None else plan.refusals)
 
 
@@ -179,6 +192,7 @@ def _plan(
     found: Count,
     rows_of: Rows,
     deadline: float,
+    now: float | None,
     *,
     keep: bool,
     why: Callable[[Claim], Sequence[Refusal]] | None = None,
@@ -193,7 +207,7 @@ def _plan(
     for claim, _ in found.waiting:
         cluster.release_hold(claim.uid)
         cluster.reserved.drop(claim.uid)  # room that was promised to it alone, before it had a group
-    ahead = [*_places_ahead(cluster, found)]
+    ahead = [*_places_ahead(cluster, found, now)]
     try:
         members = [Member(claim, role, _known(cluster, rows_of(claim.uid))) for claim, role in found.waiting]
         plan = place_together(cluster.ledger, cluster.chooser, members, need, deadline, why)
@@ -223,11 +237,11 @@ def _drop_spare(cluster: Cluster, need: Need, plan: Plan, asking: str) -> None:
 
 
 def _one_more(
-    cluster: Cluster, found: Count, claim: Claim, rows: Ints, deadline: float, *, keep: bool
+    cluster: Cluster, found: Count, claim: Claim, rows: Ints, deadline: float, now: float | None, *, keep: bool
 ) -> Grant | Shortfall:
     """A place for a member beside those of the plan, which others may be on their way to."""
     cluster.reserved.drop(claim.uid)
-    ahead = [*_places_ahead(cluster, found)]
+    ahead = [*_places_ahead(cluster, found, now)]
     grant = cluster.chooser.choose(claim, rows)
     for other in ahead:
         release(cluster.ledger, other.grants)
@@ -243,9 +257,9 @@ def _known(cluster: Cluster, rows: Ints | None) -> Ints | None:
     return rows if rows is None or not len(rows) or rows.max() < cluster.board.rows else rows[rows < cluster.board.rows]
 
 
-def _places_ahead(cluster: Cluster, found: Count) -> Iterator[Plan]:
+def _places_ahead(cluster: Cluster, found: Count, now: float | None) -> Iterator[Plan]:
     """Book the rest of the groups that have begun and come before this one; the caller gives the places back."""
-    for other in _begun(cluster, found):
+    for other in _begun(cluster, found, now):
         need = other.need
         if need.met(other.held):
             continue
@@ -262,14 +276,16 @@ def _places_ahead(cluster: Cluster, found: Count) -> Iterator[Plan]:
             yield plan
 
 
-def _begun(cluster: Cluster, found: Count) -> list[Count]:
-    """The groups that have begun, have too few members, and come before this one."""
+def _begun(cluster: Cluster, found: Count, now: float | None) -> list[Count]:
+    """The groups that have begun, have too few members, and come before this one. While one of them pauses, others may
+    have the cards."""
     waiting = {
         group.key: group
         for uid in cluster.pending
         if (group := cluster.groups.group_of(uid)) is not None and group.key != found.group.key and not group.finished
     }
-    counts = (count(cluster, group) for group in waiting.values())
+    attempts = cluster.groups.attempts
+    counts = (count(cluster, group) for key, group in waiting.items() if attempts.pause(key, now) is None)
     begun = [other for other in counts if other.begun and not other.met]
     if found.begun:
         begun = [other for other in begun if other.group.order < found.group.order]
@@ -300,6 +316,28 @@ def _short(found: Count, fitting: Sequence[str] | None, without: Claim | None = 
         role,
         without,
     )
+
+
+def _paused(found: Count, pause: Pause) -> Shortfall:
+    """What keeps a group waiting that held cards in vain."""
+    return Shortfall(
+        found.group.name,
+        found.group.needed,
+        len(found.placed),
+        len(found.cardless),
+        came=pause.came,
+        pause=pause.seconds,
+    )
+
+
+def expire_holds(cluster: Cluster, now: float) -> None:
+    """Give up the places for which no bind came in time; their groups pause."""
+    late = cluster.drop_late_holds(now)
+    groups = {group.key: group for uid in late if (group := cluster.groups.group_of(uid)) is not None}
+    for group in groups.values():
+        found = count(cluster, group)
+        if not found.met:
+            cluster.groups.attempts.fail(group.key, now, len(found.placed) + len(found.cardless))
 
 
 def admit_to_names(

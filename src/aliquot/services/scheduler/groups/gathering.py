@@ -41,11 +41,17 @@ class Gathering:
         group = self._cluster.groups.group_of(uid)
         if group is None:
             return None
+        attempts, clock = self._cluster.groups.attempts, asyncio.get_running_loop().time
         meeting = self._meetings.setdefault(group.key, _Meeting())
-        if count(self._cluster, group).met:
+        found = count(self._cluster, group)
+        if found.met:
+            attempts.forget(group.key)
             meeting.enough.set()
             self._leave(group.key, meeting)
             return None
+        if attempts.pause(group.key, clock()) is not None:  # the others were refused already
+            self._leave(group.key, meeting)
+            return not_gathered(group, len(found.placed) + len(found.cardless), self._limit)
         meeting.waiting += 1
         try:
             async with asyncio.timeout(self._limit):
@@ -60,7 +66,9 @@ class Gathering:
             return None
         for claim, _ in found.waiting:  # whatever kept the others away, other Pods need not wait for it
             self._cluster.release_hold(claim.uid)
-        return not_gathered(group, len(found.placed) + len(found.cardless), self._limit)
+        came = len(found.placed) + len(found.cardless)
+        attempts.fail(group.key, clock(), came)
+        return not_gathered(group, came, self._limit)
 
     def _leave(self, key: str, meeting: _Meeting) -> None:
         if self._meetings.get(key) is meeting and (meeting.enough.is_set() or not meeting.waiting):

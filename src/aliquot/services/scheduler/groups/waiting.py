@@ -47,12 +47,15 @@ class WaitingGroups:
         found: list[str] = []
         began = self._clock()
         for key, uids in self._waiting.items():
+            if self._cluster.groups.attempts.pause(key, now) is not None:
+                self._planned.pop(key, None)  # its next attempt needs no change of the cluster
+                continue
             planned = self._planned.get(key)
             if planned is not None and (now - planned[0] < _BETWEEN or planned[1] == self._state()):
                 continue
             if self._clock() - began > _LIMIT:
                 break
-            if self._shortfall(uids[0]) is None:
+            if self._shortfall(uids[0], now) is None:
                 found += uids
             self._planned[key] = (now, self._state())
         return found
@@ -64,7 +67,7 @@ class WaitingGroups:
         if known is not None and now - known[0] < _FRESH:
             return known[1], False
         board = self._cluster.board
-        found = self._shortfall(uid, self._cluster.chooser.refusals)
+        found = self._shortfall(uid, now, self._cluster.chooser.refusals)
         nodes = int(board.present[: board.rows].sum())
         text = None if found is None else waiting_because(found[0], found[1], nodes)
         self._sentences[key] = (now, text)
@@ -75,13 +78,13 @@ class WaitingGroups:
         return self._cluster.groups.take_strays() if self._known() else []
 
     def _shortfall(
-        self, uid: str, why: Callable[[Claim], Sequence[Refusal]] | None = None
+        self, uid: str, now: float, why: Callable[[Claim], Sequence[Refusal]] | None = None
     ) -> tuple[Shortfall, Sequence[Refusal]] | None:
         """What the Pod's group lacks. A plan that is given up leaves the board as it was, but for its clock: that must
         not make all other groups plan again."""
         cluster = self._cluster
         before, held = cluster.board.clock, len(cluster.held)
-        found = shortfall(cluster, uid, why)
+        found = shortfall(cluster, uid, why, now=now)
         if len(cluster.held) == held:  # otherwise holds of the group were given up, which others may need
             self._moved += cluster.board.clock - before
         return found
