@@ -58,10 +58,10 @@ class Attempts:
         seconds = pause_after(failures, now - began)
         self._pauses[key] = Pause(now + seconds, seconds, came)
 
-    def pause(self, key: str, now: float | None) -> Pause | None:
+    def pause(self, key: str, now: float) -> Pause | None:
         """The pause that the group is in; None: it may hold cards."""
         found = self._pauses.get(key)
-        return found if found is not None and now is not None and now < found.until else None
+        return found if found is not None and now < found.until else None
 
     def excuse(self, key: str) -> None:
         """The next attempt may turn out differently: it need not wait."""

@@ -23,9 +23,19 @@ SHARED = {"gpushare": "true"}
 ON_CARD = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 
 
-def filtered(cluster: Cluster, pod: Json, names: list[str], *, keep: bool) -> set[str]:
+def filtered(cluster: Cluster, pod: Json, names: list[str], *, now: float, keep: bool) -> set[str]:
     question = parse_args(json.dumps({"Pod": pod, "NodeNames": names}).encode())
-    return set(json.loads(filter_answer(cluster, question, keep=keep)[0])["NodeNames"] or ())
+    return set(json.loads(filter_answer(cluster, question, now=now, keep=keep)[0])["NodeNames"] or ())
+
+
+def tried(pod: Json, message: str) -> Json:
+    """A Pod that kube-scheduler found no node for."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {**pod, "status": {"conditions": [condition]}}
+
+
+ASKED = "0/1 nodes are available: 1 PodGroup ns/g needs 2 members in their places at once (aliquot:group)."
+NOT_ASKED = "0/1 nodes are available: 1 Insufficient cpu."
 
 
 @st.composite
@@ -41,7 +51,9 @@ def scenes(draw: st.DrawFn) -> tuple[list[Json], list[Json], list[Json]]:
         more: Json = {"on": "n0", "annotations": ON_CARD} if gib <= 6 and draw(st.integers(0, 3)) == 0 else {}
         group = draw(st.sampled_from(["g", "g", "h", ""]))
         name, limits = f"p{at}", {MEM: str(gib)}
-        pods.append(member_json(name, group, limits, **more) if group else pod_json(name, limits, **more))
+        pod = member_json(name, group, limits, **more) if group else pod_json(name, limits, **more)
+        before = draw(st.sampled_from([None, ASKED, ASKED, NOT_ASKED]))
+        pods.append(pod if more or before is None else tried(pod, before))
     return nodes, groups, [{**pod, "kind": "Pod"} for pod in pods]
 
 
@@ -62,10 +74,13 @@ def test_explain_agrees_with_filter_about_members_of_groups(
         cluster.set_pod(as_pod(pod))
     names = [node["metadata"]["name"] for node in nodes]
     for pod in pods:
+        if ASKED in str(pod["status"]):  # before the first Pod of the snapshot is placed
+            filtered(cluster, pod, names, now=0.0, keep=False)
+    for at, pod in enumerate(pods):
         if "nodeName" in pod["spec"]:
             continue
         verdict = snapshot.place(pod, book=book)
-        fit = filtered(cluster, pod, names, keep=book)
+        fit = filtered(cluster, pod, names, now=10.0 * at + 10.0, keep=book)
         assert (verdict.grant is not None) == bool(fit)
         refused = {refusal.node for refusal in verdict.refusals}
         if verdict.grant is None:
@@ -114,3 +129,15 @@ def test_a_group_that_cannot_be_read_is_a_note() -> None:
     assert [(note.about, note.text) for note in snapshot.notes] == [
         ("ns/g", 'keeps its Pods waiting: spec.minMember: "two" is not allowed: a whole number, at least 0')
     ]
+
+
+def test_room_is_left_for_a_member_that_kube_scheduler_has_asked_about() -> None:
+    first = member_json("old1", "old", {MEM: "16"}, on="n1", annotations=ON_CARD)
+    rest = member_json("old2", "old", {MEM: "16"})
+    new = [member_json(name, "new", {MEM: "16"}) for name in ("new1", "new2")]
+    nodes = [{**node_json(name, labels=SHARED), "kind": "Node"} for name in ("n1", "n2", "n3")]
+    groups = [group_json("old", 2), group_json("new", 2)]
+    for message, waits in ((ASKED, True), (NOT_ASKED, False)):
+        pods = [{**pod, "kind": "Pod"} for pod in (first, tried(rest, message), *new)]
+        snapshot = take_snapshot([*nodes, *groups, *pods], policy="binpack", rules=DEFAULT_RULES)
+        assert (snapshot.place(new[0]).group is not None) == waits

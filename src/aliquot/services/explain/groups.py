@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from aliquot.dialects import kube
 from aliquot.dialects.podgroups import GroupObject, api_of, group_key, membership
 from aliquot.dialects.wire.objects import PodObject, pod_names, read_object
 from aliquot.model.claim import Claim
@@ -18,6 +19,8 @@ from aliquot.services.scheduler.groups.admission import Rows, admit
 
 Json = dict[str, Any]
 
+_BETWEEN = 10.0  # seconds that pass from one Pod to the next, so that each is decided anew
+
 
 @dataclass(slots=True)
 class GroupMembers:
@@ -25,6 +28,8 @@ class GroupMembers:
 
     cluster: Cluster
     manifests: dict[str, Json] = field(default_factory=dict)  # by uid
+    _asked: list[str] = field(default_factory=list)  # uids that kube-scheduler has asked our scheduler about
+    _now: float = 0.0
     _latest: tuple[Shortfall, tuple[Refusal, ...], tuple[Refusal, ...]] | None = None
 
     def add_group(self, manifest: Json) -> str | None:
@@ -41,7 +46,10 @@ class GroupMembers:
     def note(self, pod: PodObject, manifest: Json) -> None:
         """A Pod of the cluster."""
         if membership(pod) is not None:
-            self.manifests[pod_names(pod).uid] = manifest
+            uid = pod_names(pod).uid
+            self.manifests[uid] = manifest
+            if _was_asked(manifest):
+                self._asked.append(uid)
 
     def expect(self, manifests: Iterable[Json]) -> None:
         """Pods that will be placed: those of a PodGroup count for each other."""
@@ -58,7 +66,13 @@ class GroupMembers:
         pod = read_object(manifest, PodObject, "pod") if self.cluster.groups.groups else None
         if not isinstance(pod, PodObject):
             return None
-        return admit(self.cluster, pod, claim, rows, keep=keep, rows_of=rows_of)
+        while self._asked:  # now that all nodes are known
+            uid = self._asked.pop()
+            asked = rows_of(uid)
+            if asked is not None:
+                self.cluster.groups.remember_rows(uid, asked)
+        self._now += _BETWEEN
+        return admit(self.cluster, pod, claim, rows, now=self._now, keep=keep, rows_of=rows_of)
 
     def refusals(
         self, short: Shortfall, refusals: tuple[Refusal, ...], claim: Claim, rows: Ints
@@ -70,3 +84,16 @@ class GroupMembers:
             waiting = [Refusal(name, None, Reason.GROUP, short.needed, short.has, never=False) for name in names]
             latest = self._latest = (short, refusals, (*refusals, *waiting))
         return latest[2]
+
+
+def _was_asked(manifest: Json) -> bool:
+    """Whether kube-scheduler has asked our scheduler about a waiting Pod: it repeats our words in the Pod's condition.
+    A Pod without a node that its own rules allow never gets that far."""
+    conditions = kube.mapping(manifest.get("status")).get("conditions")
+    return any(
+        isinstance(condition, dict)
+        and condition.get("type") == "PodScheduled"
+        and condition.get("status") == "False"
+        and "aliquot:" in str(condition.get("message"))
+        for condition in (conditions if isinstance(conditions, list) else ())
+    )

@@ -31,9 +31,7 @@ class FilterOutcome:
     names: Sequence[str] = ()
 
 
-def filter_answer(
-    cluster: Cluster, args: Args, *, now: float | None = None, keep: bool = False
-) -> tuple[bytes, FilterOutcome]:
+def filter_answer(cluster: Cluster, args: Args, *, now: float = 0.0, keep: bool = False) -> tuple[bytes, FilterOutcome]:
     """The answer, and what it came to. With `keep`, the places of a whole PodGroup are held from `now` on."""
     names = extender.requested_names(args)
     claim = cluster.read(args.Pod)

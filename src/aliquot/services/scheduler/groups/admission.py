@@ -93,13 +93,14 @@ def admit(
     claim: Claim,
     rows: Ints,
     *,
-    now: float | None = None,
+    now: float,
     keep: bool = False,
     rows_of: Rows | None = None,
 ) -> Grant | Shortfall | None:
     """The member's place, or what its group lacks; None: the Pod goes by itself.
 
-    `rows` are the nodes that it may go to, `rows_of` those of other members. With `keep`, places are held from `now`.
+    `rows` are the nodes that it may go to, `rows_of` those of other members: what kube-scheduler last asked about, if
+    not given. With `keep`, places are held from `now`.
     """
     named = membership(pod)
     group = cluster.groups.find(named)
@@ -109,12 +110,10 @@ def admit(
         return Shortfall(f"{claim.namespace}/{named.name}", broken=group.sentence())
     if claim.uid in cluster.assumed or claim.uid in cluster.placed:  # has its cards; perhaps its bind has no answer yet
         return None
-    if now is not None:
-        cluster.groups.remember_rows(claim.uid, rows)
+    cluster.groups.remember_rows(claim.uid, rows)
     found = count(cluster, group, (claim, named.role))
     if found.met:
-        if now is not None:
-            cluster.groups.attempts.forget(group.key)
+        cluster.groups.attempts.forget(group.key)
         return None
     held = cluster.held.get(claim.uid)
     if held is not None and held.claim == claim and found.need.met(found.held):
@@ -125,27 +124,26 @@ def admit(
     if pause is not None:
         return _paused(found, pause)
     known = cluster.groups.refused.get(group.key)
-    if known is not None and now is not None and now - known[0] < _FRESH:
+    if known is not None and now - known[0] < _FRESH:
         return known[1]
 
     def rows_for(uid: str) -> Ints | None:
         if uid == claim.uid:
-            return cluster.groups.asked.get(uid, rows) if now is not None else rows
+            return cluster.groups.asked.get(uid, rows)  # members mostly share one array
         others = cluster.groups.asked.get(uid) if rows_of is None else rows_of(uid)
         return rows if others is None else others
 
     attempts, deadline = cluster.groups.attempts, float("inf")
-    if now is not None and keep:
+    if keep:
         deadline = attempts.begin(group.key, now, anew=not found.held) + min(group.patience or PATIENCE, _LONGEST)
-    if now is not None and claim.uid not in cluster.held and found.need.met(found.held):
+    if claim.uid not in cluster.held and found.need.met(found.held):
         return _one_more(cluster, found, claim, rows, deadline, now, keep=keep)
     short, plan = _plan(cluster, found, rows_for, deadline, now, keep=keep)
     if plan is None or not plan.enough:
-        if now is not None:
-            attempts.end(group.key)
-            cluster.groups.refused[group.key] = (now, short)
+        attempts.end(group.key)
+        cluster.groups.refused[group.key] = (now, short)
         return short
-    if now is not None and keep:
+    if keep:
         _drop_spare(cluster, found.need, plan, claim.uid)
     return plan.grants.get(claim.uid, short)
 
@@ -192,7 +190,7 @@ def _plan(
     found: Count,
     rows_of: Rows,
     deadline: float,
-    now: float | None,
+    now: float,
     *,
     keep: bool,
     why: Callable[[Claim], Sequence[Refusal]] | None = None,
@@ -237,7 +235,7 @@ def _drop_spare(cluster: Cluster, need: Need, plan: Plan, asking: str) -> None:
 
 
 def _one_more(
-    cluster: Cluster, found: Count, claim: Claim, rows: Ints, deadline: float, now: float | None, *, keep: bool
+    cluster: Cluster, found: Count, claim: Claim, rows: Ints, deadline: float, now: float, *, keep: bool
 ) -> Grant | Shortfall:
     """A place for a member beside those of the plan, which others may be on their way to."""
     cluster.reserved.drop(claim.uid)
@@ -257,7 +255,7 @@ def _known(cluster: Cluster, rows: Ints | None) -> Ints | None:
     return rows if rows is None or not len(rows) or rows.max() < cluster.board.rows else rows[rows < cluster.board.rows]
 
 
-def _places_ahead(cluster: Cluster, found: Count, now: float | None) -> Iterator[Plan]:
+def _places_ahead(cluster: Cluster, found: Count, now: float) -> Iterator[Plan]:
     """Book the rest of the groups that have begun and come before this one; the caller gives the places back."""
     for other in _begun(cluster, found, now):
         need = other.need
@@ -276,7 +274,7 @@ def _places_ahead(cluster: Cluster, found: Count, now: float | None) -> Iterator
             yield plan
 
 
-def _begun(cluster: Cluster, found: Count, now: float | None) -> list[Count]:
+def _begun(cluster: Cluster, found: Count, now: float) -> list[Count]:
     """The groups that have begun, have too few members, and come before this one. While one of them pauses, others may
     have the cards."""
     waiting = {
@@ -341,7 +339,7 @@ def expire_holds(cluster: Cluster, now: float) -> None:
 
 
 def admit_to_names(
-    cluster: Cluster, pod: PodObject, claim: Claim, names: Sequence[str], *, now: float | None, keep: bool
+    cluster: Cluster, pod: PodObject, claim: Claim, names: Sequence[str], *, now: float, keep: bool
 ) -> Grant | Shortfall | None:
     """`admit`, for the nodes of a filter call. Nearly all Pods have no group: they must not pay for a list of rows."""
     if not cluster.groups.groups or cluster.groups.find(membership(pod)) is None:
