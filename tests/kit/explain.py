@@ -33,7 +33,8 @@ def explained(folder: Path, pods: list[Json], cluster: list[Json], *options: str
 
 def assert_shape(entry: Json) -> None:
     """The contract, strictly: these keys and no others, of these types."""
-    keys = ["pod", "ours", "fits", "node", "containers", "error", "scheduling_gates", "preemption", "refusals"]
+    keys = ["pod", "ours", "fits", "node", "containers", "error", "scheduling_gates", "preemption"]
+    keys += ["claims", "refusals"]
     assert list(entry) == keys
     assert entry["preemption"] is None or entry["fits"] is False
     assert isinstance(entry["pod"], str)

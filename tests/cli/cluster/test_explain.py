@@ -62,6 +62,7 @@ def test_explain_json_has_cards_and_refusals_of_other_nodes(tmp_path: Path) -> N
         "error": None,
         "scheduling_gates": [],
         "preemption": None,
+        "claims": [],
         "refusals": [
             {"node": "n2", "card": None, "reason": "unschedulable", "wanted": None, "had": "cordoned", "never": False}
         ],

@@ -315,18 +315,23 @@ def test_claims_that_hold_cards_are_shown(cluster: FakeCluster) -> None:
     cluster.show(node)
     assert "CLAIM" not in invoked(aliquot, "-d").stdout
     claims = [
-        a_claim(a_result(cards[1], 4096, 30), config=[offline], name="train"),
+        a_claim(a_result(cards[1], 4096, 30), config=[offline], name="train", pods={"u1": "b", "u2": "a"}),
         a_claim(a_result(cards[1], 2048), name="elsewhere") | {"status": {}},
     ]
     cluster.answer("/apis/resource.k8s.io/v1/resourceclaims", claims)
     said = invoked(aliquot, "-d").stdout
     assert "n1  claims" in said
     assert [line.split() for line in said.splitlines()][-2:] == [
-        ["CLAIM", "CLASS", "GPU", "MEMORY", "(GiB)", "CORE"],
-        ["ml/train", "offline", "1", "4", "greedy", "30%"],
+        ["CLAIM", "CLASS", "GPU", "MEMORY", "(GiB)", "CORE", "USED", "BY"],
+        ["ml/train", "offline", "1", "4", "greedy", "30%", "a,", "b"],
     ]
     (shown,) = json.loads(invoked(aliquot, "-o", "json").stdout)["nodes"]
     assert shown["claims"] == [
-        {"claim": "ml/train", "class": "offline", "cards": [{"index": 1, "memory_gib": 4, "core": 0, "greedy": 30}]}
+        {
+            "claim": "ml/train",
+            "class": "offline",
+            "cards": [{"index": 1, "memory_gib": 4, "core": 0, "greedy": 30}],
+            "pods": ["a", "b"],
+        }
     ]
     assert [card["memory_used_gib"] for card in shown["cards"]] == [0, 4]

@@ -18,6 +18,7 @@ import click
 
 import aliquot
 from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble
+from aliquot.cli.cluster.objects import hands_out_claims
 from aliquot.cli.errors import InputError
 from aliquot.cli.kubectloptions import kubectl_options
 from aliquot.cli.tables import printable
@@ -279,7 +280,9 @@ def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
         rules = cluster.location.rules(qgpu_rules, "auto", nodes or [])
     except UnknownOptionError as error:
         raise InputError(str(error)) from error
-    overview = look([*(nodes or []), *(pods or []), *(sick or []), *(slices or [])], rules)
+    by_claims = hands_out_claims([*(nodes or []), *(slices or [])])
+    claims = cluster.allowed("claims", kubectl.resource_claims, "resourceclaims") if by_claims else None
+    overview = look([*(nodes or []), *(pods or []), *(sick or []), *(slices or []), *(claims or [])], rules)
     control = cluster.control()
     yield from cluster.findings[1:]  # what we may not read
     cluster.findings[1:] = []
@@ -291,7 +294,7 @@ def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
 
 def _of_objects(overview: Overview, now: datetime, *, with_pods: bool) -> Iterator[Finding]:
     from aliquot.services.doctor.nodes import node_findings
-    from aliquot.services.doctor.pods import pod_findings, waiting_findings
+    from aliquot.services.doctor.pods import claim_findings, pod_findings, waiting_findings
 
     for key, invalid in overview.snapshot.unheeded.items():
         name = key.rpartition("/")[2]
@@ -300,6 +303,7 @@ def _of_objects(overview: Overview, now: datetime, *, with_pods: bool) -> Iterat
     yield from node_findings(overview.snapshot)
     if with_pods:
         yield from pod_findings(overview.snapshot, now)
+        yield from claim_findings(overview)
         yield from waiting_findings(overview)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aliquot.cli.manifests import Manifest
     from aliquot.dialects.wire.objects import NodeObject
     from aliquot.model.grant import Grant, Share
+    from aliquot.services.explain.claims import PodClaim
     from aliquot.services.explain.snapshot import Note, Preemption, Verdict
 
 _MOST_NAMES = 3  # of a note; five thousand nodes may all need the same assumption
@@ -202,6 +203,18 @@ def _entry(verdict: Verdict) -> dict[str, Any]:
         "error": "; ".join(broken.sentence() for broken in verdict.broken) or None,
         "scheduling_gates": list(verdict.gates),
         "preemption": _preemption(verdict.preemption) if verdict.preemption else None,
+        "claims": [_claim(claim) for claim in verdict.claims],
+    }
+
+
+def _claim(claim: PodClaim) -> dict[str, Any]:
+    return {
+        "claim": claim.name,
+        "node": claim.grant.node if claim.grant else None,
+        "class": claim.app_class.value,
+        "requests": _containers(claim.grant) if claim.grant else {},
+        "pods": list(claim.users),
+        "error": claim.why or None,
     }
 
 
@@ -248,18 +261,21 @@ def _refusals(verdict: Verdict) -> list[dict[str, Any]]:
 
 def _write_table(verdicts: Iterable[Verdict], *, nodes: int, widths: list[int]) -> bool:
     """A line for each Pod that fits, a paragraph for each that does not, alike ones together. Whether all fit."""
-    ours = fits = others = 0
+    ours = fits = others = by_claims = 0
     alike: list[Verdict] = []
     for verdict in verdicts:
         if alike and not _alike(alike[-1], verdict):
             _echo(_paragraph(alike, nodes, widths))
             alike = []
         alike.append(verdict)
-        ours, fits, others = ours + verdict.ours, fits + (verdict.fits is True), others + (not verdict.ours)
+        ours, fits = ours + verdict.ours, fits + (verdict.fits is True)
+        by_claims, others = by_claims + bool(verdict.claims), others + (not verdict.ours and not verdict.claims)
     if alike:
         _echo(_paragraph(alike, nodes, widths))
     total = "no GPU Pods" if not ours else f"all {ours:,} fit" if fits == ours else f"{fits:,} of {ours:,} fit"
-    tail = f"; {others:,} {'are' if others > 1 else 'is'} not ours" if others else ""
+    total = f"{by_claims:,} by ResourceClaims" if by_claims and not ours else total
+    tail = f"; {by_claims:,} by ResourceClaims" if by_claims and ours else ""
+    tail += f"; {others:,} {'are' if others > 1 else 'is'} not ours" if others else ""
     click.echo(f"\n{total}{tail}")
     return fits == ours
 
@@ -290,6 +306,8 @@ def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[
     elif verdict.broken:
         yield f"{name}  {'are' if many else 'is'} not allowed"
         yield from (f"    {broken.sentence()}" for broken in verdict.broken)
+    elif verdict.claims:
+        yield from _by_claims(name, verdict.claims, widths[1])
     elif verdict.claim is None:
         yield f"{name}  -{remark}"
     elif verdict.gates:
@@ -303,6 +321,16 @@ def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[
         if verdict.preemption is not None:
             gone = verdict.preemption
             yield f"  {'one of them ' * many}{would_go(gone.victims, gone.grant, preempts=gone.allowed)}"
+
+
+def _by_claims(name: str, claims: Iterable[PodClaim], width: int) -> Iterator[str]:
+    for claim in claims:
+        if claim.grant is None:
+            yield f"{name}  {'-'.ljust(width)}  claim {claim.name}: {claim.why}"
+            continue
+        users = f"; used by {', '.join(claim.users)}" if claim.users else "; no Pod uses it now"
+        what = f"claim {claim.name} ({claim.app_class.value}): {_cards(claim.grant)}{users}"
+        yield f"{name}  {claim.grant.node.ljust(width)}  {what}"
 
 
 def _cards(grant: Grant) -> str:

@@ -17,7 +17,7 @@ from aliquot.wording.amounts import in_units
 
 if TYPE_CHECKING:
     from aliquot.model.claim import Usage
-    from aliquot.services.explain.overview import CardStanding, NodeStanding, Overview, PodStanding
+    from aliquot.services.explain.overview import CardStanding, ClaimStanding, NodeStanding, Overview, PodStanding
 
 Json = dict[str, Any]
 
@@ -103,24 +103,13 @@ def overview(kubectl: Kubectl) -> Overview:
     objects = reach(lambda: cluster_objects(kubectl))
     nodes = [obj for obj in objects if _is_node(obj)]
     try:
-        claims = reach(kubectl.resource_claims) if _hands_out_claims(objects) else ()
-        return look(objects, find_scheduler(kubectl).rules(None, "auto", nodes), claims)
+        return look(objects, find_scheduler(kubectl).rules(None, "auto", nodes))
     except UnknownOptionError as error:
         raise InputError(str(error)) from error
 
 
 def _is_node(obj: Json) -> bool:
     return obj.get("kind") == "Node"
-
-
-def _hands_out_claims(objects: Iterable[Json]) -> bool:
-    """Whether claims may hold cards of ours: a node is labelled for it, or was and its slices are still there."""
-    from aliquot.dialects.dra import DRIVER, LABEL
-
-    return any(
-        LABEL in (obj["metadata"].get("labels") or {}) or (obj.get("spec") or {}).get("driver") == DRIVER
-        for obj in objects
-    )
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
@@ -288,12 +277,17 @@ def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
             yield from _indented(table(["POD", "CLASS", "DIALECT", "GPU", "MEMORY (GiB)", "CORE", ""], rows))
         if node.claims:
             yield ""
-            rows = [[cell for at, cell in enumerate(_pod_row(claim)) if at != 2] for claim in node.claims]
-            yield from _indented(table(["CLAIM", "CLASS", "GPU", "MEMORY (GiB)", "CORE", ""], rows))
+            rows = [_claim_row(claim) for claim in node.claims]
+            yield from _indented(table(["CLAIM", "CLASS", "GPU", "MEMORY (GiB)", "CORE", "USED BY"], rows))
 
 
 def _indented(text: str) -> Iterator[str]:
     yield from (f"  {line}" for line in text.splitlines())
+
+
+def _claim_row(claim: ClaimStanding) -> list[str]:
+    key, app_class, _, *amounts, _ = _pod_row(claim)
+    return [key, app_class, *amounts, ", ".join(claim.users) or "-"]
 
 
 def _pod_row(pod: PodStanding) -> list[str]:
@@ -402,7 +396,12 @@ def _node_json(node: NodeStanding) -> Json:
             for pod in node.pods
         ],
         "claims": [
-            {"claim": claim.key, "class": claim.claim.app_class.value, "cards": _cards_json(claim)}
+            {
+                "claim": claim.key,
+                "class": claim.claim.app_class.value,
+                "cards": _cards_json(claim),
+                "pods": list(claim.users),
+            }
             for claim in node.claims
         ],
     }

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
 
 from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, both
-from aliquot.dialects import podgroups
+from aliquot.dialects import dra, podgroups
 
 
 def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
-    """All that decides where Pods go: Nodes, Pods, PodGroups, ResourceSlices, sick cards' ConfigMaps.
+    """All that decides where Pods go: Nodes, Pods, PodGroups, ResourceSlices, ResourceClaims, sick cards' ConfigMaps.
 
     Raises KubectlError.
     """
@@ -25,7 +25,16 @@ def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
             f"note: {CONFIG_MAPS} cannot be read, so cards taken out there are not known: {error.text}", err=True
         )
         sick = []
-    return [*nodes, *pods, *sick, *slices, *_pod_groups(kubectl)]
+    claims = kubectl.resource_claims() if hands_out_claims([*nodes, *slices]) else []
+    return [*nodes, *pods, *sick, *slices, *claims, *_pod_groups(kubectl)]
+
+
+def hands_out_claims(objects: Iterable[dict[str, Any]]) -> bool:
+    """Whether claims may hold cards of ours: a node is labelled for it, or was and its slices are still there."""
+    return any(
+        dra.LABEL in (obj["metadata"].get("labels") or {}) or (obj.get("spec") or {}).get("driver") == dra.DRIVER
+        for obj in objects
+    )
 
 
 def _pod_groups(kubectl: Kubectl) -> Iterator[dict[str, Any]]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from aliquot.dialects.dra import CORE, DRIVER, MEMORY
+from aliquot.dialects.dra import CORE, DEVICE_CLASSES, DRIVER, MEMORY
 from aliquot.dialects.dra.config import ClaimConfig, parse_config
 from aliquot.dialects.dra.slices import device_name
+from aliquot.dialects.kube import mapping, sequence
 from aliquot.dialects.wire.objects import Metadata
 from aliquot.model.claim import AppClass, Role
 from aliquot.model.device import CORE_MILLI, Card
@@ -73,6 +74,7 @@ class ClaimObject(msgspec.Struct):
     """A ResourceClaim, with the fields that are used."""
 
     metadata: Metadata
+    spec: Any = None
     status: _Status | None = None
 
     @property
@@ -90,6 +92,25 @@ class ClaimObject(msgspec.Struct):
     def allocated(self) -> bool:
         """Whether it has a card of any node."""
         return bool(self._ours())
+
+    @property
+    def allocated_elsewhere(self) -> bool:
+        """Whether it has devices, and none of them is a card of ours."""
+        return self.status is not None and self.status.allocation is not None and not self.allocated
+
+    @property
+    def wants_ours(self) -> bool:
+        """Whether a request names one of our own DeviceClasses. Which driver serves another class, a claim does not
+        say."""
+        devices = mapping(mapping(self.spec).get("devices"))
+        requests = [mapping(request) for request in sequence(devices.get("requests"))]
+        parts = (part for item in requests for part in (item.get("exactly"), *sequence(item.get("firstAvailable"))))
+        return any(mapping(part).get("deviceClassName") in DEVICE_CLASSES for part in parts)
+
+    @property
+    def node(self) -> str:
+        """The node of its cards; empty where it has none."""
+        return next((result.pool for _, result in self._ours()), "")
 
     def holds(self, node: str) -> bool:
         """Whether it has a card of that node."""

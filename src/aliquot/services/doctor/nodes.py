@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from aliquot import dialects
-from aliquot.dialects import Rules, elastic, gpushare, hami, kai, native, qgpu, t9k
+from aliquot.dialects import Rules, dra, elastic, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.nodereading import qgpu_bars_whole_cards
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.schedulerconfig import DIALECTS
@@ -60,7 +60,8 @@ def node_findings(snapshot: Snapshot) -> Iterator[Finding]:
         node = cluster.board.node(name)
         if node is None:
             continue
-        offering += bool(node.offers and node.cards)
+        by_claims = (obj.metadata.labels or {}).get(dra.LABEL) == "true"
+        offering += bool(node.cards and (node.offers or by_claims))
         yield from _labels(obj, rules.served)
         if t9k.DIALECT in rules.served:
             yield from _taints(obj)

@@ -108,6 +108,24 @@ def _crowded(held: Mapping[tuple[str, int], list[tuple[str, Usage]]], cluster: C
             yield found("over-allocated", about, f"is held whole by one Pod, and {len(uses)} are on it", fix)
 
 
+def claim_findings(seen: Overview) -> Iterator[Finding]:
+    """ResourceClaims that hold cards: which cannot be read, and cards of which they hold more than there is."""
+    for node in seen.nodes:
+        for wrong in node.unreadable:
+            fix = "correct it and create it again, with its Pods: kubectl delete resourceclaim NAME"
+            yield found("claims", node.name, f"{wrong}; it is not counted", fix)
+        over = [card for card in node.cards if node.claims and card.used.memory_mib > card.card.bookable_mib]
+        for standing in over:
+            given, has = needed_and_had(standing.used.memory_mib, standing.card.bookable_mib)
+            on_it = [claim.key for claim in node.claims if standing.card.index in claim.grant.usage()]
+            fix = f"delete Pods of one of its claims: {', '.join(on_it[:5])}"
+            about = f"{node.name}, GPU {standing.card.index}"
+            yield found("over-allocated", about, f"{given} of {has} are given away, also to ResourceClaims", fix)
+    count = sum(len(node.claims) for node in seen.nodes)
+    if count:
+        yield ok("claims", f"{count:,} ResourceClaim{'s' * (count != 1)} with cards")
+
+
 def waiting_findings(seen: Overview) -> Iterator[Finding]:
     """The Pods that wait, and why. Waiting for others to leave is no fault; waiting for what never comes is."""
     fix = "`aliquot explain POD` tells every reason"
@@ -117,7 +135,8 @@ def waiting_findings(seen: Overview) -> Iterator[Finding]:
             if last_refusal(pod.read):  # where it was not even tried, the extender's checks say why
                 yield Finding("waiting", Level.NOTE, (pod.key,), seen.sentence(pod, verdict), _NOT_BY_CARDS)
             continue
-        hopeful = bool(verdict.gates) or (bool(verdict.refusals) and waiting_helps(verdict.refusals))
+        by_claims = bool(verdict.claims) and seen.snapshot.hands_out_claims
+        hopeful = bool(verdict.gates) or by_claims or (bool(verdict.refusals) and waiting_helps(verdict.refusals))
         level = Level.NOTE if hopeful else Level.FINDING
         advice = "correct its manifest" if verdict.broken else _GATED if verdict.gates else fix
         yield Finding("waiting", level, (pod.key,), seen.sentence(pod, verdict), advice)

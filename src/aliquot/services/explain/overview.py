@@ -10,12 +10,13 @@ from typing import Any
 from aliquot.dialects import Rules
 from aliquot.dialects.dra import LABEL
 from aliquot.dialects.dra.claims import AllocatedClaim, ClaimObject, parse_claim
-from aliquot.dialects.wire.objects import PodObject, read_object
+from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.otherplugins import hand_out
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
+from aliquot.services.explain.claims import why_without_card
 from aliquot.services.explain.snapshot import ClusterPod, Note, Snapshot, Verdict, take_snapshot
 from aliquot.wording.groups import waiting
 from aliquot.wording.refusals import held_back, one_sentence
@@ -44,6 +45,13 @@ class PodStanding:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimStanding(PodStanding):
+    """A ResourceClaim that holds cards; `users`: the Pods that it is reserved for, in its namespace."""
+
+    users: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStanding:
     """A node with cards, or one that would have some if it broke no rule."""
 
@@ -53,7 +61,8 @@ class NodeStanding:
     pods: tuple[PodStanding, ...]
     trouble: tuple[str, ...]  # what keeps Pods away: broken rules, not ready, cordoned
     by_claims: bool = False  # its cards go to ResourceClaims
-    claims: tuple[PodStanding, ...] = ()  # those that hold them
+    claims: tuple[ClaimStanding, ...] = ()  # those that hold them
+    unreadable: tuple[str, ...] = ()  # what is wrong with claims that hold them and are not counted
 
     @property
     def offers(self) -> tuple[str, ...]:
@@ -105,14 +114,16 @@ class Overview:
             if refusal:
                 return f"its GPU would fit on {verdict.grant.node}, but kube-scheduler last said: {refusal}"
             return f"fits on {verdict.grant.node}: kube-scheduler has not tried it since, or does not ask us"
+        if verdict.claims:
+            return why_without_card(verdict.claims, last_refusal(pod.read))
         if verdict.claim is None:
             return "requests no shared GPU"
         nodes = len(self.snapshot.nodes) + len(self.snapshot.cluster.unusable)
         return one_sentence(verdict.refusals, verdict.claim, nodes)
 
 
-def look(objects: Iterable[Json], rules: Rules, claims: Iterable[Json] = ()) -> Overview:
-    """Nodes, Pods and the unhealthy-GPU ConfigMaps in; what there is to see out. `claims` are ResourceClaims."""
+def look(objects: Iterable[Json], rules: Rules) -> Overview:
+    """Nodes, Pods, ResourceClaims and the unhealthy-GPU ConfigMaps in; what there is to see out."""
     snapshot = take_snapshot(objects, policy="binpack", rules=rules)
     pods: dict[str, list[PodStanding]] = {}
     waiting = []
@@ -120,7 +131,7 @@ def look(objects: Iterable[Json], rules: Rules, claims: Iterable[Json] = ()) -> 
         if pod.read.finished:
             continue
         if not pod.read.spec.node_name:
-            if snapshot.cluster.read(pod.read) is not None:
+            if snapshot.cluster.read(pod.read) is not None or snapshot.claims.wait(pod.read):
                 waiting.append(pod)
             continue
         placed = snapshot.running.get(pod.key)
@@ -128,9 +139,8 @@ def look(objects: Iterable[Json], rules: Rules, claims: Iterable[Json] = ()) -> 
             grant = placed.grant
             standing = PodStanding(pod.key, grant.node, placed.claim, grant, placed.doubt is not None)
             pods.setdefault(grant.node, []).append(standing)
-    found = [read for claim in claims if isinstance(read := read_object(claim, ClaimObject, "claim"), ClaimObject)]
     return Overview(
-        tuple(sorted(_nodes(snapshot, pods, found), key=lambda node: node.name)),
+        tuple(sorted(_nodes(snapshot, pods, snapshot.claims.objects), key=lambda node: node.name)),
         tuple(sorted(waiting, key=lambda pod: (pod.created, pod.key))),
         tuple(snapshot.notes),
         snapshot,
@@ -151,13 +161,14 @@ def _nodes(
             for card in node.cards
         )
         trouble, by_claims = (*_trouble(snapshot, name), *wrong), (obj.metadata.labels or {}).get(LABEL) == "true"
-        yield NodeStanding(name, node, cards, tuple(pods.get(name, ())), trouble, by_claims, holding)
+        here = tuple(pods.get(name, ()))
+        yield NodeStanding(name, node, cards, here, trouble, by_claims, holding, tuple(wrong))
     for name, broken in cluster.unusable.items():
         sentences = tuple(invalid.sentence() for invalid in broken)
         yield NodeStanding(name, None, (), tuple(pods.get(name, ())), sentences)
 
 
-def _claims_on(node: Node, claims: Iterable[ClaimObject]) -> tuple[tuple[PodStanding, ...], list[str]]:
+def _claims_on(node: Node, claims: Iterable[ClaimObject]) -> tuple[tuple[ClaimStanding, ...], list[str]]:
     """The claims that hold the node's cards, and what is wrong with those that cannot be read."""
     holding, wrong = [], []
     for claim in claims:
@@ -166,7 +177,8 @@ def _claims_on(node: Node, claims: Iterable[ClaimObject]) -> tuple[tuple[PodStan
         read = parse_claim(claim, node.name, node.cards)
         if isinstance(read, AllocatedClaim):
             asked = Claim(read.uid, read.namespace, read.name, CLAIM, Offer.ANY, (), app_class=read.app_class)
-            holding.append(PodStanding(claim.key, node.name, asked, read.grant, guessed=False))
+            users = tuple(sorted(claim.pods.values()))
+            holding.append(ClaimStanding(claim.key, node.name, asked, read.grant, False, users))
         else:
             wrong.append(f"ResourceClaim {claim.key} cannot be read: {read[0].sentence()}")
     return tuple(holding), wrong

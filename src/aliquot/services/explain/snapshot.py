@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import Rules, kube
+from aliquot.dialects import Rules, dra, kube
 from aliquot.dialects.pods import read_pod
 from aliquot.dialects.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, pod_view, read_object
@@ -26,6 +26,7 @@ from aliquot.model.group import Shortfall
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
 from aliquot.placement.board import Bools, Ints
 from aliquot.placement.demand import Demand, demand_of
+from aliquot.services.explain.claims import PodClaim, PodClaims
 from aliquot.services.explain.groups import GroupMembers
 from aliquot.services.explain.residents import Residents
 from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
@@ -69,6 +70,7 @@ class Verdict:
     gates: tuple[str, ...] = ()  # its scheduling gates: kube-scheduler does not look at it while it has any
     preemption: Preemption | None = None  # None: it has a place, or no eviction would help
     group: Shortfall | None = None  # what its PodGroup lacks, where it waits for that
+    claims: tuple[PodClaim, ...] = ()  # of a Pod that asks by ResourceClaims: kube-scheduler decides
 
     @property
     def ours(self) -> bool:
@@ -127,6 +129,7 @@ class Snapshot:
     nodes: dict[str, NodeObject] = field(default_factory=dict)  # by name, those that take Pods
     pods: list[ClusterPod] = field(default_factory=list)  # all, in the order given
     running: dict[str, Placed] = field(default_factory=dict)  # by namespace/name, with cards known or guessed
+    claims: PodClaims = field(default_factory=PodClaims)
     unheeded: dict[str, Invalid] = field(default_factory=dict)  # ConfigMaps that cannot be read, by namespace/name
     notes: list[Note] = field(default_factory=list)
     _gates: dict[str, _Gate] = field(default_factory=dict)
@@ -218,6 +221,11 @@ class Snapshot:
         where = f"card{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
         return Note(f"{key} ({where} of {node})", f"the place is a guess: {placed.doubt}")
 
+    @property
+    def hands_out_claims(self) -> bool:
+        """Whether some node's cards go to ResourceClaims."""
+        return any((node.metadata.labels or {}).get(dra.LABEL) == "true" for node in self.nodes.values())
+
     # --- placing -------------------------------------------------------------------------------------------
 
     def place(
@@ -230,6 +238,8 @@ class Snapshot:
         """
         cluster, key = self.cluster, pod_key(manifest)
         claim = dialects.parse_pod(manifest, cluster.rules)
+        if claim is None and (claims := self.claims.of(manifest, cluster.board.node, self.hands_out_claims)):
+            return Verdict(key, claims=claims)
         if claim is None:
             return Verdict(key, remark="asks for no GPU in any of the dialects: not ours to place")
         if not isinstance(claim, Claim):
@@ -385,6 +395,7 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     snapshot.cluster.drivers = read_slices(kinds.get("ResourceSlice", []))
     for group in kinds.get("PodGroup", []):
         snapshot.add_group(group)
+    snapshot.claims = PodClaims(kinds.get("ResourceClaim", []))
     snapshot.add_nodes(kinds.get("Node", []))
     snapshot.add_pods(kinds.get("Pod", []))
     return snapshot
