@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,18 +15,20 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from aliquot.adapters.gpu import player
 from aliquot.cli.main import cli
 from aliquot.dialects import Rules, parse_pod
 from aliquot.dialects.kube import expand
 from aliquot.dialects.rules import EVERY
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.refusal import Invalid
-from kit.machine import Machine, paper
+from kit.machine import ALIQUOT, Machine, paper
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MANIFESTS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.name != "cluster.yaml")
 DEPLOYED = ("qgpu-manager.yaml", "qgpu-scheduler.yaml")  # how the vendor deploys its own: no Pod of theirs has a card
 WITH_PODS = [path for path in MANIFESTS if path.name not in DEPLOYED and path.parent.name != "explain"]
+SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
 PROGRAMS = sorted((EXAMPLES / "workloads").glob("*.py"))
 
 
@@ -127,3 +130,35 @@ def test_every_manifest_applies_on_one_machine(path: Path, eight_cards_twice: Ma
     applied = [(load["kind"], load["name"], load["action"]) for load in json.loads(done.stdout)]
     assert applied == [(manifest["kind"], manifest["metadata"]["name"], "created") for manifest in objects(path)]
     assert eight_cards_twice.status()["pods"] == []
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[Machine]:
+    if not os.path.exists(player.shim()):
+        pytest.skip("the libraries are not built")
+    machine = Machine([*ALIQUOT, "up", "--simulate", "1x80GiB", "--listen", "0"])
+    machine.up()
+    yield machine
+    machine.aliquot("down")
+    machine.close()
+
+
+def test_every_script_runs_on_a_simulated_card_and_prints_what_it_did(simulated: Machine) -> None:
+    own = {"PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]), "FOR": "0.3"}
+    running = {
+        path.name: subprocess.Popen(
+            ["sh", path],
+            env={**simulated.environment, **own},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for path in SCRIPTS
+    }
+    programs = {"ci-runner.sh": 1, "eight-notebooks.sh": 8, "server-and-finetuning.sh": 2, "two-servers.sh": 2}
+    assert running.keys() == programs.keys()
+    for name, script in running.items():
+        out, errors = script.communicate(timeout=120)
+        assert script.returncode == 0, (name, errors)
+        assert out.count("of the card") == programs[name], out
+    assert simulated.names() == []
