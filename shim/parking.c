@@ -194,13 +194,17 @@ bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began)
     uint64_t now = alq_now();
     if (!move || alq_stale(card))
         return false;
+    uint64_t room = __atomic_load_n(&move->room, __ATOMIC_ACQUIRE);
+    if (*began && room == ALQ_NO_ROOM)
+        return false;
+    if (!*began || !room) /* another thread's allocation may have ended, and cleared it */
+        __atomic_store_n(&move->room, bytes, __ATOMIC_RELEASE);
     if (!*began) {
         *began = now;
         alq_link_wake(card);
     }
     if (now - *began >= __atomic_load_n(&alq_page()->card[card].room_ms, __ATOMIC_RELAXED) * 1000000ull)
         return false;
-    __atomic_store_n(&move->room, bytes, __ATOMIC_RELEASE);
     futex_wait(&move->order, __atomic_load_n(&move->order, __ATOMIC_ACQUIRE), ROOM_NS);
     return true;
 }

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from aliquot.services.runtime.parking import ROOM_WAIT
 from kit.runtime import GIB, Node
 from simgpu.rig import ROOT
 
 PATIENCE = 90.0
+OUT_OF_MEMORY = 2  # CUDA's code
 
 
 MOVERS: list[Mover] = []
@@ -125,6 +127,38 @@ def test_online_allocation_gets_room_and_a_killed_tenant_gives_back_the_pool(nod
     assert online.end()["error"] == 0  # what cannot leave has no contents on a simulated card
     left = first if parked[0] is second else second
     assert left.end()["wrong"] == 0
+
+
+ASK = """
+import json, sys, time
+from simgpu.driver import CudaError, Session
+session, took = Session(), []
+for _ in range(3):
+    began = time.monotonic()
+    try:
+        session.allocate(10 << 30)
+        error = 0
+    except CudaError as refused:
+        error = refused.code
+    took.append((error, time.monotonic() - began))
+print(json.dumps(took))
+"""
+
+
+def test_allocation_for_which_nothing_can_leave_fails_at_once(node: Node) -> None:
+    """As without us: a program that tries how much there is must not wait 30 s for each answer."""
+    holder = Mover(node, node.tenant("normal", memory=20 * GIB), 16)
+    holder.ready()
+    name = node.tenant("normal", memory=12 * GIB)
+    command = [sys.executable, "-c", ASK]
+    asked = subprocess.run(
+        command, env=node.environment(name), cwd=ROOT / "tests", capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert asked.returncode == 0, asked.stderr
+    tries = json.loads(asked.stdout)
+    assert [error for error, _ in tries] == [OUT_OF_MEMORY] * 3
+    assert sum(seconds for _, seconds in tries) < 3 * ROOM_WAIT / 2, tries
+    assert holder.end()["error"] == 0
 
 
 def test_tenant_with_stream_ordered_memory_stays_and_says_why(node: Node) -> None:

@@ -18,7 +18,7 @@ import os
 import stat
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from pathlib import Path
 
@@ -46,7 +46,8 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 MOST = 2**63 - 1  # no sum is reported as more: readers have 64 bits, and a tenant can claim anything
 # offsets inside a card and inside a use
 LIMIT, HEARTBEAT, PARKABLE, ROOM_MS, RESERVE = 48, 56, 64, 68, 72
-ORDER, WHY = 0, 12  # inside a move
+ORDER, WHY, ROOM = 0, 12, 56  # inside a move
+NO_ROOM = (1 << 64) - 1  # the answer to an allocation for which waiting would not help
 MEMORY, OVERHEAD, LAUNCHES, WAITING, GATE, PAUSED, WAKE, REFUSED, RESCUED, BUSY, BUSY_SINCE = (
     0, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56,
 )  # fmt: skip
@@ -212,7 +213,12 @@ class Page:
 
     def move(self, slot: int, card: int) -> Move:
         """The memory of a process on a card."""
-        return Move(*_MOVE.unpack(self._read(self._move_at(slot, card), _MOVE.size)))
+        move = Move(*_MOVE.unpack(self._read(self._move_at(slot, card), _MOVE.size)))
+        return replace(move, room=0) if move.room == NO_ROOM else move
+
+    def refuse_room(self, slot: int, card: int) -> None:
+        """Have its allocation fail now, as it would without us."""
+        self._write(self._move_at(slot, card) + ROOM, _U64.pack(NO_ROOM))
 
     def order(self, slot: int, card: int, order: int) -> None:
         """Have its memory stay, leave or return."""

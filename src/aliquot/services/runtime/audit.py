@@ -109,12 +109,14 @@ class Auditor:
         on_card = self._nvml.processes(uuid)
         with registry.lock:
             # Who connects and sends no context of this card has registered by half: it would run free, and unseen.
-            half = {pid for pid, slot in registry.registered(uuid).items() if pid in on_card and not slot.proven}
+            after = {pid: slot for pid, slot in registry.registered(uuid).items() if pid in on_card}
+        half = {pid for pid, slot in after.items() if not slot.proven}
         if half:
             half -= self._nvml.mps_clients(uuid)  # their contexts are the server's
         now = time.monotonic()
         with registry.lock:
-            after = {pid: slot for pid, slot in registry.registered(uuid).items() if pid in on_card}
+            if half:  # that took a while
+                after = {pid: slot for pid, slot in registry.registered(uuid).items() if pid in on_card}
             half &= after.keys()
             unknown = (on_card.keys() - after.keys() - {own_number()} - self.own()) | half
             owners = {pid: registry.owner(pid) for pid in unknown}

@@ -26,13 +26,14 @@ from aliquot.model.tenant import SharingRules, Tenant
 from aliquot.services.mover import control
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cardloop import CardLoop
-from aliquot.services.runtime.moves import FAILURES, OBSTACLES, log_move, stays_of, wants_of, where_of
+from aliquot.services.runtime.moves import FAILURES, OBSTACLES, hopeless, log_move, stays_of, wants_of, where_of
 from aliquot.services.runtime.registration import Tenancy, context_name
 from aliquot.wording.parking import reason_words
 
 ROOM_WAIT = 30.0  # seconds that an allocation waits for room that others have
 _BUSY = 0.01  # seconds between rounds while something moves or waits
 _CALM = 0.5
+_STILL = 2.0  # seconds between two looks at a card where nothing may leave, and nothing had left
 _STUCK = 20.0  # a move that shows no progress for so long is not counted on
 _MARGIN = 256 << 20  # bytes of a card that the driver may need itself
 _SETTLED = 60.0  # seconds after our start in which tenants may still be added that were there before
@@ -85,6 +86,7 @@ class Parking:
         self._never: dict[tuple[str, str], ParkReason] = {}  # nothing of it can leave
         self._leaving: dict[tuple[str, str], int] = {}  # bytes that would leave the card
         self._reserves: dict[str, int] = {}
+        self._looked: dict[str, float] = {}  # by card: when its pages were read
         self._told = float("-inf")
         self._began = clock()
 
@@ -132,8 +134,9 @@ class Parking:
             limit = 0  # it may fetch what is kept, and add nothing
         self._inbox.put((connection, control.Serve(tenancy.tenant.id, slot, serial, allotment.uuid, limit)))
 
-    def wake(self) -> None:
-        """Something may be to decide."""
+    def wake(self, uuid: str | None = None) -> None:
+        """Something may be to decide, on that card or on any."""
+        self._looked.clear() if uuid is None else self._looked.pop(uuid, None)
         self._inbox.put(None)
 
     def request(self, tenant: str, *, leave: bool) -> str | None:
@@ -191,13 +194,25 @@ class Parking:
         """Decide for every card; True: something moves or waits."""
         with self._lock:
             tenancies = [tenancy for tenancy in self._tenancies.values() if tenancy.page.fileno() >= 0]
-            found = {uuid: self._occupants(uuid, tenancies, now) for uuid in self._loops}
+            cards = [uuid for uuid in self._loops if self._is_due(uuid, tenancies, now)]
+            found = {uuid: self._occupants(uuid, tenancies, now) for uuid in cards}
         self._tell_mover(tenancies, now)
         restless = False
         for uuid, occupants in found.items():
             if occupants:
                 restless |= self._decide(uuid, occupants, now)
         return restless
+
+    def _is_due(self, uuid: str, tenancies: list[Tenancy], now: float) -> bool:
+        """Reading the pages of all tenants is most of what an idle daemon does: where nothing can move, less often."""
+        here = [tenancy for tenancy in tenancies if uuid in tenancy.page.index]
+        may_move = any(name == uuid for _, name in self._residency) or any(
+            self._may_leave(tenancy.tenant) for tenancy in here
+        )
+        if not may_move and here and now - self._looked.get(uuid, float("-inf")) < _STILL:
+            return False
+        self._looked[uuid] = now
+        return True
 
     def _tell_mover(self, tenancies: list[Tenancy], now: float) -> None:
         """Who lives. It is started when the first tenant comes whose memory may leave: the pool takes seconds. Also
@@ -343,6 +358,7 @@ class Parking:
                         self._note_reason(uuid, occupants, order.tenant, asked)
                     self._perform(order.tenant, uuid, leave=leave, now=now)
                 self._note_obstacles(uuid, decision.waiting or {})
+                self._refuse_room(uuid, hopeless(occupants.values(), decision, now))
         return waits or moving or bool(by_hand)
 
     def _note_reason(self, uuid: str, occupants: dict[str, Occupant], tenant: str, asked: set[str]) -> None:
@@ -397,6 +413,17 @@ class Parking:
                     tenancy.page.order(slot, at, order)
             seen.why, seen.moved = Why.NOTHING, now
         log.debug("move_ordered", extra={"data": {"tenant": tenant, "card": uuid, "leave": leave}})
+
+    def _refuse_room(self, uuid: str, tenants: set[str]) -> None:
+        """Let allocations fail for which nothing can make room: programs expect that at once, and go on."""
+        with self._lock:
+            for tenancy in [self._tenancies[name] for name in tenants if name in self._tenancies]:
+                at = tenancy.page.index.get(uuid)
+                if at is None or tenancy.page.fileno() < 0:
+                    continue
+                for slot in [process.slot for process in tenancy.processes if process.slot is not None]:
+                    if tenancy.page.move(slot, at).room:
+                        tenancy.page.refuse_room(slot, at)
 
     def _drain(self, tenant: str, uuid: str, *, draining: bool) -> None:
         """A tenant that leaves has to finish what it submitted: it is not paused meanwhile."""

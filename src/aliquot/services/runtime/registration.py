@@ -99,7 +99,7 @@ class Registrar:
         self._lock, self._loops, self._simulated = lock, loops, simulated
         self._refusal, self._clock = refusal, clock
         self.hand_over: Callable[[Tenancy, socket.socket, int, int, int], None] | None = None
-        self.parking_wake: Callable[[], None] = lambda: None
+        self.parking_wake: Callable[[str], None] = lambda uuid: None
         self._controlled: set[str] = set()  # cards on which the driver let us control some context
         self._refused: set[str] = set()  # cards on which it refused that for some
         self._muted: set[Tenancy] = set()  # not read until the next second
@@ -303,7 +303,10 @@ class Registrar:
             uuid = tenancy.page.uuids[message.card]
             if uuid in process.cards:
                 self._loops[uuid].wake(context_name(process))
-            self.parking_wake()
+            if process.slot is not None:
+                move = tenancy.page.move(process.slot, message.card)
+                if move.room or move.wanted:  # it does not wait for its turn, but for memory
+                    self.parking_wake(uuid)
         return None
 
     def _hand_over(self, tenancy: Tenancy, process: Process, hello: MoverHello) -> None:
