@@ -1,4 +1,4 @@
-/* driver.c - cuInit: the player's cards, as CUDA_VISIBLE_DEVICES lets them be seen. */
+/* driver.c - cuInit: the cards of the player that this process may see. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <errno.h>
@@ -49,10 +49,14 @@ static int card_named(const char *entry, size_t length, const struct sim_card *c
 }
 
 /* Lists the cards that this process may see, in its order. As the real driver does, the list ends at the first entry
- * that names no card; a card named twice leaves none. Returns how many. */
+ * that names no card; a card named twice leaves none. Returns how many.
+ *
+ * NVIDIA's container runtime gives a container only the cards of NVIDIA_VISIBLE_DEVICES. No such runtime is between the
+ * simulated cards and their containers: where only that variable names cards, it is obeyed here. */
 static int visible(const struct sim_card *cards, int count, int *order)
 {
-    const char *wanted = getenv("CUDA_VISIBLE_DEVICES");
+    const char *wanted = getenv("CUDA_VISIBLE_DEVICES"), *given = getenv("NVIDIA_VISIBLE_DEVICES");
+    if (!wanted && given && strncmp(given, "GPU-", 4) == 0) wanted = given;
     int n = 0;
     if (!wanted) {
         for (; n < count; n++) order[n] = n;

@@ -39,6 +39,21 @@ def test_cuda_visible_devices_picks_and_orders_cards(visible: str | None, seen: 
         assert player.run("init", **environment) == expected
 
 
+@pytest.mark.parametrize(
+    ("environment", "seen"),
+    [
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-5106f002,GPU-5106f000"}, [2, 0]),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-5106f002", "CUDA_VISIBLE_DEVICES": "1"}, [1]),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, [0, 1, 2]),
+    ],
+)
+def test_nvidia_visible_devices_picks_cards_as_nvidias_container_runtime_does(
+    environment: dict[str, str], seen: list[int]
+) -> None:
+    with Player("--cards", "3", "--memory", "1024") as player:
+        assert player.run("init", **environment) == [0, [UUIDS[i] for i in seen]]
+
+
 def test_a_card_says_what_it_is() -> None:
     with Player("--memory", "4096", "--name", "A card of the tests") as player:
         assert player.run("device") == {

@@ -19,13 +19,15 @@ CARDS, CARD_GIB = 4, 16
 
 
 def _has_its_card(site: Site, name: str, memory: int) -> None:
-    """It sees the card of its grant, of the size that it was granted, and gets no more."""
+    """It sees only the card of its grant, of the size that it was granted, and gets no more."""
     report = site.node.report(name, seconds=90)
     (uuid,) = granted(objects.get_pod(site.plane, name))["main"]
     assert report["env"]["NVIDIA_VISIBLE_DEVICES"] == uuid
     assert [report[key] for key in ("shim_loaded", "socket_there", "page_writable")] == [True] * 3
-    assert [card["total"] for card in report["cuda"]["cards"] if card["uuid"] == uuid] == [memory]
-    assert site.node.line(name, "filled", seconds=90)["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert [(card["uuid"], card["total"]) for card in report["cuda"]["cards"]] == [(uuid, memory)]
+    filled = site.node.line(name, "filled", seconds=90)
+    assert filled["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert 0 < filled["bytes"] <= memory
 
 
 def test_the_programs_are_of_the_release(site: Site) -> None:
