@@ -21,6 +21,7 @@ class ControlReason(StrEnum):
     INCONCLUSIVE = "inconclusive"  # a trial ran, and its figures say neither
     NO_CUDA = "no_cuda"  # our own program finds no libcuda, so it cannot try
     NO_MEMORY = "no_memory"  # our container has too little memory for two programs that use CUDA
+    EXCLUSIVE = "exclusive"  # the card's compute mode lets one process use it, and a trial needs two
     TRUSTED = "trusted"  # somebody chose never to try
     FORCED = "forced"  # somebody chose the gate
     REFUSED = "refused"  # the driver refuses control

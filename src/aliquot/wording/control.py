@@ -16,6 +16,9 @@ _REASONS = {
     ControlReason.INCONCLUSIVE: "a trial ran, and its figures say neither",
     ControlReason.NO_CUDA: "cannot be tried: this program finds no libcuda.so.1",
     ControlReason.NO_MEMORY: "cannot be tried: this container has less than 1000 MiB of memory; raise its limit",
+    ControlReason.EXCLUSIVE: (
+        "cannot be tried: the card's compute mode lets only one process use it; allow more: nvidia-smi -c DEFAULT"
+    ),
     ControlReason.TRUSTED: "not tried, as configured",
     ControlReason.FORCED: "as configured",
     ControlReason.REFUSED: "the driver refuses control",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ import pytest
 
 from aliquot.adapters.gpu import player
 from aliquot.adapters.host import processes
+from aliquot.adapters.host.home import Home
+from simgpu.rig import wait_until
 
 pytestmark = pytest.mark.skipif(not os.path.exists(player.shim()), reason="the libraries are not built")
 
@@ -33,6 +36,32 @@ def test_probe_reports_every_figure_and_leaves_nothing() -> None:
     assert len(report["shares"]["had"]) == 3
     assert {"preemption", "cap", "switching", "card", "driver"} <= report.keys()
     assert not list(Path("/tmp").glob(f"aliquot-probe-{process.pid}*"))
+
+
+def test_sample_programs_end_with_a_probe_that_is_killed() -> None:
+    command = [sys.executable, "-m", "aliquot", "probe", "--simulate", "1x24GiB", "--seconds", "60"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: burns_of(process.pid), "a sample program runs", 120)
+        burns = burns_of(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+        for folder in Path("/tmp").glob(f"aliquot-probe-{process.pid}-*"):
+            player.end(Home(str(folder), str(folder)))
+            shutil.rmtree(folder, ignore_errors=True)
+    wait_until(lambda: not any(processes.lives(pid, started) for pid, started in burns.items()), "they end", 60)
+
+
+def burns_of(parent: int) -> dict[int, int]:
+    """Its children that run `aliquot burn`, with their start times."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if processes.ancestors(int(entry.name))[1:2] == [parent] and b"burn" in words:
+                found[int(entry.name)] = processes.start_time(int(entry.name)) or 0
+    return found
 
 
 def test_probe_refuses_a_card_that_is_not_there() -> None:

@@ -109,3 +109,15 @@ def test_mover_ends_when_its_context_is_of_no_more_use(code: int, ends: bool, mo
     card._ready = False  # a card that cannot be used at all is no reason to leave the others
     with pytest.raises(CudaError):
         card._call("cuCopy")
+
+
+def test_mover_is_in_no_mps_server_of_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody/elses")
+    made = client(folder, 64 << 20)
+    assert made.living(SOME)
+    assert made.state is not None
+    variables = Path(f"/proc/{made.state.pid}/environ").read_bytes().split(b"\0")
+    assert [one for one in variables if one.startswith(b"CUDA_MPS_PIPE_DIRECTORY=")] == [
+        f"CUDA_MPS_PIPE_DIRECTORY={folder}/none".encode()
+    ]
+    made.close()

@@ -608,3 +608,21 @@ class TestAudit:
             disk.setattr(os, "pwrite", full)
             until(lambda: any("cannot be written" in finding.text for finding in rig.daemon.findings()), "the finding")
         until(lambda: page.trouble is None and not rig.daemon.findings(), "its end")
+
+
+def test_work_on_a_card_counts_whatever_a_process_does_there(rig: Rig) -> None:
+    """A trial of ours on an idle card ends at each of these."""
+    folder = rig.tenant("a")
+    nothing = rig.daemon.work(UUIDS[0])
+    guest = rig.guest(folder).hello()
+    until(lambda: guest.pid in rig.daemon.work(UUIDS[0]).pids, "its connection counts")
+    connected = rig.daemon.work(UUIDS[0])
+    guest.group(11, rig.rm_file)
+    until(lambda: rig.daemon.work(UUIDS[0]).seen == 1, "its context counts before it is complete")
+    registered = rig.daemon.work(UUIDS[0])
+    guest.set(0, 1 << 20, size=8)
+    allocated = rig.daemon.work(UUIDS[0])
+    assert allocated.memory == 1 << 20
+    guest.launch()
+    assert len({nothing, connected, registered, allocated, rig.daemon.work(UUIDS[0])}) == 5
+    assert rig.daemon.work(UUIDS[1]) == nothing

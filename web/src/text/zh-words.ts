@@ -177,6 +177,7 @@ const CONTROL_REASONS: Record<string, string> = {
   inconclusive: "测试过，结果不明确",
   no_cuda: "无法测试：程序找不到 libcuda.so.1",
   no_memory: "无法测试：容器的内存不到 1000 MiB，请调高上限",
+  exclusive: "无法测试：这张卡的计算模式只允许一个进程使用；要允许多个：nvidia-smi -c DEFAULT",
   trusted: "按配置不测试",
   forced: "按配置",
   refused: "驱动拒绝控制",

@@ -155,6 +155,10 @@ class Nvml:
         found = self._ask("nvmlDeviceGetMPSComputeRunningProcesses", uuid)
         return {int(process.pid) for process in found or ()}
 
+    def is_exclusive(self, uuid: str) -> bool:
+        """Whether the card's compute mode keeps a second process off it (EXCLUSIVE_PROCESS), or every one."""
+        return self._ask("nvmlDeviceGetComputeMode", uuid) not in (None, self._nvml.NVML_COMPUTEMODE_DEFAULT)
+
     def utilisation(self, uuid: str) -> float | None:
         """The part of the time in which the card did anything, 0 to 1; None where the driver does not know."""
         found = self._ask("nvmlDeviceGetUtilizationRates", uuid)

@@ -28,6 +28,12 @@ def adopt_orphans() -> None:
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def end_with(parent: int) -> bool:
+    """Have the kernel kill this process when its parent ends, however it dies. False: it has ended already."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent
+
+
 def spawn(command: Sequence[str], environment: Mapping[str, str], folders: Sequence[str], log: str) -> int:
     """Start it in the first folder that exists, with its output appended to the log. Raises SpawnError."""
     program = _find(command[0], environment.get("PATH", os.defpath), folders)
@@ -58,8 +64,7 @@ def _why(error: OSError | ValueError, program: str) -> str:
 def _become(
     program: str, command: Sequence[str], environment: Mapping[str, str], folders: Sequence[str], log: str, parent: int
 ) -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the prctl
+    if not end_with(parent):
         return
     os.setsid()
     signal.set_wakeup_fd(-1)

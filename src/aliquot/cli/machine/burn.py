@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from aliquot.adapters.host.children import end_with
 from aliquot.cli.amounts import AmountError, parse_memory
 from aliquot.cli.errors import InputError
 from aliquot.cli.machine.burnprogress import shown_progress
@@ -110,8 +111,9 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.group(invoke_without_command=True)
+@click.option("--parent", type=click.IntRange(1), hidden=True)  # end with that process, which started this one
 @click.pass_context
-def burn(ctx: click.Context) -> None:
+def burn(ctx: click.Context, parent: int | None) -> None:
     """Run a sample workload: kernels with a fixed amount of work.
 
     Needs only NVIDIA's driver, or a simulated card. Without a command, runs `load` for ten seconds.
@@ -123,6 +125,8 @@ def burn(ctx: click.Context) -> None:
     """
     if os.getpid() == 1:  # of a container: the kernel ignores SIGTERM for it unless there is a handler
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if parent is not None and not end_with(parent):
+        sys.exit(1)
     if ctx.invoked_subcommand is None:
         load.main([], standalone_mode=False, parent=ctx)
 

@@ -67,6 +67,11 @@ def probe(index: int, seconds: float, simulate: str | None, output: str) -> None
         card = cards[index]
         if others := sorted(nvml.processes(card.uuid)):
             raise InputError(f"card {index} is in use by processes {', '.join(map(str, others))}: stop them first")
+        if nvml.is_exclusive(card.uuid):
+            raise InputError(
+                f"card {index} lets only one process use it (its compute mode), and the probe needs several: "
+                f"allow that first, nvidia-smi -i {index} -c DEFAULT"
+            )
         test = SelfTest(
             card,
             nvml,

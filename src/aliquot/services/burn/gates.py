@@ -6,7 +6,6 @@ contain the start of the measured window in seconds of CLOCK_MONOTONIC, so that 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -18,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.adapters.gpu.cuda import NoDriverError
+from aliquot.adapters.host.children import end_with
 from aliquot.services.burn.workload import Outcome
 
 _POLL_SECONDS = 0.002
 _LOOK_SECONDS = 0.02  # between checks for the file that ends it
-_PR_SET_PDEATHSIG = 1
 
 
 class BurnFailedError(Exception):
@@ -133,8 +132,7 @@ def _fork(gate: FileGate, index: int, run: Callable[[Any, int], Outcome], before
     try:
         for descriptor in (to_child, from_child, *(end for worker in before for end in (worker.writer, worker.reader))):
             os.close(descriptor)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # killed with its parent, however that dies
-        if os.getppid() == parent:
+        if end_with(parent):
             _write(to_parent, _report(gate, index, run, to_parent, from_parent))
             code = 0
     finally:

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from aliquot import __version__
+from aliquot.adapters.gpu.mps import PIPES_VARIABLE
 from aliquot.adapters.host.home import POOLS, pool_name
 from aliquot.services.mover import control
 from aliquot.services.mover.control import PoolState
@@ -49,7 +50,9 @@ class MoverClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder, self.size = folder, size
-        self._environment, self._log_file, self._clock = dict(environment), log_file, clock
+        # In nobody's MPS server: there a fault of one client ends all of them.
+        self._environment = {**environment, PIPES_VARIABLE: str(folder / "none")}
+        self._log_file, self._clock = log_file, clock
         self._connection: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._tried = float("-inf")

@@ -35,6 +35,7 @@ from aliquot.services.runtime import contextcontrol
 from aliquot.services.runtime.contexts import Context
 from aliquot.services.runtime.registration import Registrar, Tenancy
 
+PREFIX = "proof-"  # of our folders' names
 REFUSED = CardControl(ControlLevel.GATE, ControlReason.REFUSED)
 _NO_CUDA = CardControl(ControlLevel.UNPROVEN, ControlReason.NO_CUDA)
 
@@ -51,7 +52,11 @@ _MEMORY = 1 << 30  # bytes that each may have
 
 
 class InterruptedContestError(Exception):
-    """There is no result: somebody else has work on the card, or the two did not come up."""
+    """There is no result, because of something that is ours: the two did not come up, for example."""
+
+
+class DisturbedContestError(InterruptedContestError):
+    """There is no result, because somebody else came to the card, or has work on it."""
 
 
 @dataclass(slots=True)
@@ -110,7 +115,7 @@ class Contest:
         """Raises InterruptedContestError."""
         with contextlib.ExitStack() as stack:
             try:
-                where = Path(tempfile.mkdtemp(prefix="proof-", dir=self._folder))
+                where = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._folder))
                 stack.callback(remove_folder, where)
                 card = _Card()
                 stack.callback(card.close)
@@ -201,7 +206,7 @@ class Contest:
 
     def _check_free(self) -> None:
         if not self._is_free():
-            raise InterruptedContestError("somebody has work on the card")
+            raise DisturbedContestError("somebody has work on the card")
 
     # --- the contest ---------------------------------------------------------------------------------------------
 

@@ -177,7 +177,8 @@ class SelfTest:
         allotment = Allotment(self._card.uuid, program.memory, quota)
         arbiter.add(Tenant(name, name, program.app_class, (allotment,), os.geteuid()), directory)
         stack.callback(arbiter.remove, name)
-        command = [sys.executable, "-P", "-m", "aliquot", "burn", *program.words, "-o", "json"]
+        command = [sys.executable, "-P", "-m", "aliquot", "burn", "--parent", str(os.getpid())]
+        command += [*program.words, "-o", "json"]
         calibrates = program.words[0] == "calibrate"
         if not calibrates:
             command += ["--seconds", str(self._seconds), "--start-file", str(start), "--iterations-per-us", self._rate]

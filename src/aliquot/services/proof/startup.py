@@ -8,23 +8,35 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.host.hostmemory import host_memory_mib
+from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.verdicts import Verdicts
 from aliquot.model.control import FORCED, TRUSTED, CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
-from aliquot.services.proof.contest import Contest, Found, InterruptedContestError
+from aliquot.services.proof.contest import (
+    PREFIX,
+    REFUSED,
+    Contest,
+    DisturbedContestError,
+    Found,
+    InterruptedContestError,
+)
+from aliquot.services.runtime.proving import CardWork
 
 _FILE = "control.json"
 _IDLE = 1.0  # seconds without work of a tenant that is there
 _LOOK = 0.25  # seconds between two looks whether a card is idle
 _SOONEST, _LATEST = 1.0, 60.0  # seconds until the next trial after one without a verdict: each is twice as late
 _LEAST_MIB = 1000  # a process with a context has up to some 300 MiB; a container beyond its limit is ended
-_MOST_UNCLEAR = 5  # trials whose figures say neither; after these none follow until the next start
+_MOST_UNCLEAR = 5  # trials of a card without a verdict, not by a tenant; after these none until the next start
+_REFUSALS = 2  # in a row, until one counts
+_EXCLUSIVE = CardControl(ControlLevel.UNPROVEN, ControlReason.EXCLUSIVE)
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +62,8 @@ def plan_control(
     mode: Mode, cards: Sequence[Card], nvml: Nvml, *, state: Path, run: Path, shim: str, simulated: bool
 ) -> ControlPlan:
     """`state` outlives a boot, `run` holds sockets."""
+    for left in run.glob(f"{PREFIX}*"):  # of a daemon that was killed during a trial
+        remove_folder(left)
     if mode is Mode.GATE:
         return ControlPlan({card.uuid: FORCED for card in cards}, False, None)
     if mode is Mode.TRUST:
@@ -65,13 +79,27 @@ def plan_control(
 class Cards(Protocol):
     """The arbiter, as far as it is needed here. Any thread."""
 
-    def work(self, uuid: str) -> tuple[frozenset[int], int, bool]:
-        """The processes on the card, how much they have launched so far, and whether any has work now."""
+    def work(self, uuid: str) -> CardWork:
+        """What the tenants of the card did on it so far."""
 
     def set_control(self, uuid: str, control: CardControl) -> None:
         """What is known of the card from now on."""
 
     def controls(self) -> Mapping[str, CardControl]: ...
+
+
+@dataclass(slots=True)
+class _Trials:
+    """Of one card."""
+
+    due: float = 0.0  # no sooner than that
+    delay: float = _SOONEST
+    unclear: int = 0  # without a verdict, for reasons that are not a tenant's
+    refused: int = 0  # in a row
+    decided: bool = False
+
+    def postpone(self, now: float) -> None:
+        self.due, self.delay = now + self.delay, min(_LATEST, 2 * self.delay)
 
 
 class StartupProof:
@@ -92,9 +120,8 @@ class StartupProof:
         self._nvml, self._verdicts, self._folder, self._shim = nvml, verdicts, folder, shim
         self._simulated, self._clock = simulated, clock
         self._contest: Contest | None = None
-        self._quiet: dict[str, tuple[int, float]] = {}  # launches so far, and since when there were no more
-        self._unclear = 0
-        self._decided: set[str] = set()  # models
+        self._quiet: dict[str, tuple[CardWork, float]] = {}  # what was done so far, and since when there was no more
+        self._trials = {card.uuid: _Trials() for card in self._cards}
 
     def known(self) -> dict[str, CardControl]:
         """What an earlier daemon found out, by card."""
@@ -113,36 +140,35 @@ class StartupProof:
             for card in self._untried(cards):
                 cards.set_control(card.uuid, CardControl(ControlLevel.UNPROVEN, ControlReason.NO_MEMORY))
             return
-        delay, due = _SOONEST, 0.0
         while not stopping.is_set() and (left := self._untried(cards)):
-            idle = next((card for card in left if self._clock() >= due and self._is_idle(cards, card)), None)
+            due = (card for card in left if self._clock() >= self._trials[card.uuid].due)
+            idle = next((card for card in due if self._is_idle(cards, card)), None)
             if idle is None:
                 stopping.wait(_LOOK)
-            elif not self._try(cards, idle, stopping):
-                due, delay = self._clock() + delay, min(_LATEST, 2 * delay)
-                if self._unclear >= _MOST_UNCLEAR:
-                    return
+            else:
+                self._try(cards, idle, stopping)
 
     def _untried(self, cards: Cards) -> list[Card]:
         controls = cards.controls()
         return [
             card
             for card in self._cards
-            if card.model not in self._decided and controls[card.uuid].level is ControlLevel.UNPROVEN
+            if not (trials := self._trials[card.uuid]).decided
+            and trials.unclear < _MOST_UNCLEAR
+            and controls[card.uuid].level is ControlLevel.UNPROVEN
         ]
 
     def _is_idle(self, cards: Cards, card: Card) -> bool:
         """Nobody is on it, or nobody has had work for a while."""
-        pids, launches, busy = cards.work(card.uuid)
-        now = self._clock()
-        before, since = self._quiet.get(card.uuid, (-1, now))
-        if busy or launches != before:
-            self._quiet[card.uuid] = (launches, now)
-            if busy or pids:
+        work, now = cards.work(card.uuid), self._clock()
+        before, since = self._quiet.get(card.uuid, (None, now))
+        if work.busy or work != before:
+            self._quiet[card.uuid] = (work, now)
+            if work.busy or work.pids:
                 return False
-        elif pids and now - since < _IDLE:
+        elif work.pids and now - since < _IDLE:
             return False
-        return self._strangers_rest(card, pids)
+        return self._strangers_rest(card, work.pids)
 
     def _strangers_rest(self, card: Card, known: frozenset[int]) -> bool:
         """Whether processes that are not tenants leave the card alone too."""
@@ -152,8 +178,13 @@ class StartupProof:
         except NvmlError:
             return False
 
-    def _try(self, cards: Cards, card: Card, stopping: threading.Event) -> bool:
-        """Whether a verdict was found."""
+    def _try(self, cards: Cards, card: Card, stopping: threading.Event) -> None:
+        trials = self._trials[card.uuid]
+        if self._is_exclusive(card):
+            if cards.controls()[card.uuid] != _EXCLUSIVE:
+                cards.set_control(card.uuid, _EXCLUSIVE)
+            trials.postpone(self._clock())  # its owner may change that
+            return
         before = cards.work(card.uuid)
         self._contest = Contest(
             card.uuid,
@@ -164,30 +195,47 @@ class StartupProof:
         )
         try:
             found = self._contest.run()
+        except DisturbedContestError as error:  # the next comes when the card is idle again
+            log.debug("control_trial_disturbed", extra={"data": {"card": card.uuid, "why": str(error)}})
         except InterruptedContestError as error:
-            log.debug("control_trial_interrupted", extra={"data": {"card": card.uuid, "why": str(error)}})
-            return False
-        except Exception:  # the next trial must come
+            trials.unclear += 1
+            log.info("control_trial_interrupted", extra={"data": {"card": card.uuid, "why": str(error)}})
+        except Exception:
+            trials.unclear += 1
             log.exception("control_trial_failed", extra={"data": {"card": card.uuid}})
-            return False
+        else:
+            self._log(card, found)
+            self._conclude(cards, card, found.control)
         finally:
             self._contest = None
-        self._log(card, found)
-        self._remember(cards, card.model, found.control)
-        return found.control.level is not ControlLevel.UNPROVEN
+        trials.postpone(self._clock())
 
-    def _remember(self, cards: Cards, model: str, control: CardControl) -> None:
+    def _is_exclusive(self, card: Card) -> bool:
+        try:
+            return self._nvml.is_exclusive(card.uuid)
+        except NvmlError:
+            return False
+
+    def _conclude(self, cards: Cards, card: Card, control: CardControl) -> None:
+        """A refusal is of this card, and must show twice in a row; every other verdict holds for the model."""
+        trials = self._trials[card.uuid]
+        trials.refused = trials.refused + 1 if control == REFUSED else 0
+        if control == REFUSED:
+            if trials.refused >= _REFUSALS:
+                trials.decided = True
+                cards.set_control(card.uuid, control)
+            return
         if control.level is ControlLevel.UNPROVEN:
-            self._unclear += 1
-        else:
-            self._decided.add(model)
-        if model in self._decided and control.reason is not ControlReason.REFUSED:
-            try:
-                self._verdicts.set(model, control)
-            except OSError as error:
-                log.warning("control_not_stored", extra={"data": {"why": str(error)}})
+            trials.unclear += 1
+            cards.set_control(card.uuid, control)
+            return
+        try:
+            self._verdicts.set(card.model, control)
+        except OSError as error:
+            log.warning("control_not_stored", extra={"data": {"why": str(error)}})
         for same in self._cards:
-            if same.model == model:
+            if same.model == card.model and not self._trials[same.uuid].decided:
+                self._trials[same.uuid].decided = True
                 cards.set_control(same.uuid, control)
 
     def _log(self, card: Card, found: Found) -> None:

@@ -36,6 +36,7 @@ from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.hardlimits import HardLimits
 from aliquot.services.runtime.memoryquota import MemoryQuota, Owner
 from aliquot.services.runtime.parking import Parking
+from aliquot.services.runtime.proving import CardWork, card_work
 from aliquot.services.runtime.registration import Registrar, Tenancy, log_fault
 from aliquot.wording.control import why_gated
 
@@ -257,19 +258,10 @@ class Arbiterd:
         """What is known of the card from now on."""
         self._loops[uuid].set_control(control)
 
-    def work(self, uuid: str) -> tuple[frozenset[int], int, bool]:
-        """The processes on the card, how much they have launched so far, and whether any has work now."""
+    def work(self, uuid: str) -> CardWork:
+        """What the tenants of the card did on it so far."""
         with self._lock:
-            pids, launches, busy = set[int](), 0, False
-            for tenancy in self._tenancies.values():
-                at = tenancy.page.index.get(uuid)
-                for process in tenancy.processes if at is not None else ():
-                    if process.slot is not None and at is not None:
-                        use = tenancy.page.use(process.slot, at)
-                        pids.add(process.pid)
-                        launches += use.launches
-                        busy |= bool(use.busy_since_ns or use.waiting)
-            return frozenset(pids), launches, busy
+            return card_work(self._tenancies.values(), uuid)
 
     def keep_trace(self, wanted: bool) -> None:
         """Whether somebody draws timelines, and asks for `records` at least every few seconds."""

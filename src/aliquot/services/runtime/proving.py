@@ -1,13 +1,15 @@
 """Whether the hardware's control of a card has an effect: watches for contention, runs the trial, applies the verdict.
 
-Part of a card's loop, and used by its thread alone. The verdict itself is `arbiter/proof.py`.
+Part of a card's loop, and used by its thread alone. The verdict itself is `arbiter/proof.py`. `card_work` is for the
+trial on an idle card (services/proof): what tenants did there.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.proof import Phase, Trial
@@ -17,11 +19,9 @@ from aliquot.model.control import CardControl, ControlLevel
 from aliquot.model.tenant import Level
 from aliquot.services.runtime.contextcontrol import set_gate
 from aliquot.services.runtime.contexts import Context
-
-OWN = "proof-"  # ids of our own test tenants begin with it
+from aliquot.services.runtime.registration import Tenancy
 
 _CONTENTION = 0.2  # seconds that two contexts must have had work without a break
-_OWN_CONTENTION, _OWN_SETTLE, _OWN_COUNT = 0.02, 0.02, 0.055  # of our own programs, whose work is steady
 _SOONEST, _LATEST = 1.0, 60.0  # seconds until the next trial after one without a verdict: each is twice as late
 
 log = logging.getLogger(__name__)
@@ -112,23 +112,19 @@ class Proving:
             return
         if arbiter.roster.of_class(AppClass.ONLINE):  # its latency is worth more than a verdict
             return
-        own = all(context.tenant.startswith(OWN) for context in contexts.values())
-        least = _OWN_CONTENTION if own else _CONTENTION
         roster = arbiter.roster.contexts
         rates: dict[str, float] = {}
         for name, streak in self._streaks.items():
             member = roster.get(name)
             if name not in contexts or member is None or member.settling:
                 continue
-            if contexts[name].level is not Level.HARDWARE or now - streak.since < least or member.reading is None:
+            if contexts[name].level is not Level.HARDWARE or now - streak.since < _CONTENTION or member.reading is None:
                 return  # somebody is there whom slices do not bind, or who has just begun
             rates[name] = (member.reading.launches - streak.launches) / (now - streak.since)
         if len(rates) < 2:
             return
         sensor = max(rates, key=lambda name: rates[name])
         trial = Trial(sensor, frozenset(rates) - {sensor})
-        if own:
-            trial.settle, trial.count = _OWN_SETTLE, _OWN_COUNT
         trial.begin(now)
         arbiter.trial = trial
 
@@ -152,3 +148,29 @@ class Proving:
     def _postpone(self, now: float, why: str) -> None:
         self._next, self._delay = now + self._delay, min(_LATEST, 2 * self._delay)
         log.debug("control_not_proven", extra={"data": {"card": self._uuid, "why": why}})
+
+
+class CardWork(NamedTuple):
+    """What tenants did on a card so far. Two that are equal: nothing happened in between."""
+
+    pids: frozenset[int] = frozenset()
+    busy: bool = False  # some process has work now
+    launches: int = 0
+    memory: int = 0  # bytes that they have allocated
+    seen: int = 0  # channel groups that were registered
+
+
+def card_work(tenancies: Iterable[Tenancy], uuid: str) -> CardWork:
+    """Under the lock of the tenancies."""
+    pids, busy, launches, memory, seen = set[int](), False, 0, 0, 0
+    for tenancy in tenancies:
+        at = tenancy.page.index.get(uuid)
+        for process in tenancy.processes if at is not None else ():
+            pids.add(process.pid)
+            seen += process.seen
+            if process.slot is not None and at is not None:
+                use = tenancy.page.use(process.slot, at)
+                busy |= bool(use.busy_since_ns or use.waiting)
+                launches += use.launches
+                memory += use.memory
+    return CardWork(frozenset(pids), busy, launches, memory, seen)

@@ -53,6 +53,7 @@ class Process:
     cards: set[str] = field(default_factory=set)  # where it is held, by the driver or at the gate
     proven: set[str] = field(default_factory=set)  # where the driver lets us control a context of it
     refused: set[str] = field(default_factory=set)  # where the driver refused that: it has one there, or claims so
+    seen: int = 0  # groups that it has registered so far, or begun to
     messages: int = 0
     counted: float = 0.0
 
@@ -278,6 +279,7 @@ class Registrar:
         process.messages += 1
         if isinstance(message, GroupSeen):
             process.pending.append(message)
+            process.seen += 1
         if process.messages > _MOST_MESSAGES:
             raise LinkError("it sends too many messages")
         if isinstance(message, Hello):
