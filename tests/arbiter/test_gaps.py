@@ -19,9 +19,11 @@ def p99(latencies: list[float]) -> float:
     return sorted(latencies)[int(0.99 * len(latencies))]
 
 
-def beside_training(load: Load, rules: SharingRules = AUTO) -> VirtualCard:
+def beside_training(
+    load: Load, rules: SharingRules = AUTO, latency: float | None = None, release_delay: float | None = None
+) -> VirtualCard:
     card = VirtualCard(rules)
-    card.admit("serve", AppClass.ONLINE)
+    card.admit("serve", AppClass.ONLINE, latency=latency, release_delay=release_delay)
     card.admit("train", AppClass.OFFLINE)
     card.start("serve/1", "serve", load)
     card.start("train/1", "train", Load(kernel=0.0005))
@@ -131,6 +133,46 @@ def test_windows_in_which_more_was_added_than_accepted_are_counted() -> None:
     """Gaps of 4 ms inside requests, and the card is given back in each."""
     assert read_requests(Gaps(latency=0.0001), 24, 0.0001, 0.05, 200).missed > 0
     assert read_requests(Gaps(latency=0.01), 24, 0.0001, 0.05, 200).missed == 0
+
+
+def test_without_offline_work_nothing_is_missed() -> None:
+    gaps = Gaps(latency=0.0001)
+    for _ in range(2000):
+        gaps.read("a", 0.01, 0.005, 1, True, contended=False)
+    assert gaps.missed == 0
+
+
+def test_tenant_keeps_the_delay_of_its_own_rules_where_the_node_learns() -> None:
+    card = beside_training(llm(6), release_delay=0.1)
+    card.run(3.0)
+    assert card.arbiter.delay_of("serve") == 0.1
+    assert card.share("train") < 0.5
+    card = beside_training(llm(6), SharingRules(release_delay=0.0), release_delay=0.1)
+    assert card.arbiter.delay_of("serve") == 0.0, "somebody set another for all"
+
+
+def test_accepted_latency_goes_before_the_delay_of_the_node() -> None:
+    """Requests that may take 5 ms more need no delay; those that may not even take a switch more have a long one."""
+    patient = beside_training(Load(work=0.0012, period=0.04, kernel=0.0012), SharingRules(release_delay=0.1), 0.005)
+    patient.run(3.0)
+    assert patient.arbiter.delay_of("serve") == 0.0
+    assert patient.share("train") >= 0.95 * (1 - 25 * 0.0012)
+    assert p99(patient.latencies("serve/1")) <= 0.0012 + 0.005
+    assert patient.arbiter.missed_of("serve") == 0
+    hasty = beside_training(Load(work=0.0012, period=0.04, kernel=0.0012), SharingRules(release_delay=0.0), 0.0001)
+    hasty.run(3.0)
+    assert hasty.arbiter.delay_of("serve") >= 0.04
+    assert p99(hasty.latencies("serve/1")) <= 0.0012 + 0.0001
+
+
+def test_latency_that_cannot_be_had_is_counted_as_missed() -> None:
+    """Requests that come after more than the longest delay pay a switch each."""
+    card = beside_training(Load(work=0.0012, period=0.3, kernel=0.0012), latency=0.0001)
+    card.run(10.0)
+    assert card.arbiter.missed_of("serve") >= 5
+    silent = beside_training(Load(work=0.0012, period=0.3, kernel=0.0012))
+    silent.run(10.0)
+    assert silent.arbiter.missed_of("serve") == 0, "it did not say what it accepts"
 
 
 _readings = st.tuples(

@@ -150,9 +150,17 @@ class VirtualCard:
         """Seconds."""
         return self._now / 1e9
 
-    def admit(self, tenant: str, app_class: AppClass = AppClass.NORMAL, quota: float | None = None) -> None:
+    def admit(
+        self,
+        tenant: str,
+        app_class: AppClass = AppClass.NORMAL,
+        quota: float | None = None,
+        latency: float | None = None,
+        release_delay: float | None = None,
+    ) -> None:
         """A tenant; its quota is a part of 1."""
-        member = Member(tenant, app_class, None if quota is None else round(quota * 1000))
+        milli = None if quota is None else round(quota * 1000)
+        member = Member(tenant, app_class, milli, latency, release_delay)
         self.post(lambda arbiter, now: arbiter.admit(member))
 
     def start(self, name: str, tenant: str, load: Load, *, preemptible: bool = True, being_made: bool = False) -> None:

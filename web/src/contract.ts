@@ -282,6 +282,8 @@ export interface Tenant {
   parked_mib: number;
   moves: number;
   why_parked: ParkReason | null;
+  latency_seconds: number | null;
+  latency_missed_seconds: number;
 }
 
 export type State = "idle" | "running" | "paused" | "waiting";

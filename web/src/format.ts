@@ -70,7 +70,7 @@ export interface Units {
 }
 
 export function delay(seconds: number): string {
-  return seconds !== 0 && seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${trim(seconds.toFixed(2))} s`;
+  return seconds !== 0 && seconds < 1 ? `${trim((seconds * 1000).toFixed(1))} ms` : `${trim(seconds.toFixed(2))} s`;
 }
 
 export function shortUuid(uuid: string): string {

@@ -144,12 +144,15 @@ class CardArbiter:
     def _read_gaps(self, readings: Mapping[str, Reading], now: float) -> None:
         """Of online contexts, from what they did since the last reading."""
         elapsed = self.roster.unread(now)
+        contended = any(context.has_work for context in self.roster.of_class(AppClass.OFFLINE))
         for name, reading in readings.items():
             context = self.roster.contexts.get(name)
             if context is None or context.reading is None or context.tenant not in self._gaps or elapsed <= 0:
                 continue
             launches = reading.launches - context.reading.launches
-            self._gaps[context.tenant].read(name, elapsed, reading.busy, launches, reading.outstanding)
+            self._gaps[context.tenant].read(
+                name, elapsed, reading.busy, launches, reading.outstanding, contended=contended
+            )
 
     # --- decision --------------------------------------------------------------------------------------------
 
@@ -249,7 +252,8 @@ class CardArbiter:
             tiny = {context.name: slices.TINY if context.active else slices.BRIEF for context in behind}
             # Ordinary work takes turns with offline work: no length keeps the latter from cutting in.
             online = all(self._class_of(context) is AppClass.ONLINE for context in busy)
-            return tiny | slices.online(front, busy, cut=bool(behind) and online and not self.rules.release_delay)
+            let_in = any(not self._fixed_delay(context.tenant) for context in busy)
+            return tiny | slices.online(front, busy, cut=bool(behind) and online and let_in)
         if self.rules.isolation is Isolation.BURST_SHARE:  # also in windows: what stays when the daemon ends
             by_quota = self.roster.quotas(context.tenant for context in front)
             return slices.proportional(front, by_quota) | slices.proportional(busy, by_quota)
@@ -285,15 +289,26 @@ class CardArbiter:
 
     def delay_of(self, tenant: str) -> float:
         """Seconds for which this online tenant keeps an idle card."""
-        if self.rules.release_delay is not None:
-            return self.rules.release_delay
-        gaps = self._gaps.get(tenant)
+        fixed, gaps = self._fixed_delay(tenant), self._gaps.get(tenant)
+        if fixed is not None:
+            return fixed
         return 0.0 if gaps is None else gaps.delay
 
+    def _fixed_delay(self, tenant: str) -> float | None:
+        """None: it is learned. The latency that a tenant accepts says more than the node's delay, which is everybody's;
+        and a delay that somebody set for the node more than the tenant's own."""
+        member = self.roster.members.get(tenant)
+        if member is not None and member.latency is not None:
+            return None
+        if self.rules.release_delay is not None:
+            return self.rules.release_delay
+        return None if member is None else member.release_delay
+
     def missed_of(self, tenant: str) -> int:
-        """Seconds in which this online tenant had more latency added than it accepts, by what switches cost."""
-        gaps = self._gaps.get(tenant)
-        return 0 if gaps is None else gaps.missed
+        """Seconds in which this online tenant had more latency added than it accepts, by what switches cost; 0 where it
+        did not say what it accepts."""
+        member, gaps = self.roster.members.get(tenant), self._gaps.get(tenant)
+        return 0 if gaps is None or member is None or member.latency is None else gaps.missed
 
     def _bound(self, context: Context) -> bool:
         """Whether windows bind it. Those in front of offline work they do not while online work is there."""

@@ -42,9 +42,15 @@ class Gaps:
     _window: float = 0.0
     _switches: float = 0.0
     _requests: float = 0.0
+    _contended: bool = True
 
-    def read(self, context: str, elapsed: float, busy: float, launches: int, works: bool) -> None:
-        """What a context did since the last reading: seconds with work, launches, and whether it has work now."""
+    def read(
+        self, context: str, elapsed: float, busy: float, launches: int, works: bool, *, contended: bool = True
+    ) -> None:
+        """What a context did since the last reading: seconds with work, launches, and whether it has work now.
+
+        `contended`: there was offline work to let in. Without it no gap costs a switch."""
+        self._contended = contended
         idle = max(0.0, elapsed - busy)
         gap = self._open.get(context)
         self._age(min(elapsed, LONGEST))
@@ -70,7 +76,7 @@ class Gaps:
         at = next((at for at, edge in enumerate(_EDGES) if length <= edge), len(_EDGES))
         self._counts[at] += count
         self._lengths[at] += length * count
-        if length > self.delay:
+        if length > self.delay and self._contended:
             self._switches += count
         if length > max(self.delay, SHORTEST):
             self._requests += count

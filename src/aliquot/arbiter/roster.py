@@ -30,13 +30,14 @@ _LEAST = 0.01  # the part of a card that is left to a tenant beside those who bo
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A tenant of the card: its class, its quota of compute (None: it asked for none), and the latency in seconds that
-    online work accepts to have added (None: it did not say)."""
+    """A tenant of the card: its class, its quota of compute (None: it asked for none), the latency in seconds that
+    online work accepts to have added (None: it did not say), and its own release delay (None: learned)."""
 
     tenant: str
     app_class: AppClass
     quota_milli: int | None
     latency: float | None = None
+    release_delay: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

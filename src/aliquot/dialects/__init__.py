@@ -3,14 +3,15 @@
 `qgpu`, `t9k`, `gpushare`, `hami` and `kai` are the dialects; none imports another. `registry` finds a Pod's dialect,
 `nodereading` those that a node offers, by the `rules` of the cluster; `native` has our own annotations. `pods`, `nodes`
 and `podfields` read what all dialects share; `kube` is what kube-scheduler itself would decide. `lookalikes` finds
-misspelled names, `podgroups` reads Pods that start together. `wire` has Kubernetes' own forms, `local` manifests on
-one machine. Every annotation key, label key and resource name is in one module only.
+misspelled names, `podgroups` reads Pods that start together, `latency` what online Pods accept. `wire` has Kubernetes'
+own forms, `local` manifests on one machine. Every annotation key, label key and resource name is in one module only.
 
 Parsing accepts any JSON and never raises: the result is a value, every rule that is violated (`Invalid`), or None for
 an object without GPUs. Rendering takes our own values and relies on them.
 """
 
 from aliquot.dialects.gpushare import MemoryUnit, parse_unhealthy
+from aliquot.dialects.latency import release_delay
 from aliquot.dialects.native import render_inventory
 from aliquot.dialects.nodereading import (
     WHOLE_CARDS_NEED,
@@ -50,6 +51,7 @@ __all__ = [
     "parse_node",
     "parse_pod",
     "parse_unhealthy",
+    "release_delay",
     "render_assigned",
     "render_env",
     "render_grant",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
+from aliquot.dialects.latency import LATENCY
 from aliquot.dialects.pods import Json, Pod
 from aliquot.model.refusal import Invalid
 
@@ -137,7 +138,7 @@ def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
         (hami.DIALECT, hami.MARKS),
         (kai.DIALECT, kai.ANNOTATIONS),
     )
-    known = [*native.MARKS, *(mark for dialect, names in marks if dialect in served for mark in names)]
+    known = [*native.MARKS, LATENCY, *(mark for dialect, names in marks if dialect in served for mark in names)]
     return [
         problem
         for kind, present in (("labels", pod.labels), ("annotations", pod.annotations))

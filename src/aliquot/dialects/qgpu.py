@@ -49,6 +49,7 @@ _POLICIES = {
 
 GIB = 1024  # in MiB
 PERCENT = CORE_MILLI // 100
+RELEASE_DELAY = 0.1  # seconds for which online work keeps a card that it left idle
 
 
 class QgpuRules(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aliquot.dialects import elastic, gpushare, hami, kai, native, pods, qgpu, t9k
+from aliquot.dialects import elastic, gpushare, hami, kai, latency, native, pods, qgpu, t9k
 from aliquot.dialects.lookalikes import misspelled_marks, misspelled_requests, misspelled_resources
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
@@ -73,6 +73,7 @@ _OUR_ANNOTATIONS = frozenset(
         *kai.ANNOTATIONS,
         *native.ANNOTATIONS,
         elastic.PARK,
+        latency.LATENCY,
     )
 )
 
@@ -121,6 +122,11 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
             problems.append(park_after)
         elif park_after is not None:
             claim = replace(claim, park_after=park_after)
+        accepted = latency.accepted_latency(view, claim)
+        if isinstance(accepted, Invalid):
+            problems.append(accepted)
+        elif accepted is not None:
+            claim = replace(claim, latency=accepted)
     return tuple(problems) if problems or isinstance(claim, list) else claim, view
 
 
@@ -195,7 +201,7 @@ class PodReader:
         )
 
 
-_MARKS = (*qgpu.MARKS, *gpushare.MARKS, *hami.MARKS, *kai.MARKS, *native.MARKS, elastic.PARK)
+_MARKS = (*qgpu.MARKS, *gpushare.MARKS, *hami.MARKS, *kai.MARKS, *native.MARKS, elastic.PARK, latency.LATENCY)
 _MARK_SET = frozenset(_MARKS)
 
 
@@ -234,6 +240,7 @@ def _claim_for(names: Names, template: Claim) -> Claim:
         cpu_milli=template.cpu_milli,
         memory_mib=template.memory_mib,
         park_after=template.park_after,
+        latency=template.latency,
     )
 
 

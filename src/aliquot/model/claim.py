@@ -19,6 +19,9 @@ class AppClass(StrEnum):
     OFFLINE = "offline"
 
 
+LEAST_LATENCY, MOST_LATENCY = 0.0001, 10.0  # seconds that online work may accept
+
+
 def may_park(app_class: AppClass, park_after: float | None) -> bool:
     """Offline work may be parked at any time, other work only if it asked for that."""
     return app_class is AppClass.OFFLINE or park_after is not None
@@ -107,6 +110,7 @@ class Claim:
     memory_mib: int = 0
     park_after: float | None = None  # seconds idle after which its GPU memory may leave the card; None: by its class
     group: str = ""  # shares its cards in space with others of this group and owner (docs/together.md)
+    latency: float | None = None  # seconds that online work accepts to have added to its requests; None: not said
 
     @property
     def key(self) -> str:

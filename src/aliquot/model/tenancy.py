@@ -34,6 +34,8 @@ class Tenancy:
     # Of both:
     park_after: float | None = None  # seconds idle after which its memory may be parked; None: by its class
     group: str = ""  # shares its cards in space with others of this group and owner (docs/together.md)
+    latency: float | None = None  # seconds that online work accepts to have added to its requests; None: not said
+    release_delay: float | None = None  # its own, in seconds, where the node's is `auto`; None: learned
 
     @property
     def parkable(self) -> bool:
@@ -70,6 +72,8 @@ class Tenancy:
             self.started,
             self.park_after,
             self.group_id,
+            self.latency,
+            self.release_delay,
         )
 
 
@@ -111,7 +115,10 @@ def group_tenant(members: Iterable[Tenancy]) -> Tenant:
         so_far, more = quotas.get(allotment.uuid), allotment.quota_milli
         quotas[allotment.uuid] = more if so_far is None else min(CORE_MILLI, so_far + (more or 0))
     allotments = tuple(Allotment(uuid, None, quota) for uuid, quota in quotas.items())
-    return replace(first, id=first.group, allotments=allotments, root=None, started=None, park_after=None)
+    latency = min((member.latency for member in everybody if member.latency is not None), default=None)
+    return replace(
+        first, id=first.group, allotments=allotments, root=None, started=None, park_after=None, latency=latency
+    )
 
 
 def shares_of(grant: Grant, uuids: Mapping[int, str]) -> tuple[Share, ...]:

@@ -36,6 +36,8 @@ class Tenant:
     started: int | None = None
     park_after: float | None = None  # seconds idle after which its memory may be parked; None: by its class
     group: str = ""  # id of the tenant that has the time of all members of a group; its own: it is that tenant
+    latency: float | None = None  # seconds that online work accepts to have added to its requests; None: not said
+    release_delay: float | None = None  # its own, in seconds, where the node's is `auto`; None: learned
 
     @property
     def parkable(self) -> bool:
@@ -100,6 +102,7 @@ class Standing:
     memory_over: int = 0  # bytes over its limit by NVML's figure; 0: within the margin (arbiter/overuse.py)
     hard_limit: bool = False  # the driver itself limits its memory too
     residency: Residency | None = None  # None: its memory does not leave the card
+    latency_missed: int = 0  # seconds in which more was added to its requests than it accepts
 
 
 class FindingKind(StrEnum):

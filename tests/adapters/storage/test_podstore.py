@@ -53,12 +53,12 @@ def test_podstore_keeps_tenancies_over_a_restart(tmp_path: Path) -> None:
     assert again.notes == []
 
 
-def test_podstore_keeps_after_how_long_a_pod_may_be_parked(tmp_path: Path) -> None:
-    pod = replace(tenancy(), app_class=AppClass.ONLINE, park_after=30.0)
+def test_podstore_keeps_after_how_long_a_pod_may_be_parked_and_what_latency_it_accepts(tmp_path: Path) -> None:
+    pod = replace(tenancy(), app_class=AppClass.ONLINE, park_after=30.0, latency=0.002)
     a_store(tmp_path).add(pod)
     (kept,) = a_store(tmp_path).tenancies()
     assert kept == pod
-    assert kept.tenant.park_after == 30.0
+    assert (kept.tenant.park_after, kept.tenant.latency) == (30.0, 0.002)
 
 
 def test_podstore_add_is_idempotent_and_replaces(tmp_path: Path) -> None:

@@ -54,14 +54,19 @@ def test_store_keeps_after_how_long_a_run_may_be_parked(folder: Path) -> None:
     assert (kept.park_after, kept.tenant.park_after) == (30.0, 30.0)
 
 
+def test_store_keeps_the_accepted_latency_and_the_release_delay_of_a_tenant(folder: Path) -> None:
+    store = a_store(folder)
+    store.add(replace(tenancy("a"), app_class=AppClass.ONLINE, latency=0.002, release_delay=0.1))
+    (kept,) = a_store(folder).tenancies()
+    assert (kept.tenant.latency, kept.tenant.release_delay) == (0.002, 0.1)
+
+
 def test_copy_of_an_earlier_release_has_no_time_of_parking(folder: Path) -> None:
     store = a_store(folder)
     store.add(tenancy("a"))
     store.close()
-    copy = folder / "t" / "id-a.json"
-    copy.write_text(
-        json.dumps({key: value for key, value in json.loads(copy.read_text()).items() if key != "park_after"})
-    )
+    copy, later = folder / "t" / "id-a.json", ("park_after", "latency", "release_delay")
+    copy.write_text(json.dumps({key: value for key, value in json.loads(copy.read_text()).items() if key not in later}))
     for path in folder.glob("state.db*"):
         path.unlink()
     (folder / "state.db").write_bytes(b"no database")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from aliquot.cli.amounts import LATENCY_ALLOWED, LATENCY_ONLINE
 from aliquot.cli.main import cli
 from aliquot.cli.run.command import OPTIONS
 from aliquot.cli.run.execute import environment_of
@@ -125,6 +126,9 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
         (["--memory", "0", "--", "true"], 2, f"--memory: 0 is not allowed: {OF_MEMORY}"),
         (["--memory", "10KB", "--", "true"], 2, f"--memory: 10KB is not allowed: {OF_MEMORY}"),
         (["--class", "urgent", "--", "true"], 2, "--class: urgent is not allowed: online, offline or normal"),
+        (["--latency", "2ms", "--", "true"], 2, f"--latency: 2ms is not allowed: {LATENCY_ONLINE}"),
+        (["--class=online", "--latency=soon", "true"], 2, f"--latency: soon is not allowed: {LATENCY_ALLOWED}"),
+        (["--class=online", "--latency=1m", "true"], 2, f"--latency: 1m is not allowed: {LATENCY_ALLOWED}"),
         (["--gpus", "3", "--", "true"], 2, "--gpus: 3 is not allowed: at most 2: this machine has no more cards"),
         (["--gpus", "0", "--", "true"], 2, "--gpus: 0 is not allowed: a whole number, at least 1"),
         (["--name", "a/b", "--", "true"], 2, f"--name: a/b is not allowed: {OF_NAME}"),

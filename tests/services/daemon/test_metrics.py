@@ -76,6 +76,17 @@ def test_metrics_have_moves_durations_and_reasons_of_memory_that_leaves() -> Non
     assert not any(line.startswith("aliquot_tenant_move_in_seconds{") for line in exposed)
 
 
+def test_metrics_have_the_accepted_latency_and_how_long_it_was_missed() -> None:
+    names = ("aliquot_tenant_latency_accepted_seconds{", "aliquot_tenant_latency_missed_seconds_total{")
+    assert not any(line.startswith(names) for line in lines(a_status())), "it did not say what it accepts"
+    share = a_share(0, latency_missed_seconds=7)
+    tenant = kit.a_tenant("serve", **{"class": "online"}, cards=[share], latency_seconds=0.002)
+    exposed = lines(machine_status(kit.a_status(cards=[a_card("box", 0)], tenants=[tenant])))
+    labels = '{card="0",class="online",tenant="serve",uuid="GPU-0"}'
+    assert f"aliquot_tenant_latency_accepted_seconds{labels} 0.002" in exposed
+    assert f"aliquot_tenant_latency_missed_seconds_total{labels} 7.0" in exposed
+
+
 def test_metrics_leave_out_unknown_values() -> None:
     exposed = "\n".join(lines(a_status(share=None)))
     assert "aliquot_tenant_share_ratio{" not in exposed

@@ -212,6 +212,8 @@ def test_card_shows_tenants_with_promise_and_use() -> None:
             "parked_mib": 0,
             "moves": 0,
             "why_parked": None,
+            "latency_seconds": None,
+            "latency_missed_seconds": 0,
         }
     ]
 

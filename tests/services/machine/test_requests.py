@@ -146,3 +146,26 @@ def test_run_with_core_above_100_names_the_flag_that_allows_it() -> None:
     found = parse_run_request({"command": ["x"], "core": 200})
     assert isinstance(found, Invalid)
     assert "--rules 2026" in found.allowed
+
+
+@pytest.mark.parametrize(
+    ("latency", "app_class", "problem"),
+    [
+        (0.002, "online", None),
+        (10, "online", None),
+        (0.0, "online", "0.1ms to 10s"),
+        (11, "online", "0.1ms to 10s"),
+        (True, "online", "0.1ms to 10s"),
+        ("2ms", "online", "0.1ms to 10s"),
+        (float("nan"), "online", "0.1ms to 10s"),
+        (0.002, "offline", "nothing without --class online"),
+    ],
+)
+def test_latency_of_a_run_request(latency: object, app_class: str, problem: str | None) -> None:
+    found = parse_run_request({"command": ["x"], "class": app_class, "latency": latency})
+    if problem is None:
+        assert isinstance(found, RunRequest)
+        assert found.claim("u", "n").latency == latency
+    else:
+        assert isinstance(found, Invalid)
+        assert (found.field, problem in found.allowed) == ("latency", True)

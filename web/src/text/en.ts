@@ -96,6 +96,8 @@ export const en = {
   pausedBy: (name: string) => `paused: ${name} has the card`,
   hasCard: (name: string) => `${name} has the card`,
   pausedFor: (time: string) => `paused for ${time} in all`,
+  acceptsLatency: (time: string) => `accepts ${time} added to its requests`,
+  latencyMissed: (time: string) => `more than the accepted latency for ${time}`,
 
   timeline: "The last minute",
   timelineHint: "Height is the measured share, purple hatching is a pause, a mark is a preemption.",

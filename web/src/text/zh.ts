@@ -95,6 +95,8 @@ export const zh: Text = {
   pausedBy: (name) => `暂停：${name} 正在使用卡`,
   hasCard: (name) => `${name} 正在使用卡`,
   pausedFor: (time) => `累计暂停 ${time}`,
+  acceptsLatency: (time) => `可接受请求多等 ${time}`,
+  latencyMissed: (time) => `有 ${time} 超过可接受的延迟`,
 
   timeline: "最近一分钟",
   timelineHint: "高度是实测份额，紫色斜线是暂停，标记是抢占。",

@@ -2,7 +2,7 @@
 
 import { tenantColour } from "../colour";
 import type { Card, Tenant } from "../contract";
-import { age, memory, memoryOf, percent, shortKey, shortUuid } from "../format";
+import { age, delay, memory, memoryOf, percent, shortKey, shortUuid } from "../format";
 import { useShared } from "../hooks";
 import { go } from "../route";
 import type { Text } from "../text";
@@ -89,6 +89,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
     tenant.paused_seconds ? text.pausedFor(age(tenant.paused_seconds, text)) : "",
     tenant.why_parked === null ? "" : text.whyParked[tenant.why_parked],
     tenant.moves ? text.moves(tenant.moves) : "",
+    tenant.latency_seconds === null ? "" : text.acceptsLatency(delay(tenant.latency_seconds)),
   ];
   const away = tenant.where !== null && tenant.where !== "resident" ? tenant.where : null;
   return (
@@ -100,6 +101,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
         <small>
           <span class={`c-${tenant.class}`}>{text[tenant.class]}</span> · {dialectName(tenant.dialect, text)}
           {tenant.paused_by !== null && <b class="paused-by"> · {text.hasCard(shortKey(tenant.paused_by))}</b>}
+          {tenant.latency_missed_seconds > 0 && ` · ${text.latencyMissed(age(tenant.latency_missed_seconds, text))}`}
         </small>
       </th>
       <td title={text.memory}>

@@ -57,6 +57,8 @@ _STEPS = (
     "ALTER TABLE tenancies ADD COLUMN claim INTEGER NOT NULL DEFAULT 0;",
     # 3: when memory may be parked
     "ALTER TABLE tenancies ADD COLUMN park_after REAL;",
+    # 4: the latency that online work accepts
+    "ALTER TABLE tenancies ADD COLUMN latency REAL;",
 )
 _OLDEST = 1  # the first version whose program may use a file that all steps have made
 
@@ -67,7 +69,7 @@ class PodStore(TenantStore):
     table, owner = "tenancies", "pod"
     columns: ClassVar[Mapping[str, str]] = {
         "uid": "id",
-        **{name: name for name in ("namespace", "name", "created", "claim", "park_after")},
+        **{name: name for name in ("namespace", "name", "created", "claim", "park_after", "latency")},
         "class": "app_class",
     }
 

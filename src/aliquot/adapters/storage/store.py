@@ -55,7 +55,9 @@ _STEPS = (
     HISTORY,
     "ALTER TABLE tenants ADD COLUMN park_after REAL;",
     "ALTER TABLE tenants ADD COLUMN groupname TEXT NOT NULL DEFAULT '';",
+    "ALTER TABLE tenants ADD COLUMN latency REAL; ALTER TABLE tenants ADD COLUMN release_delay REAL;",
 )
+_ADDED = {"park_after": None, "groupname": "", "latency": None, "release_delay": None}  # not by an earlier release
 _OLDEST = 2  # the release that may still use the file: the rest was only added
 
 
@@ -65,6 +67,7 @@ class Store(TenantStore):
     table, owner = "tenants", "tenant"
     columns: ClassVar[Mapping[str, str]] = {
         **{name: name for name in ("id", "name", "root", "started", "command", "created", "log", "park_after")},
+        **{name: name for name in ("latency", "release_delay")},
         "class": "app_class",
         "uid": "user",
         "groupname": "group",
@@ -96,7 +99,7 @@ class Store(TenantStore):
         restored = 0
         for path in sorted(self._copies.glob("*.json")):
             try:
-                row = {"park_after": None, "groupname": "", **json.loads(path.read_text())}  # by an earlier release
+                row = {**_ADDED, **json.loads(path.read_text())}
                 shares = map(parse_share, row["shares"])
                 super().add(self._parse({**row, "command": json.dumps(row["command"])}, shares))
                 restored += 1

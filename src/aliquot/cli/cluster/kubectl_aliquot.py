@@ -13,7 +13,7 @@ from aliquot.cli.cluster.objects import cluster_objects
 from aliquot.cli.errors import InputError, run_and_exit
 from aliquot.cli.kubectloptions import kubectl_options, reach
 from aliquot.cli.tables import printable, table
-from aliquot.wording.amounts import in_units
+from aliquot.wording.amounts import duration, in_units
 
 if TYPE_CHECKING:
     from aliquot.model.claim import Usage
@@ -294,6 +294,7 @@ def _pod_row(pod: PodStanding) -> list[str]:
     usage = pod.grant.usage()
     remarks = ["the whole node"] * pod.grant.whole_node + ["a guess: no annotation tells its cards"] * pod.guessed
     remarks += [f"parkable after {pod.claim.park_after:g}s"] if pod.claim.park_after is not None else []
+    remarks += [f"accepts {duration(pod.claim.latency)} of latency"] if pod.claim.latency is not None else []
     return [
         pod.key,
         pod.claim.app_class.value,

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status
-from aliquot.cli.pods.rows import age, apps, compute, core, state_of, waiting_lines
+from aliquot.cli.pods.rows import age, apps, compute, core, latency_words, state_of, waiting_lines
 from aliquot.cli.tables import date_time, narrowed, printable, table, terminal_width
 from aliquot.model.residency import Where
 from aliquot.model.status.machine import EndedStatus, PodStatus, QueueEntry, ShareStatus, Status, TenantStatus
@@ -22,7 +22,19 @@ from aliquot.wording.shortage import reason
 from aliquot.wording.states import state_words
 
 _LONGEST_COMMAND = 60
-_DROPPABLE = ("COMMAND", "SINCE", "PID", "CORE", "CLASS", "CARDS", "USER")  # on a narrow terminal, in this order
+_COLUMNS: tuple[str, ...] = (
+    "NAME", "USER", "CLASS", "PID", "CARDS", "MEMORY", "CORE", "STATE", "SINCE", "COMMAND"
+)  # fmt: skip
+_DROPPABLE = (
+    "COMMAND",
+    "SINCE",
+    "PID",
+    "LATENCY",
+    "CORE",
+    "CLASS",
+    "CARDS",
+    "USER",
+)  # on a narrow terminal, in this order
 
 
 @click.command()
@@ -108,7 +120,7 @@ def _exit(code: int | None, signal: str | None) -> str:
 
 
 def _print_present(status: Status) -> None:
-    head = ("NAME", "USER", "CLASS", "PID", "CARDS", "MEMORY", "CORE", "STATE", "SINCE", "COMMAND")
+    head = _COLUMNS
     pods = {pod.key: pod for pod in status.pods or []}
     names = {tenant.name for tenant in status.tenants} | {entry.name for entry in status.queue}
     pending = [pod for pod in pods.values() if pod.phase == "Pending"]
@@ -119,6 +131,12 @@ def _print_present(status: Status) -> None:
     if not rows:
         click.echo("nothing runs")
         return
+    if any(tenant.latency_seconds is not None for tenant in status.tenants):
+        at = head.index("STATE")
+        words = [latency_words(tenant, tenant.cards) for tenant in status.tenants]
+        words += ["-"] * (len(rows) - len(words))
+        head = (*head[:at], "LATENCY", *head[at:])
+        rows = [(*row[:at], word, *row[at:]) for row, word in zip(rows, words, strict=True)]
     columns, cells = narrowed(head, rows, terminal_width(), _DROPPABLE)
     click.echo(table(columns, cells, right=frozenset(at for at, name in enumerate(columns) if name == "PID")))
     for entry in status.queue:

@@ -17,7 +17,7 @@ import msgspec
 
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status, read_status
-from aliquot.cli.pods.rows import compute, paused_time, waiting_lines
+from aliquot.cli.pods.rows import compute, latency_words, paused_time, waiting_lines
 from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
 from aliquot.model.residency import Where
 from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
@@ -36,6 +36,7 @@ _DROPPABLE = (
     "USER",
     "REFUSED",
     "PARKED",
+    "LATENCY",
 )  # on a narrow terminal, in this order
 _RIGHT = ("CORE", "SHARE", "PAUSED", "REFUSED")
 _BAR = 10
@@ -65,6 +66,7 @@ def top(output: str, once: bool, interval: float) -> None:
     USER       shown where tenants of several users are on the cards
     REFUSED    allocations past the memory limit; shown where there were any
     PARKED     memory in the host's pool, and moves out and in; shown where memory has moved
+    LATENCY    what may be added to requests, and seconds in which that was missed; shown where somebody said
     STATE      running, idle, paused (with the online tenant that has the card), waiting (for its turn)
     """
     answer = ask({"op": "status"})
@@ -93,7 +95,8 @@ def view(status: Status, width: int | None = None) -> str:
     several = len({card.node for card in status.cards}) > 1
     users = {tenant.uid for tenant in status.tenants if isinstance(tenant.uid, int)}
     moved = any(share.residency and share.residency.moves for tenant in status.tenants for share in tenant.cards)
-    head = _head(shared=len(users) > 1, refused=refused, moved=moved)
+    promised = any(tenant.latency_seconds is not None for tenant in status.tenants)
+    head = _head(shared=len(users) > 1, refused=refused, moved=moved, promised=promised)
     empty = _empty(status) if len(status.cards) > _MANY else []
     for card in status.cards:
         if card in empty:
@@ -179,10 +182,12 @@ def _pool_words(status: Status) -> str:
     return f", host pool {used} in use, {booked} of {size} booked"
 
 
-def _head(*, shared: bool, refused: bool, moved: bool) -> tuple[str, ...]:
+def _head(*, shared: bool, refused: bool, moved: bool, promised: bool) -> tuple[str, ...]:
     user, refusals = ("USER",) if shared else (), ("REFUSED",) if refused else ()
-    parked = ("PARKED",) if moved else ()
-    return ("NAME", *user, "CLASS", "CORE", "SHARE", "", "MEMORY", *parked, "LEVEL", "PAUSED", *refusals, "STATE")
+    parked, latency = ("PARKED",) if moved else (), ("LATENCY",) if promised else ()
+    return (
+        "NAME", *user, "CLASS", "CORE", "SHARE", "", "MEMORY", *parked, "LEVEL", "PAUSED", *latency, *refusals, "STATE"
+    )  # fmt: skip
 
 
 def _parked(share: ShareStatus) -> str:
@@ -214,6 +219,7 @@ def _row(tenant: TenantStatus, share: ShareStatus, head: tuple[str, ...]) -> tup
         *([_parked(share)] if "PARKED" in head else []),
         share.level,
         paused_time(share),
+        *([latency_words(tenant, [share])] if "LATENCY" in head else []),
         *([str(share.refused_allocations)] if "REFUSED" in head else []),
         _state(share),  # the last: nothing moves when it becomes longer
     )

@@ -19,6 +19,7 @@ from aliquot.model.status.machine import (
     PodStatus,
     ShareStatus,
     Status,
+    TenantStatus,
     WorkloadStatus,
 )
 from aliquot.wording.amounts import duration, in_units, memory
@@ -165,6 +166,14 @@ def compute(share: ShareStatus) -> str:
 def paused_time(share: ShareStatus) -> str:
     """How long online work kept it from the card, in all."""
     return duration(round(share.paused_seconds, 1)) if share.paused_seconds else "-"
+
+
+def latency_words(tenant: TenantStatus, shares: Sequence[ShareStatus]) -> str:
+    """What an online tenant accepts to have added to its requests, and how long it had more."""
+    if tenant.latency_seconds is None:
+        return "-"
+    missed = sum(share.latency_missed_seconds for share in shares)
+    return duration(tenant.latency_seconds) + (f", {duration(missed)} missed" if missed else "")
 
 
 def cards_of(shares: Sequence[ShareStatus]) -> tuple[str, str, str]:

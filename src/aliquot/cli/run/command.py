@@ -15,8 +15,12 @@ from typing import Any
 from aliquot.adapters.host.control import Connection
 from aliquot.cli.amounts import (
     DURATION_ALLOWED,
+    LATENCY_ALLOWED,
+    LATENCY_ONLINE,
+    LEAST_LATENCY,
     LONGEST_PARK,
     MEMORY_ALLOWED,
+    MOST_LATENCY,
     PARK_ALLOWED,
     PARK_WHOLE,
     SIMULATE_ALLOWED,
@@ -78,6 +82,11 @@ OPTIONS = (
         "2026: qGPU's later rules: --core in steps of 5, or 100 and more for several cards  [default: seed]",
     ),
     ("--class", "CLASS", "online (preempts offline work), offline or normal  [default: normal]"),
+    (
+        "--latency",
+        "TIME",
+        "Online work accepts that much (2ms) added to its requests by offline work beside it",
+    ),
     (
         "--park",
         "TIME",
@@ -223,6 +232,12 @@ def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
             raise not_allowed("--park", options["--park"], PARK_ALLOWED)
         if "--memory" not in options and "--core" not in options:
             raise not_allowed("--park", options["--park"], PARK_WHOLE)
+    if "--latency" in options:
+        request["latency"] = _amount("--latency", options["--latency"], parse_duration, LATENCY_ALLOWED)
+        if not LEAST_LATENCY <= request["latency"] <= MOST_LATENCY:
+            raise not_allowed("--latency", options["--latency"], LATENCY_ALLOWED)
+        if request["class"] != "online":
+            raise not_allowed("--latency", options["--latency"], LATENCY_ONLINE)
     if "--together" in options:
         request["together"] = options["--together"]
         if "--park" in options:

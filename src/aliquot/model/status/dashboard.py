@@ -151,6 +151,8 @@ class Tenant(Struct):
     parked_mib: int = 0
     moves: int = 0
     why_parked: ParkReason | None = None  # or cannot be
+    latency_seconds: float | None = None  # that it accepts to have added to its requests
+    latency_missed_seconds: int = 0  # in which it had more
 
 
 class Card(Struct):

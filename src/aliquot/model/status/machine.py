@@ -150,6 +150,7 @@ class ShareStatus(Struct):
     memory_over_bytes: int = 0  # over its limit, by the driver's figure
     hard_limit: bool = False  # the driver itself limits its memory too
     residency: ResidencyStatus | None = None  # null: its memory does not leave the card
+    latency_missed_seconds: int = 0  # in which more was added to its requests than it accepts
 
     @property
     def limit_mib(self) -> int:
@@ -181,6 +182,7 @@ class TenantStatus(Struct):
     ended: bool | UnsetType = UNSET  # the Pod is over, but not all its processes
     parkable: bool = False
     park_after_seconds: float | None = None  # idle, after which it may be parked; null: by its class
+    latency_seconds: float | None = None  # that online work accepts to have added to its requests; null: not said
 
 
 class RefusalStatus(Struct):

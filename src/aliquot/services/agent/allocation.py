@@ -278,6 +278,7 @@ class Allocator:
             shares=shares_of(grant, self._uuids()),
             created=self._clock(),
             park_after=claim.park_after,
+            latency=claim.latency,
         )
 
     def _uuids(self) -> dict[int, str]:

@@ -115,4 +115,5 @@ def _tenant(tenancy: Tenancy, ended: bool, standings: Mapping[str, Standing], no
         cards=share_statuses(tenancy.shares, standings),
         parkable=tenancy.tenant.parkable,
         park_after_seconds=tenancy.park_after,
+        latency_seconds=tenancy.latency,
     )

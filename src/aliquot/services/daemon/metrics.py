@@ -187,6 +187,7 @@ def _of_tenants(tenants: list[TenantStatus], who: Mapping[str, str]) -> Iterator
             if value is not None:
                 family.add_metric(owner, float(value))
         yield family
+    yield from _of_latency(tenants, who)
     for name, help_text, counts, field in _OF_RESIDENCY:
         family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help_text, labels=labels)
         for share, owner in shares:
@@ -209,3 +210,23 @@ def _of_tenants(tenants: list[TenantStatus], who: Mapping[str, str]) -> Iterator
     for share, owner in shares:
         state.add_metric((*owner, share.state, share.level), 1.0)
     yield state
+
+
+def _of_latency(tenants: list[TenantStatus], who: Mapping[str, str]) -> Iterator[Metric]:
+    """Of tenants that said what they accept."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    labels = (*who, *_ON_CARD)
+    accepted = GaugeMetricFamily(
+        "aliquot_tenant_latency_accepted_seconds", "What may be added to its requests (p99).", labels=labels
+    )
+    missed = CounterMetricFamily(
+        "aliquot_tenant_latency_missed_seconds", "Seconds in which more was added than it accepts.", labels=labels
+    )
+    for tenant in tenants:
+        for share in tenant.cards if tenant.latency_seconds is not None else ():
+            owner = (*(str(getattr(tenant, field)) for field in who.values()), tenant.app_class, str(share.index))
+            accepted.add_metric((*owner, share.uuid), tenant.latency_seconds or 0.0)
+            missed.add_metric((*owner, share.uuid), float(share.latency_missed_seconds))
+    yield accepted
+    yield missed

@@ -106,6 +106,8 @@ def _tenant(tenant: TenantStatus, share: ShareStatus, dialect: str) -> Tenant:
         parked_mib=0 if residency is None else residency.parked_bytes >> 20,
         moves=0 if residency is None else residency.moves,
         why_parked=None if residency is None else residency.why,
+        latency_seconds=tenant.latency_seconds,
+        latency_missed_seconds=share.latency_missed_seconds,
     )
 
 

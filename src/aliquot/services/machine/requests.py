@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects import QgpuRules
-from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
+from aliquot.model.claim import LEAST_LATENCY, MOST_LATENCY, AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Offer
 from aliquot.model.refusal import Invalid
@@ -22,6 +22,8 @@ PARK_WHOLE = "nothing with whole cards, which are shared with no other run: add 
 _PARK_SEVERAL = "nothing with several cards: memory leaves only runs with one"
 TOGETHER_WHOLE = PARK_WHOLE
 TOGETHER_PARK = "nothing with --park: memory of a group's members does not leave the card"
+LATENCY_ALLOWED = "0.1ms to 10s, for example 2ms"
+LATENCY_ONLINE = "nothing without --class online: only online work takes the card from others"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
 CORE_ALLOWED = "a whole number from 1 to 100, in percent of a card's compute (above 100: --rules 2026)"
@@ -46,6 +48,7 @@ class RunRequest:
     detach: bool = False
     park_after: float | None = None  # seconds idle after which its memory may be parked
     group: str = ""  # shares its cards in space with others of this group
+    latency: float | None = None  # seconds that online work accepts to have added to its requests
 
     def slice(self) -> Slice:
         """Neither memory nor core: the whole card. Core only: the same percentage of memory. Memory only: no quota."""
@@ -65,7 +68,7 @@ class RunRequest:
         main = ContainerClaim("main", 0, Role.MAIN, self.slice(), self.gpus)
         return Claim(
             uid, "local", name, "run", Offer.ANY, (main,),
-            app_class=self.app_class, park_after=self.park_after, group=self.group,
+            app_class=self.app_class, park_after=self.park_after, group=self.group, latency=self.latency,
         )  # fmt: skip
 
 
@@ -124,9 +127,18 @@ def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
         return Invalid("together", group, TOGETHER_WHOLE)
     if group and park is not None:
         return Invalid("together", group, TOGETHER_PARK)
+    latency = message.get("latency")
+    if latency is not None:
+        if isinstance(latency, bool) or not isinstance(latency, int | float):
+            return Invalid("latency", latency, LATENCY_ALLOWED)
+        if not LEAST_LATENCY <= latency <= MOST_LATENCY:
+            return Invalid("latency", latency, LATENCY_ALLOWED)
+        if app_class is not AppClass.ONLINE:
+            return Invalid("latency", duration(float(latency)), LATENCY_ONLINE)
+        latency = float(latency)
     words, wait, detach = _shown(command), message.get("wait", True), message.get("detach", False)
     park_after = None if park is None else float(park)
-    return RunRequest(words, name, app_class, core, memory, gpus, wait, detach, park_after, group)
+    return RunRequest(words, name, app_class, core, memory, gpus, wait, detach, park_after, group, latency)
 
 
 def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int | None, int] | Invalid:

@@ -126,6 +126,7 @@ def _tenant(tenancy: Tenancy, standings: Mapping[str, Standing], node: str | Non
         node=node,
         parkable=tenant.parkable,
         park_after_seconds=tenancy.park_after,
+        latency_seconds=tenancy.latency,
     )
 
 

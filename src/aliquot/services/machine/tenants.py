@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from aliquot import dialects
 from aliquot.adapters.gpu.page import PageError
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
@@ -372,7 +373,7 @@ class LocalMachine:
         tenancy = Tenancy(
             entry.id, "", entry.name, entry.claim.app_class, shares, now,
             entry.uid, entry.pid, entry.started, entry.request.command, entry.log, park_after=entry.claim.park_after,
-            group=entry.claim.group,
+            group=entry.claim.group, latency=entry.claim.latency, release_delay=dialects.release_delay(entry.claim),
         )  # fmt: skip
         folder = self.directory(entry.id)
         self.ledger.confirm(entry.id, grant.node, occupant_of(entry.claim, grant))

@@ -27,7 +27,7 @@ from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
 from aliquot.model.control import INERT, CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
-from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
+from aliquot.model.tenant import Allotment, Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime import together
@@ -171,8 +171,7 @@ class Arbiterd:
             for at, allotment in enumerate(tenant.allotments):
                 loop = self._loops.get(allotment.uuid)
                 if loop is not None:
-                    member = Member(tenant.id, tenant.app_class, allotment.quota_milli)
-                    loop.admit(member, page, at, allotment.memory_bytes, tenant.group)
+                    loop.admit(_member(tenant, allotment), page, at, allotment.memory_bytes, tenant.group)
             self._registrar.add(tenancy)
 
     def change(self, tenant: Tenant) -> None:
@@ -184,7 +183,7 @@ class Arbiterd:
             tenancy.tenant = tenant
             for allotment in tenant.allotments:
                 if allotment.uuid in self._loops:
-                    self._loops[allotment.uuid].change(Member(tenant.id, tenant.app_class, allotment.quota_milli))
+                    self._loops[allotment.uuid].change(_member(tenant, allotment))
 
     def remove(self, tenant_id: str) -> None:
         """Forget the tenant and remove its folder."""
@@ -449,6 +448,10 @@ class Arbiterd:
 def _as_owner(tenant: Tenant) -> Owner:
     limits = {allotment.uuid: allotment.memory_bytes for allotment in tenant.allotments}
     return Owner(tenant.id, tenant.name, limits, tenant.uid)
+
+
+def _member(tenant: Tenant, allotment: Allotment) -> Member:
+    return Member(tenant.id, tenant.app_class, allotment.quota_milli, tenant.latency, tenant.release_delay)
 
 
 def _after(calls: int, then: Callable[[], None]) -> Callable[[], None]:

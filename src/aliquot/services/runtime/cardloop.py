@@ -625,4 +625,5 @@ class CardLoop:
             paused_seconds=timed.paused_seconds,
             refused=refused,
             paused_by=self.arbiter.held_by if state is State.PAUSED else None,
+            latency_missed=self.arbiter.missed_of(timed.member.tenant),
         )

@@ -92,6 +92,7 @@ def _share(share: Share, standing: Standing | None) -> ShareStatus:
         memory_over_bytes=0 if standing is None else standing.memory_over,
         hard_limit=standing is not None and standing.hard_limit,
         residency=None if standing is None else residency_status(standing.residency),
+        latency_missed_seconds=0 if standing is None else standing.latency_missed,
     )
 
 

@@ -120,4 +120,6 @@ def _merged_tenant(tenant: Tenant, live: Tenant) -> Tenant:
         preemptions=live.preemptions,
         paused_seconds=live.paused_seconds,
         paused_by=live.paused_by,
+        latency_seconds=live.latency_seconds,
+        latency_missed_seconds=live.latency_missed_seconds,
     )
