@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,10 +67,11 @@ class Lab:
         *,
         gate: bool = False,
         more: tuple[str, ...] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> Iterator[Node]:
         """A fresh daemon, gone at the end. `gate`: it finds a driver that refuses to control channel groups."""
         folder = self.new_folder()
-        env = {**self.env, "ALIQUOT_HOME": str(folder)}
+        env = {**self.env, "ALIQUOT_HOME": str(folder), **(variables or {})}
         node = Node(env, folder, policy, release_delay, self.simulate, control="gate" if gate else "auto", more=more)
         try:
             node.up()

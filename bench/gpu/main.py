@@ -31,6 +31,7 @@ from bench.gpu.rows import (
     shares,
     shim_cost,
     short_queues,
+    tail,
     timeline,
     together,
     torch_mix,
@@ -58,6 +59,7 @@ ROWS: dict[str, Callable[[Lab], list[Row]]] = {
 EXTRA: dict[str, Callable[[Lab], list[Row]]] = {
     "llm": llm.measure,
     "short-queues": short_queues.measure,
+    "tail": tail.measure,
     "park-move": moves.move,
     "park-wake": moves.wake,
     "park-online": crowds.online,

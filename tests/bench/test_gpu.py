@@ -14,7 +14,7 @@ from bench.gpu.children import Child, ChildError
 from bench.gpu.drawing import Lane, Panel, held, timeline
 from bench.gpu.main import EXTRA, ROWS
 from bench.gpu.report import Row, render
-from bench.gpu.rows import shares
+from bench.gpu.rows import shares, tail
 from bench.gpu.rows.chaos import Life
 from bench.gpu.rows.memory import _verdict
 from bench.gpu.stage import Load, Window, micros
@@ -144,7 +144,22 @@ def test_parked_memory_can_be_measured_on_a_simulated_card(tmp_path: Path) -> No
     assert (row["numbers"]["wrong"], len(row["numbers"]["woken"])) == (0, 2)
 
 
+def test_slow_requests_are_named_with_the_steps_that_overlap_them(tmp_path: Path) -> None:
+    log = tmp_path / "steps"
+    assert tail.read_steps(log) == []
+    lines = [["Pause", "a/1", 1.0, 1.0004], ["Resume", "b/1", 1.0004, 1.0008], ["meter", "", 0.5, 0.52]]
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '["Pau')
+    steps = tail.read_steps(log)
+    assert [step["step"] for step in tail.overlapping(steps, 1.0003, 500.0)] == ["Pause", "Resume"]
+    assert tail.overlapping(steps, 0.51, 100.0) == [
+        {"step": "meter", "whose": "", "after_us": -10000, "took_us": 20000}
+    ]
+    assert tail.overlapping(steps, 2.0, 500.0) == []
+    assert tail.step_times(steps)["Pause"] == {"count": 1, "p50": 400, "p99": 400, "max": 400}
+
+
 def test_the_default_run_leaves_out_what_takes_minutes() -> None:
+    assert "tail" in EXTRA
     assert not [name for name in ROWS if name.startswith("park-")]
     assert len([name for name in EXTRA if name.startswith("park-")]) == 9
 

@@ -86,6 +86,8 @@ def test_burn_serve_json(card: dict[str, str]) -> None:
     assert 2000 <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
     assert 20 <= told["requests"] <= 51
     assert told["share"] == pytest.approx(0.002 * told["requests"] / told["seconds"], abs=0.02)
+    assert told["slowest"][0]["us"] == latency["max"]
+    assert len(told["slowest"]) == 10
     assert told["right"] is True
 
 

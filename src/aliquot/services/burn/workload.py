@@ -8,6 +8,7 @@ counts at its edges are interpolated between two completions.
 from __future__ import annotations
 
 import gc
+import heapq
 import math
 import time
 from array import array
@@ -29,6 +30,7 @@ _MOST_QUEUED = 512  # kernels; above about a thousand the driver blocks launches
 _MARK_SECONDS = 0.002  # completions closer than this are recorded as one
 _FILE_SECONDS = 0.005
 _STOPS = 32_768  # slots for times at which a kernel was preempted
+_SLOWEST = 10  # requests that are named one by one
 SPANS = 32_768  # the latest kernels, whose times are kept
 
 
@@ -340,21 +342,28 @@ def serve(plan: Plan, gate: Gate, index: int = 0, on_progress: OnProgress | None
     gc.disable()
     begin = gate.begin()
     latencies: list[float] = []
+    slowest: list[tuple[float, float, float, float]] = []
     requests = late = 0
     due = time.monotonic()
     marks = Marks(due, plan.progress, index)
     while True:
         time.sleep(max(0.0, due - time.monotonic()))
-        started = time.monotonic()
+        computed, started = time.thread_time(), time.monotonic()
         if gate.over(started):
             break
         card.check(launch())
+        launched = time.monotonic()
         card.check(wait())
         ended = time.monotonic()
         requests += 1
         marks.add(ended, requests * plan.kernels)
         if started >= begin:
             latencies.append(1e6 * (ended - started))
+            slow = ended - started, started, launched - started, time.thread_time() - computed
+            if len(slowest) < _SLOWEST:
+                heapq.heappush(slowest, slow)
+            else:
+                heapq.heappushpop(slowest, slow)
             if on_progress is not None:
                 on_progress(ended - begin, plan.kernel_us * plan.kernels * 1e-6 * len(latencies) / (ended - begin))
         due += plan.period
@@ -364,6 +373,16 @@ def serve(plan: Plan, gate: Gate, index: int = 0, on_progress: OnProgress | None
     gc.enable()
     result = _window(plan, burner, marks, begin, started)
     result |= {"requests": len(latencies), "late": late, "latency_us": percentiles(latencies)}
+    # Where the thread computed for less than it waited, it did not have a processor, or did not ask for one.
+    result["slowest"] = [
+        {
+            "begin": round(begun, 6),
+            "us": round(1e6 * took, 1),
+            "launch_us": round(1e6 * launching, 1),
+            "processor_us": round(1e6 * computing, 1),
+        }
+        for took, begun, launching, computing in sorted(slowest, reverse=True)
+    ]
     if plan.check:
         result["right"] = burner.checked((requests + 3) * plan.kernels)
     return Outcome(result, burner.timeline() if plan.timeline else None)

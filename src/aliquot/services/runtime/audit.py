@@ -19,6 +19,7 @@ from aliquot.adapters.gpu.page import Page, cut
 from aliquot.adapters.host.processes import own_number
 from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.runtime.memoryquota import MemoryQuota, OnCard, Owner
+from aliquot.services.runtime.trace import STEPS
 
 _EVERY = 1.0
 _GRACE = 3.0  # seconds; a process this young on a card may be about to register
@@ -106,7 +107,9 @@ class Auditor:
         registry = self._register
         with registry.lock:
             before = registry.registered(uuid)
+        began = time.monotonic()
         on_card = self._nvml.processes(uuid)
+        STEPS.add("audit", began, time.monotonic())
         with registry.lock:
             # Who connects and sends no context of this card has registered by half: it would run free, and unseen.
             after = {pid: slot for pid, slot in registry.registered(uuid).items() if pid in on_card}

@@ -30,7 +30,7 @@ from aliquot.model.usage import Spent, Stretch
 from aliquot.services.runtime import contextcontrol, together
 from aliquot.services.runtime.contexts import Context, TenantTotals, busy_ns, most_active, weakest
 from aliquot.services.runtime.proving import Proving
-from aliquot.services.runtime.trace import Trace
+from aliquot.services.runtime.trace import STEPS, Trace
 from aliquot.wording.control import why_gated
 
 BEAT = 0.1  # seconds between heartbeats: a shim undoes a pause by itself after ALQ_STALE_NS without one
@@ -122,7 +122,8 @@ class CardLoop:
         without end, and this thread may hang in the driver."""
         if name not in self._waking:
             self._waking.add(name)
-            self._inbox.put(lambda now: self._wake(name, now))
+            heard = time.monotonic()
+            self._inbox.put(lambda now: self._wake(name, now, heard))
 
     def drain(self, name: str, draining: bool) -> None:
         """Whether the context has to finish what it submitted, because its memory leaves: then it is not paused."""
@@ -207,6 +208,7 @@ class CardLoop:
         self._check_slices(now)
         self._check_servers(now)
         self._publish(now)
+        STEPS.add("round", now, time.monotonic())
 
     def _pause(self) -> float:
         """Seconds until the next heartbeat."""
@@ -336,8 +338,9 @@ class CardLoop:
         self._totals.pop(tenant, None)
         then()
 
-    def _wake(self, name: str, now: float) -> None:
+    def _wake(self, name: str, now: float, heard: float) -> None:
         self._waking.discard(name)  # first: a wake from here on is for new work
+        STEPS.add("wake", heard, now, name)
         part = self._parts.get(name)
         for woken in [name] if part is None else [server.name for server in self._servers(part.tenant)]:
             self.arbiter.wake(woken, now)
@@ -474,6 +477,7 @@ class CardLoop:
             context = self._contexts.get(order.context)
             if context is None:
                 continue
+            began = time.monotonic()
             try:
                 self._perform_one(order, context)
             except rm.RmError as error:
@@ -482,6 +486,7 @@ class CardLoop:
                 else:
                     self._degrade(context, error)
             now = time.monotonic()
+            STEPS.add(type(order).__name__, began, now, context.name)
             effects.append((order, now))
             if now - self._last_beat >= BEAT:
                 self._beat(now)
@@ -568,10 +573,12 @@ class CardLoop:
             wanted = self.arbiter.slice_of(context.name)
             if context.level is not Level.HARDWARE or wanted is None:
                 continue
+            began = time.monotonic()
             try:
                 changed = contextcontrol.other_slices(context, wanted)
             except rm.RmError:
                 continue
+            STEPS.add("check", began, time.monotonic(), context.name)
             if changed:
                 self.arbiter.forget(context.name)
                 self.arbiter.deadline = 0.0

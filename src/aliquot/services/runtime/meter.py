@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from aliquot.adapters.gpu.nvml import NvmlError
 from aliquot.model.device import Card
+from aliquot.services.runtime.trace import STEPS
 
 EVERY = 1.0  # seconds
 
@@ -48,7 +50,7 @@ class CardMeter:
             self._sample()
 
     def _sample(self) -> None:
-        readings = {}
+        readings, began = {}, time.monotonic()
         for card in self._cards:
             try:
                 used, _ = self._nvml.memory(card.uuid)
@@ -63,3 +65,4 @@ class CardMeter:
                     log.warning("card_not_answering", extra={"data": {"card": card.index, "why": str(error)}})
                 self._silent.add(card.uuid)
         self.readings = readings
+        STEPS.add("meter", began, time.monotonic())

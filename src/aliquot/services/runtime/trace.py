@@ -1,7 +1,9 @@
-"""Records who came, left and held one card, while somebody draws it."""
+"""Records who came, left and held one card, while somebody draws it; and, for the bench, how long each step took."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections import deque
 from collections.abc import Iterable
 
@@ -39,3 +41,20 @@ class Trace:
         while records:  # nobody else takes from it
             found.append(records.popleft())
         return found
+
+
+class StepLog:
+    """Appends a line for each step that may disturb work on a card: what, of whom, and from when to when it took
+    (CLOCK_MONOTONIC). Only where ALIQUOT_STEP_LOG names a file: `bench/gpu/run.py --only tail`. Any thread."""
+
+    def __init__(self, path: str | None) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(path, flags, 0o600) if path else None
+
+    def add(self, what: str, began: float, ended: float, whose: str = "") -> None:
+        """One write, so that lines of several threads are not mixed."""
+        if self._file is not None:
+            os.write(self._file, (json.dumps([what, whose, round(began, 6), round(ended, 6)]) + "\n").encode())
+
+
+STEPS = StepLog(os.environ.get("ALIQUOT_STEP_LOG"))
