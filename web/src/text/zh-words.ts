@@ -117,6 +117,14 @@ const POLICIES: Record<string, string> = {
   "burst-share": "每个租户至少有自己的配额，加上其他租户空闲的部分",
 };
 
+function groupWaits({ name, names = [], of = 0, count = 0, number = 0, more, wants }: Message): string {
+  const role = names.length ? `${names[0]} 角色的 ` : "";
+  const has = [...(count ? [`${count} 个已有位置`] : []), ...(number ? [`${number} 个现在放得下`] : [])].join("，") || "目前一个也没有";
+  const missing = Math.max(1, of - count - number);
+  const lacks = more ? `还有 ${more} 个 Pod 没有创建` : `还缺 ${missing} 个成员的余量${wants ? `（${requests(wants)}）` : ""}`;
+  return `PodGroup ${name} 需要 ${role}${of} 个成员同时有位置：${has}，${lacks}`;
+}
+
 const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   "no-room": ({ refusals = [], count = 0 }) =>
     (refusals.map(refused).join("，并且") || "没有余量") + (count ? `；另外 ${count} 张卡也没有余量` : ""),
@@ -130,6 +138,11 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   "not-tried": () => "kube-scheduler 还没有尝试",
   tried: () => "kube-scheduler 已尝试，没有找到节点",
   working: () => "正在查找原因",
+  "group-waits": (message) => groupWaits(message),
+  "group-pauses": ({ name, of, count, number }) =>
+    `PodGroup ${name} 需要 ${of} 个成员同时有位置，上次只有 ${count ?? 0} 个成员来到预留的位置，因此 ${number} 秒内不再预留；其他成员的事件说明了原因`,
+  "group-finished": ({ name }) => `PodGroup ${name} 已结束（spec.finished），不再启动新成员`,
+  "group-invalid": ({ name }) => `PodGroup ${name} 的配置无效`,
   "invalid-pod": ({ name }) => (name === undefined ? "Pod 的配置无效" : `Pod 的配置无效：${name}`),
   "container-exited": ({ name, number }) => `容器 ${name} 已退出，退出码 ${number}`,
   "pod-reason": () => "Pod 无法启动",

@@ -33,6 +33,11 @@ class MessageCode(StrEnum):
     NOT_TRIED = "not-tried"  # kube-scheduler has not tried it yet
     TRIED = "tried"
     WORKING = "working"  # the reason is being worked out
+    # of a PodGroup, name: namespace/name; of: members that it needs; names: the role that is short, if it is a role
+    GROUP_WAITS = "group-waits"  # count: placed; number: would fit; more: not created yet; wants: of one without room
+    GROUP_PAUSES = "group-pauses"  # count: members that came to a place that was held; number: seconds without holds
+    GROUP_FINISHED = "group-finished"
+    GROUP_INVALID = "group-invalid"  # detail: the rule that it breaks
     INVALID_POD = "invalid-pod"  # name: the field; detail: the whole sentence
     CONTAINER_EXITED = "container-exited"  # name, number: exit code; detail
     POD_REASON = "pod-reason"  # detail

@@ -45,6 +45,7 @@ class Roster:
     strays: dict[str, Seen] = field(default_factory=dict)  # new Pods that wait and name a group that is not there
     asked: dict[str, Ints] = field(default_factory=dict)  # by uid, the rows that kube-scheduler last asked about
     refused: dict[str, tuple[float, Shortfall]] = field(default_factory=dict)  # by group: when it was found short
+    lacks: dict[str, Shortfall] = field(default_factory=dict)  # by group: what it lacked when last looked at, to show
     attempts: Attempts = field(default_factory=Attempts)
     _of_group: dict[str, dict[str, Seen]] = field(default_factory=dict)
 
@@ -63,6 +64,7 @@ class Roster:
         """A PodGroup is gone: its Pods are scheduled one by one."""
         if self.groups.pop(key, None) is not None:
             self.attempts.forget(key)
+            self.lacks.pop(key, None)
             self._changed(key)
 
     def observe(self, pod: PodObject, names: Names) -> None:

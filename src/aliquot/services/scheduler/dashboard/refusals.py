@@ -1,15 +1,18 @@
-"""Why nodes of a cluster do not take a Pod, as the dashboard's data. Pure."""
+"""Why nodes of a cluster do not take a Pod, or its PodGroup waits, as the dashboard's data. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from aliquot.model.claim import Claim
+from aliquot.model.group import Shortfall
 from aliquot.model.reason import Reason
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.dashboard import Message, MessageCode, Refused
+from aliquot.model.status.machine import requests_of
 from aliquot.wording import reasons
 from aliquot.wording.amounts import count
+from aliquot.wording.groups import waiting
 from aliquot.wording.reasons import Facts
 from aliquot.wording.refusals import needed, needed_percent, requires, short_reason, wants_alone
 
@@ -52,3 +55,27 @@ def no_fitting_node(groups: Sequence[Refused]) -> Message:
     text = f"fits none of {count(nodes, 'node')}. {'. '.join(parts)}"
     refusals = [*groups[:_MOST_REASONS]]
     return Message(MessageCode.NO_FITTING_NODE, text, count=nodes, refusals=refusals, more=more or None)
+
+
+def group_lacks(short: Shortfall) -> Message:
+    """What a Pod's PodGroup has and what it lacks."""
+    text, name = waiting(short), short.group
+    if short.broken:
+        return Message(MessageCode.GROUP_INVALID, text, name=name, detail=short.broken)
+    if short.finished:
+        return Message(MessageCode.GROUP_FINISHED, text, name=name)
+    if short.pause:
+        return Message(
+            MessageCode.GROUP_PAUSES, text, name=name, of=short.needed, count=short.came, number=int(short.pause)
+        )
+    return Message(
+        MessageCode.GROUP_WAITS,
+        text,
+        name=name,
+        names=[short.role] if short.role else None,
+        of=short.needed,
+        count=short.placed + short.cardless,
+        number=short.fitting,
+        more=short.absent or None,
+        wants=None if short.absent or short.without is None else requests_of(short.without),
+    )

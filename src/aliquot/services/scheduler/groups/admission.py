@@ -112,9 +112,21 @@ def admit(
         return None
     cluster.groups.remember_rows(claim.uid, rows)
     found = count(cluster, group, (claim, named.role))
+    cluster.groups.lacks.pop(group.key, None)
     if found.met:
         cluster.groups.attempts.forget(group.key)
         return None
+    answer = _admit_waiting(cluster, found, claim, rows, now=now, keep=keep, rows_of=rows_of)
+    if isinstance(answer, Shortfall):
+        cluster.groups.lacks[group.key] = answer
+    return answer
+
+
+def _admit_waiting(
+    cluster: Cluster, found: Count, claim: Claim, rows: Ints, *, now: float, keep: bool, rows_of: Rows | None
+) -> Grant | Shortfall:
+    """The same for a member of a group that has too few members in their places."""
+    group = found.group
     held = cluster.held.get(claim.uid)
     if held is not None and held.claim == claim and found.need.met(found.held):
         row = cluster.board.row_of.get(held.grant.node)

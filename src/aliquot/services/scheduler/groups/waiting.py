@@ -70,6 +70,10 @@ class WaitingGroups:
         found = self._shortfall(uid, now, self._cluster.chooser.refusals)
         nodes = int(board.present[: board.rows].sum())
         text = None if found is None else waiting_because(found[0], found[1], nodes)
+        if found is not None:
+            self._cluster.groups.lacks[key] = found[0]
+        else:
+            self._cluster.groups.lacks.pop(key, None)
         self._sentences[key] = (now, text)
         return text, True
 
