@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects import Rules, native, parse_pod
-from aliquot.dialects.lookalikes import others, prefixes
+from aliquot.dialects.lookalikes import others, outside_template, prefixes
 from aliquot.dialects.registry import PodReader
 from aliquot.dialects.rules import DIALECTS
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.objects import PodObject, read_object
 from aliquot.dialects.wire.webhooks import webhook_configuration
 from aliquot.model.claim import Claim
+from kit.strategies import anything
 
+Json = dict[str, Any]
 EVERY = frozenset(DIALECTS)
 # Without HAMi's, because NVIDIA's domain is not ours to judge, and without what only the webhook writes.
 KNOWN = sorted(schedulerconfig.RESOURCES - {native.PLACE})
@@ -179,3 +181,32 @@ def test_one_slip_of_the_keyboard_never_passes_unnoticed(name: str, data: st.Dat
     found = parse_pod(pod({written: 1}))
     assert isinstance(found, tuple), written
     assert any("no such resource" in problem.allowed for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "named"),
+    [
+        ("gpu-fraction", True),
+        ("nvidia.com/container.main.gpu-memory.limit", True),
+        ("nvidia.com/use-gputype", True),
+        ("tke.cloud.tencent.com/app-class", True),
+        ("deployment.kubernetes.io/revision", False),
+        ("mps", False),
+    ],
+)
+def test_annotation_of_a_workload_that_its_pods_do_not_get_is_named(annotation: str, named: bool) -> None:
+    served = EVERY | {"hami", "kai"}
+    workload: Json = {"metadata": {"annotations": {annotation: "x"}}, "spec": {"template": {"spec": {}}}}
+    found = outside_template(workload, served)
+    assert [problem.field for problem in found] == [f'metadata.annotations["{annotation}"]'] * named
+    assert all("spec.template.metadata.annotations" in problem.allowed for problem in found)
+    cron = {**workload, "spec": {"jobTemplate": {"spec": workload["spec"]}}}
+    assert all("spec.jobTemplate.spec.template.metadata" in slip.allowed for slip in outside_template(cron, served))
+    workload["spec"]["template"]["metadata"] = {"annotations": {annotation: "x"}}
+    assert outside_template(workload, served) == []
+
+
+@given(anything)
+def test_anything_is_a_workload_or_none(value: object) -> None:
+    outside_template(value, EVERY | {"hami", "kai"})
+    outside_template({"metadata": value, "spec": {"template": value, "jobTemplate": value}}, EVERY)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
+from aliquot.dialects.kube import mapping
 from aliquot.dialects.latency import LATENCY
 from aliquot.dialects.pods import Json, Pod
 from aliquot.model.refusal import Invalid
@@ -132,18 +133,45 @@ def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
 
     Only near misses: cloud vendors set other annotations under the same domains.
     """
+    known = _marks(served)
+    return [
+        problem
+        for kind, present in (("labels", pod.labels), ("annotations", pod.annotations))
+        for problem in _misspelled(kind, present, known)
+    ]
+
+
+def outside_template(workload: object, served: frozenset[str]) -> list[Invalid]:
+    """Annotations that ask for cards on a Deployment or Job itself: its Pods get only those of its template."""
+    path, inner = "spec.template", mapping(mapping(workload).get("spec"))
+    if "jobTemplate" in inner:
+        path, inner = "spec.jobTemplate.spec.template", mapping(mapping(inner["jobTemplate"]).get("spec"))
+    if "template" not in inner:
+        return []
+    there, own = (
+        mapping(mapping(mapping(obj).get("metadata")).get("annotations")) for obj in (inner["template"], workload)
+    )
+    known = _marks(served)
+    return [
+        Invalid(f'metadata.annotations["{key}"]', value, f"Pods do not get it: move it to {path}.metadata.annotations")
+        for key, value in own.items()
+        if isinstance(key, str) and key not in there and (key in known or _of_container(key, served))
+    ]
+
+
+def _of_container(key: str, served: frozenset[str]) -> bool:
+    return kai.DIALECT in served and key.startswith(kai.PREFIX)
+
+
+def _marks(served: frozenset[str]) -> list[str]:
+    """The labels and annotations that these dialects read."""
     marks = (
         (qgpu.DIALECT, qgpu.MARKS),
         (gpushare.DIALECT, gpushare.MARKS),
         (hami.DIALECT, hami.MARKS),
         (kai.DIALECT, kai.ANNOTATIONS),
     )
-    known = [*native.MARKS, LATENCY, *(mark for dialect, names in marks if dialect in served for mark in names)]
-    return [
-        problem
-        for kind, present in (("labels", pod.labels), ("annotations", pod.annotations))
-        for problem in _misspelled(kind, present, known)
-    ]
+    return [*native.MARKS, LATENCY, *(mark for dialect, names in marks if dialect in served for mark in names)]
 
 
 def _misspelled(kind: str, present: Json, known: list[str], close_at: float = _CLOSE) -> Iterator[Invalid]:

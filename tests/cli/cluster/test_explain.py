@@ -323,3 +323,11 @@ def test_explain_refuses_scheduler_options_of_another_version(cluster: FakeClust
     assert (
         "runs with --rules=2031, which this version does not know: name one with --rules (2026, seed)" in result.output
     )
+
+
+def test_annotation_on_a_deployment_instead_of_its_template_is_noted(tmp_path: Path) -> None:
+    deployment = replicas(1, a_pod("p", a_container("main", {})))
+    deployment["metadata"]["annotations"] = {APP_CLASS: "offline"}
+    said = run(tmp_path, [deployment], [a_node("n1", 16, labels=QGPU)]).stderr
+    assert f'note: default/web: metadata.annotations["{APP_CLASS}"]' in said
+    assert "move it to spec.template.metadata.annotations" in said

@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from aliquot.dialects import gpushare, hami, native
+from aliquot.dialects.lookalikes import outside_template
 from aliquot.dialects.pods import Json, list_at, mapping_at
 from aliquot.dialects.registry import parse_pod, places, render_env
 from aliquot.dialects.rules import Rules
@@ -72,7 +73,8 @@ def review(body: object, rules: Rules, settings: AdmissionSettings) -> dict[str,
     uid, pod = request["uid"], request.get("object")
     template = _template(request)
     if template is not None:
-        return _answer(uid, complete_limits(pod, template, _resources(rules), request.get("oldObject")))
+        warnings = [_warning(f"{slip.field}: {slip.allowed}") for slip in outside_template(pod, rules.served)]
+        return _answer(uid, complete_limits(pod, template, _resources(rules), request.get("oldObject")), warnings)
     if not _is_new_pod(request):
         return _answer(uid)
     claim = parse_pod(pod, rules)
