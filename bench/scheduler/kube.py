@@ -13,7 +13,7 @@ from bench.scheduler.trials import Numbers
 
 from testbed import objects
 
-_PODS_PATH = "/api/v1/namespaces/default/pods"
+PODS_PATH = "/api/v1/namespaces/default/pods"
 
 
 def through_kube_scheduler(
@@ -28,10 +28,10 @@ def through_kube_scheduler(
     wrongs: list[str] = []
     scheduler = plane.start_scheduler(config)
     try:
-        with _Follower(ground, pods) as follower:
+        with Follower(ground, pods) as follower:
             began = time.monotonic()
             drafts = ground.drafts(pods, scheduler=name)
-            objects.bulk(drafts, lambda pod: ground.api("POST", _PODS_PATH, pod) and None, threads=8)
+            objects.bulk(drafts, lambda pod: ground.api("POST", PODS_PATH, pod) and None, threads=8)
             numbers["creation_s"] = time.monotonic() - began
             follower.wait(began + seconds)
         numbers["kube_pods_per_s"] = follower.rate(began)
@@ -40,7 +40,7 @@ def through_kube_scheduler(
     finally:
         scheduler.stop(patience=3)
     ground.pods(pods, scheduler=name)
-    with _Follower(ground, pods) as follower:
+    with Follower(ground, pods) as follower:
         scheduler = plane.start_scheduler(config)
         try:
             follower.wait(time.monotonic() + seconds)
@@ -52,7 +52,7 @@ def through_kube_scheduler(
     return {**numbers, "kube_wrongs": len(wrongs)}
 
 
-def _wrongs(running: Running | None, ground: Ground, follower: _Follower) -> list[str]:
+def _wrongs(running: Running | None, ground: Ground, follower: Follower) -> list[str]:
     """Without an extender nobody tells cards, and nothing can be wrong with them."""
     if running is None:
         return []
@@ -93,7 +93,7 @@ def _extender(running: Running, resource: str) -> dict[str, Any]:
     return said
 
 
-class _Follower:
+class Follower:
     """When each Pod of the trial was bound, by a watch."""
 
     def __init__(self, ground: Ground, wanted: int) -> None:
@@ -103,8 +103,8 @@ class _Follower:
         self._all, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> _Follower:
-        listed = self._ground.api("GET", _PODS_PATH, params={"limit": "1"})
+    def __enter__(self) -> Follower:
+        listed = self._ground.api("GET", PODS_PATH, params={"limit": "1"})
         self._version = listed["metadata"]["resourceVersion"]
         self._thread.start()
         return self
@@ -134,7 +134,7 @@ class _Follower:
     def _run(self) -> None:
         while not self._over.is_set():  # on a busy machine the API server drops a watch that reads slowly
             try:
-                with self._ground.api.watch(_PODS_PATH, resourceVersion=self._version, timeout=600) as events:
+                with self._ground.api.watch(PODS_PATH, resourceVersion=self._version, timeout=600) as events:
                     for event in events:
                         self._version = event["object"]["metadata"].get("resourceVersion", self._version)
                         self._note(event["object"])

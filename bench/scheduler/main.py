@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.scheduler import report
 from bench.scheduler.calls import Verbs
+from bench.scheduler.claims import through_claims
 from bench.scheduler.contestants import Contestant, Running, ours, peer
 from bench.scheduler.ground import Ground, client_of
 from bench.scheduler.kube import through_kube_scheduler
@@ -25,6 +26,7 @@ TRIALS = {
     "latency": "filter and prioritize, one caller, the small cluster",
     "throughput": "filter + prioritize + bind by several streams, the small cluster",
     "kube": "Pods through a real kube-scheduler, the small cluster",
+    "claims": "Pods with ResourceClaims through a real kube-scheduler, the small cluster",
     "waiting": "CPU of the API server while Pods wait, the small cluster",
     "large": "cold start, filter and prioritize with every name, memory: the large cluster",
     "huge": "cold start, the huge cluster; only with --only, it takes ten minutes to make",
@@ -109,6 +111,17 @@ class Bench:
             self.results[PLAIN] = {}
             self._guard(PLAIN, lambda: self._through(None))
             self._compare(field)
+        if "claims" in self.trials and ground.plane is not None:
+            settle(ground.say)
+            self.results.setdefault(PLAIN, {})
+            if "kube_pods_per_s" not in self.results[PLAIN]:
+                ground.say(f"{PLAIN}: {options.kube_pods} Pods")
+                self._guard(PLAIN, lambda: self._through(None))
+            ground.say(f"{PLAIN}: {options.kube_pods} Pods with claims")
+            self._guard(PLAIN, self._claims)
+            found = self.results[PLAIN]
+            if found.get("kube_pods_per_s") and "claims_pods_per_s" in found:
+                found["claims_ratio"] = found["claims_pods_per_s"] / found["kube_pods_per_s"]
         if field[0].ours and not options.quiet_only and {"latency", "throughput"} & set(self.trials):
             ground.say("the same with other programs beside")
             self.results[BUSY] = {}
@@ -175,6 +188,16 @@ class Bench:
         options = self._options
         return through_kube_scheduler(
             running, self._ground, pods=options.kube_pods, seconds=2 * options.seconds, resource=options.resource
+        )
+
+    def _claims(self) -> Numbers:
+        options = self._options
+        return through_claims(
+            self._ground,
+            pods=options.kube_pods,
+            seconds=4 * options.seconds,
+            resource=options.resource,
+            count_resource=options.count_resource,
         )
 
     def _large(self, contestant: Contestant) -> Numbers:

@@ -13,6 +13,7 @@ import pytest
 from bench.scheduler import report
 from bench.scheduler.calls import OURS, Crowd, Verbs, asked, read_filtered
 from bench.scheduler.chart import kube_scheduler_config, scheduler_flags
+from bench.scheduler.claims import by_claim, cards_of, overbooked, slices_of
 from bench.scheduler.contestants import peer
 from bench.scheduler.echo import answering_at_once
 from bench.scheduler.ground import audit
@@ -184,3 +185,24 @@ def test_every_shape_is_a_pod_that_breaks_no_rule(shape: Shape) -> None:
         "spec": {"containers": shape.written()},
     }
     assert isinstance(parse_pod(pod), Claim)
+
+
+def test_pod_with_a_claim_asks_for_what_the_pod_with_the_resource_asks_for() -> None:
+    container = {"name": "c0", "resources": {"limits": {MEMORY: "5"}, "requests": {"cpu": "500m"}}}
+    claim, pod = by_claim({"metadata": {"name": "tried-1"}, "spec": {"containers": [container]}}, MEMORY)
+    (request,) = claim["spec"]["devices"]["requests"]
+    assert request["exactly"] == {"deviceClassName": "aliquot.dev", "capacity": {"requests": {"memory": "5Gi"}}}
+    (asking,) = pod["spec"]["containers"]
+    assert asking["resources"] == {"limits": {}, "requests": {"cpu": "500m"}, "claims": [{"name": "card"}]}
+    assert pod["spec"]["resourceClaims"] == [{"name": "card", "resourceClaimName": "tried-1"}]
+
+
+def test_card_of_which_claims_hold_more_than_there_is_is_named() -> None:
+    node = {"metadata": {"name": "n1"}, "status": {"capacity": {MEMORY: "32", COUNT: "2"}}}
+    cards = {"n1": cards_of(node, MEMORY, COUNT)}
+    (published,) = slices_of("n1", cards["n1"])
+    first, second = (device["name"] for device in published["spec"]["devices"])
+    held = [(first, "10Gi"), (first, "6Gi"), (second, "10Gi"), (second, "7Gi")]
+    results = [{"pool": "n1", "device": name, "consumedCapacity": {"memory": memory}} for name, memory in held]
+    claims = [{"status": {"allocation": {"devices": {"results": [result]}}}} for result in results]
+    assert overbooked([*claims, {"spec": {}}], cards) == [f"n1/{second} holds {17 * 1024} MiB"]
