@@ -358,6 +358,7 @@ def test_status_of_tenant(rig: Rig) -> None:
             "memory_over_bytes": 0,
             "hard_limit": False,
             "residency": None,
+            "latency_missed_seconds": 0,
         }
     ]
     assert shown["cards"][0]["memory_used_bytes"] == 5

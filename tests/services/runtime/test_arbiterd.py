@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -626,3 +627,9 @@ def test_work_on_a_card_counts_whatever_a_process_does_there(rig: Rig) -> None:
     guest.launch()
     assert len({nothing, connected, registered, allocated, rig.daemon.work(UUIDS[0])}) == 5
     assert rig.daemon.work(UUIDS[1]) == nothing
+
+
+def test_threads_that_compute_do_not_keep_a_cards_loop_waiting(rig: Rig) -> None:
+    """With Python's own 5 ms each order waited that long for the interpreter."""
+    assert rig.daemon.controls()  # it was started
+    assert sys.getswitchinterval() <= 0.001

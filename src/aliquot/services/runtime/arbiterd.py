@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -41,6 +42,8 @@ from aliquot.services.runtime.registration import Registrar, Tenancy, log_fault
 from aliquot.wording.control import why_gated
 
 _WHOLE, _BEYOND = 8, 4  # every so many sweeps all slots; else this far beyond the last that a process had
+
+_SWITCH = 0.0005  # seconds after which a thread that computes lets another go on
 
 _REMEMBERED = 600.0  # seconds that a former tenant is known by name: a card's loop may be slow to finish its bill
 
@@ -127,6 +130,9 @@ class Arbiterd:
         """Start all threads."""
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # several files for each process on the cards
+        # A card's loop gives the interpreter away in each RM call. By default a thread that computes, for a status say,
+        # then keeps it for 5 ms, also between a pause and the resume that follows.
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH))
         for loop in self._loops.values():
             loop.start()
         for thread in self._threads:
