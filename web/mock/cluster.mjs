@@ -230,6 +230,8 @@ export class Cluster {
           parked_mib: 0,
           where: null,
           why_parked: null,
+          latency_seconds: null,
+          latency_missed_seconds: 0,
           moves: 0,
         })),
       };

@@ -170,6 +170,8 @@ export class Machine {
           parked_mib: 0,
           where: null,
           why_parked: null,
+          latency_seconds: null,
+          latency_missed_seconds: 0,
           moves: 0,
         };
       }),

@@ -122,6 +122,13 @@ def test_a_refusal_counts_when_it_shows_twice_in_a_row_and_for_that_card_only(ma
     assert machine.known == {A: REFUSED, B: PROVEN}
 
 
+def test_a_refusal_of_a_tenants_context_does_not_keep_a_card_from_its_trial(machine: Machine) -> None:
+    machine.known[A] = REFUSED  # as the arbiter shows it
+    machine.done[B] = CardWork(frozenset({7}), busy=True)
+    machine.run(30)
+    assert machine.known[A] == PROVEN
+
+
 def test_a_single_refusal_is_forgotten(machine: Machine) -> None:
     machine.done[B] = CardWork(frozenset({7}), busy=True)
     machine.outcomes[A] = [REFUSED, INCONCLUSIVE, REFUSED, PROVEN]

@@ -149,13 +149,14 @@ class StartupProof:
                 self._try(cards, idle, stopping)
 
     def _untried(self, cards: Cards) -> list[Card]:
+        """Also where the driver refuses control of a tenant's context: that may be the tenant's doing."""
         controls = cards.controls()
         return [
             card
             for card in self._cards
             if not (trials := self._trials[card.uuid]).decided
             and trials.unclear < _MOST_UNCLEAR
-            and controls[card.uuid].level is ControlLevel.UNPROVEN
+            and (controls[card.uuid].level is ControlLevel.UNPROVEN or controls[card.uuid] == REFUSED)
         ]
 
     def _is_idle(self, cards: Cards, card: Card) -> bool:
