@@ -33,7 +33,8 @@ _NO_NODES = "kubectl get nodes,pods -A -o yaml prints"
 @click.option(
     "--cluster",
     type=click.Path(path_type=Path),
-    help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster); podgroups too",
+    help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster); podgroups,"
+    " resourceclaims too",
 )
 @click.option("-n", "--namespace", help="Namespace of POD  [default: the one kubectl uses]")
 @click.option(
