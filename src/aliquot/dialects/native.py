@@ -14,12 +14,15 @@ are not lost.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from aliquot.dialects import elastic
 from aliquot.dialects.nodes import MOST_CARDS
 from aliquot.dialects.pods import LARGEST_COUNT, Json, Pod, annotation_field
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
@@ -42,13 +45,14 @@ PLACE = "aliquot.dev/card-place"  # resource: by it the kubelet calls us for Pod
 PLACES = 100  # of PLACE for each card: more than any number of Pods that share one
 REVIEWED = "aliquot.dev/reviewed"  # on a Pod: the webhook has reviewed it
 CARD_MODELS = "aliquot.dev/card-models"  # on a Pod of any dialect, by its author: parts of model names, with commas
-TOGETHER = "aliquot.dev/together"  # on a Pod: the group with which it would share its cards in space
+TOGETHER = "aliquot.dev/together"  # on a Pod: the group with which it shares its cards in space
 ANNOTATIONS = (GRANT, CARD_MODELS, TOGETHER)
 MARKS = (CARD_MODELS, TOGETHER)  # part of what a Pod requests
 MIX_LABEL = "aliquot.dev/mix-qgpu-and-whole-cards"  # on a Node, by its owner: whole cards beside qGPU
 
 UNREADABLE = "unreadable"  # instead of a dialect: claims that only their grants tell
 
+_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _VERSION = 1
 _INVENTORY_FIELD = f'metadata.annotations["{INVENTORY}"]'
 _ROOM_PERCENT = 105  # of today's value of a percentage: the size of a card varies a little with the driver version
@@ -145,13 +149,27 @@ def card_models(pod: Pod, problems: list[Invalid]) -> tuple[str, ...]:
     return tuple(sorted(words))
 
 
-def refuse_together(pod: Pod, problems: list[Invalid]) -> None:
-    """Nothing honours the annotation yet: a Pod that asks for it must not run without it."""
-    if TOGETHER in pod.annotations:
+def with_group(claim: Claim, pod: Pod, problems: list[Invalid], *, served: bool) -> Claim:
+    """The claim, as a member of the group that the Pod names. `served`: somebody starts MPS servers here; elsewhere a
+    Pod that asks for one must not run without it."""
+    if TOGETHER not in pod.annotations:
+        return claim
+    name = pod.annotations[TOGETHER]
+    if not served:
         allowed = (
-            "nothing yet: Pods share a card by turns; `aliquot run --together` puts runs of one machine side by side"
+            "nothing on a cluster yet: Pods share a card by turns; on one machine `aliquot apply` and `aliquot run "
+            "--together` put the members of a group side by side"
         )
-        problems.append(Invalid(annotation_field(TOGETHER), pod.annotations[TOGETHER], allowed))
+    elif not isinstance(name, str) or not _GROUP.fullmatch(name):
+        allowed = "a name of at most 63 characters: letters, digits and . _ -, the first a letter or digit"
+    elif claim.whole_node or any(container.slice.exclusive for container in claim.containers):
+        allowed = "nothing on a Pod that has whole cards: it shares them with no other Pod"
+    elif elastic.PARK in pod.annotations:
+        allowed = f"nothing beside {elastic.PARK}: memory of a group's members does not leave the card"
+    else:
+        return replace(claim, group=name)
+    problems.append(Invalid(annotation_field(TOGETHER), name, allowed))
+    return claim
 
 
 def render_inventory(cards: Iterable[Card]) -> dict[str, str]:

@@ -116,7 +116,7 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
     else:
         if view.annotation(native.CARD_MODELS) is not None:
             claim = _with_models(claim, view, problems)
-        native.refuse_together(view, problems)
+        claim = native.with_group(claim, view, problems, served=rules.together)
         park_after = elastic.park_after(view, claim)
         if isinstance(park_after, Invalid):
             problems.append(park_after)
@@ -241,6 +241,7 @@ def _claim_for(names: Names, template: Claim) -> Claim:
         memory_mib=template.memory_mib,
         park_after=template.park_after,
         latency=template.latency,
+        group=template.group,
     )
 
 

@@ -26,6 +26,7 @@ class Rules:
     gpushare_unit: MemoryUnit = MemoryUnit.GIB
     served: frozenset[str] = frozenset(DIALECTS)
     own_account: str | None = None
+    together: bool = False  # whether Pods may share a card in space (docs/together.md): on one machine
 
     @property
     def whole(self) -> Rules:

@@ -172,7 +172,7 @@ def test_run_without_mps_installed_is_refused_with_what_to_do(rig: Rig) -> None:
     with pytest.raises(RefusedError) as refused:
         rig.run("a")
     assert "nvidia-cuda-mps-control is missing" in str(refused.value.details)
-    assert "leave --together out" in str(refused.value.details)
+    assert "leave --together (in a manifest aliquot.dev/together) out" in str(refused.value.details)
 
 
 def test_offline_member_is_not_parkable(rig: Rig) -> None:

@@ -197,7 +197,11 @@ def _pod_notes(pod: dict[str, Any], rules: Rules, path: str = "spec") -> list[st
     with_cards = (
         frozenset(container.name for container in claim.containers) if isinstance(claim, Claim) else frozenset[str]()
     )
-    return notes_of(pod, plan, with_cards, path)
+    notes = notes_of(pod, plan, with_cards, path)
+    if isinstance(claim, Claim) and claim.group:
+        fails = f"if one of its Pods dies with work in flight, all of {claim.group} may fail; no other Pod is affected"
+        notes.append(f"together with {claim.group}: {fails}")
+    return notes
 
 
 # --- from a workload to its Pods -----------------------------------------------------------------------------------

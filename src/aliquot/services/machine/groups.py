@@ -26,7 +26,8 @@ from aliquot.services.machine.members import user_of
 
 MISSING = (
     f"nothing where {CONTROL} is missing: it comes with NVIDIA's driver (Debian: nvidia-cuda-mps, Ubuntu: "
-    "nvidia-compute-utils-580 or that of your driver); install it and start the run again, or leave --together out"
+    "nvidia-compute-utils-580 or that of your driver); install it and start again, or leave --together (in a manifest "
+    "aliquot.dev/together) out"
 )
 _LOG = logging.getLogger("aliquot.groups")
 

@@ -436,11 +436,15 @@ class LocalMachine:
             tenancy.app_class for tenancy in self.tenancies.values() if (tenancy.group, tenancy.user) == (group, user)
         ]
         waits = [entry.claim.app_class for entry in self.queue if (entry.claim.group, entry.uid) == (group, user)]
-        if self.groups is None:
-            raise invalid(Invalid("together", group, "nothing here: this daemon starts no MPS server"))
-        broken = self.groups.refusal(group, app_class, runs + waits)
+        broken = self.group_refusal(group, app_class, runs + waits)
         if broken is not None:
             raise invalid(broken)
+
+    def group_refusal(self, group: str, app_class: AppClass, others: Sequence[AppClass] = ()) -> Invalid | None:
+        """Why nothing of that class can be in the group, whose members have the others."""
+        if self.groups is None:
+            return Invalid("together", group, "nothing here: this daemon starts no MPS server")
+        return self.groups.refusal(group, app_class, others)
 
     def _group_ids(self) -> set[str]:
         return {tenancy.group_id for tenancy in self.tenancies.values() if tenancy.group}

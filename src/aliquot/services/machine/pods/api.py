@@ -29,6 +29,8 @@ from aliquot.dialects.local.objects import (
 )
 from aliquot.dialects.local.pods import LONGEST_GRACE
 from aliquot.dialects.local.status import without_values
+from aliquot.dialects.native import TOGETHER
+from aliquot.dialects.pods import annotation_field
 from aliquot.model.localpod import Applier, LocalPod, Workload
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.connections import Client
@@ -130,6 +132,9 @@ class PodApi:
             field, value = largest_request(pod, claim)
             field = {POD: "", CRON_JOB: "spec.jobTemplate.spec.template."}.get(item.kind, "spec.template.") + field
             raise invalid(Invalid(f"{label}: {field}", value, f"this machine has {card_sizes(machine.cards)}; {why}"))
+        broken = machine.group_refusal(claim.group, claim.app_class) if claim is not None and claim.group else None
+        if broken is not None:
+            raise invalid(Invalid(f"{label}: {annotation_field(TOGETHER)}", broken.value, broken.allowed))
 
     def _check_count(
         self, bare: list[LocalPod], workloads: list[Workload], replaced: list[LocalPod], user: int

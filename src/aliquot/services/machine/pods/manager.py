@@ -289,6 +289,8 @@ class PodManager(PodRecords):
             self.grant(pod.uid, None, None, send)
             return None
         self._remember(replace(pod, state=replace(pod.state, node=None)))  # an earlier grant never reached it
+        if claim.group:  # Pods of one user, namespace and class: only these can be one tenant
+            claim = replace(claim, group=f"{claim.namespace}/{claim.group}/{claim.app_class.value}")
         listener = _QueuedPod(self, pod.uid, send)
         return self.machine.submit_pod(
             claim, launchspec.run_request_of(pod, claim), caller, self._since[pod.uid], time.time(), listener
