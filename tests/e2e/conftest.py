@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from testbed import objects
 from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
@@ -19,11 +20,16 @@ from testbed.proxy import Proxy
 from testbed.wired import Wired
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Folders have a control plane each and wait for it most of the time: `make e2e` runs them side by side."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
+class ByFolder(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """A folder's tests run in one process, one after the other: they share a control plane."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.partition("::")[0].rpartition("/")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
+    """Folders wait for their control plane most of the time: `make e2e` runs them side by side."""
+    return ByFolder(config, log)
 
 
 @pytest.fixture(scope="session")
