@@ -9,7 +9,7 @@ import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
 CHINESE = DOCS / "zh-CN"
-PAGES = ("dialects", "elastic-memory", "faq", "install", "migration")
+PAGES = ("dialects", "elastic-memory", "faq", "groups", "install", "migration")
 _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
