@@ -19,6 +19,7 @@ from testbed.plane import ControlPlane
 from testbed.processes import wait_until
 
 MEM, CORES, PERCENT = "nvidia.com/gpumem", "nvidia.com/gpucores", "nvidia.com/gpumem-percentage"
+SHARED = "nvidia.com/gpu.shared"
 MIB = 1 << 20
 PATIENCE = 90.0
 
@@ -58,6 +59,10 @@ def test_pods_of_hami_get_their_part_of_as_many_cards(fleet: Fleet) -> None:
     (whole,) = fleet.report("as-normal")["cuda"]["cards"]
     assert whole["total"] == 16384 * MIB
     assert whole["uuid"] not in {card["uuid"], *(half["uuid"] for half in halves)}
+    fleet.create(probe("shared", limits={SHARED: 1}))
+    (quarter,) = fleet.report("shared")["cuda"]["cards"]
+    assert quarter["total"] == 4096 * MIB
+    assert quarter["uuid"] != whole["uuid"]
     assert fleet.overbooked() == []
     remove_pods(fleet.plane, fleet.nodes)
 
