@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import cast
 
 from aliquot.adapters.kubernetes.kube import Kube
 from aliquot.dialects.wire.events import ObjectRef
+from aliquot.dialects.wire.extender import parse_args
 from aliquot.services.scheduler.groups.waiting import WaitingGroups
 from aliquot.services.scheduler.pendingpods import PendingPods
+from aliquot.services.scheduler.verbs import filter_answer
 from kit.manifests import MEM, Json
 from kit.podgroups import add_members, set_group
 from kit.virtualclock import play
@@ -96,6 +99,24 @@ def test_groups_that_wait_are_planned_again_only_when_something_has_changed() ->
     assert cluster.board.clock == before  # no plan was tried
     cluster.set_node(live_node("n2"))
     assert waiting.ready(4.0) == ["uid-x1", "uid-x2", "uid-y1", "uid-y2"]
+
+
+def test_a_group_that_is_retried_is_planned_anew() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"))
+    cluster.set_pod(live_pod("full", {MEM: "16"}, on="n2", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
+    set_group(cluster, needed=2)
+    pods = add_members(cluster, "a", "b", limits={MEM: "9"}, refused=True)
+    waiting = WaitingGroups(cluster, known=lambda: True, clock=lambda: 0.0)
+    waiting.look(cluster.pending)
+    question = parse_args(json.dumps({"Pod": pods[0], "NodeNames": ["n1", "n2"]}).encode())
+
+    def fits(now: float) -> bool:
+        return bool(json.loads(filter_answer(cluster, question, now=now, keep=True)[0])["NodeNames"])
+
+    assert not fits(10.0)
+    cluster.drop_pod("ns/full")
+    assert waiting.ready(10.1) == ["uid-a", "uid-b"]
+    assert fits(10.2)  # otherwise nothing would change any more, and nothing would retry it
 
 
 def test_members_of_a_group_are_retried_when_the_last_one_is_created() -> None:

@@ -57,6 +57,8 @@ class WaitingGroups:
                 break
             if self._shortfall(uids[0], now) is None:
                 found += uids
+                # kube-scheduler comes at once: what was found short a moment ago must not be its answer.
+                self._cluster.groups.refused.pop(key, None)
             self._planned[key] = (now, self._state())
         return found
 
