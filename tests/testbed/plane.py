@@ -42,7 +42,17 @@ _A_DAY = "24h"
 class KubeScheduler(Program):
     """A kube-scheduler with a configuration of the test's."""
 
-    def __init__(self, binary: Path, config: Path, folder: Path, *, name: str, authority: Path, token: str) -> None:
+    def __init__(
+        self,
+        binary: Path,
+        config: Path,
+        folder: Path,
+        *,
+        name: str,
+        authority: Path,
+        token: str,
+        more: Sequence[str] = (),
+    ) -> None:
         self.port = free_port()
         self.config = config
         flags = [
@@ -54,6 +64,7 @@ class KubeScheduler(Program):
             f"--authorization-kubeconfig={authority}",
             "--authentication-tolerate-lookup-failure=true",
             "-v=2",
+            *more,
         ]
         super().__init__([binary, *flags], folder / f"{name}.log", name=name)
         self._certificate = folder / f"{name}-pki" / "kube-scheduler.crt"
@@ -84,13 +95,15 @@ class ControlPlane(Startable):
         keep: bool = False,
         apiserver_flags: Sequence[str] = (),
         silent_nodes: bool = True,
+        feature_gates: str = "",
     ) -> None:
-        """With `silent_nodes`, no heartbeats are needed: for nodes made by hand."""
+        """With `silent_nodes`, nodes made by hand need no heartbeats. `feature_gates` are for all programs."""
         self._programs = binaries()
         self.folder = folder or Path(tempfile.mkdtemp(prefix="aliquot-plane-"))
         self.folder.mkdir(parents=True, exist_ok=True)
         self._keep = keep or folder is not None
-        self._apiserver_flags = tuple(apiserver_flags)
+        self._gates = (f"--feature-gates={feature_gates}",) if feature_gates else ()
+        self._apiserver_flags = (*self._gates, *apiserver_flags)
         self._silent_nodes = silent_nodes
         self.port, self.etcd_port, self._etcd_peer_port = free_port(), free_port(), free_port()
         self.url = f"https://{HOST}:{self.port}"
@@ -225,7 +238,9 @@ class ControlPlane(Startable):
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(said))
         binary = self._programs["kube-scheduler"]
-        scheduler = KubeScheduler(binary, path, self.folder, name=name, authority=self.kubeconfig, token=self.token)
+        scheduler = KubeScheduler(
+            binary, path, self.folder, name=name, authority=self.kubeconfig, token=self.token, more=self._gates
+        )
         self._others.append(scheduler)
         return scheduler
 
@@ -300,6 +315,7 @@ class ControlPlane(Startable):
             "--kube-api-qps=200",
             "--kube-api-burst=400",
             "--secure-port=0",
+            *self._gates,
         ]
         command: list[str | Path] = [self._programs["kube-controller-manager"], *flags]
         self._others.append(Program(command, self.folder / "kube-controller-manager.log"))
