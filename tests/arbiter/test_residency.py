@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.arbiter.residency import (
+    ASK_AGAIN_MOST,
     STARVES,
+    UNHEARD,
+    Hearing,
     Leave,
     Memory,
     Obstacle,
@@ -177,3 +181,51 @@ def test_tenant_that_returns_gives_way_to_online_work() -> None:
     returning = replace(parked("off", 60), where=Where.RETURNING, parked=30 * GIB, wants=0)
     asks = Occupant("on", ONLINE, Where.RESIDENT, 0, wants=50 * GIB)
     assert decide([returning, asks], replace(H200, card=70 * GIB), 0.0).orders == (Leave("off"),)
+
+
+def test_tenant_that_does_not_hear_is_passed_over_and_asked_again_less_and_less_often() -> None:
+    """`deaf` is the first choice, because it is the smaller one: it is stopped, for 20 minutes."""
+    deaf, other = offline("deaf", 40), offline("other", 60)
+    online = Occupant("online", ONLINE, Where.RESIDENT, 0, wants=60 * GIB)
+    hearing, asked, now, ordered, left_at = Hearing(), [], 0.0, False, None
+    while now < 1200:
+        if hearing.note(pending=ordered, works=False, now=now):
+            ordered = False
+        there = [replace(deaf, retry_at=hearing.ask_at), other, online]
+        for order in decide(there, replace(H200, card=141 * GIB), now).orders:
+            if order.tenant == "deaf" and not ordered:
+                asked.append(now)
+                ordered = True
+            elif order.tenant == "other" and left_at is None:
+                left_at = now
+        now += 0.5
+    assert asked[0] == 0.0
+    assert left_at is not None
+    assert left_at <= UNHEARD + 1  # long before its allocation gives up
+    gaps = [later - before for before, later in pairwise(asked)]
+    assert len(asked) >= 4
+    assert gaps == sorted(gaps)
+    assert gaps[-1] <= ASK_AGAIN_MOST + UNHEARD + 1
+
+
+def test_tenant_that_works_again_may_be_asked_at_once() -> None:
+    hearing = Hearing()
+    assert not hearing.note(pending=True, works=False, now=0.0)
+    assert hearing.note(pending=True, works=False, now=UNHEARD + 0.1)
+    assert hearing.ask_at > UNHEARD + 1
+    assert not hearing.note(pending=False, works=True, now=UNHEARD + 1)
+    assert hearing == Hearing()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0.0, 20.0)), max_size=60))
+def test_order_is_withdrawn_only_after_its_time_and_asking_always_comes_again(
+    seen: list[tuple[bool, bool, float]],
+) -> None:
+    hearing, now, pending_for = Hearing(), 0.0, 0.0
+    for pending, works, passes in seen:
+        now += passes
+        pending_for = pending_for + passes if pending and hearing.since is not None and not works else 0.0
+        withdrawn = hearing.note(pending=pending, works=works, now=now)
+        assert withdrawn == (pending and pending_for > UNHEARD)
+        assert hearing.ask_at <= now + ASK_AGAIN_MOST
+        assert not withdrawn or hearing.ask_at > now

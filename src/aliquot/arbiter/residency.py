@@ -25,6 +25,9 @@ MOVING_PART = 0.1  # of the time may be spent on moving
 SHORTEST_TURN = 2.0  # seconds
 STARVES = 50.0  # seconds that an offline tenant waits at most, while a turn can be shortened for it
 IDLE = 1.0  # an offline tenant that did nothing for so long gives up its turn
+UNHEARD = 5.0  # seconds in which a tenant begins to leave; one that does not is stopped, or blocked
+ASK_AGAIN = 10.0  # seconds after which such a tenant is asked again; twice as long each time it does not hear
+ASK_AGAIN_MOST = 300.0
 SLACK = 2 << 30  # bytes, on the card or in the pool, without which one cannot return while another leaves
 _MOST_SETS = 2000  # of tenants that are compared when some must leave; beyond, the largest leave
 _RANK = {AppClass.ONLINE: 0, AppClass.NORMAL: 1, AppClass.OFFLINE: 2}
@@ -80,6 +83,33 @@ class Occupant:
     def needs(self) -> int:
         """Bytes of room it waits for."""
         return (self.wants or 0) + self.parked
+
+
+@dataclass(slots=True)
+class Hearing:
+    """Whether a tenant follows an order to leave. One that was stopped (Ctrl-Z), frozen or is blocked does not: another
+    is chosen instead of it, and it is asked again later, less and less often."""
+
+    since: float | None = None  # when the order was given that it has not begun to follow
+    unheard: int = 0  # orders in a row that it did not follow
+    ask_at: float = -inf  # not to be asked before
+
+    def note(self, *, pending: bool, works: bool, now: float) -> bool:
+        """What is seen of it: an order that it has not begun to follow, and new work of its own. True: withdraw the
+        order."""
+        if works:  # it runs: whatever kept it from hearing is over
+            self.unheard, self.ask_at = 0, -inf
+        if not pending:
+            self.since = None
+            return False
+        if self.since is None or works:
+            self.since = now
+        if now - self.since <= UNHEARD:
+            return False
+        self.ask_at = now + min(ASK_AGAIN * 2**self.unheard, ASK_AGAIN_MOST)
+        self.since = None
+        self.unheard = min(self.unheard + 1, 16)
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,3 +279,21 @@ def test_tenant_that_is_woken_by_hand_comes_back_without_a_call(node: Node) -> N
     assert node.ask("request_move", name=sleeper.name, leave=False) is None
     until(lambda: residency(node, sleeper.name)["parked"] == 0, "it is back")
     assert sleeper.end()["wrong"] == 0
+
+
+def test_stopped_tenant_is_passed_over_for_another_and_is_intact_later(node: Node) -> None:
+    """As by Ctrl-Z. It is the one that would leave first: the smaller."""
+    stopped = Mover(node, node.tenant("offline", memory=11 * GIB), 8)
+    other = Mover(node, node.tenant("offline", memory=12 * GIB), 10)
+    stopped.ready()
+    other.ready()
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    try:
+        online = Mover(node, node.tenant("online", memory=11 * GIB), 8)
+        online.ready()
+        assert residency(node, other.name)["parked"]
+        assert not residency(node, stopped.name)["parked"]
+    finally:
+        os.kill(stopped.process.pid, signal.SIGCONT)
+    assert online.end()["error"] == 0
+    assert [mover.end()["wrong"] for mover in (stopped, other)] == [0, 0]

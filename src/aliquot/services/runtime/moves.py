@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from aliquot.adapters.gpu.page import Move, State, Stays, Why
+from aliquot.adapters.gpu.page import Move, Order, State, Stays, Why
 from aliquot.arbiter.residency import Decision, Obstacle, Occupant
 from aliquot.model.residency import ParkReason, Where
 
@@ -48,6 +48,11 @@ def where_of(moves: list[Move]) -> Where:
     if State.RETURNING in states:
         return Where.RETURNING
     return Where.PARKED if State.PARKED in states else Where.RESIDENT
+
+
+def is_unheard(move: Move) -> bool:
+    """Whether a process was ordered to leave and has not begun to."""
+    return move.order == Order.LEAVE and move.state == State.RESIDENT and not move.why and move.movable > move.parked
 
 
 def wants_of(moves: list[Move], most: int) -> int | None:

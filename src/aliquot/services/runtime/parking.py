@@ -14,11 +14,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Move, Order, State, Use, Why
-from aliquot.arbiter.residency import Leave, Memory, Obstacle, Occupant, decide
+from aliquot.arbiter.residency import Hearing, Leave, Memory, Obstacle, Occupant, decide
 from aliquot.model.claim import may_park
 from aliquot.model.device import reserve_mib
 from aliquot.model.residency import ParkReason, Residency, Where
@@ -26,7 +26,16 @@ from aliquot.model.tenant import SharingRules, Tenant
 from aliquot.services.mover import control
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cardloop import CardLoop
-from aliquot.services.runtime.moves import FAILURES, OBSTACLES, hopeless, log_move, stays_of, wants_of, where_of
+from aliquot.services.runtime.moves import (
+    FAILURES,
+    OBSTACLES,
+    hopeless,
+    is_unheard,
+    log_move,
+    stays_of,
+    wants_of,
+    where_of,
+)
 from aliquot.services.runtime.registration import Tenancy, context_name
 from aliquot.wording.parking import reason_words
 
@@ -60,6 +69,7 @@ class _Seen:
     moved_bytes: int = 0
     draining: bool = False
     reason: ParkReason | None = None
+    hearing: Hearing = field(default_factory=Hearing)
 
 
 class Parking:
@@ -159,6 +169,7 @@ class Parking:
             for (name, _), seen in list(self._seen.items()):
                 if name == tenant:
                     seen.retry_at = float("-inf")  # at once, also where the last try failed
+                    seen.hearing = Hearing()
         self.wake()
         return None
 
@@ -249,6 +260,9 @@ class Parking:
             seen = self._seen.setdefault(key, _Seen(active=now))
             moves = [tenancy.page.move(slot, at) for slot in slots]
             uses = [tenancy.page.use(slot, at) for slot in slots]
+            works = seen.work != sum(use.launches for use in uses)
+            if seen.hearing.note(pending=any(map(is_unheard, moves)), works=works, now=now):
+                self._withdraw(tenancy, uuid, slots, seen)
             occupant = self._occupant(tenancy.tenant, uuid, seen, moves, uses, now)
             found[tenancy.tenant.id] = occupant
             self._show(tenancy.tenant, uuid, occupant, seen, moves)
@@ -258,6 +272,17 @@ class Parking:
             self._never.pop(key, None)
             self._leaving.pop(key, None)
         return found
+
+    def _withdraw(self, tenancy: Tenancy, uuid: str, slots: list[int], seen: _Seen) -> None:
+        """It does not begin to leave: it stays, and another may be chosen."""
+        at = tenancy.page.index[uuid]
+        for slot in slots:
+            if is_unheard(tenancy.page.move(slot, at)):
+                tenancy.page.order(slot, at, Order.STAY)
+        seen.why = Why.BUSY
+        again = round(seen.hearing.ask_at - self._clock())
+        data = {"tenant": tenancy.tenant.id, "card": uuid, "asked_again_in": again}
+        log.info("memory_leave_unheard", extra={"data": data})
 
     def _occupant(
         self, tenant: Tenant, uuid: str, seen: _Seen, moves: list[Move], uses: list[Use], now: float
@@ -297,7 +322,7 @@ class Parking:
             seen.since,
             wants,
             seen.wants_since or 0.0,
-            now + _STUCK if stuck else seen.retry_at,
+            now + _STUCK if stuck else max(seen.retry_at, seen.hearing.ask_at),
         )
 
     @staticmethod
@@ -352,7 +377,8 @@ class Parking:
                 asked = {order.tenant for order in by_hand}
                 for order in [*by_hand, *decision.orders]:
                     leave = isinstance(order, Leave)
-                    if now < self._seen[order.tenant, uuid].retry_at:
+                    seen = self._seen[order.tenant, uuid]
+                    if now < (max(seen.retry_at, seen.hearing.ask_at) if leave else seen.retry_at):
                         continue
                     if leave:
                         self._note_reason(uuid, occupants, order.tenant, asked)
