@@ -22,6 +22,7 @@ from kit.boards import claims, nodes
 from kit.builders import EVERY_OFFER, GIB, a_board, a_node, asking
 
 CARD = 16
+CONTEXT = 512  # MiB that a parked tenant has on the card
 
 
 def a_stretched(factor: float, *sizes: int, pool: int = 1000, name: str = "n1") -> Node:
@@ -68,7 +69,7 @@ def test_parkable_claims_are_booked_up_to_the_factor_and_others_up_to_the_card()
 def test_each_parkable_claim_fits_on_the_card_beside_all_that_stays() -> None:
     """Otherwise it could never be on the card at all."""
     scene = Scene(a_board(a_stretched(4.0, CARD)))
-    assert scene.book(parkable(11, "a"), asking(6, name="too much"), asking(4, name="b")) == [0, None, 0]
+    assert scene.book(parkable(11, "a"), asking(6, name="too much"), asking(3, name="b")) == [0, None, 0]
     assert scene.book(parkable(12, "too large"), parkable(11, "c"), asking(1, name="d")) == [None, 0, None]
     scene.ledger.forget("a")
     scene.ledger.forget("c")
@@ -80,7 +81,18 @@ def test_what_is_booked_beyond_a_card_leaves_room_for_the_mover() -> None:
     scene = Scene(a_board(a_stretched(4.0, CARD)))
     assert scene.book(parkable(CARD, "all of it"), parkable(1, "a")) == [0, None]
     scene.ledger.forget("all of it")
-    assert scene.book(parkable(15, "b"), parkable(CARD, "c"), parkable(15, "d")) == [0, None, 0]
+    assert scene.book(parkable(14, "b"), parkable(CARD, "c"), parkable(14, "d")) == [0, None, 0]
+
+
+def test_contexts_of_parked_claims_are_counted_on_the_card() -> None:
+    """Half a GiB of each stays: with 12 GiB on the card, the mover's reserve and six others, 16 GiB are full."""
+    scene = Scene(a_board(a_stretched(8.0, CARD)))
+    booked = scene.book(*(parkable(12, f"p{at}") for at in range(9)))
+    assert booked == [0] * 7 + [None] * 2
+    assert scene.book(asking(1, name="online")) == [None]
+    scene.ledger.forget("p0")
+    scene.ledger.forget("p1")
+    assert scene.book(asking(1, name="online"), parkable(12, "p1")) == [0, None]
 
 
 def test_memory_beyond_all_cards_of_a_node_is_within_its_pool() -> None:
@@ -183,8 +195,13 @@ class PlainCard:
         fixed, memory = sum(self.fixed), self.card.memory_mib
         return fixed + sum(self.parked) <= memory or (
             fixed + sum(self.parked) <= int(memory * self.card.oversubscribe)
-            and fixed + max(self.parked, default=0) + min(GIB, memory // 16) <= memory
+            and fixed + self._most_resident() + min(GIB, memory // 16) <= memory
         )
+
+    def _most_resident(self) -> int:
+        """MiB on the card of those that may be parked, while all of them but one are."""
+        contexts = sum(min(mib, CONTEXT) for mib in self.parked)
+        return max((mib - min(mib, CONTEXT) + contexts for mib in self.parked), default=0)
 
 
 sizes = st.integers(1, 20)
@@ -233,6 +250,7 @@ def test_the_board_books_exactly_what_the_rule_allows(
     for place, card in enumerate(plain):
         assert board.largest[0, place] == max(card.parked, default=0)
         assert board.used_parkable[0, place] == sum(card.parked)
+        assert board.contexts[0, place] == CONTEXT * len(card.parked)
 
 
 def scene_fits(scene: Scene, claim: Claim) -> tuple[bool, set[int]]:

@@ -21,6 +21,7 @@ _SOLD_GIB = {
 # Of a card on which memory moves: the process that moves it needs half a GiB for itself.
 MOST_RESERVED_MIB = 1024
 RESERVED_PART = 16  # one of so many parts, where the card is small
+CONTEXT_MIB = 512  # of a program's memory that stays on the card while the rest is parked: its CUDA context
 
 
 def reserve_mib(memory_mib: int) -> int:

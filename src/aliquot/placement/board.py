@@ -22,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 
 from aliquot.model.claim import AppClass, Usage
-from aliquot.model.device import CORE_MILLI, Card
+from aliquot.model.device import CONTEXT_MIB, CORE_MILLI, Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.value import value
 from aliquot.placement.rooms import Bools, Floats, Ints, elastic_rooms, free_pool
@@ -54,6 +54,7 @@ _CARD_COLUMNS = (
     "used_memory",
     "used_parkable",
     "largest",
+    "contexts",
     "used_core",
     "used_greedy",
     "used_slices",
@@ -114,6 +115,7 @@ class Board:
     used_memory: Ints
     used_parkable: Ints  # MiB of those that may be parked
     largest: Ints  # MiB of the largest Pod that may be parked
+    contexts: Ints  # MiB of those that may be parked that stay on the card while they are
     used_core: Ints
     used_greedy: Ints
     used_slices: Ints  # Pods; how many containers each has on the card does not count
@@ -504,11 +506,11 @@ class Board:
 
 
 def _used_by(use: Usage, app_class: AppClass, parkable: bool) -> list[tuple[str, int]]:
-    """What a Pod adds to the columns of one card; most Pods change two of the eight. A card held whole is shared with
+    """What a Pod adds to the columns of one card; most Pods change two of the nine. A card held whole is shared with
     nobody: its memory stays."""
     amounts = [("used_memory", min(use.memory_mib, UNLIMITED))] if use.memory_mib else []
     if parkable and use.memory_mib and not use.exclusive:
-        amounts.append(("used_parkable", amounts[0][1]))
+        amounts += [("used_parkable", amounts[0][1]), ("contexts", min(use.memory_mib, CONTEXT_MIB))]
     if use.core_milli:
         amounts.append(("used_core", min(use.core_milli, UNLIMITED)))
     if use.greedy_milli:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from aliquot.model.claim import AppClass, Claim
-from aliquot.model.device import CORE_MILLI, reserve_mib
+from aliquot.model.device import CONTEXT_MIB, CORE_MILLI, reserve_mib
 from aliquot.model.grant import Grant
 from aliquot.model.node import LIMITED_SHARING
 from aliquot.model.refusal import Reason, Refusal
@@ -133,11 +133,12 @@ class Ledger:
         )
 
     def _can_be_resident(self, row: int, slot: int) -> bool:
-        """Whether each that may be parked fits on the card beside all that may not, or all of them together do."""
+        """Whether each that may be parked fits on the card beside what stays there, or all of them together do."""
         board = self.board
         memory, used = int(board.memory[row, slot]), int(board.used_memory[row, slot])
-        fixed = used - int(board.used_parkable[row, slot])
-        return used <= memory or fixed + int(board.largest[row, slot]) + reserve_mib(memory) <= memory
+        stays = used - int(board.used_parkable[row, slot]) + int(board.contexts[row, slot]) + reserve_mib(memory)
+        largest = int(board.largest[row, slot])
+        return used <= memory or stays + largest - min(largest, CONTEXT_MIB) <= memory
 
     def _enter(self, booking: Booking) -> Booking:
         self.board.take(booking.node, booking.occupant)

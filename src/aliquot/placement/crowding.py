@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from aliquot.model.claim import Usage
-from aliquot.model.device import CORE_MILLI, Card, reserve_mib
+from aliquot.model.device import CONTEXT_MIB, CORE_MILLI, Card, reserve_mib
 from aliquot.model.grant import Share
 from aliquot.model.refusal import Reason, Refusal
 
@@ -30,12 +30,14 @@ def crowded(
     used: dict[str, Usage] = {}
     for share in held:
         used[share.uuid] = used.get(share.uuid, Usage()) + share.usage()
-    fixed, largest = {uuid: usage.memory_mib for uuid, usage in used.items()}, dict[str, int]()
+    fixed = {uuid: usage.memory_mib for uuid, usage in used.items()}  # what stays on the card
+    largest = dict[str, int]()
     for share in parked:
         used[share.uuid] = used.get(share.uuid, Usage()) + share.usage()
         if share.exclusive:  # shared with nobody
             fixed[share.uuid] = fixed.get(share.uuid, 0) + share.memory_mib
         else:
+            fixed[share.uuid] = fixed.get(share.uuid, 0) + min(share.memory_mib, CONTEXT_MIB)
             largest[share.uuid] = max(largest.get(share.uuid, 0), share.memory_mib)
     for share in more:
         card = cards.get(share.uuid)
@@ -46,7 +48,10 @@ def crowded(
             return Refusal("", card.index, Reason.EXCLUSIVE, 0, before.slices, never=False)
         beside_fixed = card.memory_mib - reserve_mib(card.memory_mib) - fixed.get(share.uuid, 0)
         widest = largest.get(share.uuid, 0)
-        beyond = beside_fixed - (0 if parkable and widest <= beside_fixed else widest)
+        if parkable:
+            beyond = beside_fixed if widest <= beside_fixed else 0
+        else:
+            beyond = beside_fixed - widest + min(widest, CONTEXT_MIB)
         most = min(card.bookable_mib - before.memory_mib, beyond)
         room = max(0, card.memory_mib - before.memory_mib, most)
         if share.memory_mib > room:

@@ -4,10 +4,12 @@ What is booked on a card is of two kinds: `fixed` stays on it, `parkable` may le
 `memory` with the factor F takes a claim as long as afterwards
 
     fixed + parkable  <=  F x memory
-    fixed + the largest parkable claim + reserve  <=  memory        (so that each can be on the card at all)
+    fixed + the largest parkable claim + the contexts of the others + reserve  <=  memory
     all that is booked beyond the cards of the node  <=  the node's pool
 
-or as long as all of it fits on the card: fixed + parkable <= memory. The reserve is for the process that moves memory.
+or as long as all of it fits on the card: fixed + parkable <= memory. The second is so that each can be on the card at
+all, while of the others only their CUDA contexts are there (CONTEXT_MIB of each, or its whole claim). The reserve is
+for the process that moves memory.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aliquot.model.device import MOST_RESERVED_MIB, RESERVED_PART
+from aliquot.model.device import CONTEXT_MIB, MOST_RESERVED_MIB, RESERVED_PART
 
 if TYPE_CHECKING:
     from aliquot.placement.board import Board
@@ -46,8 +48,8 @@ def elastic_rooms(board: Board, rows: Ints, *, pooled: bool = True) -> tuple[Int
     most = board.limit[rows] - used
     if pooled:
         most = np.minimum(most, spare(board, rows) + board.pool_left[rows][:, None])
-    beside_fixed = memory - reserve(memory) - used + board.used_parkable[rows]
-    fixed = np.maximum(memory - used, np.minimum(most, beside_fixed - largest))
+    beside_fixed = memory - reserve(memory) - used + board.used_parkable[rows] - board.contexts[rows]
+    fixed = np.maximum(memory - used, np.minimum(most, beside_fixed - largest + np.minimum(largest, CONTEXT_MIB)))
     parkable = np.maximum(memory - used, np.where(largest <= beside_fixed, np.minimum(most, beside_fixed), 0))
     return fixed, parkable
 

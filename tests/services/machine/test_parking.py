@@ -117,9 +117,9 @@ def test_offline_runs_are_booked_up_to_the_factor_and_the_next_waits(rig: Rig) -
 def test_online_run_is_booked_beside_offline_runs_and_never_beyond_the_card(rig: Rig) -> None:
     rig.factor(2.0, "0")
     offline, online = {"class": "offline"}, {"class": "online"}
-    for gib, name, kind in ((12, "a", offline), (24, "big", online), (12, "b", offline), (11, "serve", online)):
+    for gib, name, kind in ((12, "a", offline), (24, "big", online), (12, "b", offline), (10, "serve", online)):
         assert "ok" in rig.run(gib, name, **kind)[0]
-    assert rig.booked() == [35, 24]
+    assert rig.booked() == [34, 24]
     assert (
         "event" in rig.run(1, "serve-2", **online)[0]
     )  # beside it each offline run would not fit on the card any more
