@@ -97,7 +97,7 @@ def test_others_have_the_cards_most_of_the_time_and_the_group_starts_soon_after_
     if asked_before:  # nothing is new about the last member then
         cluster.groups.remember_rows(f"uid-{members[-1]['metadata']['name']}", cluster.board.present.nonzero()[0])
     seconds = 300.0 + more
-    assert world.run(seconds, away=members[-1]) > 0.6 * seconds
+    assert world.run(seconds, away=members[-1]) > 0.5 * seconds  # two thirds in the long run
     world.binds = True
     longest = pause_after(100, min(patience or 30, 120))
     world.run(world.now + 2 * longest, away=None)
