@@ -228,7 +228,7 @@ def test_workload_scales_and_rolls_template(pods: Pods) -> None:
     eventually(lambda: [item["name"] for item in pods.all()] == ["web-0"])
     assert pods.one("web-0")["uid"] == kept
     pods.apply(workload("StatefulSet", "web", 1, container(gib=7)))
-    eventually(lambda: pods.all() and pods.all()[0]["uid"] != kept and pods.booked() == 7)
+    eventually(lambda: (there := pods.all()) and there[0]["uid"] != kept and pods.booked() == 7)
     assert pods.delete("StatefulSet", "web") == ["default/web-0"]
 
 
