@@ -145,3 +145,26 @@ def test_simulate_load_needs_pods_with_gpu(tmp_path: Path, trace: list[str]) -> 
     (tmp_path / "pods.csv").write_text(PODS.splitlines()[0] + "\np,1,1,0,0,\n")
     result = CliRunner().invoke(cli, ["simulate", *trace, "--load", "0.9"])
     assert (result.exit_code, "no Pod requests a GPU" in result.stderr) == (2, True)
+
+
+def test_simulate_oversubscribe_places_more_pods_that_may_be_parked(tmp_path: Path, trace: list[str]) -> None:
+    (tmp_path / "pods.csv").write_text(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + "".join(f"p{at},100,100,1,{300 + at}\n" for at in range(40))
+    )
+    plain, factor = (results(*trace, "--oversubscribe", name, "--target", "3") for name in ("1", "1.5"))
+    assert plain["allocated_percent"] <= 100
+    assert 120 < factor["allocated_percent"] <= 150
+    assert factor["placed"] > plain["placed"]
+
+
+def test_simulate_oversubscribe_books_whole_cards_once(tmp_path: Path, trace: list[str]) -> None:
+    (tmp_path / "pods.csv").write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\nwhole,100,100,1,1000\n")
+    found = results(*trace, "--oversubscribe", "2", "--target", "3")
+    assert (found["allocated_percent"], found["placed"]) == (100, 32)
+
+
+@pytest.mark.parametrize("factor", ["0.5", "9", "nan"])
+def test_simulate_oversubscribe_refuses_other_factors(trace: list[str], factor: str) -> None:
+    result = CliRunner().invoke(cli, ["simulate", *trace, "--oversubscribe", factor])
+    assert result.exit_code != 0
+    assert "--oversubscribe" in result.stderr

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_CARDS = 1_000_000  # of a generated cluster; more is a typing error
 _MOST_LOAD = 10
+_MOST_FACTOR = 8
 
 
 @click.command()
@@ -50,6 +51,13 @@ _MOST_LOAD = 10
     help="Let Pods come and go instead: the GPU they request at a time, as a fraction of the capacity, for example 0.9",
 )
 @click.option(
+    "--oversubscribe",
+    type=float,
+    metavar="FACTOR",
+    help="Let Pods ask for memory; those with a part of one card are offline work that may be parked, and up to FACTOR "
+    "(1 to 8) times a card's memory is booked",
+)
+@click.option(
     "--workload",
     type=click.Choice(["trace", "seen"]),
     default="trace",
@@ -68,6 +76,7 @@ def simulate(
     seed: int,
     target: float,
     load: float | None,
+    oversubscribe: float | None,
     workload: str,
     plot: Path | None,
     output: str,
@@ -84,6 +93,7 @@ def simulate(
     \b
     aliquot simulate --generate 200x8 --policy all --plot packing.svg
     aliquot simulate --generate 200x8 --policy all --load 0.9
+    aliquot simulate --generate 200x8 --oversubscribe 1.5 --target 2
     aliquot simulate --nodes nodes.csv --pods pods.csv --policy dense --seed 42 -o json
     """
     if not 0 < target <= 100:
@@ -92,9 +102,15 @@ def simulate(
         raise InputError(f"--load: {load} is not allowed: a number above 0, up to {_MOST_LOAD}; 0.9 is a load of 90%")
     if load is not None and plot is not None:
         raise InputError("--plot: draws how Pods fill a cluster; it cannot be used with --load")
+    if oversubscribe is not None and not 1 <= oversubscribe <= _MOST_FACTOR:
+        raise InputError(f"--oversubscribe: {oversubscribe} is not allowed: a number from 1 to {_MOST_FACTOR}")
     if plot is not None:
         _check_writable(plot)
     nodes, pods = _read(nodes_file, pods_file, generate, seed)
+    if oversubscribe is not None:
+        from aliquot.sim.trace import oversubscribed
+
+        nodes, pods = oversubscribed(nodes, pods, oversubscribe)
     names = POLICY_NAMES if policy == "all" else (policy,)
     if load is not None:
         if not any(pod.num_gpu for pod in pods):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
+from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.node import Node, Offer
 
@@ -34,6 +34,7 @@ class PodSpec:
     num_gpu: int
     gpu_milli: int
     models: frozenset[str] | None = None
+    elastic: bool = False  # asks for memory; offline work, which may be parked, where it asks for a part of one card
 
     @property
     def demand_milli(self) -> int:
@@ -42,7 +43,12 @@ class PodSpec:
 
     def claim(self, uid: str) -> Claim:
         """As a claim like any other."""
-        part = ContainerClaim("main", 0, Role.MAIN, Slice(core_milli=self.gpu_milli), self.num_gpu)
+        parks = self.elastic and self.num_gpu == 1 and self.gpu_milli < CORE_MILLI
+        share = Slice(
+            memory_mib=self.gpu_milli * _CARD_MEMORY_MIB // CORE_MILLI if self.elastic else 0,
+            core_milli=None if parks else self.gpu_milli,
+        )
+        part = ContainerClaim("main", 0, Role.MAIN, share, self.num_gpu)
         return Claim(
             uid=uid,
             namespace="trace",
@@ -51,9 +57,23 @@ class PodSpec:
             offer=Offer.ANY,
             containers=(part,) if self.num_gpu else (),
             models=self.models,
+            app_class=AppClass.OFFLINE if parks else AppClass.NORMAL,
             cpu_milli=self.cpu_milli,
             memory_mib=self.memory_mib,
         )
+
+
+def oversubscribed(nodes: Sequence[Node], pods: Sequence[PodSpec], factor: float) -> tuple[list[Node], list[PodSpec]]:
+    """The same with cards that may be booked up to `factor` times their memory, and a pool for all that is beyond."""
+    stretched = [
+        replace(
+            node,
+            cards=tuple(replace(card, oversubscribe=factor) for card in node.cards),
+            pool_mib=sum(card.bookable_mib for card in (replace(card, oversubscribe=factor) for card in node.cards)),
+        )
+        for node in nodes
+    ]
+    return stretched, [replace(pod, elastic=True) for pod in pods]
 
 
 def parse_nodes(lines: Iterable[str], source: str) -> list[Node]:
