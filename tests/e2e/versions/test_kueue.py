@@ -13,30 +13,35 @@ import yaml
 from testbed import objects
 from testbed.build import RELEASE, CannotBuildError
 from testbed.cards import MEM, QCORE, QMEM
-from testbed.nodes import probe
+from testbed.fleet import DRA
+from testbed.nodes import probe, remove_pods
 from testbed.objects import Object
 from testbed.processes import wait_until
 from testbed.queues import Kueue
 from testbed.site import Site
 
-pytestmark = pytest.mark.skipif(RELEASE < (1, 29), reason="Kueue 0.16 needs Kubernetes 1.29")
+pytestmark = pytest.mark.skipif(RELEASE < (1, 29), reason="Kueue 0.19 needs Kubernetes 1.29")
 
 _PAGE = (Path(__file__).parents[3] / "docs" / "queues.md").read_text().partition("## Kueue")[2]
 _BLOCKS = re.findall(r"^```yaml\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL)
 SHOWN: list[Object] = [thing for block in _BLOCKS for thing in yaml.safe_load_all(block)]
 GROUP = "kueue.x-k8s.io"
-HAS_CLAIMS = RELEASE >= (1, 34)
-GATES = {"DynamicResourceAllocation": HAS_CLAIMS}
+HAS_CLAIMS = RELEASE >= (1, 36)  # with capacities, without a feature gate
+WITHOUT_CLAIMS = dict.fromkeys(
+    (f"KueueDRAIntegration{part}" for part in ("", "ExtendedResource", "PartitionableDevices")), False
+)
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 @pytest.fixture(scope="module")
 def kueue(running: Site) -> Iterator[Kueue]:
     (settings,) = [thing for thing in SHOWN if thing.get("kind") == "Configuration"]
-    settings = {key: value for key, value in settings.items() if key == "resources"}
+    resources, gates = settings["resources"], settings["featureGates"]
     if not HAS_CLAIMS:
-        del settings["resources"]["deviceClassMappings"]
+        del resources["deviceClassMappings"]
+        gates = WITHOUT_CLAIMS
     try:
-        started = Kueue(running.node, settings, GATES)
+        started = Kueue(running.node, {"resources": resources}, gates)
     except CannotBuildError as error:
         pytest.exit(f"no Kueue to test with: {error}", returncode=1)
     yield started
@@ -125,22 +130,57 @@ def test_a_job_waits_suspended_until_the_memory_of_its_pods_is_there(site: Site,
     site.plane.kubectl("delete", "job", "batch")
 
 
-@pytest.mark.skipif(not HAS_CLAIMS, reason="claims are of Kubernetes 1.34 and later")
-def test_pods_with_claims_are_admitted_by_the_number_of_devices(site: Site, queue: str) -> None:
-    exactly = {"deviceClassName": "aliquot.dev", "capacity": {"requests": {"memory": "2Gi"}}}
+@pytest.fixture
+def claims(site: Site) -> Iterator[Site]:
+    """The cards of the node belong to claims."""
+    device_class = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": "aliquot.dev"},
+        "spec": {"selectors": [{"cel": {"expression": 'device.driver == "aliquot.dev"'}}]},
+    }
+    site.plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(device_class))
+    ((label, value),) = DRA.items()
+    site.plane.kubectl("label", "node", site.node.name, f"{label}={value}")
+    wait_until(lambda: site.plane.api("GET", SLICES)["items"], 60, "the node publishes its cards")
+    yield site
+    remove_pods(site.plane, [site.node], seconds=90)
+    site.plane.kubectl("label", "node", site.node.name, f"{label}-")
+    wait_until(lambda: not site.plane.api("GET", SLICES)["items"], 60, "the slices are deleted")
+
+
+def claiming(name: str, memory: str) -> list[Object]:
+    """A Pod with that much of a card, and the template of its claim."""
+    exactly = {"deviceClassName": "aliquot.dev", "capacity": {"requests": {"memory": memory}}}
     template = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
-        "metadata": {"name": "part"},
+        "metadata": {"name": name, "namespace": "default"},
         "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}},
     }
-    site.plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(template))
-    names = ["one", "two", "three"]
-    for name in names:
-        pod = queued(probe(name), queue)
-        pod["spec"]["resourceClaims"] = [{"name": "card", "resourceClaimTemplateName": "part"}]
-        pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "card"}]}
-        objects.create(site.plane, pod)
-    admitted, (last,) = wait_admitted(site, 2, names)
-    objects.delete_pod(site.plane, admitted[0])
-    wait_admitted(site, 1, [last])
+    pod = probe(name)
+    pod["spec"]["resourceClaims"] = [{"name": "card", "resourceClaimTemplateName": name}]
+    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "card"}]}
+    return [template, pod]
+
+
+@pytest.mark.skipif(not HAS_CLAIMS, reason="claims have capacities from Kubernetes 1.36 on")
+def test_pods_with_claims_are_admitted_by_their_memory(claims: Site, queue: str) -> None:
+    sizes = {"five": 5, "three": 3, "one": 1}  # GiB; the queue has 8
+    for name, gib in sizes.items():
+        template, pod = claiming(name, f"{gib}Gi")
+        claims.plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(template))
+        objects.create(claims.plane, queued(pod, queue))
+        if name != "one":
+            wait_admitted(claims, 1, [name])
+            (card,) = claims.node.report(name, seconds=90)["cuda"]["cards"]
+            assert card["total"] == gib << 30
+    wait_until(
+        lambda: "insufficient unused quota" in claims.plane.kubectl("get", "workloads", "-o", "yaml"),
+        60,
+        "Kueue says that the memory is used",
+    )
+    assert f"{GROUP}/admission" in gates(claims, "one")
+    objects.delete_pod(claims.plane, "three")
+    wait_admitted(claims, 1, ["one"])
+    claims.node.report("one", seconds=90)
