@@ -31,6 +31,7 @@ class Rig:
         self.retried: list[str] = []
         self.calls: list[tuple[str, str]] = []
         self.lost: set[str] = set()  # calls that happen, but their answer does not arrive: "nominate"
+        self.no_answer: Exception = Unreachable("no answer")  # what arrives instead
         self.refuse: Callable[[str, str], Exception | None] = lambda verb, path: None
         self.loop = asyncio.get_running_loop()
         self.start(enabled)
@@ -104,10 +105,10 @@ class Rig:
             raise ApiError(409, "Conflict", path)
         if path.endswith("/status"):
             if "nominate" in self.lost and body["status"]["nominatedNodeName"] is None:
-                raise Unreachable("no answer")
+                raise self.no_answer
             self.set_status(pod["metadata"]["name"], **body["status"])
             if "nominate" in self.lost:
-                raise Unreachable("no answer")
+                raise self.no_answer
         else:
             self.retried.append(pod["metadata"]["name"])
 

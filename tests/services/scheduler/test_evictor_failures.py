@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
+from aliquot.adapters.kubernetes.kube import ApiError, NotSent, Unreachable
 from kit.evictions import Rig, scene
 from kit.watchobjects import as_pod
 
@@ -176,6 +176,22 @@ async def test_nobody_else_goes_for_a_pod_that_is_gone(rig: Rig) -> None:
 
 @scene(16)
 async def test_nomination_whose_answer_was_lost_is_withdrawn_and_tried_again(rig: Rig) -> None:
+    await _lose_answers(rig)
+
+
+@scene(16)
+async def test_nomination_that_was_written_and_answered_with_504_is_withdrawn_and_tried_again(rig: Rig) -> None:
+    rig.no_answer = ApiError(504, "Timeout", "request did not complete within the allotted timeout")
+    await _lose_answers(rig)
+
+
+@scene(16)
+async def test_nomination_that_was_written_and_answered_with_429_is_withdrawn_and_tried_again(rig: Rig) -> None:
+    rig.no_answer = ApiError(429, "TooManyRequests", "too many requests")
+    await _lose_answers(rig)
+
+
+async def _lose_answers(rig: Rig) -> None:
     rig.put("a", 16)
     rig.wait("high", 16)
     rig.lost = {"nominate"}  # it is written all the same
@@ -208,6 +224,51 @@ async def test_nomination_by_kube_scheduler_is_not_withdrawn_for_a_lost_one(rig:
     rig.set_status("high", nominatedNodeName="n2")
     await rig.rounds(5.0)
     assert rig.nominated("high") == "n2"
+
+
+@scene(16)
+async def test_nomination_by_another_replica_is_not_withdrawn_after_a_failed_read(rig: Rig) -> None:
+    await _fail_before_another_replica(rig, "get", Unreachable("no answer"))
+
+
+@scene(16)
+async def test_nomination_by_another_replica_is_not_withdrawn_after_one_that_was_not_sent(rig: Rig) -> None:
+    await _fail_before_another_replica(rig, "patch", NotSent("no connection was free"))
+
+
+async def _fail_before_another_replica(rig: Rig, failing: str, error: Exception) -> None:
+    rig.put("a", 16)
+    rig.wait("high", 16)
+    errors = iter([error])
+    rig.refuse = lambda verb, path: next(errors, None) if verb == failing else None
+    await asyncio.sleep(1.5)
+    with pytest.raises(Unreachable):
+        await rig.evictor.round()
+    rig.set_status("high", nominatedNodeName="n1")
+    await rig.rounds(5.0)
+    assert rig.nominated("high") == "n1"
+
+
+@scene(16)
+async def test_withdrawal_is_repeated_until_the_pod_is_touched(rig: Rig) -> None:
+    rig.put("a", 16)
+    rig.wait("high", 16)
+    rig.lost = {"nominate"}
+    task = asyncio.create_task(rig.evictor.run())
+    await asyncio.sleep(1.5)
+    rig.lost = set()
+    down = ApiError(503, "ServiceUnavailable", "etcd has no leader")
+    rig.refuse = lambda verb, path: down if verb == "get" or path.endswith("/high") else None
+    await asyncio.sleep(5)
+    assert rig.nominated("high") == "n1", "it cannot be read"
+    rig.refuse = lambda verb, path: down if verb == "patch" and path.endswith("/high") else None
+    await asyncio.sleep(5)
+    assert rig.nominated("high") is None
+    assert rig.retried == []
+    rig.refuse = lambda verb, path: None
+    await asyncio.sleep(5)
+    task.cancel()
+    assert rig.retried == ["high"]
 
 
 @scene(16)
@@ -252,6 +313,41 @@ async def test_trials_that_admission_denies_become_rare_for_all_that_wait(rig: R
         rig.wait(f"high-{number}", 16)
         await rig.rounds(300.0, every=1.0)
     assert len(rig.calls) < 15
+
+
+@scene(16)
+async def test_webhook_that_is_down_does_not_protect_a_pod_for_long(rig: Rig) -> None:
+    rig.put("a", 16)
+    down = ApiError(500, "InternalError", 'failed calling webhook "keep.example.com": connection refused')
+    rig.refuse = lambda verb, path: down if verb == "dry-run" else None
+    for number in range(10):
+        rig.wait(f"high-{number}", 16)
+        await rig.rounds(60.0, every=1.0)
+    assert rig.evicted == []
+    rig.refuse = lambda verb, path: None
+    rig.wait("new", 16)
+    await rig.rounds(10.0, every=1.0)
+    assert rig.evicted == ["a"]
+
+
+@scene(16)
+async def test_allowed_trial_ends_the_pauses_after_denied_ones(rig: Rig) -> None:
+    rig.put("a", 8)
+    rig.put("b", 8)
+    denied = ApiError(403, "Forbidden", DENIED)
+    rig.refuse = lambda verb, path: denied if path.endswith("/a/eviction") else None
+    for number in range(4):
+        rig.wait(f"high-{number}", 16)
+        await rig.rounds(100.0, every=1.0)
+    rig.refuse, rig.protected = lambda verb, path: None, {"b"}
+    await rig.rounds(600.0, every=1.0)  # a's trial is allowed; b stays, so nobody goes
+    rig.refuse, rig.protected = lambda verb, path: denied if path.endswith("/a/eviction") else None, set()
+    rig.wait("new", 16)
+    await rig.rounds(4.0, every=1.0)
+    rig.refuse = lambda verb, path: None
+    rig.wait("newer", 16)
+    await rig.rounds(10.0, every=1.0)
+    assert sorted(rig.evicted) == ["a", "b"]
 
 
 @scene(16)

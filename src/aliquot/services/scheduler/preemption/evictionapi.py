@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from aliquot.adapters.kubernetes.kube import ApiError, Kube
+from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Unreachable
 from aliquot.dialects.native import RETRIED
 from aliquot.dialects.wire.objects import PodObject
 
@@ -27,7 +27,13 @@ class Refusal:
     """Why the API server does not evict a Pod."""
 
     why: str
-    by_budget: bool  # by a PodDisruptionBudget, which may allow it in seconds; otherwise by admission, or by a mistake
+    # By a PodDisruptionBudget, an overloaded server or a webhook that is down: it may be allowed in seconds. Otherwise
+    # by admission, or by a mistake.
+    temporary: bool
+
+
+class Unsure(Unreachable):
+    """A nomination or its withdrawal was sent, and may have been written."""
 
 
 async def evict(kube: Kube, pod: Evictee, *, dry_run: bool = False) -> Refusal | None:
@@ -49,8 +55,13 @@ async def evict(kube: Kube, pod: Evictee, *, dry_run: bool = False) -> Refusal |
             raise
         if error.status in (404, 409):  # gone, or made anew under that name
             return None
-        return Refusal(_why(error), by_budget=error.status == 429)
+        return Refusal(_why(error), is_temporary(error))
     return None
+
+
+def is_temporary(error: ApiError) -> bool:
+    """Whether the API server may answer otherwise in seconds. It may have carried out the call all the same."""
+    return error.status >= 500 or error.status == 429
 
 
 def lacks_right(error: ApiError) -> bool:
@@ -68,7 +79,7 @@ def _why(error: ApiError) -> str:
 
 async def nominate(kube: Kube, key: str, uid: str, node: str) -> bool:
     """Write the node as the Pod's nominatedNodeName. False where the Pod needs none any more, or somebody else has
-    just written the Pod: only one of two replicas can promise it a node."""
+    just written the Pod: only one of two replicas can promise it a node. Raises Unsure where it may be written."""
     try:
         pod: PodObject = await kube.get(_path(key), into=PodObject, timeout=_TIMEOUT)
         taken = pod.spec.node_name or (pod.status and pod.status.nominated_node_name)
@@ -97,7 +108,16 @@ async def withdraw_nomination(kube: Kube, key: str, uid: str, node: str) -> bool
 
 async def _write_nomination(kube: Kube, key: str, metadata: dict[str, Any], node: str | None) -> None:
     body = {"metadata": metadata, "status": {"nominatedNodeName": node}}
-    await kube.patch(f"{_path(key)}/status", body, timeout=_TIMEOUT)
+    try:
+        await kube.patch(f"{_path(key)}/status", body, timeout=_TIMEOUT)
+    except NotSent:
+        raise
+    except Unreachable as error:
+        raise Unsure(str(error)) from error
+    except ApiError as error:
+        if is_temporary(error):
+            raise Unsure(str(error)) from error
+        raise
 
 
 async def retry(kube: Kube, key: str, uid: str, stamp: str) -> None:

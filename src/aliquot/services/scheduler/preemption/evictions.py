@@ -23,9 +23,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 4.0, 600.0  # seconds for which a refused evictio
 @dataclass(slots=True)
 class _Refused:
     why: str
-    by_budget: bool
+    temporary: bool
     until: float
-    denials: int  # so far, otherwise than by a budget
+    denials: int = 0  # so far, without temporary refusals
+    real_denied: bool = False  # not only trials were denied: an allowed trial proves nothing then
 
 
 class Evictions:
@@ -43,18 +44,21 @@ class Evictions:
         return {uid for uid, refused in self._refused.items() if now < refused.until}
 
     def is_denied(self, uid: str) -> bool:
-        """Whether its last eviction was refused otherwise than by a budget, and is not to be tried now."""
+        """Whether its last eviction was denied, not only for the moment, and is not to be tried now."""
         refused = self._refused.get(uid)
-        return refused is not None and not refused.by_budget and self._clock() < refused.until
+        return refused is not None and not refused.temporary and self._clock() < refused.until
 
     async def try_all(self, plan: Plan) -> bool:
         """Ask the API server about every victim, without evicting any; those that it protects are remembered."""
         allowed = True
         for victim in [self.evictee(tenant) for tenant in self.remaining(plan)]:
             refusal = await evictionapi.evict(self._kube, victim, dry_run=True)
+            known = self._refused.get(victim.uid)
             if refusal is not None:
-                self._note(victim.uid, refusal)
+                self._note(victim.uid, refusal, trial=True)
                 allowed = False
+            elif known is not None and not known.real_denied:
+                del self._refused[victim.uid]
         return allowed
 
     async def evict(self, victim: Evictee, pod: Pending, grant: Grant | None) -> bool:
@@ -63,7 +67,7 @@ class Evictions:
             return False
         refusal = await evictionapi.evict(self._kube, victim)
         if refusal is not None:
-            self._note(victim.uid, refusal)
+            self._note(victim.uid, refusal, trial=False)
         elif grant is not None:
             self.count += 1
             assert isinstance(pod.claim, Claim)
@@ -72,15 +76,18 @@ class Evictions:
             self._events.emit(_ref(victim.uid, victim.key), "Preempted", text, type="Warning", action="Preempting")
         return refusal is None
 
-    def _note(self, uid: str, refusal: Refusal) -> None:
-        """A budget allows more as soon as other Pods are ready. A webhook or a policy may deny it for good, or allow
-        the trial and deny the eviction: each denial doubles the pause, for all Pods that wait."""
-        known = self._refused.get(uid)
-        denials = (known.denials if known else 0) + (not refusal.by_budget)
+    def _note(self, uid: str, refusal: Refusal, *, trial: bool) -> None:
+        """A budget allows more as soon as other Pods are ready, and a server that fails recovers. A webhook or a policy
+        may deny it for good, or allow the trial and deny the eviction: each denial doubles the pause, for all Pods that
+        wait."""
+        refused = self._refused.setdefault(uid, _Refused("", True, 0.0))
+        refused.why, refused.temporary = refusal.why, refusal.temporary
         pause = _FIRST_PAUSE
-        if not refusal.by_budget:
-            pause = backoff(denials, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
-        self._refused[uid] = _Refused(refusal.why, refusal.by_budget, self._clock() + pause, denials)
+        if not refusal.temporary:
+            refused.denials += 1
+            refused.real_denied |= not trial
+            pause = backoff(refused.denials, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+        refused.until = self._clock() + pause
 
     def report_preempting(self, pod: Pending, victims: Iterable[Tenant], grant: Grant) -> None:
         text = wording.preempting([self._words(victim) for victim in victims], grant, _namespace(pod.key))

@@ -15,7 +15,7 @@ from aliquot.placement.reservations import Reservation
 from aliquot.placement.victims import Plan, plan_on
 from aliquot.services.scheduler.cluster import Cluster, Pending
 from aliquot.services.scheduler.preemption import evictionapi
-from aliquot.services.scheduler.preemption.evictionapi import Evictee
+from aliquot.services.scheduler.preemption.evictionapi import Evictee, Unsure
 from aliquot.services.scheduler.preemption.evictions import Evictions
 from aliquot.services.scheduler.preemption.tenants import outlook_on
 
@@ -87,10 +87,11 @@ class Promises:
 
     async def nominate(self, pod: Pending, node: str) -> bool:
         """Promise the node to the Pod; False where that is not possible. Where the answer is lost, `follow_all`
-        withdraws what was perhaps written: nobody was evicted, and the Pod would wait for room that never comes."""
+        withdraws what was perhaps written: nobody was evicted, and the Pod would wait for room that never comes. Where
+        nothing was sent, there is nothing to withdraw but what another replica wrote."""
         try:
             return await evictionapi.nominate(self._kube, pod.key, pod.uid, node)
-        except Unreachable:
+        except Unsure:
             self._lost[pod.uid] = _Lost(node)
             self._failed(pod.uid)
             raise
@@ -201,21 +202,24 @@ class Promises:
         try:
             if not await evictionapi.withdraw_nomination(self._kube, pod.key, uid, lost.node):
                 return
-            if touch:
-                await self._retry(pod)
-        except Unreachable as error:
-            log.info("withdrawal_delayed", extra={"data": {**data, "why": str(error)}})
-            return
-        except ApiError as error:
+            if touch and not await self._retry(pod):
+                return
+        except (ApiError, Unreachable) as error:
+            if isinstance(error, Unreachable) or evictionapi.is_temporary(error):
+                log.info("withdrawal_delayed", extra={"data": {**data, "why": str(error)}})
+                return
             log.warning("withdrawal_failed", extra={"data": {**data, "why": str(error)}})
         del self._lost[uid]
 
-    async def _retry(self, pod: Pending) -> None:
+    async def _retry(self, pod: Pending) -> bool:
+        """Have kube-scheduler try the Pod again. False where that is to be repeated."""
         try:
             await evictionapi.retry(self._kube, pod.key, pod.uid, self._stamp())
         except ApiError as error:
             if error.status not in (404, 409):
                 log.warning("pod_retry_failed", extra={"data": {"pod": pod.key, "why": str(error)}})
+            return not evictionapi.is_temporary(error)
+        return True
 
     def going(self) -> set[str]:
         """Pods that terminate and are about to be gone."""
