@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from aliquot.dialects import gpushare, hami, kai, native, qgpu
+from aliquot.dialects import registry
 from aliquot.dialects.wire.admission import GRANT_ANNOTATIONS
 from testbed import objects
 from testbed.client import Client, Refused
@@ -324,9 +324,7 @@ def author(installed: ControlPlane, agent: Client) -> Iterator[Client]:
     installed.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(made))
 
 
-REQUEST = (  # annotations by which a Pod asks for cards
-    *qgpu.MARKS, *gpushare.MARKS, *hami.MARKS, *kai.MARKS, *native.MARKS, "nvidia.com/container.main.gpu-memory.limit"
-)  # fmt: skip
+REQUEST = (*registry.MARKS, "nvidia.com/container.main.gpu-memory.limit")
 MOVED = {"metadata": {"annotations": {"aliquot.dev/grant": '{"v":1,"node":"theirs"}'}}}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
+from aliquot.dialects.elastic import PARK
 from aliquot.dialects.kube import mapping
 from aliquot.dialects.latency import LATENCY
 from aliquot.dialects.pods import Json, Pod
@@ -171,7 +172,7 @@ def _marks(served: frozenset[str]) -> list[str]:
         (hami.DIALECT, hami.MARKS),
         (kai.DIALECT, kai.ANNOTATIONS),
     )
-    return [*native.MARKS, LATENCY, *(mark for dialect, names in marks if dialect in served for mark in names)]
+    return [*native.MARKS, PARK, LATENCY, *(mark for dialect, names in marks if dialect in served for mark in names)]
 
 
 def _misspelled(kind: str, present: Json, known: list[str], close_at: float = _CLOSE) -> Iterator[Invalid]:

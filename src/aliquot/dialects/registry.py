@@ -201,13 +201,13 @@ class PodReader:
         )
 
 
-_MARKS = (*qgpu.MARKS, *gpushare.MARKS, *hami.MARKS, *kai.MARKS, *native.MARKS, elastic.PARK, latency.LATENCY)
-_MARK_SET = frozenset(_MARKS)
+MARKS = (*qgpu.MARKS, *gpushare.MARKS, *hami.MARKS, *kai.MARKS, *native.MARKS, elastic.PARK, latency.LATENCY)
+_MARK_SET = frozenset(MARKS)
 
 
 def _marks(texts: dict[str, str] | None) -> object:
     """None also for texts without any: a Pod that is bound gets annotations, and is the same template still."""
-    return tuple(map(texts.get, _MARKS)) if texts and not _MARK_SET.isdisjoint(texts) else None
+    return tuple(map(texts.get, MARKS)) if texts and not _MARK_SET.isdisjoint(texts) else None
 
 
 def _container_shape(container: ContainerObject) -> object:

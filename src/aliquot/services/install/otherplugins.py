@@ -44,7 +44,9 @@ async def nodes_of_others(objects: ClusterObjects) -> tuple[OtherNode, ...]:
             continue
         labels = node.metadata.labels or {}
         contested = hami.labelled(labels) and not may_serve_nvidia_gpu(node)
-        others = (hami.CARDS,) if contested else serving_others(node, drivers.on(node.metadata.name, labels))
+        others = serving_others(node, drivers.on(node.metadata.name, labels))
+        if contested:
+            others = tuple(name for name in others if name.split()[0] in hami.COUNTED) or hami.COUNTED
         if contested or (others and SHARE not in labels):
             found.append(OtherNode(node.metadata.name, others, contested))
     return tuple(sorted(found, key=lambda node: node.name))
@@ -64,8 +66,8 @@ async def _drivers(objects: ClusterObjects) -> Drivers:
 def taken_by_other(node: str) -> str:
     """Why nvidia.com/gpu cannot be ours on the node, and the commands to use."""
     return (
-        f"node {node}: {TAKEN.sentence()} (GPU Operator: `{switch_off_command(node)}`), or leave {hami.CARDS} to it: "
-        f"`kubectl label node {node} --overwrite {hami.LABEL}=false`"
+        f"node {node}: {TAKEN.sentence()} (GPU Operator: `{switch_off_command(node)}`), or leave "
+        f"{' and '.join(hami.COUNTED)} to it: `kubectl label node {node} --overwrite {hami.LABEL}=false`"
     )
 
 
@@ -77,7 +79,8 @@ def refusal(nodes: tuple[OtherNode, ...]) -> str:
     for node in nodes:
         if node.contested:
             return (
-                f"{taken_by_other(node.name)}. Or install now with --beside-others: {hami.CARDS} stays with that plugin"
+                f"{taken_by_other(node.name)}. Or install now with --beside-others: "
+                f"{' and '.join(hami.COUNTED)} stay with that plugin"
             )
     return (
         f"another device plugin or DRA driver hands out the cards of {named}{more}: both would give one card away. "

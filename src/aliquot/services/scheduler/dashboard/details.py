@@ -30,7 +30,7 @@ from aliquot.placement.verdicts import FITS, verdict_of
 from aliquot.services.dashboard import messages
 from aliquot.services.scheduler.cluster import Cluster, Pending, Placed
 from aliquot.services.scheduler.dashboard.refusals import group_lacks, invalid_nodes, no_fitting_node, refused_by_nodes
-from aliquot.services.scheduler.groups.admission import shortfall
+from aliquot.services.scheduler.groups.admission import known_shortfall
 
 _FRESH = 10.0  # seconds that a reason is good for other Pods of its kind
 _AT_ONCE = 4  # reasons computed for one list: each goes over all nodes
@@ -42,7 +42,7 @@ class Details:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._reasons: dict[tuple[Demand, str], tuple[float, Message]] = {}  # by kind of Pod, and its PodGroup
+        self._reasons: dict[Demand, tuple[float, Message]] = {}  # by kind of Pod
         self._budget = (0.0, 0)  # for which list, and how many reasons were computed for it
         self._hurry = False  # whether the list before was incomplete
         self.behind = False  # whether the last list has reasons that are not computed yet
@@ -141,11 +141,11 @@ class Details:
             pod.why = [messages.invalid_pod(broken) for broken in claim]
         else:
             pod = _pod(claim.key, claim)
-            group, fits = self._group_reason(pending.uid), self._fits_on(claim)
+            lacks, fits = known_shortfall(self._cluster, pending.uid), self._fits_on(claim)
             pod.why = [
                 messages.requests(messages.wants_of_claim(claim), claim.dialect),
                 messages.TRIED if pending.refused else messages.NOT_TRIED,
-                *([group] if group else [messages.fits_on(fits)] if fits else []),
+                *([group_lacks(lacks)] if lacks else [messages.fits_on(fits)] if fits else []),
             ]
             pod.refusals = self.refusals(claim)
         pod.since = _epoch(pending.created)
@@ -190,11 +190,10 @@ class Details:
             return messages.invalid_pod(claim[0] if claim else None)
         if not pending.refused:
             return messages.NOT_TRIED
-        group = self._cluster.groups.group_of(pending.uid)
-        lacks = None if group is None else self._cluster.groups.lacks.get(group.key)
+        lacks = known_shortfall(self._cluster, pending.uid)
         if lacks is not None:
             return group_lacks(lacks)
-        kind = demand_of(claim), "" if group is None else group.key
+        kind = demand_of(claim)
         known = self._reasons.get(kind)
         if self._budget[0] != now:
             self._budget, self._hurry, self.behind = (now, 0), self.behind, False
@@ -207,21 +206,10 @@ class Details:
         self._budget = (now, spent + 1)
         if len(self._reasons) >= _MOST_KNOWN:
             self._reasons.clear()
-        reason = self._group_reason(pending.uid)
-        if reason is None:
-            fits = self._fits_on(claim)
-            reason = no_fitting_node(self.refusals(claim)) if fits is None else messages.fits_on(fits)
+        fits = self._fits_on(claim)
+        reason = no_fitting_node(self.refusals(claim)) if fits is None else messages.fits_on(fits)
         self._reasons[kind] = (now, reason)
         return reason
-
-    def _group_reason(self, uid: str) -> Message | None:
-        """What the Pod's PodGroup lacks: as the scheduler last saw it, otherwise by a plan; None: nothing."""
-        group = self._cluster.groups.group_of(uid)
-        lacks = None if group is None else self._cluster.groups.lacks.get(group.key)
-        if lacks is None:  # kube-scheduler asked another instance, or the group cannot be read
-            found = shortfall(self._cluster, uid, now=float("inf"))
-            lacks = None if found is None else found[0]
-        return None if lacks is None else group_lacks(lacks)
 
     # --- search ----------------------------------------------------------------------------------------------------
 

@@ -181,6 +181,22 @@ def shortfall(
     return None if plan is not None and plan.enough else (short, () if plan is None else plan.refusals)
 
 
+def known_shortfall(cluster: Cluster, uid: str) -> Shortfall | None:
+    """The same as far as it is known without a plan: for those who only look. Nothing changes."""
+    seen = cluster.groups.members.get(uid)
+    group = None if seen is None else cluster.groups.find(seen.membership)
+    if seen is None or group is None:
+        return None
+    if isinstance(group, Invalid):
+        return Shortfall(f"{seen.key.partition('/')[0]}/{seen.membership.name}", broken=group.sentence())
+    found = count(cluster, group)
+    if found.met or found.need.met(found.held):
+        return None
+    if not found.group.finished and not found.need.met([role for _, role in found.waiting]):
+        return _short(found, None)  # some are not created yet
+    return cluster.groups.lacks.get(group.key)
+
+
 def waiting_groups(cluster: Cluster, uids: Iterable[str]) -> dict[str, list[str]]:
     """By group, those of these Pods whose group has too few members in their places, or cannot be read."""
     roster = cluster.groups
