@@ -26,6 +26,9 @@ OTHERS = {
     "cuMemcpyAsync_ptsz": "(c_uint64(0), c_uint64(0), c_size_t(4), S)",
     "cuMemsetD8_v2_ptds": "(c_uint64(0), 1, c_size_t(4))",
     "cuMemsetD32Async": "(c_uint64(0), 1, c_size_t(4), S)",
+    "cuMemPrefetchBatchAsync": "(None, None, c_size_t(0), None, None, c_size_t(0), c_ulonglong(0), S)",
+    "cuMemDiscardAndPrefetchBatchAsync_ptsz": "(None, None, c_size_t(0), None, None, c_size_t(0), c_ulonglong(0), S)",
+    "cuMemBatchDecompressAsync": "(None, c_size_t(0), 0, None, S)",
 }
 UNCOUNTED = {
     "cuStreamSynchronize": "(S)",
