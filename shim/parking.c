@@ -188,19 +188,27 @@ void alq_parking_publish(struct alq_page *page, unsigned slot)
 
 #define ROOM_NS 10000000L
 
+/* One thread at a time asks for room; the others try again meanwhile, and ask when it has its answer. */
+static const char *asker[ALQ_CARDS];
+static __thread char self;      /* its address stands for the thread */
+
 bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began)
 {
     struct alq_move *move = move_of(card);
     uint64_t now = alq_now();
     if (!move || alq_stale(card))
         return false;
-    uint64_t room = __atomic_load_n(&move->room, __ATOMIC_ACQUIRE);
-    if (*began && room == ALQ_NO_ROOM)
-        return false;
-    if (!*began || !room) /* another thread's allocation may have ended, and cleared it */
-        __atomic_store_n(&move->room, bytes, __ATOMIC_RELEASE);
-    if (!*began) {
+    if (!*began)
         *began = now;
+    const char *nobody = NULL;
+    uint64_t room = __atomic_load_n(&move->room, __ATOMIC_ACQUIRE);
+    if (__atomic_load_n(&asker[card], __ATOMIC_ACQUIRE) == &self) {
+        if (room == ALQ_NO_ROOM)
+            return false;
+        if (!room)      /* this process has another slot now */
+            __atomic_store_n(&move->room, bytes, __ATOMIC_RELEASE);
+    } else if (__atomic_compare_exchange_n(&asker[card], &nobody, &self, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        __atomic_store_n(&move->room, bytes, __ATOMIC_RELEASE);
         alq_link_wake(card);
     }
     if (now - *began >= __atomic_load_n(&alq_page()->card[card].room_ms, __ATOMIC_RELAXED) * 1000000ull)
@@ -211,9 +219,12 @@ bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began)
 
 void alq_room_done(int card, uint64_t began)
 {
-    struct alq_move *move = began ? move_of(card) : NULL;
+    if (!began || __atomic_load_n(&asker[card], __ATOMIC_ACQUIRE) != &self)
+        return;
+    struct alq_move *move = move_of(card);
     if (move)
         __atomic_store_n(&move->room, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&asker[card], NULL, __ATOMIC_RELEASE);
 }
 
 /* ---- captures ---- */

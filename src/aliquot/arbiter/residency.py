@@ -13,7 +13,7 @@ Pure: time is an argument. Failures are facts of a tenant (`retry_at`), not exce
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
 from math import inf
@@ -28,6 +28,7 @@ IDLE = 1.0  # an offline tenant that did nothing for so long gives up its turn
 UNHEARD = 5.0  # seconds in which a tenant begins to leave; one that does not is stopped, or blocked
 ASK_AGAIN = 10.0  # seconds after which such a tenant is asked again; twice as long each time it does not hear
 ASK_AGAIN_MOST = 300.0
+FUTILE = 1.0  # seconds for which a verdict on an allocation must hold before it is refused
 SLACK = 2 << 30  # bytes, on the card or in the pool, without which one cannot return while another leaves
 _MOST_SETS = 2000  # of tenants that are compared when some must leave; beyond, the largest leave
 _RANK = {AppClass.ONLINE: 0, AppClass.NORMAL: 1, AppClass.OFFLINE: 2}
@@ -197,6 +198,52 @@ def decide(occupants: Sequence[Occupant], memory: Memory, now: float) -> Decisio
     return Decision(tuple(orders), waiting, deadline)
 
 
+@dataclass(slots=True)
+class Futility:
+    """Allocations that wait in vain: nothing that may ever leave would make enough room, or the driver refuses what
+    there is room for. Figures change while others allocate, so a verdict counts once it has held for a while; at once
+    where no other tenant could leave."""
+
+    since: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)  # (tenant, slot): bytes, and when
+
+    def judge(
+        self,
+        asking: Iterable[tuple[str, int, int]],
+        occupants: Sequence[Occupant],
+        memory: Memory,
+        decision: Decision,
+        now: float,
+    ) -> set[tuple[str, int, int]]:
+        """Which of (tenant, slot, bytes) to refuse."""
+        moving = bool(decision.orders) or any(one.where in (Where.LEAVING, Where.RETURNING) for one in occupants)
+        found, since = set(), {}
+        for tenant, slot, size in asking:
+            others = [one for one in occupants if one.tenant != tenant and _is_parkable(one)]
+            if not any(one.resident for one in others):
+                found.add((tenant, slot, size))
+                continue
+            has_room = tenant not in (decision.waiting or {})
+            if moving or not (has_room or size > most_room(occupants, memory, tenant)):
+                continue
+            known = self.since.get((tenant, slot))
+            began = known[1] if known is not None and known[0] == size else now
+            since[tenant, slot] = size, began
+            if now - began > FUTILE:
+                found.add((tenant, slot, size))
+        self.since = since
+        return found
+
+
+def most_room(occupants: Iterable[Occupant], memory: Memory, tenant: str) -> int:
+    """Bytes that the tenant could have beside its own, if all others left that may ever leave."""
+    stay = (one.fixed if one.tenant != tenant and _is_parkable(one) else one.on_card for one in occupants)
+    return memory.card - sum(stay)
+
+
+def _is_parkable(occupant: Occupant) -> bool:
+    return occupant.park_after is not None or occupant.app_class is AppClass.OFFLINE
+
+
 def _return_of(asking: Occupant) -> list[Leave | Return]:
     return [Return(asking.tenant)] if asking.where is Where.PARKED else []
 
@@ -225,7 +272,7 @@ def _may_leave(occupant: Occupant, asking: Occupant) -> bool:
         return False
     if occupant.wants is not None and _place(occupant) < _place(asking):
         return False
-    return occupant.park_after is not None or occupant.app_class is AppClass.OFFLINE
+    return _is_parkable(occupant)
 
 
 def _ready_at(occupant: Occupant, asking: Occupant, there: Sequence[Occupant], memory: Memory) -> float:

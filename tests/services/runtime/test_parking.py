@@ -133,10 +133,12 @@ ASK = """
 import json, sys, time
 from simgpu.driver import CudaError, Session
 session, took = Session(), []
-for _ in range(3):
+print("up", flush=True)
+sys.stdin.readline()
+for _ in range(int(sys.argv[2])):
     began = time.monotonic()
     try:
-        session.allocate(10 << 30)
+        session.allocate(int(sys.argv[1]) << 30)
         error = 0
     except CudaError as refused:
         error = refused.code
@@ -145,20 +147,58 @@ print(json.dumps(took))
 """
 
 
+class Asker:
+    """A program that allocates so many GiB in one piece, so many times, once it is told to."""
+
+    def __init__(self, node: Node, name: str, gib: int, times: int = 1) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ASK, str(gib), str(times)],
+            env=node.environment(name),
+            cwd=ROOT / "tests",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "up\n"
+
+    def ask(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def answers(self) -> list[tuple[int, float]]:
+        """CUDA's code and the seconds of each allocation."""
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == 0
+        return [tuple(answer) for answer in json.loads(output)]
+
+
 def test_allocation_for_which_nothing_can_leave_fails_at_once(node: Node) -> None:
     """As without us: a program that tries how much there is must not wait 30 s for each answer."""
     holder = Mover(node, node.tenant("normal", memory=20 * GIB), 16)
     holder.ready()
-    name = node.tenant("normal", memory=12 * GIB)
-    command = [sys.executable, "-c", ASK]
-    asked = subprocess.run(
-        command, env=node.environment(name), cwd=ROOT / "tests", capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert asked.returncode == 0, asked.stderr
-    tries = json.loads(asked.stdout)
+    asker = Asker(node, node.tenant("normal", memory=12 * GIB), 10, times=3)
+    asker.ask()
+    tries = asker.answers()
     assert [error for error, _ in tries] == [OUT_OF_MEMORY] * 3
     assert sum(seconds for _, seconds in tries) < 3 * ROOM_WAIT / 2, tries
     assert holder.end()["error"] == 0
+
+
+def test_large_allocations_of_several_tenants_wait_while_another_leaves(node: Node) -> None:
+    """Each is made piece by piece, so what is free by the driver's figure comes and goes meanwhile."""
+    holder = Mover(node, node.tenant("normal", memory=13 * GIB), 12)
+    leaver = Mover(node, node.tenant("offline", memory=5 * GIB), 4)
+    holder.ready()
+    leaver.ready()
+    leaver.hold()
+    askers = [Asker(node, node.tenant("offline", memory=9 * GIB), 8) for _ in range(2)]
+    for asker in askers:
+        asker.ask()
+    assert [error for asker in askers for error, _ in asker.answers()] == [0, 0]
+    assert leaver.end()["wrong"] == 0
+    assert holder.end()["error"] == 0  # what cannot leave has no contents on a simulated card
 
 
 def test_tenant_with_stream_ordered_memory_stays_and_says_why(node: Node) -> None:

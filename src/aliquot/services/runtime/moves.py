@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 
 from aliquot.adapters.gpu.page import Move, Order, State, Stays, Why
-from aliquot.arbiter.residency import Decision, Obstacle, Occupant
+from aliquot.arbiter.residency import Obstacle
 from aliquot.model.residency import ParkReason, Where
 
 log = logging.getLogger(__name__)
-
-_TRIES = 1.0  # seconds for which an allocation is tried that the driver refuses though it has room
 
 FAILURES = {
     Why.BUSY: ParkReason.FAILED,
@@ -61,18 +58,6 @@ def wants_of(moves: list[Move], most: int) -> int | None:
     if room:
         return min(most, room)
     return 0 if any(move.wanted and move.state == State.PARKED for move in moves) else None
-
-
-def hopeless(occupants: Collection[Occupant], decision: Decision, now: float) -> set[str]:
-    """Tenants whose allocations wait in vain: nothing that may leave would make enough room, or the driver refuses
-    again and again what it has room for by its own figure."""
-    waiting = decision.waiting or {}
-    found = {name for name, obstacle in waiting.items() if obstacle in (Obstacle.TOO_LARGE, Obstacle.NOT_PARKABLE)}
-    moving = any(occupant.where in (Where.LEAVING, Where.RETURNING) for occupant in occupants)
-    if moving or decision.orders:
-        return found
-    late = {one.tenant for one in occupants if one.wants and now - one.wants_since > _TRIES}
-    return found | (late - waiting.keys())
 
 
 def log_move(tenant: str, card: str, where: Where, moves: list[Move], why: ParkReason | None) -> None:

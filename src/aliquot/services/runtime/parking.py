@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Move, Order, State, Use, Why
-from aliquot.arbiter.residency import Hearing, Leave, Memory, Obstacle, Occupant, decide
+from aliquot.arbiter.residency import Decision, Futility, Hearing, Leave, Memory, Obstacle, Occupant, decide
 from aliquot.model.claim import may_park
 from aliquot.model.device import reserve_mib
 from aliquot.model.residency import ParkReason, Residency, Where
@@ -29,7 +29,6 @@ from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.moves import (
     FAILURES,
     OBSTACLES,
-    hopeless,
     is_unheard,
     log_move,
     stays_of,
@@ -96,6 +95,7 @@ class Parking:
         self._never: dict[tuple[str, str], ParkReason] = {}  # nothing of it can leave
         self._leaving: dict[tuple[str, str], int] = {}  # bytes that would leave the card
         self._reserves: dict[str, int] = {}
+        self._futility: dict[str, Futility] = {}  # by card
         self._looked: dict[str, float] = {}  # by card: when its pages were read
         self._told = float("-inf")
         self._began = clock()
@@ -384,7 +384,7 @@ class Parking:
                         self._note_reason(uuid, occupants, order.tenant, asked)
                     self._perform(order.tenant, uuid, leave=leave, now=now)
                 self._note_obstacles(uuid, decision.waiting or {})
-                self._refuse_room(uuid, hopeless(occupants.values(), decision, now))
+                self._refuse_room(uuid, list(occupants.values()), memory, decision, now)
         return waits or moving or bool(by_hand)
 
     def _note_reason(self, uuid: str, occupants: dict[str, Occupant], tenant: str, asked: set[str]) -> None:
@@ -440,16 +440,24 @@ class Parking:
             seen.why, seen.moved = Why.NOTHING, now
         log.debug("move_ordered", extra={"data": {"tenant": tenant, "card": uuid, "leave": leave}})
 
-    def _refuse_room(self, uuid: str, tenants: set[str]) -> None:
-        """Let allocations fail for which nothing can make room: programs expect that at once, and go on."""
+    def _refuse_room(
+        self, uuid: str, occupants: list[Occupant], memory: Memory, decision: Decision, now: float
+    ) -> None:
+        """Let allocations fail for which nothing can make room: programs expect that, and go on."""
         with self._lock:
-            for tenancy in [self._tenancies[name] for name in tenants if name in self._tenancies]:
-                at = tenancy.page.index.get(uuid)
-                if at is None or tenancy.page.fileno() < 0:
-                    continue
-                for slot in [process.slot for process in tenancy.processes if process.slot is not None]:
-                    if tenancy.page.move(slot, at).room:
-                        tenancy.page.refuse_room(slot, at)
+            asking = {
+                (occupant.tenant, process.slot, room): (tenancy.page, at)
+                for occupant in occupants
+                if occupant.wants and (tenancy := self._tenancies.get(occupant.tenant)) is not None
+                if tenancy.page.fileno() >= 0 and (at := tenancy.page.index.get(uuid)) is not None
+                for process in tenancy.processes
+                if process.slot is not None and (room := tenancy.page.move(process.slot, at).room)
+            }
+            futility = self._futility.setdefault(uuid, Futility())
+            for judged in futility.judge(asking, occupants, memory, decision, now):
+                page, at = asking[judged]
+                if page.move(judged[1], at).room == judged[2]:
+                    page.refuse_room(judged[1], at)
 
     def _drain(self, tenant: str, uuid: str, *, draining: bool) -> None:
         """A tenant that leaves has to finish what it submitted: it is not paused meanwhile."""
