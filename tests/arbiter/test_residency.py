@@ -210,6 +210,24 @@ def test_tenant_that_does_not_hear_is_passed_over_and_asked_again_less_and_less_
     assert gaps[-1] <= ASK_AGAIN_MOST + UNHEARD + 1
 
 
+def test_tenant_that_works_on_and_ignores_orders_does_not_keep_others_from_leaving() -> None:
+    """`deaf` is the first choice, and launches something in every round."""
+    deaf, other = offline("deaf", 40), offline("other", 60)
+    online = Occupant("online", ONLINE, Where.RESIDENT, 0, wants=60 * GIB)
+    hearing, now, ordered = Hearing(), 0.0, False
+    while other.where is Where.RESIDENT:
+        assert now <= UNHEARD + 1, "long before its allocation gives up"
+        if hearing.note(pending=ordered, works=True, now=now):
+            ordered = False
+        there = [replace(deaf, retry_at=hearing.ask_at), other, online]
+        for order in decide(there, replace(H200, card=141 * GIB), now).orders:
+            if order.tenant == "deaf":
+                ordered = True
+            else:
+                other = replace(other, where=Where.LEAVING)
+        now += 0.5
+
+
 def test_tenant_that_works_again_may_be_asked_at_once() -> None:
     hearing = Hearing()
     assert not hearing.note(pending=True, works=False, now=0.0)
@@ -226,7 +244,7 @@ def test_order_is_withdrawn_only_after_its_time_and_asking_always_comes_again(
     hearing, now, pending_for = Hearing(), 0.0, 0.0
     for pending, works, passes in seen:
         now += passes
-        pending_for = pending_for + passes if pending and hearing.since is not None and not works else 0.0
+        pending_for = pending_for + passes if pending and hearing.since is not None else 0.0
         withdrawn = hearing.note(pending=pending, works=works, now=now)
         assert withdrawn == (pending and pending_for > UNHEARD)
         assert hearing.ask_at <= now + ASK_AGAIN_MOST

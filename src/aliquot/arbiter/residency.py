@@ -98,12 +98,12 @@ class Hearing:
     def note(self, *, pending: bool, works: bool, now: float) -> bool:
         """What is seen of it: an order that it has not begun to follow, and new work of its own. True: withdraw the
         order."""
-        if works:  # it runs: whatever kept it from hearing is over
-            self.unheard, self.ask_at = 0, -inf
         if not pending:
+            if works:  # it runs: whatever kept it from hearing is over
+                self.unheard, self.ask_at = 0, -inf
             self.since = None
             return False
-        if self.since is None or works:
+        if self.since is None:  # work does not begin it anew: a tenant can launch work and ignore the order
             self.since = now
         if now - self.since <= UNHEARD:
             return False
