@@ -137,7 +137,7 @@ def test_a_single_refusal_is_forgotten(machine: Machine) -> None:
     assert machine.trials_of(A) == 4
 
 
-@pytest.mark.parametrize("outcome", [InterruptedContestError("did not come up"), RuntimeError("a bug"), INCONCLUSIVE])
+@pytest.mark.parametrize("outcome", [RuntimeError("a bug"), INCONCLUSIVE])
 def test_trials_that_fail_by_themselves_are_bounded_and_come_later_each_time(
     machine: Machine, outcome: Outcome
 ) -> None:
@@ -149,6 +149,26 @@ def test_trials_that_fail_by_themselves_are_bounded_and_come_later_each_time(
     pauses = [later - sooner for sooner, later in pairwise(moments)]
     assert pauses == sorted(pauses)
     assert pauses[-1] > 4 * pauses[0]
+
+
+def test_trials_that_a_busy_machine_interrupts_go_on_every_ten_minutes(machine: Machine) -> None:
+    machine.done[B] = CardWork(frozenset({7}), busy=True)
+    interrupted: list[Outcome] = [InterruptedContestError("did not come up in time")] * 8
+    machine.outcomes[A] = [*interrupted, PROVEN]
+    machine.run()
+    moments = [at for _, at in machine.trials]
+    pauses = [later - sooner for sooner, later in pairwise(moments)]
+    assert max(pauses[:4]) < 60
+    assert all(600 <= pause < 602 for pause in pauses[4:])
+    assert len(moments) == 9
+    assert machine.known[A] == PROVEN
+
+
+def test_an_interrupted_trial_between_two_refusals_breaks_the_row(machine: Machine) -> None:
+    machine.done[B] = CardWork(frozenset({7}), busy=True)
+    machine.outcomes[A] = [REFUSED, InterruptedContestError("stopped counting"), REFUSED, PROVEN]
+    machine.run()
+    assert machine.known[A] == PROVEN
 
 
 def test_trials_that_tenants_disturb_go_on_but_seldom(machine: Machine) -> None:

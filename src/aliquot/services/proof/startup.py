@@ -35,6 +35,8 @@ _LOOK = 0.25  # seconds between two looks whether a card is idle
 _SOONEST, _LATEST = 1.0, 60.0  # seconds until the next trial after one without a verdict: each is twice as late
 _LEAST_MIB = 1000  # a process with a context has up to some 300 MiB; a container beyond its limit is ended
 _MOST_UNCLEAR = 5  # trials of a card without a verdict, not by a tenant; after these none until the next start
+_MOST_INTERRUPTED = 5  # trials that had no result: the machine may be too busy, as after a boot. After these they ...
+_SELDOM = 600.0  # ... come in so many seconds
 _REFUSALS = 2  # in a row, until one counts
 _EXCLUSIVE = CardControl(ControlLevel.UNPROVEN, ControlReason.EXCLUSIVE)
 
@@ -95,6 +97,7 @@ class _Trials:
     due: float = 0.0  # no sooner than that
     delay: float = _SOONEST
     unclear: int = 0  # without a verdict, for reasons that are not a tenant's
+    interrupted: int = 0
     refused: int = 0  # in a row
     decided: bool = False
 
@@ -199,7 +202,10 @@ class StartupProof:
         except DisturbedContestError as error:  # the next comes when the card is idle again
             log.debug("control_trial_disturbed", extra={"data": {"card": card.uuid, "why": str(error)}})
         except InterruptedContestError as error:
-            trials.unclear += 1
+            trials.refused = 0
+            trials.interrupted += 1
+            if trials.interrupted >= _MOST_INTERRUPTED:
+                trials.delay = _SELDOM
             log.info("control_trial_interrupted", extra={"data": {"card": card.uuid, "why": str(error)}})
         except Exception:
             trials.unclear += 1
