@@ -66,7 +66,11 @@ def test_pod_with_an_allocated_claim_is_explained_by_its_cards_and_users(tmp_pat
     [
         ({"resourceClaimName": "train"}, [a_dra_node(), claim()], "claim train: it has no card yet: kube-scheduler"),
         ({"resourceClaimName": "train"}, [a_node("n1", 16), claim()], "kubectl label node NODE aliquot.dev/dra=true"),
-        ({"resourceClaimName": "train"}, [a_dra_node()], "claim train: there is no such ResourceClaim: create it"),
+        (
+            {"resourceClaimName": "train"},
+            [a_dra_node()],
+            "claim train: it is not among the ResourceClaims that were read: create it",
+        ),
         ({"resourceClaimTemplateName": "one"}, [a_dra_node()], "claim gpu: it is to be made from template one"),
         (
             {"resourceClaimName": "train"},
@@ -129,3 +133,13 @@ def test_any_claim_and_any_pod_are_explained_or_passed_over(found: object, pod: 
     claims.of(manifest, lambda name: None, True)
     for item in claims.objects:
         assert item.wants_ours in (True, False)
+
+
+def test_claims_that_may_not_be_read_are_noted(cluster: FakeCluster) -> None:
+    cluster.show(a_dra_node())
+    cluster.answer(
+        "/apis/resource.k8s.io/v1/resourceclaims", "Error from server (Forbidden): resourceclaims is forbidden"
+    )
+    done = invoked(aliquot)
+    assert done.exit_code == 0
+    assert "note: ResourceClaims cannot be read, so cards held by them are not known" in done.stderr

@@ -25,8 +25,18 @@ def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
             f"note: {CONFIG_MAPS} cannot be read, so cards taken out there are not known: {error.text}", err=True
         )
         sick = []
-    claims = kubectl.resource_claims() if hands_out_claims([*nodes, *slices]) else []
+    claims = _claims(kubectl) if hands_out_claims([*nodes, *slices]) else []
     return [*nodes, *pods, *sick, *slices, *claims, *_pod_groups(kubectl)]
+
+
+def _claims(kubectl: Kubectl) -> list[dict[str, Any]]:
+    try:
+        return kubectl.resource_claims()
+    except KubectlError as error:
+        if error.trouble is not Trouble.FORBIDDEN:
+            raise
+        click.echo(f"note: ResourceClaims cannot be read, so cards held by them are not known: {error.text}", err=True)
+        return []
 
 
 def hands_out_claims(objects: Iterable[dict[str, Any]]) -> bool:

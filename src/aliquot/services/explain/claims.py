@@ -87,7 +87,10 @@ def _not_there(manifest: Json, name: str, made: bool) -> str:
     template = next((entry.get("resourceClaimTemplateName") for entry in entries if entry.get("name") == name), None)
     if template and not made:
         return f"it is to be made from template {template}; then kube-scheduler chooses its cards"
-    return "there is no such ResourceClaim: create it, or correct spec.resourceClaims"
+    return (
+        "it is not among the ResourceClaims that were read: create it, correct spec.resourceClaims, or have claims "
+        "read too (kubectl get resourceclaims -A)"
+    )
 
 
 def _not_allocated(by_claims: bool) -> str:
