@@ -188,6 +188,7 @@ int alq_handle_unmap(fn_cuMemUnmap *real, CUdeviceptr p, size_t n)
         mapping->at = 0;
         mapping->next = free_mapping;
         free_mapping = i;
+        alq_piece_recount(piece);
         end_if_unused(mapping->piece);
     }
     pthread_mutex_unlock(&alq_movable_lock);
@@ -213,6 +214,7 @@ int alq_cuMemSetAccess(fn_cuMemSetAccess *real, int ptsz, CUdeviceptr p, size_t 
             else if (list[j].flags)
                 alq_piece_stays(piece);
         }
+        alq_piece_recount(piece);
     }
     pthread_mutex_unlock(&alq_movable_lock);
     alq_leave(entered);

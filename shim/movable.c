@@ -98,6 +98,29 @@ void alq_piece_unback(struct alq_movable_piece *piece)
     piece->resident = false;
 }
 
+static void count(const struct alq_movable_piece *piece, int by)
+{
+    if (piece->counted)
+        alq_count_stays(piece->card, piece->counted, by);
+    else
+        alq_count_movable(piece->card, by * (int64_t)piece->size);
+}
+
+static uint8_t kind_of(const struct alq_movable_piece *piece)
+{
+    return piece->stays ? ALQ_STAYS_SHARED : alq_piece_address(piece, piece->card) ? 0 : ALQ_STAYS_OTHER;
+}
+
+void alq_piece_recount(struct alq_movable_piece *piece)
+{
+    uint8_t kind = kind_of(piece);
+    if (kind == piece->counted)
+        return;
+    count(piece, -1);
+    piece->counted = kind;
+    count(piece, 1);
+}
+
 uint32_t alq_piece_new(CUdeviceptr at, uint64_t size, int card, CUdevice device)
 {
     uint32_t i = free_piece;
@@ -105,21 +128,20 @@ uint32_t alq_piece_new(CUdeviceptr at, uint64_t size, int card, CUdevice device)
         free_piece = alq_piece(i)->next;
     else
         i = alq_list_add(&pieces);
-    if (i != ALQ_NONE)
-        alq_count_movable(card, (int64_t)size);
-    if (i != ALQ_NONE)
-        *alq_piece(i) = (struct alq_movable_piece){ .at = at, .size = size, .card = (int8_t)card, .device = device,
-                                                     .next = ALQ_NONE, .mappings = ALQ_NONE };
+    if (i == ALQ_NONE)
+        return i;
+    struct alq_movable_piece *piece = alq_piece(i);
+    *piece = (struct alq_movable_piece){ .at = at, .size = size, .card = (int8_t)card, .device = device, .next = ALQ_NONE,
+                                         .mappings = ALQ_NONE };
+    piece->counted = kind_of(piece);
+    count(piece, 1);
     return i;
 }
 
 void alq_piece_stays(struct alq_movable_piece *piece)
 {
-    if (piece->stays)
-        return;
     piece->stays = true;
-    alq_count_movable(piece->card, -(int64_t)piece->size);
-    alq_count_stays(piece->card, ALQ_STAYS_SHARED, 1);
+    alq_piece_recount(piece);
 }
 
 static bool overlaps(const struct alq_movable_piece *piece, CUdeviceptr p, uint64_t n)
@@ -160,10 +182,7 @@ void alq_piece_drop(uint32_t i)
 {
     struct alq_movable_piece *piece = alq_piece(i);
     alq_piece_unback(piece);
-    if (piece->stays)
-        alq_count_stays(piece->card, ALQ_STAYS_SHARED, -1);
-    else
-        alq_count_movable(piece->card, -(int64_t)piece->size);
+    count(piece, -1);
     piece->size = 0;
     piece->next = free_piece;
     free_piece = i;

@@ -21,6 +21,7 @@ struct alq_movable_piece {
     int8_t      card;
     bool        resident;
     bool        stays;          /* others know its handle: it cannot leave */
+    uint8_t     counted;        /* as what the daemon sees it: ALQ_STAYS_*, or 0: it can leave */
     bool        file_added;     /* the program did not ask for a handle that is a file: the mover needs one */
     /* of the program's own (handles.c); .at is 0 then */
     uint32_t    handles, mappings;
@@ -33,6 +34,7 @@ bool alq_beside_reserve(int card, uint64_t bytes);
 int alq_piece_back(struct alq_movable_piece *piece);    /* memory at its address; a CUDA error */
 void alq_piece_unback(struct alq_movable_piece *piece);
 void alq_piece_stays(struct alq_movable_piece *piece);  /* from now on */
+void alq_piece_recount(struct alq_movable_piece *piece);    /* it may have become one that can leave, or cannot */
 uint32_t alq_piece_new(CUdeviceptr at, uint64_t size, int card, CUdevice device);
 void alq_piece_drop(uint32_t i);
 bool alq_handle_within(const struct alq_movable_piece *piece, CUdeviceptr p, uint64_t n);

@@ -385,6 +385,8 @@ static void leave(struct alq_move *move, int card)
     bool away = any(card, false);
     left_behind[card] = away && any(card, true);
     pthread_mutex_unlock(&alq_movable_lock);
+    if (!why && !away)
+        why = ALQ_WHY_BUSY;     /* there is nothing that can leave, or not now: not tried again before the daemon says so */
     if (!why)
         __atomic_store_n(&move->out_ns, alq_now() - began, __ATOMIC_RELAXED);
     if (away && before == ALQ_RESIDENT)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import textwrap
 
 import pytest
 
+from aliquot.adapters.gpu.link import MoverHello, receive
 from aliquot.adapters.gpu.page import Move, Order, Page, State, Stays, Why
+from aliquot.services.mover import wire
 from shim.harness import GIB, MIB, Tenant, eventually
 
 HELPERS = """
 def taken(): return cuda.fake_taken(0)
 def map_(h, n, at=0x100000000):
     assert cuda.cuMemMap(c_uint64(at), c_size_t(n), c_size_t(0), c_uint64(h), c_ulonglong(0)) == 0
+def access(n, at=0x100000000):
+    assert cuda.cuMemSetAccess(c_uint64(at), c_size_t(n), byref((c_int * 3)(DEVICE, 0, 3)), c_size_t(1)) == 0
+def unmap(n, at=0x100000000): assert cuda.cuMemUnmap(c_uint64(at), c_size_t(n)) == 0
 def release(h): return cuda.cuMemRelease(c_uint64(h))
 def export(h): return cuda.cuMemExportToShareableHandle(byref(c_int()), c_uint64(h), 1, c_ulonglong(0))
 def array():
@@ -116,12 +122,15 @@ def test_page_says_what_cannot_leave(parkable: Tenant) -> None:
         assert free_async(a) == 0; step()
         assert cuda.cuArrayDestroy(b) == 0; step()
         _, h = piece(2 * MIB); map_(h, 2 * MIB); step()
+        access(2 * MIB); step()
+        unmap(2 * MIB); map_(h, MIB); access(MIB); step()
+        unmap(MIB); map_(h, 2 * MIB); access(2 * MIB); step()
         assert export(h) == 0; step()
-        assert cuda.cuMemUnmap(c_uint64(0x100000000), c_size_t(2 * MIB)) == 0 and release(h) == 0; step()
+        unmap(2 * MIB); assert release(h) == 0; step()
         """)
     )
     seen = []
-    for _ in range(8):
+    for _ in range(11):
         program.answer()
         move = parkable.page.move(0, 0)
         seen.append((move.movable // MIB, Stays(move.stays)))
@@ -130,7 +139,7 @@ def test_page_says_what_cannot_leave(parkable: Tenant) -> None:
     nothing = Stays(0)
     assert seen == [
         (10, nothing), (10, Stays.POOLED), (10, Stays.POOLED | Stays.OTHER), (10, Stays.OTHER), (10, nothing),
-        (12, nothing), (10, Stays.SHARED), (10, Stays.SHARED),
+        (10, Stays.OTHER), (12, nothing), (10, Stays.OTHER), (12, nothing), (10, Stays.SHARED), (10, Stays.SHARED),
     ]  # fmt: skip
 
 
@@ -213,6 +222,23 @@ def refusal(tenant: Tenant) -> Why:
     tenant.page.order(0, 0, Order.LEAVE)
     eventually(lambda: bool(tenant.page.move(0, 0).why), 60)
     return Why(tenant.page.move(0, 0).why)
+
+
+def test_order_to_leave_is_not_tried_for_ever_where_nothing_can(parkable: Tenant) -> None:
+    """Its only memory is mapped nowhere. The mover is there, and has nothing to do."""
+    with parkable.listen() as listener, contextlib.ExitStack() as kept:
+        listener.settimeout(60)
+        program = parkable.start(with_helpers("piece(10 * MIB); step()"))
+        program.answer()
+        parkable.page.order(0, 0, Order.LEAVE)
+        while True:
+            connection = kept.enter_context(listener.accept()[0])
+            if isinstance(receive(connection), MoverHello):
+                break
+        connection.send(wire.answer(Why.NOTHING))
+        eventually(lambda: bool(parkable.page.move(0, 0).why), 60)
+        move = parkable.page.move(0, 0)
+        assert (move.why, move.state, move.movable) == (Why.BUSY, State.RESIDENT, 0)
 
 
 def test_work_that_does_not_end_holds_calls_up_for_a_while_only(parkable: Tenant) -> None:
