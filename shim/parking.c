@@ -17,11 +17,13 @@
 #define ROUND_NS  100000000L
 #define DRAIN_NS  5000000000ull     /* for calls that are under way to come back: a launch may wait in a full queue */
 #define FINISH_NS 10000000000ull    /* for the work on the card */
+#define WORD_NS   500000000ull      /* for either of them, once a call waits here that writes a word */
 #define CONTEXTS  16
 
 int alq_parks;                      /* some card's memory may leave: calls enter */
 static int begun[ALQ_CARDS];
 static uint32_t inside[ALQ_CARDS];  /* calls under way; a futex word */
+static uint32_t words[ALQ_CARDS];   /* calls that wait here and write a word, for which work on the card may wait */
 static CUcontext contexts[ALQ_CARDS][CONTEXTS];
 static bool too_many[ALQ_CARDS];    /* there are contexts whose work we cannot wait for */
 static struct { uint32_t under_way; int result; } finishing[ALQ_CARDS];   /* the first is a futex word */
@@ -112,7 +114,7 @@ static void wait_until_resident(int card)
         ;       /* never below 0: the entry may have been cleared meanwhile */
 }
 
-int alq_enter_slow(void)
+int alq_enter_slow(bool word)
 {
     int card = alq_card_here();
     if (!__atomic_load_n(&begun[card], __ATOMIC_ACQUIRE))
@@ -126,7 +128,9 @@ int alq_enter_slow(void)
             break;
         }
         alq_exit(card);
+        __atomic_fetch_add(&words[card], word, __ATOMIC_SEQ_CST);
         wait_until_resident(card);
+        __atomic_fetch_sub(&words[card], word, __ATOMIC_SEQ_CST);
     }
     errno = saved;
     return entered;
@@ -274,12 +278,21 @@ int alq_cuStreamEndCapture(fn_cuStreamEndCapture *real, int ptsz, CUstream strea
 
 /* ---- moving ---- */
 
+/* Whether we waited long enough. What we wait for may itself wait for the word of a call that waits for us. */
+static bool is_late(int card, uint64_t *deadline)
+{
+    uint64_t now = alq_now();
+    if (__atomic_load_n(&words[card], __ATOMIC_SEQ_CST) && *deadline > now + WORD_NS)
+        *deadline = now + WORD_NS;
+    return now > *deadline;
+}
+
 static bool drained(int card)
 {
     uint64_t deadline = alq_now() + DRAIN_NS;
     uint32_t n;
     while ((n = __atomic_load_n(&inside[card], __ATOMIC_SEQ_CST)) != 0) {
-        if (alq_now() > deadline)
+        if (is_late(card, &deadline))
             return false;
         futex_wait(&inside[card], n, ROUND_NS);
     }
@@ -315,7 +328,7 @@ static uint32_t finished(int card)
     }
     pthread_detach(thread);
     while (__atomic_load_n(&finishing[card].under_way, __ATOMIC_SEQ_CST)) {
-        if (alq_now() > deadline)
+        if (is_late(card, &deadline))
             return ALQ_WHY_BUSY;
         futex_wait(&finishing[card].under_way, 1, ROUND_NS);
     }
@@ -467,7 +480,7 @@ void alq_parking_forget(void)
         for (int j = 0; j < 3; j++)
             counts[i][j] = 0;
         begun[i] = 0;
-        inside[i] = 0;
+        inside[i] = words[i] = 0;
         left_behind[i] = too_many[i] = false;
         finishing[i].under_way = 0;
         for (int j = 0; j < CONTEXTS; j++)

@@ -26,6 +26,7 @@ static dlsym_fn *real_dlsym;
 #define WAIT(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define QUERY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define TOUCH(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
+#define WORD(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define BODY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #include "hooks.def"
 
@@ -36,6 +37,7 @@ struct alq_symbol alq_symbols[ALQ_SYMBOLS] = {
 #define WAIT(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define QUERY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define TOUCH(name, kinds, ...) ALQ_##kinds(ENTRY, name)
+#define WORD(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #include "hooks.def"
 #define ASK(name, params) { #name, NULL, NULL },

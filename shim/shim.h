@@ -42,6 +42,7 @@
 #define WAIT(name, kinds, params, ...) typedef int fn_##name params;
 #define QUERY(name, kinds, params, ...) typedef int fn_##name params;
 #define TOUCH(name, kinds, params, ...) typedef int fn_##name params;
+#define WORD(name, kinds, params, ...) typedef int fn_##name params;
 #define ASK(name, params) typedef int fn_##name params;
 #define BODY(name, kinds, params, args) typedef int fn_##name params; int alq_##name(fn_##name *real, int ptsz, ALQ_STRIP params);
 #include "hooks.def"
@@ -55,6 +56,7 @@ enum alq_index {
 #define WAIT(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #define QUERY(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #define TOUCH(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
+#define WORD(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #include "hooks.def"
     ALQ_HOOKS,
@@ -243,14 +245,18 @@ bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began);
 void alq_room_done(int card, uint64_t began);
 void alq_parking_publish(struct alq_page *page, unsigned slot);     /* what the page says of this process's memory */
 extern int alq_parks, alq_captures;
-int alq_enter_slow(void);
+int alq_enter_slow(bool word);
 void alq_exit(int card);
 /* Before a call that may touch memory of the card, and after it (with what it answered): waits while the memory is away.
  * ALQ_GONE: it is lost, and the call must fail: what it would read is not there. */
 #define ALQ_GONE (-2)
+static inline int alq_enter_as(bool word)      /* word: the call writes one for which work on the card may wait */
+{
+    return ALQ_RARE(__atomic_load_n(&alq_parks, __ATOMIC_RELAXED)) ? alq_enter_slow(word) : -1;
+}
 static inline int alq_enter(void)
 {
-    return ALQ_RARE(__atomic_load_n(&alq_parks, __ATOMIC_RELAXED)) ? alq_enter_slow() : -1;
+    return alq_enter_as(false);
 }
 static inline void alq_leave(int entered)
 {

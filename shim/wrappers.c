@@ -76,6 +76,16 @@
         return ALQ_INSIDE(ALQ_REAL_AS(name, symbol) args); \
     }
 
+#define WRAP_WORD(symbol, name, ptsz, params, args) \
+    ALQ_EXPORT fn_##name symbol; \
+    int symbol params \
+    { \
+        int entered = alq_enter_as(true); \
+        int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
+        alq_leave(entered); \
+        return result; \
+    }
+
 #define WRAP_BODY(symbol, name, ptsz, params, args) \
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
@@ -95,5 +105,6 @@
 #define WAIT(name, kinds, params, args) ALQ_##kinds(WRAP_WAIT, name, params, args)
 #define QUERY(name, kinds, params, args) ALQ_##kinds(WRAP_QUERY, name, params, args)
 #define TOUCH(name, kinds, params, args) ALQ_##kinds(WRAP_TOUCH, name, params, args)
+#define WORD(name, kinds, params, args) ALQ_##kinds(WRAP_WORD, name, params, args)
 #define BODY(name, kinds, params, args) ALQ_##kinds(WRAP_BODY, name, params, args)
 #include "hooks.def"

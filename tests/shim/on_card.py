@@ -68,7 +68,7 @@ def lookups() -> None:
         return os.path.basename(info.file or b"?").decode()
 
     table = (ROOT / "shim" / "hooks.def").read_text()
-    hooks = re.findall(r"^(?:GATE|NOTE|COPY|WAIT|QUERY|TOUCH|BODY)\((cu\w+),\s*(\w+),", table, re.MULTILINE)
+    hooks = re.findall(r"^(?:GATE|NOTE|COPY|WAIT|QUERY|TOUCH|WORD|BODY)\((cu\w+),\s*(\w+),", table, re.MULTILINE)
     symbols = [
         name + suffix for name, kinds in hooks for suffix in ("", *([f"_pt{kinds.lower()}"] if kinds != "ONE" else []))
     ]

@@ -21,7 +21,9 @@ RELEASES = {release: frozenset(line[0] for line in lines) for release, lines in 
 KINDS = {
     symbol: kind
     for kind, symbol in re.findall(
-        r"^(GATE|NOTE|COPY|WAIT|QUERY|TOUCH|BODY)\((cu\w+),", (ROOT / "shim" / "hooks.def").read_text(), re.MULTILINE
+        r"^(GATE|NOTE|COPY|WAIT|QUERY|TOUCH|WORD|BODY)\((cu\w+),",
+        (ROOT / "shim" / "hooks.def").read_text(),
+        re.MULTILINE,
     )
 }
 HOOKED = frozenset(KINDS)
@@ -63,7 +65,7 @@ def test_every_function_that_may_take_memory_or_work_is_hooked_or_explained(rele
 def waits_for_parked_memory(symbol: str) -> bool:
     kind = KINDS.get(re.sub(r"_pt[sd][zs]$", "", symbol))
     if kind != "BODY":
-        return kind in {"GATE", "NOTE", "COPY", "TOUCH"}
+        return kind in {"GATE", "NOTE", "COPY", "TOUCH", "WORD"}
     body = re.search(rf"^int alq_{symbol}\(.*?^}}", SOURCE, re.MULTILINE | re.DOTALL)
     return body is not None and re.search(r"alq_enter\(|ALQ_INSIDE\(", body[0]) is not None
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import struct
 import textwrap
+import time
 
 import pytest
 
@@ -254,6 +255,26 @@ def test_work_that_does_not_end_holds_calls_up_for_a_while_only(parkable: Tenant
     assert refusal(parkable) is Why.BUSY  # the wait is still under way
     (parkable.folder / "go").touch()
     eventually(lambda: refusal(parkable) is Why.MOVER, 60)  # it is tried again, and there is no mover here
+
+
+def test_move_gives_way_soon_to_a_call_that_writes_a_word_for_which_work_may_wait(parkable: Tenant) -> None:
+    """Work that waits for a word does not end before it is written: other calls are held up for 10 s then."""
+    program = parkable.start(
+        with_helpers("""
+        _, p = alloc(10 * MIB); cuda.fake_hold(1); step()
+        say(result=cuda.cuStreamWriteValue32_v2(None, c_uint64(p), 1, 0)); heard()
+        """)
+    )
+    program.answer()
+    parkable.page.order(0, 0, Order.LEAVE)
+    began = time.monotonic()
+    eventually(lambda: parkable.page.move(0, 0).state == State.LEAVING, 60)
+    program.proceed()
+    assert program.answer() == {"result": 0}
+    assert time.monotonic() - began < 9.5
+    move = parkable.page.move(0, 0)
+    assert (move.state, move.why, move.wanted) == (State.RESIDENT, Why.BUSY, 0)
+    (parkable.folder / "go").touch()
 
 
 def test_process_with_more_contexts_than_can_be_waited_for_stays(parkable: Tenant) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from shim.harness import ROOT, Tenant
 
-STRINGS = re.compile(r"^(GATE|NOTE|COPY|WAIT|QUERY|TOUCH|BODY)\((\w+),\s*(\w+),", re.MULTILINE)
+STRINGS = re.compile(r"^(GATE|NOTE|COPY|WAIT|QUERY|TOUCH|WORD|BODY)\((\w+),\s*(\w+),", re.MULTILINE)
 
 
 EVERYWHERE = """

@@ -29,6 +29,7 @@ static const char *const names[ALQ_HOOKS] = {
 #define WAIT(name, kinds, ...) ALQ_##kinds(SYMBOL_NAME, name)
 #define QUERY(name, kinds, ...) ALQ_##kinds(SYMBOL_NAME, name)
 #define TOUCH(name, kinds, ...) ALQ_##kinds(SYMBOL_NAME, name)
+#define WORD(name, kinds, ...) ALQ_##kinds(SYMBOL_NAME, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(SYMBOL_NAME, name)
 #include "hooks.def"
 };
@@ -433,5 +434,6 @@ static int fake_nvmlDeviceGetMemoryInfo_v2(void *d, nvmlMemory_v2_t *m) { (void)
 #define WAIT(name, kinds, params, args) ALQ_##kinds(WAITS, name, params, args)
 #define QUERY(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
 #define TOUCH(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
+#define WORD(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
 #define BODY(name, kinds, params, args) ALQ_##kinds(BODIED, name, params, args)
 #include "hooks.def"

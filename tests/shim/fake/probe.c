@@ -17,6 +17,7 @@
 #define WAIT(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define QUERY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define TOUCH(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
+#define WORD(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define BODY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #include "hooks.def"
 extern int cuInit(unsigned);
@@ -29,6 +30,7 @@ static struct { const char *symbol, *name; int ptsz; void *linked; } all[] = {
 #define WAIT(name, kinds, ...) ALQ_##kinds(LINE, name)
 #define QUERY(name, kinds, ...) ALQ_##kinds(LINE, name)
 #define TOUCH(name, kinds, ...) ALQ_##kinds(LINE, name)
+#define WORD(name, kinds, ...) ALQ_##kinds(LINE, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(LINE, name)
 #include "hooks.def"
 };
