@@ -7,13 +7,6 @@ from typing import NamedTuple
 
 MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; G, Gi and GB mean GiB too; at least 1MiB"
 DURATION_ALLOWED = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
-PARK_ALLOWED = "0 to 24h, for example 30s"
-TOGETHER_PARK = "nothing with --park: memory of a group's members does not leave the card"
-PARK_WHOLE = "nothing with whole cards, which are shared with no other run: add --memory"
-LONGEST_PARK = 86400.0  # seconds
-LATENCY_ALLOWED = "0.1ms to 10s, for example 2ms"
-LATENCY_ONLINE = "nothing without --class online: only online work takes the card from others"
-LEAST_LATENCY, MOST_LATENCY = 0.0001, 10.0  # seconds
 SIMULATE_ALLOWED = (
     "how many cards of how much memory, as in 2x24GiB, or nodes of as many, as in 2x8x24GiB; "
     "at most 64 cards in all, of 1GiB to 1024GiB"

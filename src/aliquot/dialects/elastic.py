@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from aliquot.dialects.pods import Json, Pod
+from aliquot.model.bounds import LONGEST_PARK
 from aliquot.model.claim import Claim
 from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
 from aliquot.model.refusal import Invalid, show
@@ -17,7 +18,6 @@ _FIELD = f'metadata.annotations["{PARK}"]'
 _ALLOWED = 'a time from 0s to 24h, for example "30s"'
 _WHOLE = "nothing on a Pod that has whole cards: it shares them with no other Pod"
 _SEVERAL = "nothing on a Pod with several slices: memory leaves only Pods with one slice of one card"
-_LONGEST = 86400.0  # seconds
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FACTOR = re.compile(r"[0-9](?:\.[0-9]{1,4})?", re.ASCII)
@@ -30,8 +30,8 @@ def park_after(pod: Pod, claim: Claim) -> float | Invalid | None:
         return None
     text = pod.annotations[PARK]
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else _LONGEST + 1
-    if seconds > _LONGEST:
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else LONGEST_PARK + 1
+    if seconds > LONGEST_PARK:
         return Invalid(_FIELD, text, _ALLOWED)
     if claim.whole_node or any(container.slice.exclusive for container in claim.containers):
         return Invalid(_FIELD, text, _WHOLE)

@@ -19,9 +19,6 @@ class AppClass(StrEnum):
     OFFLINE = "offline"
 
 
-LEAST_LATENCY, MOST_LATENCY = 0.0001, 10.0  # seconds that online work may accept
-
-
 def may_park(app_class: AppClass, park_after: float | None) -> bool:
     """Offline work may be parked at any time, other work only if it asked for that."""
     return app_class is AppClass.OFFLINE or park_after is not None

@@ -8,7 +8,8 @@
     placement.py  why a Pod is on its cards
     requests.py   what a Pod asks for
     promises.py   what a Pod was promised
+    runoptions.py what options of `aliquot run` allow
     states.py     what a tenant does on a card
 
-`aliquot run` loads the first three where it waits: nothing heavy in there.
+`aliquot run` loads runoptions, and the first three where it waits: nothing heavy in there.
 """

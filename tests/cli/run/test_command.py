@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aliquot.cli.amounts import LATENCY_ALLOWED, LATENCY_ONLINE
 from aliquot.cli.main import cli
 from aliquot.cli.run.command import OPTIONS
 from aliquot.cli.run.execute import environment_of
+from aliquot.wording.runoptions import LATENCY_ALLOWED, LATENCY_ONLINE
 from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
 
 

@@ -15,16 +15,8 @@ from typing import Any
 from aliquot.adapters.host.control import Connection
 from aliquot.cli.amounts import (
     DURATION_ALLOWED,
-    LATENCY_ALLOWED,
-    LATENCY_ONLINE,
-    LEAST_LATENCY,
-    LONGEST_PARK,
     MEMORY_ALLOWED,
-    MOST_LATENCY,
-    PARK_ALLOWED,
-    PARK_WHOLE,
     SIMULATE_ALLOWED,
-    TOGETHER_PARK,
     AmountError,
     looks_like_cards,
     parse_cards,
@@ -45,6 +37,15 @@ from aliquot.cli.run.request import (
     print_error,
     print_waiting,
     wait_for_grant,
+)
+from aliquot.model.bounds import LEAST_LATENCY, LONGEST_PARK, MOST_LATENCY
+from aliquot.wording.runoptions import (
+    LATENCY_ALLOWED,
+    LATENCY_ONLINE,
+    PARK_ALLOWED,
+    PARK_WHOLE,
+    TOGETHER_PARK,
+    TOGETHER_WHOLE,
 )
 
 _CLASSES = ("online", "offline", "normal")
@@ -243,7 +244,7 @@ def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
         if "--park" in options:
             raise not_allowed("--together", options["--together"], TOGETHER_PARK)
         if "--memory" not in options and "--core" not in options:
-            raise not_allowed("--together", options["--together"], PARK_WHOLE)
+            raise not_allowed("--together", options["--together"], TOGETHER_WHOLE)
     if "--name" in options:
         request["name"] = options["--name"]
     if "--timeout" in options:

@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects import QgpuRules
-from aliquot.model.claim import LEAST_LATENCY, MOST_LATENCY, AppClass, Claim, ContainerClaim, Role, Slice
+from aliquot.model.bounds import LEAST_LATENCY, LONGEST_PARK, MOST_LATENCY
+from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Offer
 from aliquot.model.refusal import Invalid
 from aliquot.wording.amounts import count, duration, memory, needed_and_had
+from aliquot.wording.runoptions import (
+    LATENCY_ALLOWED,
+    LATENCY_ONLINE,
+    PARK_ALLOWED,
+    PARK_SEVERAL,
+    PARK_WHOLE,
+    TOGETHER_PARK,
+    TOGETHER_WHOLE,
+)
 
-LONGEST = 86400.0  # seconds idle until a run may be parked
-PARK_ALLOWED = "0 to 24h, for example 30s"
-PARK_WHOLE = "nothing with whole cards, which are shared with no other run: add --memory"
-_PARK_SEVERAL = "nothing with several cards: memory leaves only runs with one"
-TOGETHER_WHOLE = PARK_WHOLE
-TOGETHER_PARK = "nothing with --park: memory of a group's members does not leave the card"
-LATENCY_ALLOWED = "0.1ms to 10s, for example 2ms"
-LATENCY_ONLINE = "nothing without --class online: only online work takes the card from others"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
 CORE_ALLOWED = "a whole number from 1 to 100, in percent of a card's compute (above 100: --rules 2026)"
@@ -114,12 +116,14 @@ def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
         if not isinstance(message.get(flag, False), bool):
             return Invalid(flag, message.get(flag), "true or false")
     park = message.get("park")
-    if park is not None and (isinstance(park, bool) or not isinstance(park, int | float) or not 0 <= park <= LONGEST):
+    if park is not None and (
+        isinstance(park, bool) or not isinstance(park, int | float) or not 0 <= park <= LONGEST_PARK
+    ):
         return Invalid("park", park, PARK_ALLOWED)
     if park is not None and core is None and memory is None:
         return Invalid("park", duration(float(park)), PARK_WHOLE)
     if park is not None and gpus > 1:
-        return Invalid("park", duration(float(park)), _PARK_SEVERAL)
+        return Invalid("park", duration(float(park)), PARK_SEVERAL)
     group = message.get("together", "")
     if group and not (isinstance(group, str) and NAME.fullmatch(group)):
         return Invalid("together", group, _NAME_ALLOWED)
