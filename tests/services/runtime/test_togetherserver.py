@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Finding, Tenant
@@ -47,14 +48,14 @@ class Group:
 
     def server(self) -> Guest:
         """The server, registered and controlled."""
-        guest = self.connect(self.server_pid).hello().group(77, self.rig.rm_file).done(1)
         self.rig.driver.calls.clear()
+        guest = self.connect(self.server_pid).hello().group(77, self.rig.rm_file).done(1)
         until(lambda: ("set", 77) in {call[:2] for call in self.rig.driver.calls}, "slices of the server")
         return guest
 
-    def member(self) -> Guest:
+    def member(self, slot: int = 0) -> Guest:
         """A process that works through the server: it has no channel group."""
-        return self.rig.guest(self.member_folder).hello().done(0)
+        return self.rig.guest(self.member_folder, slot).hello().done(0)
 
     def findings(self, pid: int) -> list[Finding]:
         return [finding for finding in self.rig.daemon.findings() if finding.pid == pid]
@@ -108,3 +109,33 @@ def test_member_launches_nothing_while_its_server_is_not_registered(group: Group
     assert member.use().gate == 0, "of a dead server no context is left: its members run into errors"
     member.done(0)
     until(lambda: member.use().gate == 1, "a new context waits for the next server")
+
+
+def test_gate_opens_when_the_server_is_dead_whose_connection_closed_before(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cardloop, "_ROUND", 0.02)
+    server, member = group.server(), group.member()
+    until(lambda: member.pid in group.rig.standing("a").processes, "the member's registration")
+    server.close()
+    until(lambda: member.use().gate == 1, "the gate is closed: the server lives")
+    os.kill(group.server_pid, signal.SIGKILL)
+    until(lambda: member.use().gate == 0, "the gate is opened: its members run into errors")
+    member.done(0)
+    until(lambda: member.use().gate == 1, "a new context waits for the next server")
+
+
+def test_context_that_came_after_its_server_left_waits_also_when_that_one_is_dead(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cardloop, "_ROUND", 0.02)
+    server, member, other = group.server(), group.member(), group.member(slot=1)
+    until(lambda: {member.pid, other.pid} <= {*group.rig.standing("a").processes}, "the members' registration")
+    server.close()
+    until(lambda: member.use().gate == other.use().gate == 1, "the gates are closed: the server lives")
+    member.set(pages.GATE, 0)
+    member.done(0)
+    until(lambda: member.use().gate == 1, "its new context waits")
+    os.kill(group.server_pid, signal.SIGKILL)
+    until(lambda: other.use().gate == 0, "the gate of the other is opened")
+    assert member.use().gate == 1

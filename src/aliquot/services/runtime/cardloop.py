@@ -70,6 +70,7 @@ class CardLoop:
         self._waking: set[str] = set()  # contexts whose wake is in the inbox
         self._contexts: dict[str, Context] = {}
         self._parts: dict[str, Context] = {}  # processes that work through an MPS server, which is one of the contexts
+        self._orphans: dict[str, tuple[int, int]] = {}  # parts that wait since their server left: its pid, start time
         self._totals: dict[str, TenantTotals] = {}
         self._shares = Shares()
         self._bill, self._bill_lock, self._bills = CardBill(), threading.Lock(), False
@@ -353,6 +354,7 @@ class CardLoop:
         """A process that works through its group's MPS server."""
         if context.name in self._contexts:  # it had channel groups of its own
             self._leave(context.name, now)
+        self._orphans.pop(context.name, None)  # what it has now waits for the next server
         before, servers = self._parts.get(context.name), self._servers(context.tenant)
         if before is None or not before.same(context):
             if before is not None:
@@ -400,6 +402,7 @@ class CardLoop:
     def _leave(self, name: str, now: float) -> None:
         if name in self._contexts or name in self._parts:
             self._read_until(now)
+        self._orphans.pop(name, None)
         part = self._parts.pop(name, None)
         if part is not None:
             for server in self._servers(part.tenant):
@@ -411,9 +414,11 @@ class CardLoop:
         if context is not None:
             self._release(context)  # it need not be dead: it may have reconnected, or was expelled
             context.close()
-            if context.parts and not self._servers(context.tenant) and processes.start_time(context.pid) is not None:
-                for part in context.parts:  # of a dead server they have no context any more, and shall run into errors
+            started = processes.start_time(context.pid)
+            if context.parts and not self._servers(context.tenant) and started is not None:
+                for part in context.parts:
                     contextcontrol.set_gate(part, closed=True)
+                    self._orphans[part.name] = context.pid, started
             self._clear_findings(context.pid)
             self._trace.add(Left(name))
         self.arbiter.leave(name, now)
@@ -587,7 +592,17 @@ class CardLoop:
                     self._report(context, FindingKind.SLICE, text)
 
     def _check_servers(self, now: float) -> None:
-        """Report members whose launches wait because the MPS server of their group is not registered."""
+        """Report members whose launches wait because the MPS server of their group is not registered.
+
+        Those whose server is dead have no context any more, and shall run into errors. It may have left before it was
+        dead: the kernel closes the files of a process that ends before others see its end.
+        """
+        for name, server in list(self._orphans.items()):
+            if self._servers(self._parts[name].tenant):
+                del self._orphans[name]
+            elif not processes.lives(*server):
+                del self._orphans[name]
+                contextcontrol.set_gate(self._parts[name], closed=False)
         for part in self._parts.values():
             if self._servers(part.tenant):
                 self.findings.pop((part.pid, FindingKind.UNREGISTERED), None)
