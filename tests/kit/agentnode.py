@@ -40,6 +40,7 @@ from aliquot.model.device import Card
 from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
+from aliquot.model.residency import Arrival
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.services.agent.deviceplugins import Allocation
 from aliquot.services.agent.injection import TENANT, Libraries
@@ -253,6 +254,12 @@ class Arbiter:
 
     def standings(self) -> list[Standing]:
         return []
+
+    arrivals: list[Arrival] = field(default_factory=list)
+
+    def take_arrivals(self) -> list[Arrival]:
+        taken, self.arrivals = self.arrivals, []
+        return taken
 
     def findings(self) -> list[Finding]:
         return []

@@ -63,6 +63,9 @@ class Server:
     def request_move(self, name: str, leave: bool) -> str | None:
         return self.arbiter.request_move(name, leave=leave)
 
+    def arrivals(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(arrival) for arrival in self.arbiter.take_arrivals()]
+
     def mover(self) -> int | None:
         state = None if self.arbiter.parking is None else self.arbiter.parking.mover.state
         return None if state is None else state.pid

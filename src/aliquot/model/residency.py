@@ -47,3 +47,16 @@ class Residency:
     last_out: float | None = None  # seconds that its last way out took; None: it has not left yet
     last_in: float | None = None
     why: ParkReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A move of a tenant's memory that has ended, off the card (PARKED) or back (RESIDENT)."""
+
+    tenant: str
+    uuid: str  # of the card
+    where: Where
+    size: int  # bytes
+    took: float  # seconds
+    why: ParkReason | None = None  # it left
+    away: float | None = None  # seconds that it was parked; None: it leaves, or that is not known

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aliquot.model.residency import ParkReason, Where
+from aliquot.model.residency import Arrival, ParkReason, Where
+from aliquot.wording.amounts import count, duration, memory
 
 _WORDS = {
     ParkReason.IDLE: "it was idle, and others needed the room",
@@ -40,3 +41,15 @@ def residency_words(where: Where, why: ParkReason | None) -> str:
     if where is Where.RESIDENT:
         return "" if why is None else f"cannot be parked: {_WORDS[why]}"
     return where.value if why is None else f"{where.value}: {_WORDS[why]}"
+
+
+def arrival_words(arrival: Arrival, card: str, left_out: int) -> str:
+    """What happened to a Pod's memory; `left_out` earlier moves were not reported."""
+    size, took = memory(max(1, arrival.size >> 20)), duration(round(arrival.took, 3))
+    if arrival.where is Where.PARKED:
+        why = "" if arrival.why is None else f": {_WORDS[arrival.why]}"
+        text = f"{size} of its memory left {card} for the host pool in {took}{why}"
+    else:
+        away = "" if arrival.away is None else f" after {duration(round(arrival.away, 1))} in the host pool"
+        text = f"{size} of its memory came back to {card} in {took}{away}"
+    return f"{text}; {count(left_out, 'earlier move')} not reported" if left_out else text

@@ -16,6 +16,7 @@ from aliquot.cli.machine.top import view
 from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.edits import Edits
+from aliquot.model.residency import Arrival
 from aliquot.model.status.machine import Status
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.services.agent.injection import Libraries
@@ -31,6 +32,9 @@ class _Arbiter:
     def configure(self, rules: SharingRules) -> None: ...
     def spare(self, tenants: frozenset[str]) -> None: ...
     def standings(self) -> list[Standing]:
+        return []
+
+    def take_arrivals(self) -> list[Arrival]:
         return []
 
     def findings(self) -> list[Finding]:

@@ -17,6 +17,7 @@ from aliquot.dialects.qgpu import POLICY_LABEL
 from aliquot.dialects.wire import advertising
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.node import Isolation
+from aliquot.model.residency import Arrival, ParkReason, Where
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 from kit.agentnode import NODE, AgentNode, a_qgpu_pod, play
 from kit.manifests import QGPU, QGPU_CORE, QGPU_MEMORY
@@ -190,6 +191,16 @@ def test_upkeep_reports_memory_limits(agent_node: AgentNode, monkeypatch: pytest
     one_round(agent_node)
     text = "allocations were refused past its limit of 5 GiB on card 0 (GPU-0): 7 so far"
     assert ("greedy", "GPUMemoryLimit", text) in agent_node.emitted
+
+
+def test_upkeep_reports_memory_that_left_its_card(agent_node: AgentNode) -> None:
+    agent_node.run(pod := a_qgpu_pod("sleeper"))
+    uid = pod["metadata"]["uid"]
+    agent_node.arbiter.arrivals.append(Arrival(uid, "GPU-0", Where.PARKED, 5 << 30, 0.2, ParkReason.ROOM))
+    one_round(agent_node)
+    text = "5 GiB of its memory left card 0 (GPU-0) for the host pool in 200ms: work that goes first needed the room"
+    assert ("sleeper", "GPUMemoryParked", text) in agent_node.emitted
+    assert not agent_node.arbiter.arrivals
 
 
 def test_upkeep_reports_findings(agent_node: AgentNode, monkeypatch: pytest.MonkeyPatch) -> None:

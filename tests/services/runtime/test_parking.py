@@ -245,6 +245,8 @@ def test_daemon_and_mover_may_die_while_a_tenant_is_parked(node: Node) -> None:
     node.restart_daemon()
     until(lambda: node.standing(sleeper.name).get("processes"), "it registered again")
     assert residency(node, sleeper.name).get("where", "parked") == "parked"
+    until(lambda: residency(node, sleeper.name).get("where") == "parked", "its memory was seen")
+    assert node.ask("arrivals") == []  # it left before this daemon came
     result = sleeper.end()
     assert (result["wrong"], result["error"]) == (0, 0)
 
@@ -316,8 +318,16 @@ def test_copy_that_fails_leaves_memory_where_it_is(node: Node) -> None:
 
 def test_tenant_that_is_woken_by_hand_comes_back_without_a_call(node: Node) -> None:
     sleeper = parked_sleeper(node, 2)
+    (left,) = until(lambda: node.ask("arrivals"), "its way out was noted")
     assert node.ask("request_move", name=sleeper.name, leave=False) is None
     until(lambda: residency(node, sleeper.name)["parked"] == 0, "it is back")
+    (back,) = until(lambda: node.ask("arrivals"), "its way back was noted")
+    seen = [(one["tenant"], one["where"], one["size"], one["why"], one["took"] > 0) for one in (left, back)]
+    assert seen == [
+        (sleeper.name, "parked", 2 * GIB, "asked", True),
+        (sleeper.name, "resident", 2 * GIB, None, True),
+    ]
+    assert back["away"] > 0
     assert sleeper.end()["wrong"] == 0
 
 

@@ -27,10 +27,13 @@ from aliquot.model.device import Card
 from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
+from aliquot.model.residency import Arrival, Where
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind, Standing
 from aliquot.services.daemon.events import EventSink, ObjectRef, pod_ref
+from aliquot.services.runtime.moves import MovePace
 from aliquot.wording.amounts import memory
+from aliquot.wording.parking import arrival_words
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +84,7 @@ class NodeReporter:
         self._unhealthy: frozenset[str] = frozenset()
         self._refused: Invalid | None = None
         self._limited: dict[tuple[str, str], int] = {}  # refused allocations as last reported, by tenant and card
+        self._paces: dict[str, MovePace] = {}  # of tenants whose memory has moved
         self._read: tuple[object, Node] | None = None  # the Node as last parsed, and from what
         self._wake = asyncio.Event()
 
@@ -306,6 +310,31 @@ class NodeReporter:
             texts = (_limit_text(standing, numbers) for key, standing in sorted(hit.items()) if key[0] == uid)
             self._events.emit(_pod_ref(tenancies[uid]), "GPUMemoryLimit", "; ".join(texts), action="Watch")
 
+    def report_moves(
+        self,
+        arrivals: Iterable[Arrival],
+        tenancies: Mapping[str, Tenancy],
+        users: Callable[[str], Iterable[PodObject]],
+        cards: Iterable[Card],
+        now: float,
+    ) -> None:
+        """Emit events when the memory of a Pod has left its card and when it is back, at most one pair a minute. Those
+        of a claim are on its `users`. Call it also without arrivals."""
+        by_tenant: dict[str, list[Arrival]] = {}
+        for arrival in arrivals:
+            by_tenant.setdefault(arrival.tenant, []).append(arrival)
+        known = {*self._paces, *by_tenant} & tenancies.keys()
+        self._paces = {uid: self._paces.get(uid) or MovePace() for uid in known}
+        numbers = {card.uuid: card.index for card in cards}
+        for uid, pace in self._paces.items():
+            for arrival, left_out in pace.choose(by_tenant.get(uid, ()), now):
+                text = arrival_words(arrival, _card_text(arrival.uuid, numbers), left_out)
+                reason = "GPUMemoryParked" if arrival.where is Where.PARKED else "GPUMemoryReturned"
+                tenancy = tenancies[uid]
+                refs = [pod_ref(pod.metadata) for pod in users(uid)] if tenancy.claim else [_pod_ref(tenancy)]
+                for about in refs:
+                    self._events.emit(about, reason, text, type="Normal", action="MoveMemory")
+
     def report_lingering(self, tenancies: Iterable[Tenancy]) -> None:
         """Emit an event for Pods that ended a while ago and still have processes on a card."""
         for tenancy in tenancies:
@@ -334,5 +363,9 @@ def _pod_ref(tenancy: Tenancy) -> ObjectRef:
 
 def _limit_text(standing: Standing, numbers: Mapping[str, int]) -> str:
     limit = "" if standing.memory_limit is None else f" of {memory(standing.memory_limit >> 20)}"
-    card = f"card {numbers.get(standing.uuid, '?')} ({standing.uuid})"
+    card = _card_text(standing.uuid, numbers)
     return f"allocations were refused past its limit{limit} on {card}: {standing.refused} so far"
+
+
+def _card_text(uuid: str, numbers: Mapping[str, int]) -> str:
+    return f"card {numbers.get(uuid, '?')} ({uuid})"

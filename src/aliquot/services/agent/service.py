@@ -45,6 +45,7 @@ from aliquot.model.device import Card
 from aliquot.model.health import describe_out
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
+from aliquot.model.residency import Arrival
 from aliquot.model.status import dashboard
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
 from aliquot.model.tenant import Finding, SharingRules, Standing
@@ -95,6 +96,7 @@ class Arbiter(Tenants, Traced, Protocol):
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
     def controls(self) -> Mapping[str, CardControl]: ...
+    def take_arrivals(self) -> list[Arrival]: ...
     def spare(self, tenants: frozenset[str]) -> None: ...
 
 
@@ -516,10 +518,17 @@ class Agent:
             )
             tenancies, standings = self.tenants.tenancies, self.parts.arbiter.standings()
             self.reporter.report_limits(standings, tenancies, self.parts.health.cards)
+            self.reporter.report_moves(
+                self.parts.arbiter.take_arrivals(), tenancies, self._users, self.parts.health.cards, time.monotonic()
+            )
             self.reporter.report_lingering(self.tenants.sweep())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UPKEEP_INTERVAL):  # not wait_for: that may forget being cancelled
                     await self._awake.wait()
+
+    def _users(self, claim: str) -> list[PodObject]:
+        """The Pods that use the claim."""
+        return [pod for pod in self.pod_cache if not pod.finished and claim in self.claims.claims_of(pod.metadata.uid)]
 
     def _persist_cards(self) -> None:
         """An error, such as a full disk, must not stop the upkeep."""

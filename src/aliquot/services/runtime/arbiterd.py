@@ -28,6 +28,7 @@ from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
 from aliquot.model.control import INERT, CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
+from aliquot.model.residency import Arrival
 from aliquot.model.tenant import Allotment, Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
 from aliquot.services.mover.client import MoverClient
@@ -225,6 +226,10 @@ class Arbiterd:
         if self.parking is None:
             return "this machine has no pool of host memory: start it with --host-pool"
         return self.parking.request(tenant_id, leave=leave)
+
+    def take_arrivals(self) -> list[Arrival]:
+        """Moves of tenants' memory that have ended since the last call."""
+        return [] if self.parking is None else self.parking.arrivals.take()
 
     def spare(self, tenants: frozenset[str]) -> None:
         """Never end processes of these tenants. Where tenants are Pods, no process is ended before the first call."""

@@ -29,6 +29,7 @@ from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.moves import (
     FAILURES,
     OBSTACLES,
+    Arrivals,
     is_unheard,
     log_move,
     stays_of,
@@ -86,6 +87,7 @@ class Parking:
     ) -> None:
         self._lock, self._tenancies, self._loops, self._nvml = lock, tenancies, loops, nvml
         self.mover = mover
+        self.arrivals = Arrivals()
         self._clock = clock
         self._rules = SharingRules()
         self._inbox: queue.SimpleQueue[tuple[socket.socket, control.Serve] | None] = queue.SimpleQueue()
@@ -268,6 +270,7 @@ class Parking:
             self._show(tenancy.tenant, uuid, occupant, seen, moves)
         for key in [key for key in self._seen if key[1] == uuid and key not in there]:
             del self._seen[key]
+            self.arrivals.forget(key)
             self._residency.pop(key, None)
             self._never.pop(key, None)
             self._leaving.pop(key, None)
@@ -294,7 +297,10 @@ class Parking:
         memory = min(most, sum(use.memory for use in uses))
         where = where_of(moves)
         if where is not seen.where:
-            log_move(tenant.id, uuid, where, moves, self._reason_of(seen))
+            why = self._reason_of(seen)
+            log_move(tenant.id, uuid, where, moves, why)
+            # Whatever moves was ordered, or seen to begin: else it was so when we came.
+            self.arrivals.note((tenant.id, uuid), where, moves, parked, why, now, is_new=seen.moved > 0.0)
             seen.where, seen.since, seen.moved = where, now, now
             seen.active = now  # while it was away, it could not work
         if parked != seen.parked:
