@@ -54,6 +54,17 @@ def test_second_of_two_that_ask_waits_for_its_turn() -> None:
     assert not any(judge(futility, occupants, now * 0.1) for now in range(300))
 
 
+def test_second_is_not_judged_while_the_first_takes_its_memory() -> None:
+    """Pieces of an allocation that is not complete are in no figure, and another tenant has left for it already."""
+    left = tenant("x", OFFLINE, 4, where=Where.PARKED, parked=4 * GIB)
+    first, second = (tenant(name, OFFLINE, 0, wants=8 * GIB, wants_since=at) for at, name in enumerate("bc"))
+    futility, fewer = Futility(), replace(CARD, card=CARD.card - 8 * GIB)
+    for now in (0.0, FUTILE + 0.01):
+        assert "c" not in judge(futility, [tenant("a", NORMAL, 12), left, first, second], now, fewer)
+    alone = [tenant("a", NORMAL, 12), left, second]
+    assert [judge(futility, alone, 5.0 + now, fewer) for now in (0.0, FUTILE + 0.01)] == [set(), {"c"}]
+
+
 def test_room_that_the_driver_refuses_is_not_waited_for_long() -> None:
     occupants = [tenant("x", OFFLINE, 4), tenant("b", NORMAL, 0, wants=8 * GIB)]
     futility = Futility()

@@ -216,14 +216,16 @@ class Futility:
     ) -> set[tuple[str, int, int]]:
         """Which of (tenant, slot, bytes) to refuse."""
         moving = bool(decision.orders) or any(one.where in (Where.LEAVING, Where.RETURNING) for one in occupants)
+        first = next((one.tenant for one in _queue(occupants)), None)
         found, since = set(), {}
         for tenant, slot, size in asking:
             others = [one for one in occupants if one.tenant != tenant and _is_parkable(one)]
-            if not any(one.resident for one in others):
+            if not any(one.movable or one.wants is not None for one in others):
                 found.add((tenant, slot, size))
                 continue
-            has_room = tenant not in (decision.waiting or {})
-            if moving or not (has_room or size > most_room(occupants, memory, tenant)):
+            if moving or tenant != first:  # what the first takes piece by piece is in no figure yet
+                continue
+            if tenant in (decision.waiting or {}) and size <= most_room(occupants, memory, tenant):
                 continue
             known = self.since.get((tenant, slot))
             began = known[1] if known is not None and known[0] == size else now
