@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from aliquot.model.claim import AppClass, Usage
@@ -100,6 +100,7 @@ def test_pods_that_crowded_accepts_never_exceed_the_cards(pods: list[list[Share]
 
 
 @given(st.lists(shares, max_size=5), one_per_card)
+@example([a_share(1, card=0), a_share(16, card=0)], [a_share(0, card=0)])
 def test_crowded_never_refuses_what_the_board_accepts(held: list[Share], pod: list[Share]) -> None:
     board = Board()
     board.set_node(Node("n1", tuple(CARDS.values()), EVERY_OFFER))
@@ -120,6 +121,7 @@ def test_a_share_counts_as_it_is_booked() -> None:
 
 
 @given(st.lists(st.tuples(shares, st.booleans()), max_size=5), one_per_card, st.booleans())
+@example([(a_share(1, card=0), False), (a_share(16, card=0), False)], [a_share(0, card=0)], False)
 def test_crowded_and_the_board_agree_on_cards_booked_beyond_their_memory(
     held: list[tuple[Share, bool]], pod: list[Share], parkable: bool
 ) -> None:

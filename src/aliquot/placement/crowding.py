@@ -48,14 +48,13 @@ def crowded(
             return Refusal("", card.index, Reason.EXCLUSIVE, 0, before.slices, never=False)
         beside_fixed = card.memory_mib - reserve_mib(card.memory_mib) - fixed.get(share.uuid, 0)
         widest = largest.get(share.uuid, 0)
-        if parkable:
-            beyond = beside_fixed if widest <= beside_fixed else 0
-        else:
-            beyond = beside_fixed - widest + min(widest, CONTEXT_MIB)
+        beyond = beside_fixed if parkable else beside_fixed - widest + min(widest, CONTEXT_MIB)
         most = min(card.bookable_mib - before.memory_mib, beyond)
-        room = max(0, card.memory_mib - before.memory_mib, most)
+        if parkable and widest > beside_fixed:
+            most = 0
+        room = max(card.memory_mib - before.memory_mib, most)  # below 0 where more is held than there is
         if share.memory_mib > room:
-            return Refusal("", card.index, Reason.MEMORY, share.memory_mib, room, never=False)
+            return Refusal("", card.index, Reason.MEMORY, share.memory_mib, max(0, room), never=False)
         for wanted, taken, reason in (
             (share.core_milli, before.core_milli, Reason.CORE),
             (share.greedy_milli, before.greedy_milli, Reason.GREEDY),
