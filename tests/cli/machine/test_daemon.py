@@ -42,7 +42,8 @@ def test_queued_runs_survive_daemon_restart(own: Machine) -> None:
     own.up()
     blocker = own.detach("--", *FOREVER)
     with own.begin("run", "--", "echo", "done") as process:
-        eventually(lambda: own.status()["queue"])
+        assert process.stderr is not None
+        assert "wait" in process.stderr.readline()  # it knows that it is in the queue; otherwise it starts a daemon
         own.kill()
         own.up()
         eventually(lambda: own.status()["queue"])
