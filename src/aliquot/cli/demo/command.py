@@ -177,8 +177,9 @@ def print_results(out: console.Output, outcome: Sequence[promises.Promise], boun
     out.line((f"{held} of {len(outcome)} promises held", "bold green" if held == len(outcome) else "bold yellow"))
     if bounds.note:
         console.paragraph(out, bounds.note)
-    if held < len(outcome) and bounds is promises.SIMULATED:
-        console.paragraph(out, _busy(os.getloadavg()[0], os.cpu_count() or 1))
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if held < len(outcome) and bounds is promises.SIMULATED and load > cores:
+        console.paragraph(out, _busy(load, cores))
     out.line()
     rows = [("held" if row.held else "MISSED", row.promised, row.measured) for row in outcome]
     head, *lines = table(("RESULT", "PROMISED", "MEASURED"), rows).splitlines()
