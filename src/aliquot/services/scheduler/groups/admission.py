@@ -165,16 +165,10 @@ def shortfall(
 ) -> tuple[Shortfall, Sequence[Refusal]] | None:
     """What the group of a waiting Pod lacks, and what keeps its first member without room from every node; None: it
     lacks nothing, or the Pod goes by itself. Nothing changes but what is held for the group."""
-    seen = cluster.groups.members.get(uid)
-    group = None if seen is None else cluster.groups.find(seen.membership)
-    if seen is None or group is None:
-        return None
-    if isinstance(group, Invalid):
-        return Shortfall(f"{seen.key.partition('/')[0]}/{seen.membership.name}", broken=group.sentence()), ()
-    found = count(cluster, group)
-    if found.met or found.need.met(found.held):
-        return None
-    pause = cluster.groups.attempts.pause(group.key, now)
+    found = _waiting_members(cluster, uid)
+    if found is None or isinstance(found, Shortfall):
+        return None if found is None else (found, ())
+    pause = cluster.groups.attempts.pause(found.group.key, now)
     if pause is not None:
         return _paused(found, pause), ()
     short, plan = _plan(cluster, found, cluster.groups.asked.get, float("inf"), now, keep=False, why=why)
@@ -183,6 +177,16 @@ def shortfall(
 
 def known_shortfall(cluster: Cluster, uid: str) -> Shortfall | None:
     """The same as far as it is known without a plan: for those who only look. Nothing changes."""
+    found = _waiting_members(cluster, uid)
+    if found is None or isinstance(found, Shortfall):
+        return found
+    if not found.group.finished and not found.need.met([role for _, role in found.waiting]):
+        return _short(found, None)  # some are not created yet
+    return cluster.groups.lacks.get(found.group.key)
+
+
+def _waiting_members(cluster: Cluster, uid: str) -> Count | Shortfall | None:
+    """Who of the Pod's group is where, or what is wrong with the group; None: the Pod does not wait for others."""
     seen = cluster.groups.members.get(uid)
     group = None if seen is None else cluster.groups.find(seen.membership)
     if seen is None or group is None:
@@ -190,11 +194,7 @@ def known_shortfall(cluster: Cluster, uid: str) -> Shortfall | None:
     if isinstance(group, Invalid):
         return Shortfall(f"{seen.key.partition('/')[0]}/{seen.membership.name}", broken=group.sentence())
     found = count(cluster, group)
-    if found.met or found.need.met(found.held):
-        return None
-    if not found.group.finished and not found.need.met([role for _, role in found.waiting]):
-        return _short(found, None)  # some are not created yet
-    return cluster.groups.lacks.get(group.key)
+    return None if found.met or found.need.met(found.held) else found
 
 
 def waiting_groups(cluster: Cluster, uids: Iterable[str]) -> dict[str, list[str]]:
