@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ from bench.gpu.rows import shares, tail
 from bench.gpu.rows.chaos import Life
 from bench.gpu.rows.memory import _verdict
 from bench.gpu.stage import Load, Window, micros
+from bench.gpu.workloads.parked import wait_while
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -142,6 +144,17 @@ def test_parked_memory_can_be_measured_on_a_simulated_card(tmp_path: Path) -> No
     assert "failed" not in done.stdout, done.stdout + done.stderr
     (row,) = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert (row["numbers"]["wrong"], len(row["numbers"]["woken"])) == (0, 2)
+
+
+@pytest.mark.parametrize("looks", list(product([False, True], repeat=3)))
+def test_a_program_that_waits_says_so_whenever_it_is_held(
+    looks: tuple[bool, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([*looks, False])
+    waited = wait_while(lambda: next(answers))
+    taken = len(looks) - len(list(answers))  # looks that found it held
+    assert waited == (taken > 0)
+    assert capsys.readouterr().out == "HELD\n" * waited
 
 
 def test_slow_requests_are_named_with_the_steps_that_overlap_them(tmp_path: Path) -> None:

@@ -79,6 +79,17 @@ def _torch(count: int, *, graph: bool, triton: bool) -> tuple[Callable[[], None]
     return step, lambda steps: sum(int((piece != float(at + steps)).any()) for at, piece in enumerate(pieces))
 
 
+def wait_while(held: Callable[[], bool]) -> bool:
+    """Whether it waited. It says so exactly then: a look of its own for that may answer otherwise than the next one."""
+    waited = False
+    while held():
+        if not waited:
+            print("HELD", flush=True)
+        waited = True
+        time.sleep(0.002)
+    return waited
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -107,11 +118,7 @@ def main() -> None:
     steps, woken = 0, []
     with (given.folder / f"{given.name}.steps").open("w", buffering=1) as log:
         while not stop.exists():
-            held = hold.exists()
-            if held:
-                print("HELD", flush=True)
-            while hold.exists() and not stop.exists():
-                time.sleep(0.002)
+            held = wait_while(lambda: hold.exists() and not stop.exists())
             began = time.monotonic()
             step()
             ended = time.monotonic()
@@ -124,4 +131,5 @@ def main() -> None:
     print(json.dumps(found), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()
