@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host.cgroups import parse_cgroups, pod_folder, pod_of, pods_seen
+from aliquot.adapters.host.cgroups import parse_cgroups, pod_folders, pod_of, pods_seen
 
 UID = "3f2a9c1e-8d47-4b6a-9e05-1c7d2b8f4a60"
 UNDERSCORED = UID.replace("-", "_")
@@ -127,13 +127,15 @@ def test_folder_of_a_pods_cgroup_is_found(tmp_path: Path, path: str) -> None:
     (tmp_path / f"kubepods/pod{OTHER}/pod{UID}").mkdir(parents=True)  # a container may make cgroups below its own
     uid = parse_cgroups(f"0::{path}")
     assert uid is not None
-    found = pod_folder(uid, root=tmp_path)
-    assert found is not None
-    assert parse_cgroups(f"0::/{found.name}") == uid
-    assert str(tmp_path / path.strip("/")).startswith(f"{found}")
+    found = pod_folders(root=tmp_path)
+    assert found.keys() == {uid, OTHER}
+    assert found[OTHER] == tmp_path / f"kubepods/pod{OTHER}"
+    assert parse_cgroups(f"0::/{found[uid].name}") == uid
+    assert str(tmp_path / path.strip("/")).startswith(f"{found[uid]}")
 
 
 def test_folder_of_a_pods_cgroup_that_cannot_be_seen(tmp_path: Path) -> None:
     (tmp_path / f"kubepods-pod{UNDERSCORED}.slice:cri-containerd:{ID}").mkdir()  # one container's, not its Pod's
-    assert pod_folder(UID, root=tmp_path) is None
-    assert pod_folder(UID, root=tmp_path / "none") is None
+    (tmp_path / f"pod{OTHER}").write_text("not a folder")
+    assert pod_folders(root=tmp_path) == {}
+    assert pod_folders(root=tmp_path / "none") == {}

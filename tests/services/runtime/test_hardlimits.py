@@ -38,13 +38,17 @@ class Driver:
         return self.why
 
 
+def cgroups() -> dict[str, Path]:
+    return {uid: Path("/cg", uid) for uid in (POD, FOREIGN)}
+
+
 def tenant(uid: str = POD, *allotments: Allotment) -> Tenant:
     return Tenant(uid, f"default/{uid[:4]}", AppClass.NORMAL, allotments or (Allotment("GPU-0", 4 * GIB),), None)
 
 
 def test_limit_of_each_card_is_set_once_on_the_pods_cgroup() -> None:
     driver = Driver()
-    limits = HardLimits(driver.set_limit, lambda uid: Path("/cg", uid))
+    limits = HardLimits(driver.set_limit, cgroups)
     pod = tenant(POD, Allotment("GPU-0", 4 * GIB), Allotment("GPU-1", 2 * GIB), Allotment("GPU-2"))
     for second in range(100):
         limits.refresh([pod], float(second))
@@ -60,23 +64,46 @@ def test_limit_of_each_card_is_set_once_on_the_pods_cgroup() -> None:
 def test_driver_that_does_not_limit_is_asked_seldom_and_logged_once(why: str, caplog: pytest.LogCaptureFixture) -> None:
     driver = Driver()
     driver.why = why
-    limits = HardLimits(driver.set_limit, lambda uid: Path("/cg", uid))
+    limits = HardLimits(driver.set_limit, cgroups)
     with caplog.at_level(logging.INFO):
-        for second in range(100):
+        for second in range(1000):
             limits.refresh([tenant(), tenant(FOREIGN)], float(second))
-    assert driver.calls == 8
+    assert driver.calls == 4
     assert [key for key, _ in logged(caplog)] == ["driver_limits_no_memory"]
     assert not limits.enforces(POD, "GPU-0")
     driver.why = None
-    limits.refresh([tenant()], 200.0)
+    limits.refresh([tenant()], 1200.0)
     assert limits.enforces(POD, "GPU-0")
 
 
 def test_pod_whose_cgroup_cannot_be_seen_is_left_to_the_shim() -> None:
     driver = Driver()
-    limits = HardLimits(driver.set_limit, lambda uid: None)
+    limits = HardLimits(driver.set_limit, dict)
     limits.refresh([tenant()], 0.0)
     assert (driver.calls, limits.enforces(POD, "GPU-0")) == (0, False)
+
+
+def test_pods_cgroups_are_looked_for_once_for_all_pods() -> None:
+    driver, walks, seen = Driver(), 0, dict[str, Path]()
+
+    def folders() -> dict[str, Path]:
+        nonlocal walks
+        walks += 1
+        return seen
+
+    limits = HardLimits(driver.set_limit, folders)
+    pods = [tenant(f"{number:08}-8d47") for number in range(64)]
+    for second in range(64):  # the Pods come one after the other
+        limits.refresh(pods[: second + 1], float(second))
+    before = walks
+    for second in range(64, 124):
+        limits.refresh(pods, float(second))
+    assert walks - before == 2
+    seen = {pod.id: Path("/cg", pod.id) for pod in pods}
+    for second in range(124, 1000):
+        limits.refresh(pods, float(second))
+    assert walks - before == 3
+    assert driver.calls == 64, "a cgroup that is seen at last gets its limit, once"
 
 
 def test_arbiter_shows_the_drivers_limit_and_leaves_pods_of_other_plugins_alone(
@@ -86,7 +113,7 @@ def test_arbiter_shows_the_drivers_limit_and_leaves_pods_of_other_plugins_alone(
     driver = Driver()
     rig = Rig(tmp_path, monkeypatch, whose=lambda pid: POD if pid == os.getpid() else None)
     try:
-        rig.daemon._hard_limits = HardLimits(driver.set_limit, lambda uid: Path("/cg", uid))
+        rig.daemon._hard_limits = HardLimits(driver.set_limit, cgroups)
         for uid in (POD, FOREIGN):
             rig.daemon.add(tenant(uid, Allotment(UUIDS[0], 4 * GIB)), rig.folder / "t" / uid)
         assert not rig.standing(POD).hard_limit, "before it is known whom to spare"

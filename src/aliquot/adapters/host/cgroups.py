@@ -6,6 +6,7 @@ own.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -29,27 +30,30 @@ def pod_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
         return None
 
 
-def pod_folder(uid: str, *, root: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """The Pod's cgroup of version 2; None where it cannot be seen, as in a container that has only its own."""
-    folders = [path for path in _inside(root) if path.name not in _NEVER_PODS]
+def pod_folders(*, root: Path = Path("/sys/fs/cgroup")) -> dict[str, Path]:
+    """The cgroups of version 2 of all Pods, by UID. Those that cannot be seen are missing, as in a container that has
+    only its own."""
+    pods: dict[str, Path] = {}
+    folders = [path for path in _inside(str(root)) if os.path.basename(path) not in _NEVER_PODS]
     for _ in range(_STEPS):
-        pods = (path for path in folders if ":" not in path.name)  # with it a name is one container's
-        found = next((path for path in pods if parse_cgroups(f"0::/{path.name}") == uid), None)
-        if found is not None:
-            return found
-        folders = [path for folder in folders if not _is_pod(folder) for path in _inside(folder)]
-    return None
+        others = []
+        for path in folders:
+            name = os.path.basename(path)
+            uid = parse_cgroups(f"0::/{name}")
+            if uid is None:
+                others.append(path)
+            elif ":" not in name:  # with it a name is one container's
+                pods.setdefault(uid, Path(path))
+        folders = [path for folder in others for path in _inside(folder)]
+    return pods
 
 
-def _inside(folder: Path) -> list[Path]:
+def _inside(folder: str) -> list[str]:
     try:
-        return [path for path in folder.iterdir() if path.is_dir()]
+        with os.scandir(folder) as entries:
+            return [entry.path for entry in entries if entry.is_dir()]
     except OSError:
         return []
-
-
-def _is_pod(folder: Path) -> bool:
-    return parse_cgroups(f"0::/{folder.name}") is not None
 
 
 def pods_seen(*, proc: Path = Path("/proc")) -> dict[str, int]:

@@ -73,7 +73,7 @@ def run_agent(
             simulated=playing is not None,
             whose=cgroups.pod_of,
             claims_of=users,
-            hard_limits=HardLimits(nvml.limit_memory, cgroups.pod_folder),
+            hard_limits=HardLimits(nvml.limit_memory, cgroups.pod_folders),
             mover=MoverClient(pool_folder(database.parent), 0, os.environ, log_file=database.parent / "mover.log"),
             **plan._asdict(),
         )

@@ -7,7 +7,7 @@ The audit's thread calls `refresh`; `enforces` may be called by any.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from aliquot.adapters.gpu.nvml import NvmlError
@@ -16,6 +16,7 @@ from aliquot.model.tenant import Tenant
 
 _UNSEEN = "the cgroups of Pods cannot be seen from here"
 _RETRY = 30.0  # seconds; a Pod's cgroup is there before its first container, but maybe not before its tenant
+_RETRY_REFUSED = 600.0  # a driver that does not limit today will hardly do it in a minute
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +25,10 @@ SetLimit = Callable[[str, str, int], str | None]
 
 
 class HardLimits:
-    """See the head of the file. `folder` returns a Pod's cgroup, None where it cannot be seen."""
+    """See the head of the file. `folders` returns the cgroups of Pods that can be seen, by UID."""
 
-    def __init__(self, set_limit: SetLimit, folder: Callable[[str], Path | None]) -> None:
-        self._set, self._folder = set_limit, folder
+    def __init__(self, set_limit: SetLimit, folders: Callable[[], Mapping[str, Path]]) -> None:
+        self._set, self._folders = set_limit, folders
         self._enforced: dict[tuple[str, str], int] = {}  # bytes, by tenant and card
         self._next: dict[str, float] = {}  # when a tenant is tried again
         self._why = ""
@@ -41,16 +42,22 @@ class HardLimits:
         by_id = {tenant.id: tenant for tenant in tenants}
         self._enforced = {key: limit for key, limit in self._enforced.items() if key[0] in by_id}
         self._next = {tenant: at for tenant, at in self._next.items() if tenant in by_id}
+        folders: Mapping[str, Path] | None = None
         for tenant in by_id.values():
+            if now < self._next.get(tenant.id, 0.0):
+                continue
             wanted = {
                 (tenant.id, one.uuid): one.memory_bytes + MARGIN
                 for one in tenant.allotments
                 if one.memory_bytes is not None
             }
-            if wanted.items() <= self._enforced.items() or now < self._next.get(tenant.id, 0.0):
+            if wanted.items() <= self._enforced.items():
                 continue
-            self._next[tenant.id] = now + _RETRY
-            folder = self._folder(tenant.id)
+            if folders is None:
+                folders = self._folders()  # walks all cgroups, so once for all tenants
+            folder = folders.get(tenant.id)
+            wait = _RETRY if folder is None else _RETRY_REFUSED
+            self._next[tenant.id] = (now // wait + 1) * wait  # the same for all tenants: they share the walk
             for key, limit in wanted.items():
                 why = _UNSEEN if folder is None else self._try(key[1], folder, limit)
                 if why is None:
