@@ -44,7 +44,8 @@ from aliquot.model.residency import Arrival
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.services.agent.deviceplugins import Allocation
 from aliquot.services.agent.injection import TENANT, Libraries
-from aliquot.services.agent.service import Agent, Parts, Settings
+from aliquot.services.agent.service import Agent
+from aliquot.services.agent.settings import Parts, Settings
 from kit.manifests import QGPU, a_container, a_pod
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from aliquot.adapters.storage.shims import ShimError
 from aliquot.cli.amounts import Cards
 from aliquot.cli.cluster.agent import agent
 from aliquot.dialects import MemoryUnit
-from aliquot.services.agent.service import Settings
+from aliquot.services.agent.settings import Settings
 from aliquot.services.daemon import home
 from kit.kubectl import invoked
 

@@ -17,7 +17,7 @@ from aliquot.dialects.wire.cdi import name_of, parse_spec, render_spec
 from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.services.agent import assembly
 from aliquot.services.agent.assembly import run_agent, sweep_shims
-from aliquot.services.agent.service import Settings
+from aliquot.services.agent.settings import Settings
 from kit.manifests import QGPU_CORE
 
 

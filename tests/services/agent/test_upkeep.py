@@ -30,7 +30,7 @@ def offered(agent_node: AgentNode) -> dict[str, dict[str, bool]]:
     play(agent_node.agent._advertise())
     return {
         resource: {token.id: token.healthy for token in tokens}
-        for resource, tokens in agent_node.agent._offered.items()
+        for resource, tokens in agent_node.agent.advertiser.offered.items()
     }
 
 
@@ -80,11 +80,11 @@ def test_nvidia_gpu_is_advertised_only_by_label_and_never_beside_another_plugin(
     assert of_nvidia_gpu(agent_node, "false", "0", "0") == 0
     assert of_nvidia_gpu(agent_node, "true", "2", "2") == 0  # NVIDIA's plugin serves it
     assert of_nvidia_gpu(agent_node, "true", "2", "0") == 0  # the kubelet has restarted, and that plugin comes back
-    agent_node.agent._nvidia_gpu_free_at = 0.0
+    agent_node.agent.advertiser._nvidia_gpu_free_at = 0.0
     assert of_nvidia_gpu(agent_node, "true", "0", "0") == 200
     assert of_nvidia_gpu(agent_node, "true", "200", "200") == 200  # our own
     assert of_nvidia_gpu(agent_node, "true", "2", "2") == 0  # NVIDIA's plugin registered after us
-    agent_node.agent._nvidia_gpu_free_at = 0.0
+    agent_node.agent.advertiser._nvidia_gpu_free_at = 0.0
     assert of_nvidia_gpu(agent_node, "true", "2", "0") == 200
 
 
@@ -104,9 +104,9 @@ def test_too_many_devices_are_not_advertised_and_the_agent_is_not_ready(
 
 def test_devices_are_not_rebuilt_while_nothing_changes(agent_node: AgentNode) -> None:
     offered(agent_node)
-    before = agent_node.agent._offered
+    before = agent_node.agent.advertiser.offered
     offered(agent_node)
-    assert agent_node.agent._offered is before
+    assert agent_node.agent.advertiser.offered is before
 
 
 def test_unhealthy_card_makes_its_free_devices_unhealthy(agent_node: AgentNode) -> None:

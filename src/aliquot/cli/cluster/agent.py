@@ -286,7 +286,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
     load_aiohttp()
     from aliquot.dialects import MemoryUnit, Rules
     from aliquot.services.agent.assembly import run_agent
-    from aliquot.services.agent.service import Settings
+    from aliquot.services.agent.settings import Settings
 
     settings = Settings(
         node_name=node_name(given["nodename"]),

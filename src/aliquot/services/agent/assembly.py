@@ -23,7 +23,8 @@ from aliquot.dialects.wire.cdi import parse_spec, render_spec
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from aliquot.model.tenant import SharingRules
 from aliquot.services.agent.libraries import install_libraries
-from aliquot.services.agent.service import Agent, ClaimUsers, Parts, Settings
+from aliquot.services.agent.service import Agent
+from aliquot.services.agent.settings import ClaimUsers, Parts, Settings
 from aliquot.services.mover.client import MoverClient, pool_folder
 from aliquot.services.proof.startup import Mode, plan_control
 from aliquot.services.runtime.arbiterd import Arbiterd

@@ -1,14 +1,15 @@
 """`aliquot agent`, one per node: advertises the cards, injects them into containers, holds tenants to their shares.
 
-    plugins     a device plugin for each resource that the node's labels enable, through restarts of the kubelet
+    advertiser  which devices of which resources the kubelet is offered
+    plugins     a device plugin for each of these resources, through restarts of the kubelet
     allocator   which Pod holds a container's devices, and which cards it was granted
     tenants     the Pods and claims as tenants of the arbiter, whose threads run beside this loop
     dra         on nodes labelled for it: the same cards by ResourceClaims, instead of device plugins
     health      unhealthy cards: reported to the kubelet, to the scheduler (inventory) and in events
+    recovery    at the start: tenants from the database, then from the API server and the kubelet
     upkeep      once a second: releases ended Pods, emits findings, writes what has changed
 
-State is rebuilt at every start: tenants from the database, then from the API server and the kubelet. An agent that is
-killed at any line leaves running Pods as they are.
+An agent that is killed at any line leaves running Pods as they are.
 """
 
 from __future__ import annotations
@@ -17,39 +18,31 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 import aliquot
-from aliquot import dialects
 from aliquot.adapters.host.processes import own_number
-from aliquot.adapters.kubelet.checkpoint import CachedResponse
 from aliquot.adapters.kubelet.holders import Kubelet
 from aliquot.adapters.kubernetes.kube import Kube, Server
-from aliquot.adapters.kubernetes.reflector import Reflector, key_of
+from aliquot.adapters.kubernetes.reflector import Reflector
 from aliquot.adapters.storage.cdifolder import CdiFolder
-from aliquot.adapters.storage.podstore import PodStore, StoreError
-from aliquot.dialects import Rules, elastic, hami
-from aliquot.dialects.wire.advertising import Token, adverts, tokens
+from aliquot.adapters.storage.podstore import StoreError
+from aliquot.dialects import elastic
 from aliquot.dialects.wire.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
-from aliquot.dialects.wire.otherplugins import TAKEN
-from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.health import describe_out
-from aliquot.model.node import Node, Offer
-from aliquot.model.refusal import Invalid
-from aliquot.model.residency import Arrival
+from aliquot.model.node import Node
 from aliquot.model.status import dashboard
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
-from aliquot.model.tenant import Finding, SharingRules, Standing
-from aliquot.services.agent import nodereport
+from aliquot.model.tenant import SharingRules
+from aliquot.services.agent.advertising import Advertiser
 from aliquot.services.agent.allocation import Allocator
 from aliquot.services.agent.control import AgentControl
 from aliquot.services.agent.deviceholders import DeviceHolders
@@ -61,12 +54,14 @@ from aliquot.services.agent.foreignpods import ForeignPods
 from aliquot.services.agent.handover import hand_over
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
 from aliquot.services.agent.http import AgentPort
-from aliquot.services.agent.injection import CdiInjector, Libraries, MountInjector, RuntimeInjector
-from aliquot.services.agent.live import AgentLive, Traced
+from aliquot.services.agent.injection import CdiInjector, MountInjector, RuntimeInjector
+from aliquot.services.agent.live import AgentLive
 from aliquot.services.agent.nodereport import NodeReporter
 from aliquot.services.agent.podcache import PodCache
+from aliquot.services.agent.recovery import TenantRecovery
+from aliquot.services.agent.settings import Parts, Settings
 from aliquot.services.agent.status import NodeState, resource_statuses, status
-from aliquot.services.agent.tenants import AdmissionError, PodTenants, Tenants
+from aliquot.services.agent.tenants import PodTenants
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import about
 from aliquot.services.daemon.events import Events, timestamp
@@ -75,7 +70,6 @@ from aliquot.services.daemon.memory import collect_garbage
 from aliquot.services.daemon.qgpumetrics import qgpu_families
 from aliquot.services.daemon.tasks import run_forever, termination_signal
 from aliquot.services.runtime.billing import Billing
-from aliquot.services.runtime.meter import CardMeter
 from aliquot.services.runtime.usagereport import usage_families
 
 if TYPE_CHECKING:
@@ -84,77 +78,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _UPKEEP_INTERVAL = 1.0  # seconds
-_PLUGIN_RETURNS = 60.0  # seconds in which a device plugin is back after its own restart or the kubelet's
-
-
-class Arbiter(Tenants, Traced, Protocol):
-    """services/runtime/arbiterd.py."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def configure(self, rules: SharingRules) -> None: ...
-    def standings(self) -> list[Standing]: ...
-    def findings(self) -> list[Finding]: ...
-    def controls(self) -> Mapping[str, CardControl]: ...
-    def take_arrivals(self) -> list[Arrival]: ...
-    def spare(self, tenants: frozenset[str]) -> None: ...
-
-
-class Health(nodereport.Health, Protocol):
-    """services/runtime/health.py."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The agent's configuration, from its command line."""
-
-    node_name: str
-    tenants: Path  # holds one folder per Pod on the cards
-    links: Path  # holds links to those, named after device IDs, for runtimes without CDI
-    cdi: bool | None = None  # None: depends on the runtime's version
-    cdi_folder: Path = Path("/var/run/cdi")
-    environment_by_file: bool = False  # without CDI and without the webhook: the shim sets the environment
-    kubelet: Path = Path("/var/lib/kubelet")
-    rules: Rules = dialects.DEFAULT_RULES
-    release_delay: float | None = 0.1  # None: learned
-    kill_after: float | None = None  # seconds over its memory limit after which a Pod's processes are ended
-    host_pool: int = 0  # MiB of host memory for what is parked
-    oversubscribe: float = 1.0  # of nodes without the label
-    handover: float = 3.0  # seconds for the scheduler to acknowledge that the agent stops
-    port: int = 9479
-    bind_address: str = "0.0.0.0"  # noqa: S104  # Prometheus runs on another node
-    control: Path | None = None  # socket for `aliquot top`, `ps` and `doctor` on the node; None: no socket
-    simulated: str | None = None  # the simulated cards, in the form of the command line
-    qgpu_names: bool = False  # whether /metrics has those of qGPU's exporter too
-    notes: tuple[str, ...] = ()  # remarks for the status
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The agent's adapters, which tests replace."""
-
-    store: PodStore
-    arbiter: Arbiter
-    health: Health
-    libraries: Libraries
-    meter: CardMeter | None = None  # samples the cards' usage; None: usage is not known
-    billing: Billing | None = None  # who used how much; None: it is not kept
-    minors: Mapping[str, int] = field(default_factory=dict)  # numbers of the cards' device files, by UUID
-    driver_version: str = ""
-    claim_users: ClaimUsers = field(default_factory=lambda: ClaimUsers())
-
-
-@dataclass(slots=True)
-class ClaimUsers:
-    """Tells the arbiter, which exists before the agent, which claims a Pod uses: their UIDs, by the Pod's."""
-
-    find: Callable[[str], Sequence[str]] = lambda pod: ()
-
-    def __call__(self, pod: str) -> Sequence[str]:
-        return self.find(pod)
 
 
 class Agent:
@@ -210,6 +133,22 @@ class Agent:
         self.calls = Calls(lambda: timestamp(time.time()), (ALLOCATE, PRESTART))
         handler = timed(self.allocator, self.calls, time.monotonic)
         self.plugins = Plugins(self.kubelet.plugins, handler, changed=self.wake)
+        self.recovery = TenantRecovery(
+            kubelet=self.kubelet,
+            pods=self.pod_cache,
+            tenants=self.tenants,
+            claims=self.claims,
+            foreign_pods=self.foreign_pods,
+            injector=self.injector,
+            allocator=self.allocator,
+        )
+        self.advertiser = Advertiser(
+            self.plugins,
+            self.reporter,
+            DeviceHolders(self.kubelet, self.tenants, time.monotonic),
+            adopt_foreign=self.recovery.adopt_foreign,
+            clock=time.monotonic,
+        )
         self.port = AgentPort(self, address=settings.bind_address, port=settings.port)
         self._since = time.time()
         self.restored = asyncio.Event()
@@ -217,11 +156,6 @@ class Agent:
         self._rules = SharingRules(
             release_delay=settings.release_delay, kill_after=settings.kill_after, host_pool=settings.host_pool << 20
         )
-        self._offered: Mapping[str, tuple[Token, ...]] = {}
-        self._nvidia_gpu_free_at = float("-inf")
-        self._device_holders = DeviceHolders(self.kubelet, self.tenants, time.monotonic)
-        self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]], bool] | None = None
-        self._refused: Invalid | None = None  # why no resource can be advertised
         self._store_problem = ""
 
     def _make_allocator(self) -> Allocator:
@@ -380,11 +314,10 @@ class Agent:
             return "the Node and its Pods have not been read from the API server yet"
         if not self.restored.is_set():
             return "the tenants are not restored yet"
-        missing = self._offered.keys() - self.plugins.registered
-        if missing:
-            return f"the kubelet has not accepted {', '.join(sorted(missing))} yet"
-        if self._refused is not None:
-            return f"no resource can be advertised: {self._refused.sentence()}"
+        if self.advertiser.missing:
+            return f"the kubelet has not accepted {', '.join(sorted(self.advertiser.missing))} yet"
+        if self.advertiser.refused is not None:
+            return f"no resource can be advertised: {self.advertiser.refused.sentence()}"
         waits_for = self.dra.ready()
         if waits_for is not None:
             return waits_for
@@ -425,7 +358,7 @@ class Agent:
         agent = AgentStatus(
             waits_for=self.ready(),
             notes=[*self.settings.notes, *self.dra.notes, *([] if self.port.trouble is None else [self.port.trouble])],
-            resources=resource_statuses(self._offered, self.plugins.registered),
+            resources=resource_statuses(self.advertiser.offered, self.plugins.registered),
             kubelet_restarts=self.plugins.restarts,
             calls=msgspec.convert(self.calls.as_json(), dict[str, CallStatus]),
         )
@@ -453,53 +386,19 @@ class Agent:
         self.wake()
         self.dra.wake()
 
-    # --- restore -------------------------------------------------------------------------------------------------
+    # --- restore and upkeep --------------------------------------------------------------------------------------
 
     async def _restore(self) -> None:
-        """Reconcile the tenants with the API server and the kubelet: release Pods that ended while no agent ran, adopt
-        folders without a tenant and running Pods that an agent or another plugin admitted."""
         await self.pods.synced.wait()
         await self.reporter.node_known.wait()
-        pods = {pod.metadata.uid: pod for pod in self.pod_cache if not pod.finished}
-        for tenancy in list(self.tenants.tenancies.values()):
-            if tenancy.id not in pods and not tenancy.claim:
-                self.tenants.mark_ended(tenancy.id)
-        await self.claims.recover()
-        entries = self.kubelet.checkpoint() or ()
-        foreign = self.foreign_pods.foreign_responses(entries)
-        running = {uid for uid, pod in pods.items() if pod.runs}  # Pods that we refused hold devices, too
-        ours = self.foreign_pods.admitted_by_us(entries) & running - foreign.keys()
-        unknown = self.tenants.unknown_folders() | set(self.injector.owners().values()) | ours
-        for uid in unknown - self.tenants.tenancies.keys() - self.claims.left_alone:
-            self._readmit(uid, pods.get(uid))
-        self._adopt(foreign)
+        await self.recovery.restore()
         self.restored.set()
-
-    def _adopt(self, foreign: Mapping[str, CachedResponse]) -> None:
-        """Count the Pods that another plugin admitted, and that have not ended."""
-        for uid, response in foreign.items():
-            pod = self.pod_cache.by_uid(uid)
-            if pod is not None and not pod.finished:
-                self.foreign_pods.adopt(pod, response, self.allocator)
-
-    def _readmit(self, uid: str, pod: PodObject | None) -> None:
-        if pod is None:
-            self.tenants.discard(uid)
-            return
-        key = key_of(pod)
-        try:
-            self.tenants.admit(self.allocator.tenancy_of(pod))
-            log.info("tenant_readmitted", extra={"data": {"pod": key, "uid": uid}})
-        except (Refused, AdmissionError, StoreError) as error:
-            log.warning("tenant_not_readmitted", extra={"data": {"pod": key, "why": str(error)}})
 
     async def _serve_claims(self) -> None:
         await self.reporter.node_known.wait()
         await self.restored.wait()
         await self.claims.release_gone()
         await self.dra.run()
-
-    # --- upkeep --------------------------------------------------------------------------------------------------
 
     async def _upkeep(self) -> None:
         await self.reporter.node_known.wait()
@@ -509,8 +408,7 @@ class Agent:
             self._persist_cards()
             await self.held_cards.refresh()
             await self._advertise()
-            here = self._offered.keys() <= self.plugins.registered
-            self.reporter.publish(self.cards, here=here)
+            self.reporter.publish(self.cards, here=not self.advertiser.missing)
             self.parts.arbiter.spare(self.foreign_pods.uids)  # they ran before we came
             self.reporter.report_health(self.parts.health, self.tenants.tenancies.values())
             self.reporter.report_findings(
@@ -526,6 +424,10 @@ class Agent:
                 async with asyncio.timeout(_UPKEEP_INTERVAL):  # not wait_for: that may forget being cancelled
                     await self._awake.wait()
 
+    async def _advertise(self) -> None:
+        node = self.node() if self.dra.offers_resources else replace(self.node(), offers=frozenset())
+        await self.advertiser.refresh(node, self.settings.rules)
+
     def _users(self, claim: str) -> list[PodObject]:
         """The Pods that use the claim."""
         return [pod for pod in self.pod_cache if not pod.finished and claim in self.claims.claims_of(pod.metadata.uid)]
@@ -540,39 +442,3 @@ class Agent:
             if str(error) != self._store_problem:
                 log.warning("cards_not_persisted", extra={"data": {"why": str(error)}})
             self._store_problem = str(error)
-
-    def _nvidia_gpu_is_taken(self, own: int, now: float) -> bool:
-        """Whether another plugin serves nvidia.com/gpu, or did just now.
-
-        It registers again after the kubelet restarted, and whoever registers last has the name.
-        """
-        if self.reporter.nvidia_gpu_is_taken(own):
-            self._nvidia_gpu_free_at = now + _PLUGIN_RETURNS
-            return True
-        return hami.CARDS not in self._offered and now < self._nvidia_gpu_free_at
-
-    async def _advertise(self) -> None:
-        """Offer the devices to the kubelet, with those that unhealthy cards take out."""
-        node = self.node()
-        if not self.dra.offers_resources:
-            node = replace(node, offers=frozenset())
-        if any(not card.usable for card in node.cards):
-            await self._device_holders.refresh()
-        held = self._device_holders.cards
-        taken = Offer.HAMI in node.offers and self._nvidia_gpu_is_taken(hami.TOKENS * len(node.cards), time.monotonic())
-        if (node, held, taken) == self._offered_by:  # building up to 50,000 devices each second would cost too much
-            return
-        self._offered_by = (node, held, taken)
-        wanted = adverts(replace(node, offers=node.offers - hami.OFFERS) if taken else node, self.settings.rules)
-        self._refused = wanted if isinstance(wanted, Invalid) else None
-        if taken:
-            self.reporter.report_refused(TAKEN)
-        if isinstance(wanted, Invalid):
-            self.reporter.report_refused(wanted)
-            wanted = ()
-        offered = {advert.resource: tokens(advert, node.cards, held.get(advert.resource, {})) for advert in wanted}
-        if hami.CARDS in offered and hami.CARDS not in self._offered:  # the label has come: HAMi's Pods are ours now
-            self._adopt(self.foreign_pods.foreign_responses(self.kubelet.checkpoint() or ()))
-        if offered != self._offered:
-            self._offered = offered
-            self.plugins.offer(offered)
