@@ -47,3 +47,16 @@ def a_claim(
         "metadata": {"name": name, "namespace": namespace, "uid": uid},
         "status": {"allocation": {"devices": devices}, "reservedFor": reserved},
     }
+
+
+def a_waiting_claim(name: str, *requests: Json, namespace: str = "ml", config: Sequence[Json] = ()) -> Json:
+    """A claim that kube-scheduler has not allocated yet."""
+    spec = {"devices": {"requests": list(requests), "config": list(config)}}
+    return {"metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}"}, "spec": spec}
+
+
+def a_request(device_class: str = "aliquot.dev", name: str = "gpu", **fields: Any) -> Json:
+    """A request of a claim for one share; `memory` and `core`: its capacity."""
+    capacity = {key: fields.pop(key) for key in ("memory", "core") if key in fields}
+    exactly = {"deviceClassName": device_class, **({"capacity": {"requests": capacity}} if capacity else {}), **fields}
+    return {"name": name, "exactly": exactly}

@@ -233,6 +233,7 @@ export class Cluster {
           latency_seconds: null,
           latency_missed_seconds: 0,
           moves: 0,
+          users: null,
         })),
       };
     });
@@ -260,6 +261,7 @@ export class Cluster {
       cards: pending
         ? []
         : [{ index: 2, uuid: "GPU-00000026-aaaa-bbbb", memory_mib: 40960, core: 50, greedy: false, exclusive: false }],
+      claims: [],
       containers: [{ name: "main", command: ["python", "train.py"] }],
       owner: "Job/train",
       since: Date.now() / 1000 - 4000,

@@ -173,6 +173,7 @@ export class Machine {
           latency_seconds: null,
           latency_missed_seconds: 0,
           moves: 0,
+          users: null,
         };
       }),
     };
@@ -354,6 +355,7 @@ export class Machine {
             exclusive: !!tenant.exclusive,
           },
         ],
+        claims: [],
         containers: [{ name: "main", command: ["python", "train.py", "--epochs", "3", "--note", "it's long"] }],
         owner: tenant.dialect === "run" ? null : "StatefulSet/binpack-1",
         since: this.begun - 340,
@@ -378,6 +380,7 @@ export class Machine {
         phase: "Pending",
         node: null,
         cards: [],
+        claims: [],
         containers: [{ name: "main", command: ["sleep", "inf"] }],
         owner: null,
         since: waiter.since,

@@ -94,6 +94,10 @@ export const MESSAGE_CODES = [
   "group-pauses",
   "group-finished",
   "group-invalid",
+  "claim-waits",
+  "claim-missing",
+  "claim-nowhere",
+  "scheduler-said",
   "invalid-pod",
   "container-exited",
   "pod-reason",
@@ -101,6 +105,7 @@ export const MESSAGE_CODES = [
   "no-request",
   "promised",
   "paused",
+  "claim-holds",
   "placed",
   "node-gone",
   "offers",
@@ -115,6 +120,7 @@ export const MESSAGE_CODES = [
   "cards-out",
   "findings",
   "invalid-node",
+  "claim-unreadable",
   "assumed",
   "xid",
   "driver-silent",
@@ -267,7 +273,7 @@ export interface Card {
   control: Message | null;
 }
 
-/** A Pod or a run on one card. Values that only the node's agent knows are null without it. */
+/** A Pod, a ResourceClaim or a run on one card. Values that only the node's agent knows are null without it. */
 export interface Tenant {
   key: string;
   class: AppClass;
@@ -288,6 +294,7 @@ export interface Tenant {
   why_parked: ParkReason | null;
   latency_seconds: number | null;
   latency_missed_seconds: number;
+  users: string[] | null;
 }
 
 export type State = "idle" | "running" | "paused" | "waiting";
@@ -383,6 +390,7 @@ export interface Pod {
   since: number | null;
   why: Message[];
   refusals: Refused[];
+  claims: string[];
 }
 
 /** What a Pod has of one card. */

@@ -167,6 +167,9 @@ export const en = {
   notAnswered: "The server did not answer; trying again.",
   pod: "Pod",
   run: "run",
+  claim: "ResourceClaim",
+  usedBy: "used by",
+  unused: "no Pod uses it now",
 
   emptyMachine: "Nothing runs here yet. Give a command a slice of a card, apply a manifest, or see a story played:",
   emptyCluster: "No node with cards is known yet. Install the agent, then label a node; see",

@@ -143,6 +143,11 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
     `PodGroup ${name} 需要 ${of} 个成员同时有位置，上次只有 ${count ?? 0} 个成员来到预留的位置，因此 ${number} 秒内不再预留；其他成员的事件说明了原因`,
   "group-finished": ({ name }) => `PodGroup ${name} 已结束（spec.finished），不再启动新成员`,
   "group-invalid": ({ name }) => `PodGroup ${name} 的配置无效`,
+  "claim-waits": ({ name = "" }) => `ResourceClaim ${name} 还没有卡：kube-scheduler 放置使用它的 Pod 时才选卡`,
+  "claim-missing": ({ name = "" }) =>
+    `ResourceClaim ${name} 不存在：请创建它或它的 ResourceClaimTemplate，或者修改 spec.resourceClaims`,
+  "claim-nowhere": () => "没有节点用 ResourceClaim 分配卡；给节点打标签 aliquot.dev/dra=true，见 docs/dra.md",
+  "scheduler-said": () => "kube-scheduler 上次给出的原因：",
   "invalid-pod": ({ name }) => (name === undefined ? "Pod 的配置无效" : `Pod 的配置无效：${name}`),
   "container-exited": ({ name, number }) => `容器 ${name} 已退出，退出码 ${number}`,
   "pod-reason": () => "Pod 无法启动",
@@ -150,6 +155,8 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   "no-request": () => "没有申请卡",
   promised: ({ wants = [], count, names = [] }) => promised(wants, count, names[0], names[1]),
   paused: ({ card, name, number = 0 }) => `暂停：${name} 正在使用卡 ${card}。在线任务累计占用了它 ${number} 秒`,
+  "claim-holds": ({ name = "", node = "", cards = [], names = [] }) =>
+    `ResourceClaim ${name} 占有 ${node} 的卡 ${cards.join("、")}；${names.length ? `使用者：${names.join("、")}` : "目前没有 Pod 使用"}`,
   placed: ({ cards = [], node }) =>
     `${node === undefined ? "" : `${node} 的`}卡 ${cards.join("、")}：有余量的卡中最满的（binpack）`,
   "node-gone": ({ node }) => `${node} 已不存在；在 Kubernetes 删除该 Pod 之前，它的占用仍然计算在内`,
@@ -165,6 +172,7 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   "cards-out": ({ count }) => `${count} 张卡停用`,
   findings: () => "有异常情况",
   "invalid-node": ({ name }) => (name === undefined ? "配置无效" : `配置无效：${name}`),
+  "claim-unreadable": ({ name = "" }) => `ResourceClaim ${name} 无法读取，没有计算在内`,
   assumed: () => "节点信息不完整，部分数值是推定的",
   xid: ({ number }) => `Xid ${number} 错误`,
   "driver-silent": () => "驱动没有响应",

@@ -165,6 +165,9 @@ export const zh: Text = {
   notAnswered: "服务器没有回应，正在重试。",
   pod: "Pod",
   run: "运行",
+  claim: "资源申领",
+  usedBy: "使用者",
+  unused: "目前没有 Pod 使用",
 
   emptyMachine: "还没有任务。给一条命令分一片卡，应用一份清单，或看一段演示：",
   emptyCluster: "还没有带卡的节点。请安装 agent 并给节点打标签，参见",

@@ -95,14 +95,13 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
   return (
     <tr class={tenant.state === "paused" ? "paused" : ""}>
       <th scope="row">
-        <button type="button" class="link" onClick={() => go({ pod: tenant.key })} title={tenant.key}>
-          <Swatch tenant={tenant} /> <span>{shortKey(tenant.key)}</span>
-        </button>
+        <TenantName tenant={tenant} users={tenant.users} />
         <small>
           <span class={`c-${tenant.class}`}>{text[tenant.class]}</span> · {dialectName(tenant.dialect, text)}
           {tenant.paused_by !== null && <b class="paused-by"> · {text.hasCard(shortKey(tenant.paused_by))}</b>}
           {tenant.latency_missed_seconds > 0 && ` · ${text.latencyMissed(age(tenant.latency_missed_seconds, text))}`}
         </small>
+        {tenant.users !== null && <Users users={tenant.users} />}
       </th>
       <td title={text.memory}>
         {used && <>{used} / </>}
@@ -123,13 +122,47 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
   );
 }
 
+/** Opens the Pod or run. A ResourceClaim has no page of its own, and may be called like a Pod: its users have theirs. */
+export function TenantName({ tenant, users }: { tenant: Pick<Tenant, "key" | "class">; users: string[] | null }) {
+  const name = (
+    <>
+      <Swatch tenant={tenant} /> <span>{shortKey(tenant.key)}</span>
+    </>
+  );
+  if (users !== null)
+    return (
+      <span class="claim" title={tenant.key}>
+        {name}
+      </span>
+    );
+  return (
+    <button type="button" class="link" onClick={() => go({ pod: tenant.key })} title={tenant.key}>
+      {name}
+    </button>
+  );
+}
+
+function Users({ users }: { users: string[] }) {
+  const { text } = useShared();
+  return (
+    <small class="users">
+      {users.length === 0 ? text.unused : `${text.usedBy} `}
+      {users.map((user) => (
+        <button type="button" class="link" key={user} onClick={() => go({ pod: user })} title={user}>
+          {shortKey(user)}
+        </button>
+      ))}
+    </small>
+  );
+}
+
 export function Swatch({ tenant }: { tenant: Pick<Tenant, "key" | "class"> }) {
   return <i class="swatch" style={{ background: tenantColour(tenant.key, tenant.class) }} aria-hidden="true" />;
 }
 
-/** A run of one machine has no dialect. */
+/** A run of one machine has no dialect, nor has a ResourceClaim. */
 export function dialectName(dialect: string, text: Text): string {
-  return dialect === "run" ? text.run : dialect;
+  return dialect === "run" ? text.run : dialect === "claims" ? text.claim : dialect;
 }
 
 export function quota(share: { core: number | null; greedy: boolean; exclusive: boolean }, text: Text): string {

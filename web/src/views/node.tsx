@@ -6,7 +6,7 @@ import { columnsFor } from "../grid";
 import { useAsked, useShared, useWidth } from "../hooks";
 import type { Answer } from "../link";
 import { go } from "../route";
-import { CardView } from "./card";
+import { CardView, dialectName } from "./card";
 import { Sentence } from "./sentence";
 import { TimelineView } from "./timeline";
 
@@ -58,7 +58,7 @@ export function NodeView({ name, alone, first }: { name: string; alone: boolean;
         )}
         {node.offers.length > 0 && (
           <span class="chip">
-            {text.offers}: {node.offers.join(", ")}
+            {text.offers}: {node.offers.map((offer) => dialectName(offer, text)).join(", ")}
           </span>
         )}
         {node.trouble.map((trouble) => (

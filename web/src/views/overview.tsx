@@ -5,6 +5,7 @@ import { useState } from "preact/hooks";
 import { grouped, memory, percent } from "../format";
 import { kindSums, matching, type Filter } from "../heat";
 import { useShared } from "../hooks";
+import { dialectName } from "./card";
 import { HeatMap, type ColourBy } from "./heatmap";
 
 const FILTERS: Filter[] = ["all", "free", "room", "trouble"];
@@ -91,7 +92,7 @@ function Kinds({ chosen, onChoose }: { chosen: number | null; onChoose: (index: 
                 </button>
               </th>
               <td title={text.policies[sum.kind.policy]}>{sum.kind.policy}</td>
-              <td>{sum.kind.offers.join(", ")}</td>
+              <td>{sum.kind.offers.map((offer) => dialectName(offer, text)).join(", ")}</td>
               <td class="n">{grouped(sum.nodes)}</td>
               <td class="n">
                 {grouped(sum.cards)}

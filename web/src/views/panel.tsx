@@ -6,7 +6,7 @@ import type { Message, Pod } from "../contract";
 import { age, grouped, memory, shell, shortUuid } from "../format";
 import { useAsked, useShared } from "../hooks";
 import { go } from "../route";
-import { quota } from "./card";
+import { dialectName, quota } from "./card";
 import { Refusal, Sentence } from "./sentence";
 
 const EVERY = 2000;
@@ -46,8 +46,13 @@ function PodView({ pod }: { pod: Pod }) {
         <span class={`chip class-${pod.class}`}>{text[pod.class]}</span>
         <span class="chip">{text.phases[pod.phase] ?? pod.phase}</span>
         {(pod.kind === "run" || pod.dialect !== null) && (
-          <span class="chip">{pod.kind === "run" ? text.run : pod.dialect}</span>
+          <span class="chip">{pod.kind === "run" ? text.run : dialectName(pod.dialect ?? "", text)}</span>
         )}
+        {pod.claims.map((claim) => (
+          <span class="chip" key={claim}>
+            {claim}
+          </span>
+        ))}
         {pod.since !== null && <span class="chip">{age(world.state.now - pod.since, text)}</span>}
         {pod.owner !== null && <span class="chip">{pod.owner}</span>}
       </p>

@@ -7,9 +7,8 @@ import type { Card, CardTimeline, Timeline } from "../contract";
 import { shortKey } from "../format";
 import { useShared, useWidth } from "../hooks";
 import { axisSeconds, bucketAt, nearestPreemption, runsOf } from "../lanes";
-import { go } from "../route";
 import type { Text } from "../text";
-import { Swatch } from "./card";
+import { Swatch, TenantName } from "./card";
 
 const LANE = 26;
 const GAP = 4;
@@ -32,9 +31,7 @@ export function TimelineView({ card, timeline }: { card: Card; timeline: Timelin
         <ul class="lane-names">
           {told.tenants.map((lane) => (
             <li key={lane.key}>
-              <button type="button" class="link" onClick={() => go({ pod: lane.key })} title={lane.key}>
-                <Swatch tenant={lane} /> <span>{shortKey(lane.key)}</span>
-              </button>
+              <TenantName tenant={lane} users={card.tenants.find((tenant) => tenant.key === lane.key)?.users ?? null} />
             </li>
           ))}
         </ul>

@@ -9,6 +9,7 @@ from __future__ import annotations
 DRIVER = "aliquot.dev"  # also the domain of the devices' attributes in CEL
 LABEL = "aliquot.dev/dra"  # of a Node, by its owner; "true": its cards are allocated by claims and by nothing else
 LABELS = (LABEL,)
+DIALECT = "claims"  # instead of a dialect: kube-scheduler gives the cards to ResourceClaims
 
 GROUP = "/apis/resource.k8s.io/v1"  # Kubernetes 1.34 and newer
 SLICES = f"{GROUP}/resourceslices"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.dra.claims import ClaimObject
+from aliquot.dialects.wire.objects import PodObject, pod_names
 
 
 def claim_names(pod: PodObject) -> dict[str, str]:
@@ -16,6 +17,13 @@ def claim_names(pod: PodObject) -> dict[str, str]:
     if extended is not None:  # no container names it: the kubelet matches it by resources
         named[""] = extended.resource_claim_name
     return {name: claim for name, claim in named.items() if claim}
+
+
+def waits_for_card(pod: PodObject, claims: Mapping[str, ClaimObject]) -> bool:
+    """Whether a claim of the Pod asks for our cards and has none. `claims` by namespace/name."""
+    namespace = pod_names(pod).namespace
+    used = (claims.get(f"{namespace}/{name}") for name in claim_names(pod).values())
+    return any(claim is not None and claim.wants_ours and not claim.allocated for claim in used)
 
 
 def container_with_several(pod: PodObject, ours: Collection[str]) -> str | None:

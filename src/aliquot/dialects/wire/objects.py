@@ -177,6 +177,21 @@ class PodObject(msgspec.Struct, gc=False):
             for condition in (self.status.conditions if self.status else None) or ()
         )
 
+    @property
+    def last_refusal(self) -> str:
+        """Why kube-scheduler could not place the Pod when it last tried, without its remarks on preemption; empty: it
+        did not try.
+
+        It knows of taints, CPU and extended resources that a placement of cards does not look at.
+        """
+        for condition in (self.status.conditions if self.status else None) or ():
+            if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
+                message = condition.message or ""
+                for aside in (" no new claims to deallocate", " preemption:"):
+                    message = message.partition(aside)[0]
+                return " ".join(message.split()).rstrip(".")
+        return ""
+
 
 class NodeSpec(msgspec.Struct, gc=False):
     """What is read of it."""

@@ -38,6 +38,11 @@ class MessageCode(StrEnum):
     GROUP_PAUSES = "group-pauses"  # count: members that came to a place that was held; number: seconds without holds
     GROUP_FINISHED = "group-finished"
     GROUP_INVALID = "group-invalid"  # detail: the rule that it breaks
+    # of a Pod that asks by ResourceClaims
+    CLAIM_WAITS = "claim-waits"  # name: of the claim
+    CLAIM_MISSING = "claim-missing"  # name: of the claim, or of its entry in the Pod
+    CLAIM_NOWHERE = "claim-nowhere"  # no node hands out cards by claims
+    SCHEDULER_SAID = "scheduler-said"  # detail: why kube-scheduler found no node
     INVALID_POD = "invalid-pod"  # name: the field; detail: the whole sentence
     CONTAINER_EXITED = "container-exited"  # name, number: exit code; detail
     POD_REASON = "pod-reason"  # detail
@@ -46,6 +51,7 @@ class MessageCode(StrEnum):
     NO_REQUEST = "no-request"
     PROMISED = "promised"  # wants: of each card; count: of cards; names: class and policy
     PAUSED = "paused"  # card; name: the tenant that has it; number: seconds that online work took in all
+    CLAIM_HOLDS = "claim-holds"  # name: of the claim; node, cards; names: of the Pods that use it
     PLACED = "placed"  # cards, node
     NODE_GONE = "node-gone"  # node
     OFFERS = "offers"  # node, names
@@ -61,6 +67,7 @@ class MessageCode(StrEnum):
     CARDS_OUT = "cards-out"  # count
     FINDINGS = "findings"
     INVALID_NODE = "invalid-node"  # name: the field; detail: the whole sentence
+    CLAIM_UNREADABLE = "claim-unreadable"  # name: of the claim; detail: what is wrong with it
     ASSUMED = "assumed"  # detail: what had to be assumed about a node
     XID = "xid"  # number
     DRIVER_SILENT = "driver-silent"  # detail
@@ -137,7 +144,7 @@ class Wants(Struct):
 
 
 class Tenant(Struct):
-    """A Pod or a run on one card. Values that only the node's agent knows are null without it."""
+    """A Pod, a ResourceClaim or a run on one card. Values that only the node's agent knows are null without it."""
 
     key: str
     app_class: AppClass = field(name="class")
@@ -158,6 +165,7 @@ class Tenant(Struct):
     why_parked: ParkReason | None = None  # or cannot be
     latency_seconds: float | None = None  # that it accepts to have added to its requests
     latency_missed_seconds: int = 0  # in which it had more
+    users: list[str] | None = None  # keys of the Pods that use a ResourceClaim; null: it is none
 
 
 class Card(Struct):
@@ -262,6 +270,7 @@ class Pod(Struct):
     since: float | None = None
     why: list[Message] = []
     refusals: list[Refused] = []
+    claims: list[str] = []  # names of its ResourceClaims for cards
 
 
 class WaitingPod(Struct):
@@ -356,7 +365,7 @@ class Totals(Struct):
 class NodeKind(Struct, frozen=True):
     """Nodes that are alike."""
 
-    offers: tuple[str, ...]
+    offers: tuple[str, ...]  # dialects, and "claims" where the cards go to ResourceClaims
     policy: str
     model: str
     cards: int

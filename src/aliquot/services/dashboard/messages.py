@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET, convert, to_builtins
 
+from aliquot.dialects.dra import LABEL
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.control import ControlLevel
 from aliquot.model.node import Isolation
@@ -126,6 +127,28 @@ TRIED = Message(Code.TRIED, "kube-scheduler tried it and found no node")
 WORKING = Message(Code.WORKING, "the reason is being worked out")
 
 
+def claim_waits(name: str) -> Message:
+    """A ResourceClaim without a card."""
+    text = f"Claim {name} has no card yet: kube-scheduler chooses one when a Pod that uses it is placed."
+    return Message(Code.CLAIM_WAITS, text, name=name)
+
+
+def claim_missing(name: str) -> Message:
+    """A ResourceClaim that a Pod names and that is not there."""
+    text = f"Claim {name} is not there: create it or its ResourceClaimTemplate, or correct spec.resourceClaims."
+    return Message(Code.CLAIM_MISSING, text, name=name)
+
+
+CLAIM_NOWHERE = Message(
+    Code.CLAIM_NOWHERE, f"no node hands out cards by claims: kubectl label node NODE {LABEL}=true; docs/dra.md"
+)
+
+
+def scheduler_said(refusal: str) -> Message:
+    """Why kube-scheduler, which places Pods with claims by itself, found no node."""
+    return Message(Code.SCHEDULER_SAID, f"kube-scheduler last said: {refusal}", detail=refusal)
+
+
 def invalid_pod(broken: Invalid | None) -> Message:
     """A Pod breaks a rule of its dialect."""
     if broken is None:
@@ -175,6 +198,13 @@ def paused(card: int, by: str, seconds: float) -> Message:
     """Why a Pod or a run stands still."""
     text = f"Paused: {by} has card {card}. Online work took {duration(int(seconds))} from it in all."
     return Message(Code.PAUSED, text, card=card, name=by, number=int(seconds))
+
+
+def claim_holds(name: str, node: str, cards: Sequence[int], users: Sequence[str]) -> Message:
+    """The cards of a ResourceClaim, and the Pods that share it."""
+    which = f"card{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
+    text = f"Claim {name} has {which} of {node}; used by {', '.join(users) or 'no Pod now'}."
+    return Message(Code.CLAIM_HOLDS, text, name=name, node=node, cards=[*cards], names=[*users])
 
 
 def node_gone(node: str) -> Message:
@@ -244,6 +274,12 @@ FOUND_SOMETHING = Message(Code.FINDINGS, "findings")
 def invalid_node(broken: Iterable[Invalid]) -> list[Message]:
     """The rules that a node breaks."""
     return [Message(Code.INVALID_NODE, rule.sentence(), name=rule.field, detail=rule.sentence()) for rule in broken]
+
+
+def claim_unreadable(key: str, broken: Invalid) -> Message:
+    """A ResourceClaim that has cards of a node, and is not counted."""
+    text = f"ResourceClaim {key} cannot be read: {broken.sentence()}"
+    return Message(Code.CLAIM_UNREADABLE, text, name=key, detail=broken.sentence())
 
 
 def assumed(notes: Iterable[str]) -> list[Message]:

@@ -13,7 +13,7 @@ from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
 from aliquot.services.doctor.findings import Finding, Level, found, moment, ok, part
 from aliquot.services.doctor.scheduler import PATIENCE
-from aliquot.services.explain.overview import Overview, last_refusal
+from aliquot.services.explain.overview import Overview
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.wording.amounts import needed_and_had, percent
@@ -132,10 +132,10 @@ def waiting_findings(seen: Overview) -> Iterator[Finding]:
     for pod in seen.waiting[:_MOST_WAITING]:
         verdict = seen.verdict(pod)
         if verdict.grant is not None:
-            if last_refusal(pod.read):  # where it was not even tried, the extender's checks say why
+            if pod.read.last_refusal:  # where it was not even tried, the extender's checks say why
                 yield Finding("waiting", Level.NOTE, (pod.key,), seen.sentence(pod, verdict), _NOT_BY_CARDS)
             continue
-        by_claims = bool(verdict.claims) and seen.snapshot.hands_out_claims
+        by_claims = bool(verdict.claims) and seen.snapshot.cluster.by_claims
         hopeful = bool(verdict.gates) or by_claims or (bool(verdict.refusals) and waiting_helps(verdict.refusals))
         level = Level.NOTE if hopeful else Level.FINDING
         advice = "correct its manifest" if verdict.broken else _GATED if verdict.gates else fix

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects.dra import LABEL
 from aliquot.dialects.dra.claims import AllocatedClaim, ClaimObject, parse_claim
-from aliquot.dialects.dra.pods import claim_names
+from aliquot.dialects.dra.pods import claim_names, waits_for_card
 from aliquot.dialects.kube import mapping, sequence
 from aliquot.dialects.wire.objects import PodObject, pod_names, read_object
 from aliquot.model.claim import AppClass
@@ -57,12 +57,7 @@ class PodClaims:
 
     def wait(self, pod: PodObject) -> bool:
         """Whether a claim of the Pod asks for our cards and has none."""
-        named = self._named(pod_names(pod).namespace, claim_names(pod).values())
-        return any(claim.wants_ours and not claim.allocated for claim in named)
-
-    def _named(self, namespace: str, names: Iterable[str]) -> Iterator[ClaimObject]:
-        keys = (f"{namespace}/{name}" for name in names)
-        return (self._by_key[key] for key in keys if key in self._by_key)
+        return waits_for_card(pod, self._by_key)
 
 
 def _allocated(claim: ClaimObject, node_of: Callable[[str], Node | None]) -> PodClaim:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects import Rules
-from aliquot.dialects.dra import LABEL
+from aliquot.dialects.dra import DIALECT
 from aliquot.dialects.dra.claims import AllocatedClaim, ClaimObject, parse_claim
-from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.otherplugins import hand_out
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.device import LEAST_FACTOR, Card
@@ -22,7 +21,6 @@ from aliquot.wording.groups import waiting
 from aliquot.wording.refusals import held_back, one_sentence
 
 Json = dict[str, Any]
-CLAIM = "claims"  # instead of a dialect: kube-scheduler gives the cards to ResourceClaims
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class NodeStanding:
     @property
     def offers(self) -> tuple[str, ...]:
         """The ways of use it offers, in a fixed order."""
-        return () if self.node is None else (*self.node.offer_names, *((CLAIM,) * self.by_claims))
+        return () if self.node is None else (*self.node.offer_names, *((DIALECT,) * self.by_claims))
 
     @property
     def factor(self) -> float:
@@ -110,12 +108,12 @@ class Overview:
         if verdict.group is not None:
             return waiting(verdict.group)
         if verdict.grant is not None:
-            refusal = last_refusal(pod.read)
+            refusal = pod.read.last_refusal
             if refusal:
                 return f"its GPU would fit on {verdict.grant.node}, but kube-scheduler last said: {refusal}"
             return f"fits on {verdict.grant.node}: kube-scheduler has not tried it since, or does not ask us"
         if verdict.claims:
-            return why_without_card(verdict.claims, last_refusal(pod.read))
+            return why_without_card(verdict.claims, pod.read.last_refusal)
         if verdict.claim is None:
             return "requests no shared GPU"
         nodes = len(self.snapshot.nodes) + len(self.snapshot.cluster.unusable)
@@ -151,7 +149,7 @@ def _nodes(
     snapshot: Snapshot, pods: dict[str, list[PodStanding]], claims: Sequence[ClaimObject]
 ) -> Iterator[NodeStanding]:
     cluster = snapshot.cluster
-    for name, obj in snapshot.nodes.items():
+    for name in snapshot.nodes:
         node = cluster.board.node(name)
         if node is None or not (node.cards or node.offers or name in pods):
             continue  # a node without cards, which asks nothing of us
@@ -160,7 +158,7 @@ def _nodes(
             CardStanding(card, _with_claims(cluster.board.usage(name, card.index), card.index, holding))
             for card in node.cards
         )
-        trouble, by_claims = (*_trouble(snapshot, name), *wrong), (obj.metadata.labels or {}).get(LABEL) == "true"
+        trouble, by_claims = (*_trouble(snapshot, name), *wrong), name in cluster.by_claims
         here = tuple(pods.get(name, ()))
         yield NodeStanding(name, node, cards, here, trouble, by_claims, holding, tuple(wrong))
     for name, broken in cluster.unusable.items():
@@ -176,7 +174,7 @@ def _claims_on(node: Node, claims: Iterable[ClaimObject]) -> tuple[tuple[ClaimSt
             continue
         read = parse_claim(claim, node.name, node.cards)
         if isinstance(read, AllocatedClaim):
-            asked = Claim(read.uid, read.namespace, read.name, CLAIM, Offer.ANY, (), app_class=read.app_class)
+            asked = Claim(read.uid, read.namespace, read.name, DIALECT, Offer.ANY, (), app_class=read.app_class)
             users = tuple(sorted(claim.pods.values()))
             holding.append(ClaimStanding(claim.key, node.name, asked, read.grant, False, users))
         else:
@@ -194,18 +192,3 @@ def _trouble(snapshot: Snapshot, name: str) -> tuple[str, ...]:
     cluster = snapshot.cluster
     others = cluster.others.get(name, ())
     return (*cluster.closed.get(name, ()), *([f"offers nothing: {hand_out(others)}"] if others else ()))
-
-
-def last_refusal(pod: PodObject) -> str:
-    """Why kube-scheduler could not place the Pod when it last tried, without its remarks on preemption; empty: it did
-    not try.
-
-    It knows of taints, CPU and extended resources that a placement of cards does not look at.
-    """
-    for condition in (pod.status.conditions if pod.status else None) or ():
-        if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
-            message = condition.message or ""
-            for aside in (" no new claims to deallocate", " preemption:"):
-                message = message.partition(aside)[0]
-            return " ".join(message.split()).rstrip(".")
-    return ""

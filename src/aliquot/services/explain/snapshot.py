@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import Rules, dra, kube
+from aliquot.dialects import Rules, kube
 from aliquot.dialects.pods import read_pod
 from aliquot.dialects.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, pod_view, read_object
@@ -221,11 +221,6 @@ class Snapshot:
         where = f"card{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
         return Note(f"{key} ({where} of {node})", f"the place is a guess: {placed.doubt}")
 
-    @property
-    def hands_out_claims(self) -> bool:
-        """Whether some node's cards go to ResourceClaims."""
-        return any((node.metadata.labels or {}).get(dra.LABEL) == "true" for node in self.nodes.values())
-
     # --- placing -------------------------------------------------------------------------------------------
 
     def place(
@@ -238,7 +233,7 @@ class Snapshot:
         """
         cluster, key = self.cluster, pod_key(manifest)
         claim = dialects.parse_pod(manifest, cluster.rules)
-        if claim is None and (claims := self.claims.of(manifest, cluster.board.node, self.hands_out_claims)):
+        if claim is None and (claims := self.claims.of(manifest, cluster.board.node, bool(cluster.by_claims))):
             return Verdict(key, claims=claims)
         if claim is None:
             return Verdict(key, remark="asks for no GPU in any of the dialects: not ours to place")

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules, hami, kai, native
+from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules, dra, hami, kai, native
 from aliquot.dialects.kube import closing_taints
 from aliquot.dialects.registry import PodRequest
 from aliquot.dialects.rules import EVERY
@@ -85,6 +85,8 @@ class Cluster:
     unseated: dict[str, PodObject] = field(default_factory=dict)  # those of `placed` for which no card was found
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes that Kubernetes keeps Pods from, and why
+    by_claims: set[str] = field(default_factory=set)  # nodes whose cards kube-scheduler gives to ResourceClaims
+    claimants: dict[str, PodObject] = field(default_factory=dict)  # Pods without a node that ask by claims alone
     others: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes whose cards other plugins hand out
     taints: dict[str, tuple[Mapping[str, Any], ...]] = field(
         default_factory=dict
@@ -152,6 +154,9 @@ class Cluster:
             self.taints[name] = taints
         if node.address is not None:
             self.addresses[name] = node.address
+        self.by_claims.discard(name)
+        if (node.metadata.labels or {}).get(dra.LABEL) == "true":
+            self.by_claims.add(name)
         reported = self._node_reader.read(node)
         if not isinstance(reported, Node):
             self.unusable[name] = reported
@@ -208,6 +213,7 @@ class Cluster:
         self.closed.pop(name, None)
         self.taints.pop(name, None)
         self.addresses.pop(name, None)
+        self.by_claims.discard(name)
         self._reported.pop(name, None)
         self._other_resources.pop(name, None)
         self.others.pop(name, None)
@@ -291,7 +297,7 @@ class Cluster:
         self.ledger.forget(uid)
         if booking is not None and self._batch is None:
             self.reserved.renew(booking.node)
-        for known in (self.pending, self.assumed, self.placed, self._unnamed, self.unseated):
+        for known in (self.pending, self.claimants, self.assumed, self.placed, self._unnamed, self.unseated):
             known.pop(uid, None)
         self.held.pop(uid, None)
         self._candidates.forget(uid)
@@ -302,8 +308,12 @@ class Cluster:
     def _set_pending(self, pod: PodObject, key: str, names: Names) -> None:
         uid = names.uid
         claim = self._reader.read(pod, names).claim
-        if claim is None or pod.metadata.deletion_timestamp is not None or pod.spec.scheduling_gates:
+        self.claimants.pop(uid, None)
+        held_back = pod.metadata.deletion_timestamp is not None or bool(pod.spec.scheduling_gates)
+        if claim is None or held_back:
             self.pending.pop(uid, None)
+            if pod.spec.resource_claims and not held_back:
+                self.claimants[uid] = pod
             return
         if uid not in self.pending and isinstance(claim, Claim):
             self.chooser.observe(claim)
@@ -324,6 +334,7 @@ class Cluster:
     def _set_bound(self, pod: PodObject, names: Names, name: str) -> None:
         uid = names.uid
         self.pending.pop(uid, None)
+        self.claimants.pop(uid, None)
         self.held.pop(uid, None)
         self._candidates.forget(uid)
         self._unnamed.pop(uid, None)

@@ -42,6 +42,7 @@ from aliquot.services.scheduler.binder import Binder
 from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.dashboard.agentclient import AgentClient
 from aliquot.services.scheduler.dashboard.details import Details
+from aliquot.services.scheduler.dashboard.resourceclaims import ResourceClaims
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 from aliquot.services.scheduler.election import Election
 from aliquot.services.scheduler.groups.following import PodGroups
@@ -135,6 +136,7 @@ class Scheduler:
         )
         self.slices = ResourceSlices(kube, SliceSink(cluster, self._reread_nodes))
         self.groups = PodGroups(kube, cluster)
+        self.claims = ResourceClaims(kube, cluster)
         self.binder = Binder(
             kube,
             cluster,
@@ -267,7 +269,7 @@ class Scheduler:
             *([self._keep_nodes] if self.upkeep is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
             *([self._verbs_with_tls] if self.settings.tls is not None else []),
-            *([self._show] if self._dashboard is not None else []),
+            *([self._show, self.claims.run] if self._dashboard is not None else []),
         ]
 
     async def _shut_down(self, tasks: Mapping[Callable[[], Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
@@ -330,7 +332,7 @@ class Scheduler:
             metrics=self._metrics,
             ask_agent=ask,
         )
-        view = ClusterView(self.cluster, Details(self.cluster), around)
+        view = ClusterView(self.cluster, Details(self.cluster, self.claims.known), around)
         try:
             await show(view, *self._dashboard)
         finally:

@@ -87,11 +87,13 @@ def merged(node: Node, live: Node | None) -> Node:
 
 def with_pauses(pod: Pod, live: Node | None) -> Pod:
     """The Pod with why it is paused and by whom, which only its node's agent knows."""
+    namespace = pod.key.partition("/")[0]
+    keys = {f"{namespace}/{claim}" for claim in pod.claims} or {pod.key}  # a claim is the tenant, not its Pods
     pauses = [
         messages.paused(card.index, tenant.paused_by, tenant.paused_seconds or 0.0)
         for card in (() if live is None else live.cards)
         for tenant in card.tenants
-        if tenant.key == pod.key and tenant.paused_by
+        if tenant.key in keys and tenant.paused_by
     ]
     return msgspec.structs.replace(pod, why=[*pauses, *pod.why])
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 
+from aliquot.dialects.dra import DIALECT
 from aliquot.model import device
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.node import Node as ModelNode
 from aliquot.model.status.dashboard import (
     Card,
-    Container,
     FoundPod,
     Message,
     Node,
     Pod,
-    PodCard,
     Refused,
     SearchResult,
     Tenant,
@@ -29,6 +27,9 @@ from aliquot.placement.demand import Demand, demand_of
 from aliquot.placement.verdicts import FITS, verdict_of
 from aliquot.services.dashboard import messages
 from aliquot.services.scheduler.cluster import Cluster, Pending, Placed
+from aliquot.services.scheduler.dashboard import claimpods
+from aliquot.services.scheduler.dashboard.claims import Claims
+from aliquot.services.scheduler.dashboard.parts import epoch, pod_cards, tenant_of, unplaced_pod
 from aliquot.services.scheduler.dashboard.refusals import group_lacks, invalid_nodes, no_fitting_node, refused_by_nodes
 from aliquot.services.scheduler.groups.admission import known_shortfall
 
@@ -40,8 +41,9 @@ _MOST_KNOWN = 256
 class Details:
     """Of one cluster."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, claims: Claims | None = None) -> None:
         self._cluster = cluster
+        self.claims = Claims(cluster) if claims is None else claims
         self._reasons: dict[Demand, tuple[float, Message]] = {}  # by kind of Pod
         self._budget = (0.0, 0)  # for which list, and how many reasons were computed for it
         self._hurry = False  # whether the list before was incomplete
@@ -61,27 +63,14 @@ class Details:
             if placed is None:  # it asked for no card
                 continue
             for slot, use in booking.occupant.usage.items():
-                tenants.setdefault(slot, []).append(_tenant(placed.claim, use))
-        cards = [self._card(name, card, tenants.get(card.index, [])) for card in node.cards]
-        return _node(name, self.trouble(name), node, cards)
-
-    def _card(self, name: str, card: device.Card, tenants: list[Tenant]) -> Card:
-        used = self._cluster.board.usage(name, card.index)
-        return Card(
-            index=card.index,
-            uuid=card.uuid,
-            model=card.model,
-            healthy=card.usable,
-            why_out=_why_out(card),
-            memory_mib=card.memory_mib,
-            memory_booked_mib=used.memory_mib,
-            memory_used_mib=None,
-            core_booked=used.booked_milli / 10,
-            greedy_booked=used.greedy_milli / 10,
-            busy=None,
-            exclusive=bool(used.exclusive),
-            tenants=tenants,
-        )
+                tenants.setdefault(slot, []).append(tenant_of(placed.claim, use))
+        used = {card.index: cluster.board.usage(name, card.index) for card in node.cards}
+        for held in self.claims.on(name).held:
+            for slot, use in held.grant.usage().items():
+                tenants.setdefault(slot, []).append(tenant_of(held.claim, use, held.users))
+                used[slot] += use
+        cards = [_card(card, used[card.index], tenants.get(card.index, [])) for card in node.cards]
+        return _node(name, self.trouble(name), node, cards, by_claims=name in cluster.by_claims)
 
     def trouble(self, name: str) -> list[Message]:
         """What is wrong with the node."""
@@ -92,6 +81,7 @@ class Details:
             *map(messages.closed, cluster.closed.get(name, ())),
             *messages.other_plugins(cluster.others.get(name, ())),
             *messages.cards_out(out),
+            *self.claims.on(name).unreadable,
         ]
 
     # --- Pods ------------------------------------------------------------------------------------------------------
@@ -104,14 +94,16 @@ class Details:
         placed = cluster.placement(uid)
         if placed is not None:
             return self._placed(placed, "Binding" if uid in cluster.assumed else "Running")
-        return None if pending is None else self._pending(pending)
+        if pending is not None:
+            return self._pending(pending)
+        return claimpods.page(cluster, self.claims, key, uid)
 
     def _placed(self, placed: Placed, phase: str) -> Pod:
         claim, grant = placed.claim, placed.grant
         node = self._cluster.board.node(grant.node)
-        pod = _pod(claim.key, claim)
+        pod = unplaced_pod(claim.key, claim)
         pod.phase, pod.node, pod.why = phase, grant.node, [*self._why(placed, node)]
-        pod.cards = _pod_cards(grant.usage(), node)
+        pod.cards = pod_cards(grant.usage(), node)
         return pod
 
     def _why(self, placed: Placed, node: ModelNode | None) -> Iterator[Message]:
@@ -123,7 +115,7 @@ class Details:
         yield messages.offers(node.name, [*node.offer_names])
         usage = grant.usage()
         if usage:
-            yield messages.promised(_pod_cards(usage, node), claim.app_class, node.isolation)
+            yield messages.promised(pod_cards(usage, node), claim.app_class, node.isolation)
             yield messages.chosen_by(self._cluster.policy, claim)
         board, row = self._cluster.board, self._cluster.board.row_of[node.name]
         for slot in usage:
@@ -137,10 +129,10 @@ class Details:
     def _pending(self, pending: Pending) -> Pod:
         claim = pending.claim
         if not isinstance(claim, Claim):
-            pod = _pod(pending.key, None)
+            pod = unplaced_pod(pending.key, None)
             pod.why = [messages.invalid_pod(broken) for broken in claim]
         else:
-            pod = _pod(claim.key, claim)
+            pod = unplaced_pod(claim.key, claim)
             lacks, fits = known_shortfall(self._cluster, pending.uid), self._fits_on(claim)
             pod.why = [
                 messages.requests(messages.wants_of_claim(claim), claim.dialect),
@@ -148,7 +140,7 @@ class Details:
                 *([group_lacks(lacks)] if lacks else [messages.fits_on(fits)] if fits else []),
             ]
             pod.refusals = self.refusals(claim)
-        pod.since = _epoch(pending.created)
+        pod.since = epoch(pending.created)
         return pod
 
     def refusals(self, claim: Claim) -> list[Refused]:
@@ -179,7 +171,7 @@ class Details:
             key=pending.key,
             app_class=AppClass.NORMAL if claim is None else claim.app_class,
             dialect=None if claim is None else claim.dialect,
-            since=_epoch(pending.created),
+            since=epoch(pending.created),
             reason=self._reason(pending, now),
             wants=Wants("", []) if claim is None else messages.wants_of_claim(claim),
         )
@@ -229,9 +221,27 @@ class Details:
             return FoundPod(key, placed.grant.node, placed.claim.app_class, phase)
         pending = cluster.pending.get(uid)
         if pending is None:
-            return None
+            return claimpods.found(cluster, self.claims, key, uid)
         app_class = pending.claim.app_class if isinstance(pending.claim, Claim) else AppClass.NORMAL
         return FoundPod(key, None, app_class, "Pending")
+
+
+def _card(card: device.Card, used: Usage, tenants: list[Tenant]) -> Card:
+    return Card(
+        index=card.index,
+        uuid=card.uuid,
+        model=card.model,
+        healthy=card.usable,
+        why_out=_why_out(card),
+        memory_mib=card.memory_mib,
+        memory_booked_mib=used.memory_mib,
+        memory_used_mib=None,
+        core_booked=used.booked_milli / 10,
+        greedy_booked=used.greedy_milli / 10,
+        busy=None,
+        exclusive=bool(used.exclusive),
+        tenants=tenants,
+    )
 
 
 def _why_out(card: device.Card) -> Message | None:
@@ -240,62 +250,20 @@ def _why_out(card: device.Card) -> Message | None:
     return messages.withheld(card.withheld) if card.healthy else messages.OUT
 
 
-def _node(name: str, trouble: list[Message], node: ModelNode | None = None, cards: Sequence[Card] = ()) -> Node:
+def _node(
+    name: str,
+    trouble: list[Message],
+    node: ModelNode | None = None,
+    cards: Sequence[Card] = (),
+    *,
+    by_claims: bool = False,
+) -> Node:
     """`node` None: it breaks a rule."""
     return Node(
         name=name,
-        offers=[] if node is None else [*node.offer_names],
+        offers=[] if node is None else [*node.offer_names, *([DIALECT] if by_claims else [])],
         policy="" if node is None else node.isolation.value,
         trouble=trouble,
         notes=[] if node is None else messages.assumed(node.notes),
         cards=[*cards],
     )
-
-
-def _pod(key: str, claim: Claim | None) -> Pod:
-    """A Pod without a place; `claim` None: it breaks a rule."""
-    kind, _, rest = (claim.owner or "" if claim else "").partition("/")
-    return Pod(
-        key=key,
-        kind="pod",
-        app_class=AppClass.NORMAL if claim is None else claim.app_class,
-        dialect=None if claim is None else claim.dialect,
-        phase="Pending",
-        containers=[] if claim is None else [Container(container.name, []) for container in claim.containers],
-        owner=f"{kind}/{rest.partition('/')[2]}" if kind else None,
-    )
-
-
-def _pod_cards(usage: Mapping[int, Usage], node: ModelNode | None) -> list[PodCard]:
-    uuids = {card.index: card.uuid for card in node.cards} if node else {}
-    return [
-        PodCard(slot, uuids.get(slot, ""), use.memory_mib, _core(use), use.greedy_milli > 0, bool(use.exclusive))
-        for slot, use in usage.items()
-    ]
-
-
-def _tenant(claim: Claim, use: Usage) -> Tenant:
-    return Tenant(
-        key=claim.key,
-        app_class=claim.app_class,
-        dialect=claim.dialect,
-        memory_mib=use.memory_mib,
-        memory_used_mib=None,
-        core=_core(use),
-        greedy=use.greedy_milli > 0,
-        exclusive=bool(use.exclusive),
-    )
-
-
-def _core(use: Usage) -> float | None:
-    """Compute that was asked for, of either kind."""
-    core = use.greedy_milli or use.core_milli
-    return core / 10 if core else None
-
-
-def _epoch(stamp: str | None) -> float | None:
-    """A timestamp of the API server; None where it is not one."""
-    try:
-        return None if stamp is None else datetime.fromisoformat(stamp).timestamp()
-    except ValueError:
-        return None

@@ -6,11 +6,12 @@ Nodes come by name, numbers in names as numbers. A layout holds until a node com
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, fields
 
 import numpy as np
 
+from aliquot.dialects.dra import DIALECT
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Node
 from aliquot.model.status.dashboard import CardBytes, NodeKind
@@ -20,6 +21,30 @@ from aliquot.services.dashboard.contract import FREE, FULL, MIXED, NORMAL, OFFLI
 _DIGITS = re.compile(r"(\d+)")
 
 Bytes = dict[str, "np.ndarray[tuple[int], np.dtype[np.uint8]]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What is taken of some cards, as columns: MiB, thousandths of compute, and how many of each kind are there."""
+
+    memory: Ints
+    core: Ints
+    tenants: Ints
+    whole: Ints
+    online: Ints
+    offline: Ints
+
+    @classmethod
+    def none(cls, cards: int) -> Used:
+        """Nothing of so many cards."""
+        return cls(*(np.zeros(cards, np.int64) for _ in fields(cls)))
+
+    def of(self, places: Ints) -> Used:
+        """Of these of the cards."""
+        return Used(*(getattr(self, column.name)[places] for column in fields(self)))
+
+    def __add__(self, other: Used) -> Used:
+        return Used(*(getattr(self, column.name) + getattr(other, column.name) for column in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +62,18 @@ class Layout:
     index_of: Mapping[str, int]
     index_of_row: Mapping[int, int]
     broken: frozenset[str]
+    by_claims: frozenset[str]  # nodes whose cards go to ResourceClaims
 
-    def holds(self, board: Board, changed: Ints, broken: frozenset[str]) -> bool:
+    def holds(self, board: Board, changed: Ints, broken: frozenset[str], by_claims: Set[str]) -> bool:
         """Whether it is still right after these rows changed."""
-        if broken != self.broken:
+        if broken != self.broken or by_claims != self.by_claims:
             return False
         for row in changed.tolist():
             node, at = board.nodes[row], self.index_of_row.get(row)
             if at is None:
                 if node is not None and _shown(node):
                     return False
-            elif node is None or (node is not self.nodes[at] and not _alike(node, self.nodes[at])):
+            elif node is None or (node is not self.nodes[at] and not _alike(node, self.nodes[at], by_claims)):
                 return False
         return True
 
@@ -59,14 +85,14 @@ class Layout:
         return places + np.arange(len(places))
 
 
-def lay_out(board: Board, broken: frozenset[str]) -> Layout:
+def lay_out(board: Board, broken: frozenset[str], by_claims: frozenset[str] = frozenset()) -> Layout:
     """All nodes with cards, or that would have some."""
     shown = [(node.name, node) for node in board.nodes if node is not None and _shown(node)]
     both: list[tuple[str, Node | None]] = sorted(
         [*shown, *((name, None) for name in broken)], key=lambda item: natural(item[0])
     )
     kinds: dict[NodeKind, int] = {}
-    kind = [kinds.setdefault(_kind(node), len(kinds)) for _, node in both]
+    kind = [kinds.setdefault(_kind(node, by_claims), len(kinds)) for _, node in both]
     counts = np.array([0 if node is None else len(node.cards) for _, node in both], np.int64)
     rows = [-1 if node is None else board.row_of[name] for name, node in both]
     return Layout(
@@ -81,18 +107,30 @@ def lay_out(board: Board, broken: frozenset[str]) -> Layout:
         index_of={name: at for at, (name, _) in enumerate(both)},
         index_of_row={row: at for at, row in enumerate(rows) if row >= 0},
         broken=broken,
+        by_claims=by_claims,
     )
 
 
-def card_bytes(board: Board, rows: Ints, slots: Ints) -> Bytes:
+def used_on_board(board: Board, rows: Ints, slots: Ints) -> Used:
+    """What Pods have of these cards."""
+    return Used(
+        memory=board.used_memory[rows, slots],
+        core=board.booked_core(rows, slots),
+        tenants=board.used_slices[rows, slots],
+        whole=board.exclusive[rows, slots] + board.taken[rows],
+        online=board.online[rows, slots],
+        offline=board.offline[rows, slots],
+    )
+
+
+def card_bytes(board: Board, rows: Ints, slots: Ints, used: Used) -> Bytes:
     """Memory and compute booked, and the class of who is there, of each of these cards."""
-    shared, whole = board.used_slices[rows, slots] > 0, (board.exclusive[rows, slots] > 0) | (board.taken[rows] > 0)
-    online, offline = board.online[rows, slots] > 0, board.offline[rows, slots] > 0
+    online, offline = used.online > 0, used.offline > 0
     return {
-        "memory": _bytes(board.used_memory[rows, slots], board.memory[rows, slots]),
-        "core": _bytes(board.booked_core(rows, slots), CORE_MILLI),
+        "memory": _bytes(used.memory, board.memory[rows, slots]),
+        "core": _bytes(used.core, CORE_MILLI),
         "class": np.select(
-            [~board.healthy[rows, slots], whole, online & offline, online, offline, shared],
+            [~board.healthy[rows, slots], used.whole > 0, online & offline, online, offline, used.tenants > 0],
             [OUT, WHOLE, MIXED, ONLINE, OFFLINE, NORMAL],
             FREE,
         ).astype(np.uint8),
@@ -120,18 +158,19 @@ def _shown(node: Node) -> bool:
     return bool(node.cards or node.offers)
 
 
-def _kind(node: Node | None) -> NodeKind:
+def _kind(node: Node | None, by_claims: Set[str]) -> NodeKind:
     if node is None:
         return NodeKind((), "", "", 0, 0)
     first = node.cards[0] if node.cards else None
     model, memory = (first.model, first.memory_mib) if first else ("", 0)
-    return NodeKind(node.offer_names, node.isolation.value, model, len(node.cards), memory)
+    offers = (*node.offer_names, *((DIALECT,) if node.name in by_claims else ()))
+    return NodeKind(offers, node.isolation.value, model, len(node.cards), memory)
 
 
-def _alike(node: Node, before: Node | None) -> bool:
+def _alike(node: Node, before: Node | None, by_claims: Set[str]) -> bool:
     return (
         before is not None
         and node.name == before.name
         and [card.index for card in node.cards] == [card.index for card in before.cards]
-        and _kind(node) == _kind(before)
+        and _kind(node, by_claims) == _kind(before, by_claims)
     )

@@ -7,8 +7,8 @@ the nodes whose bytes differ. Nothing goes over all Pods, and over all cards onl
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, fields
+from itertools import chain, islice
 
 import numpy as np
 
@@ -32,9 +32,10 @@ from aliquot.placement.board import Ints
 from aliquot.placement.waste import Waste
 from aliquot.services.dashboard.contract import percent
 from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.dashboard import claimpods
 from aliquot.services.scheduler.dashboard.agentclient import merged, with_pauses
 from aliquot.services.scheduler.dashboard.details import Details
-from aliquot.services.scheduler.dashboard.layout import Bytes, Layout, card_bytes, encoded, lay_out
+from aliquot.services.scheduler.dashboard.layout import Bytes, Layout, Used, card_bytes, encoded, lay_out, used_on_board
 
 _MOST_WAITING = 200
 _LEARN = 60.0  # seconds between two looks at what kind of Pods there are
@@ -64,6 +65,8 @@ class ClusterView:
         self._layout: Layout | None = None
         self._laid = -1  # the board's clock when the layout was last looked at
         self._sent_layout: Layout | None = None  # what the listeners have, its cards, and the board's clock then
+        self._claimed = Used.none(0)  # what claims hold of the layout's cards
+        self._touched: set[int] = set()  # nodes whose claims changed since the last tick
         self._sent: Bytes = {}
         self._clock = -1
         self._totals: tuple[tuple[object, ...], Totals] | None = None
@@ -108,7 +111,7 @@ class ClusterView:
             nodes=Nodes(
                 names=layout.names, kind=layout.kind, cards=layout.counts.tolist(), trouble=self._troubles(layout)
             ),
-            cards=encoded(card_bytes(self._cluster.board, layout.card_rows, layout.card_slots)),
+            cards=encoded(self._bytes(layout)),
             waiting=self._waiters(now),
             live=None,
             history=history,
@@ -122,7 +125,8 @@ class ClusterView:
         board = self._cluster.board
         rows = np.flatnonzero(board.changed[: board.rows] > self._clock).tolist()
         self._clock = board.clock
-        nodes = np.array(sorted(at for row in rows if (at := layout.index_of_row.get(row)) is not None), np.int64)
+        here = {at for row in rows if (at := layout.index_of_row.get(row)) is not None} | self._touched
+        nodes, self._touched = np.array(sorted(here), np.int64), set()
         differing = self._differing(layout, nodes)
         joined, self._joined = self._joined, False
         nodes = nodes if joined else differing
@@ -166,13 +170,43 @@ class ClusterView:
         board, broken = self._cluster.board, frozenset(self._cluster.unusable)
         changed = np.flatnonzero(board.changed[: board.rows] > self._laid)
         self._laid = board.clock
-        if self._layout is None or not self._layout.holds(board, changed, broken):
-            self._layout = lay_out(board, broken)
-        return self._layout
+        by_claims, claims = self._cluster.by_claims, self._details.claims
+        fresh = {board.names[row] for row in changed.tolist()} & claims.nodes.keys() if claims.nodes else set()
+        fresh |= claims.take_changed()
+        layout = self._layout
+        if layout is None or not layout.holds(board, changed, broken, by_claims):
+            layout = self._layout = lay_out(board, broken, frozenset(by_claims))
+            self._claimed, fresh = Used.none(len(layout.card_rows)), {*claims.nodes}
+        for at in {layout.index_of[name] for name in fresh if name in layout.index_of}:
+            self._count_claims(layout, at)
+        return layout
+
+    def _count_claims(self, layout: Layout, at: int) -> None:
+        """What claims hold of the cards of this node."""
+        first, count, columns = int(layout.starts[at]), int(layout.counts[at]), self._claimed
+        place_of = {int(layout.card_slots[place]): place for place in range(first, first + count)}
+        for column in fields(columns):
+            getattr(columns, column.name)[first : first + count] = 0
+        for held in self._details.claims.on(layout.names[at]).held:
+            for slot, use in held.grant.usage().items():
+                place = place_of[slot]
+                columns.memory[place] += use.memory_mib
+                columns.core[place] += use.booked_milli
+                columns.tenants[place] += 1
+                columns.whole[place] += use.exclusive
+                columns.online[place] += held.claim.app_class is AppClass.ONLINE
+                columns.offline[place] += held.claim.app_class is AppClass.OFFLINE
+        self._touched.add(at)
+
+    def _used(self, layout: Layout) -> Used:
+        return used_on_board(self._cluster.board, layout.card_rows, layout.card_slots) + self._claimed
+
+    def _bytes(self, layout: Layout) -> Bytes:
+        return card_bytes(self._cluster.board, layout.card_rows, layout.card_slots, self._used(layout))
 
     def _sends_all(self, layout: Layout) -> None:
         """A state follows: later ticks have the changes since."""
-        self._sent = card_bytes(self._cluster.board, layout.card_rows, layout.card_slots)
+        self._sent, self._touched = self._bytes(layout), set()
         self._clock, self._sent_layout = self._cluster.board.clock, layout
 
     def _differing(self, layout: Layout, nodes: Ints) -> Ints:
@@ -180,7 +214,8 @@ class ClusterView:
         if not len(nodes):
             return nodes
         places = layout.cards_of(nodes)
-        fresh = card_bytes(self._cluster.board, layout.card_rows[places], layout.card_slots[places])
+        board, rows, slots = self._cluster.board, layout.card_rows[places], layout.card_slots[places]
+        fresh = card_bytes(board, rows, slots, used_on_board(board, rows, slots) + self._claimed.of(places))
         others = np.zeros(len(places), bool)
         for name, column in fresh.items():
             others |= column != self._sent[name][places]
@@ -193,31 +228,32 @@ class ClusterView:
         cluster, board = self._cluster, self._cluster.board
         self._learn(now)
         wrong = cluster.unusable.keys() | cluster.closed.keys() | cluster.others.keys()
-        known: tuple[object, ...] = (board.clock, len(cluster.pending), len(wrong), self._learn_next)
+        layout, claims = self._current(), self._details.claims
+        waiting = len(cluster.pending) + len(claims.waiting())
+        known: tuple[object, ...] = (board.clock, claims.clock, waiting, len(wrong), self._learn_next)
         if self._totals is not None and self._totals[0] == known:
             return self._totals[1]
-        layout = self._current()
-        rows, slots = layout.card_rows, layout.card_slots
+        rows, slots, used = layout.card_rows, layout.card_slots, self._used(layout)
         healthy, memory = board.healthy[rows, slots], board.memory[rows, slots]
-        held = (board.used_slices[rows, slots] > 0) | (board.taken[rows] > 0)
+        held = (used.tenants > 0) | (board.taken[rows] > 0)
         waste = self._waste.ratio()
-        classes = cluster.ledger.classes
+        classes = cluster.ledger.classes + claims.users()
         totals = Totals(
             nodes=len(layout.names),
             cards=len(rows),
             cards_free=int((healthy & ~held).sum()),
             cards_out=int((~healthy).sum()),
             memory_mib=int(memory.sum()),
-            memory_booked_mib=int(board.used_memory[rows, slots].sum()),
+            memory_booked_mib=int(used.memory.sum()),
             memory_used_mib=None,
             core=100 * len(rows),
-            core_booked=round(int(board.booked_core(rows, slots).sum()) / 10, 1),
+            core_booked=round(int(used.core.sum()) / 10, 1),
             busy=None,
             fragmentation=None if waste is None else round(waste, 4),
             pods=PodCounts(
                 online=classes[AppClass.ONLINE], offline=classes[AppClass.OFFLINE], normal=classes[AppClass.NORMAL]
             ),
-            waiting=len(cluster.pending),
+            waiting=waiting,
             troubled=len(self._troubles(layout)),
         )
         self._totals = (known, totals)
@@ -233,14 +269,22 @@ class ClusterView:
         self._waste.learn((booking.occupant.usage.values(), booking.occupant.cpu_milli) for booking in sample)
 
     def _waiters(self, now: float) -> Waiting:
-        """The waiting Pods; the same object as before where nothing is new."""
-        pending = self._cluster.pending
-        first = [*islice(pending, _MOST_WAITING)]
+        """The waiting Pods, those with claims last; the same object as before where nothing is new."""
+        pending, claiming = self._cluster.pending, self._details.claims.waiting()
+        first, count = [*islice(chain(pending, claiming), _MOST_WAITING)], len(pending) + len(claiming)
         since, uids = self._waiting_of
-        same = self._waiting is not None and first == uids and self._waiting.count == len(pending)
+        same = self._waiting is not None and first == uids and self._waiting.count == count
         if not same or self._details.behind or not 0 <= now - since < _WAIT:
             self._waiting_of = (now, first)
-            waiting = Waiting(count=len(pending), pods=[self._details.waiting(pending[uid], now) for uid in first])
+            waiting = Waiting(
+                count,
+                [
+                    self._details.waiting(pending[uid], now)
+                    if uid in pending
+                    else claimpods.waiting(self._cluster, self._details.claims, claiming[uid])
+                    for uid in first
+                ],
+            )
             if waiting != self._waiting:
                 self._waiting = waiting
         assert self._waiting is not None
@@ -255,7 +299,7 @@ class ClusterView:
             minlength=len(layout.names),
         )
         troubled = {*np.flatnonzero(out).tolist()}
-        for name in cluster.unusable.keys() | cluster.closed.keys() | cluster.others.keys():
+        for name in {*cluster.unusable, *cluster.closed, *cluster.others, *self._details.claims.troubled()}:
             if name in layout.index_of:  # others have no cards and never had
                 troubled.add(layout.index_of[name])
         return {str(at): self._details.trouble(layout.names[at]) for at in sorted(troubled)}

@@ -1,0 +1,70 @@
+"""Follows the cluster's ResourceClaims for its dashboard, from when a node is labelled to hand out cards by them.
+
+Before that nothing is asked, and no right is needed. Nothing is decided by claims: kube-scheduler allocates them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aliquot.adapters.kubernetes.kube import Kube
+from aliquot.adapters.kubernetes.reflector import Reflector
+from aliquot.dialects.dra import CLAIMS
+from aliquot.dialects.dra.claims import ClaimObject
+from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.dashboard.claims import Claims
+
+log = logging.getLogger(__name__)
+
+_LOOK = 2.0  # seconds between two looks for a labelled node
+_SELDOM = 600.0  # seconds, while the API server does not let us read claims
+
+
+class ClaimSink:
+    """Applies ResourceClaims."""
+
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
+
+    def listing(self) -> None: ...
+
+    def changed(self, item: ClaimObject) -> None:
+        self._claims.put(item)
+
+    def gone(self, key: str) -> None:
+        self._claims.drop(key)
+
+    def listed(self, drift: int) -> None: ...
+
+
+class ResourceClaims:
+    """See the head of the file."""
+
+    def __init__(self, kube: Kube, cluster: Cluster) -> None:
+        self.known = Claims(cluster)
+        self.answered = asyncio.Event()  # the claims are known, or the API server has none for us
+        self._kube, self._cluster = kube, cluster
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while not self._cluster.by_claims:
+            await asyncio.sleep(_LOOK)
+        while True:
+            await self._follow()
+
+    async def _follow(self) -> None:
+        """Until cancelled, or until the API server refuses the first list: our role may be older than this program."""
+        reflector = Reflector(self._kube, CLAIMS, ClaimObject, ClaimSink(self.known))
+        following = asyncio.create_task(reflector.run())
+        try:
+            await reflector.answered.wait()
+            self.answered.set()
+            if reflector.synced.is_set():
+                await following
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        fix = "the account needs list and watch on resourceclaims (resource.k8s.io): helm upgrade with dra.enabled=true"
+        log.warning("resource_claims_not_readable", extra={"data": {"path": CLAIMS, "fix": fix}})
+        await asyncio.sleep(_SELDOM)
