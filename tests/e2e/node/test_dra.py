@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +17,15 @@ from testbed.fleet import DRA, Fleet
 from testbed.inside import wait_offered, wait_running
 from testbed.nodes import remove_pods
 from testbed.objects import Object
-from testbed.processes import wait_until
+from testbed.plane import HOST
+from testbed.processes import free_port, wait_until
+from testbed.product import AliquotScheduler
 
 GIB = 1 << 30
 V1 = "/apis/resource.k8s.io/v1"
 CLAIMS = f"{V1}/namespaces/default/resourceclaims"
 PODS = 100
+SIZES = {"shared": "4Gi", "huge": "999Gi"}  # of claims on the dashboard
 CLASSES = [
     {
         "apiVersion": "resource.k8s.io/v1",
@@ -128,6 +133,47 @@ def test_claims_give_containers_their_card_and_limits_shared_by_pods_and_by_the_
     assert [tenant["class"] for tenant in tenants] == ["offline"]  # one tenant for two Pods
     refused = next(line for line in fleet.ask("two", "alloc", "2GiB") if line["event"] == "alloc")
     assert refused["name"] == "CUDA_ERROR_OUT_OF_MEMORY", refused  # 3 of 4 GiB are taken by the other Pod
+
+
+def test_the_dashboard_shows_claims_their_users_and_those_that_wait(claims_fleet: Fleet, tmp_path: Path) -> None:
+    fleet, port = claims_fleet, free_port()
+    _apply(fleet, *(_claim(name, {"name": "gpu", "exactly": _exactly(size, 30)}) for name, size in SIZES.items()))
+    users = [_user(name, resourceClaimName="shared") for name in ("one", "two")]
+    fleet.create(*users, _user("waits", resourceClaimName="huge"))
+    wait_running(fleet, ["one", "two"], seconds=90)
+    node = fleet.node_of("one")
+    assert node is not None
+    ours = AliquotScheduler(
+        f"--dashboard={HOST}:{port}", kubeconfig=fleet.plane.kubeconfig, log=tmp_path / "standby.log", wait=False
+    )
+
+    def asked(path: str) -> Any:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{port}/api/v1/{path}", timeout=10) as answer:
+                return json.load(answer)
+        except OSError:
+            return None
+
+    def tenants() -> list[dict[str, Any]]:
+        cards = (asked(f"nodes/{node.name}") or {"cards": []})["cards"]
+        return [tenant for card in cards for tenant in card["tenants"]]
+
+    def waiting() -> list[dict[str, Any]]:
+        found = (asked("state") or {"waiting": {"pods": []}})["waiting"]["pods"]
+        return [pod for pod in found if pod["reason"]["code"] == "scheduler-said"]
+
+    try:
+        wait_until(tenants, 60, "the dashboard shows the claim", saw=lambda: ours.log)
+        (tenant,) = tenants()
+        assert (tenant["key"], tenant["memory_mib"], tenant["core"]) == ("default/shared", 4096, 30)
+        assert tenant["users"] == ["default/one", "default/two"]
+        page = asked("pods/default/one")
+        assert (page["node"], page["claims"], page["cards"][0]["memory_mib"]) == (node.name, ["shared"], 4096)
+        wait_until(waiting, 60, "kube-scheduler tried the Pod", saw=lambda: asked("state"))
+        (pod,) = waiting()
+        assert (pod["key"], pod["wants"]["text"]) == ("default/waits", "999 GiB, 30%")
+    finally:
+        ours.stop()
 
 
 def test_a_hundred_claims_at_once_while_agents_are_killed(claims_fleet: Fleet) -> None:

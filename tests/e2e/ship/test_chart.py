@@ -166,6 +166,13 @@ def test_chart_grants_evictions_only_with_preemption(helm: Helm, on: bool) -> No
     assert ("--preemption" in made.args("aliquot-scheduler", "scheduler")) is on
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_chart_lets_the_scheduler_read_claims_only_with_dra(helm: Helm, on: bool) -> None:
+    made = Objects(render(helm, f"--set=dra.enabled={str(on).lower()}", "--kube-version=1.36"))
+    rules = made.one("ClusterRole", "aliquot-scheduler")["rules"]
+    assert [rule["verbs"] for rule in rules if "resourceclaims" in rule["resources"]] == [["list", "watch"]] * on
+
+
 @pytest.mark.parametrize(("pods", "kept"), [("keep", {"DaemonSet", "Namespace"}), ("refuse", set())])
 def test_helm_leaves_simulated_cards_to_pods_that_are_kept(helm: Helm, pods: str, kept: set[str]) -> None:
     made = render(helm, f"--set=uninstall.runningPods={pods},agent.simulate=1x2GiB,namespace.create=true", "--no-hooks")
