@@ -175,6 +175,21 @@ def test_a_claim_that_came_before_its_node_counts_when_the_node_comes() -> None:
     assert column(world.view.state(1001.0), "memory") == [0, 0, 0, 100]
 
 
+def test_claims_of_a_node_that_is_gone_are_not_counted() -> None:
+    world = World()
+    world.hold("serve", 1, 4, users="a")
+    world.hold("odd", 0, 99)
+    world.add_pod("a", "serve", on="n1")
+    assert world.view.state(1000.0)["totals"]["pods"]["normal"] == 1
+    world.cluster.drop_node("n1")
+    totals = world.view.state(1001.0)["totals"]
+    assert (totals["pods"]["normal"], totals["memory_booked_mib"], totals["troubled"]) == (0, 0, 0)
+    assert texts(world.pod("a")["why"]) == ["n1 is gone; the Pod counts there until Kubernetes removes it."]
+    world.cluster.set_node(live_node("n1", 16, 16, labels=BY_CLAIMS))
+    totals = world.view.state(1002.0)["totals"]
+    assert (totals["pods"]["normal"], totals["memory_booked_mib"], totals["troubled"]) == (1, 4096, 1)
+
+
 def test_a_claim_that_cannot_be_read_is_trouble_of_its_node() -> None:
     world = World()
     world.hold("odd", 0, 99)

@@ -57,7 +57,7 @@ def _placed(cluster: Cluster, claims: Claims, key: str, uid: str, used: Iterable
         pod.why.append(_words(item, standing))
         node = cluster.board.node(item.node)
         if isinstance(standing, HeldClaim) and node is not None:
-            cards, pod.app_class = pod_cards(standing.grant.usage(), node), standing.claim.app_class
+            cards, pod.app_class = pod_cards(standing.usage, node), standing.claim.app_class
             pod.why.append(messages.promised(cards, pod.app_class, node.isolation))
             pod.cards += cards
     return pod
@@ -88,7 +88,7 @@ def _words(claim: ClaimObject, standing: HeldClaim | Message) -> Message:
     if isinstance(standing, Message):
         return standing
     users = [user.partition("/")[2] for user in standing.users]
-    return messages.claim_holds(claim.metadata.name, claim.node, [*standing.grant.usage()], users)
+    return messages.claim_holds(claim.metadata.name, claim.node, [*standing.usage], users)
 
 
 def _reason(cluster: Cluster, pod: PodObject) -> Message:

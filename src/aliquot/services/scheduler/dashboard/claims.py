@@ -7,19 +7,22 @@ the board. What they hold is added to it where it is shown.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from aliquot.dialects.dra import DIALECT
 from aliquot.dialects.dra.claims import AllocatedClaim, ClaimObject, parse_claim
 from aliquot.dialects.dra.pods import claim_names, waits_for_card
 from aliquot.dialects.wire.objects import PodObject, pod_names
-from aliquot.model.claim import AppClass, Claim
+from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
 from aliquot.model.status.dashboard import Message
 from aliquot.services.dashboard import messages
 from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.dashboard.layout import Used
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +31,41 @@ class HeldClaim:
 
     claim: Claim
     grant: Grant
+    usage: Mapping[int, Usage]  # of the grant, by card
     users: tuple[str, ...]  # keys of the Pods that it is reserved for, sorted
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimsOnNode:
-    """The claims that hold cards of a node; `unreadable`: what is wrong with those that are not counted."""
+    """The claims that have cards of a node, by their keys; a message: why a claim is not counted."""
 
-    held: tuple[HeldClaim, ...] = ()
-    unreadable: tuple[Message, ...] = ()
+    node: Node | None
+    standings: Mapping[str, HeldClaim | Message]
+    used: Used  # of the node's cards, in their order
+
+    @property
+    def held(self) -> list[HeldClaim]:
+        return [standing for standing in self.standings.values() if isinstance(standing, HeldClaim)]
+
+    @property
+    def unreadable(self) -> list[Message]:
+        wrong = [standing for standing in self.standings.values() if isinstance(standing, Message)]
+        return wrong if self.node is not None else []
 
 
 class Claims:
-    """See the head of the file."""
+    """See the head of the file. A claim is read when it comes, so that a list of many takes no time later."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._by_key: dict[str, ClaimObject] = {}
         self._by_node: dict[str, dict[str, ClaimObject]] = {}
         self._by_pod: dict[str, dict[str, ClaimObject]] = {}  # by the UID of a Pod that uses them
-        self._read: dict[str, tuple[Node | None, ClaimsOnNode]] = {}
+        self._read: dict[str, tuple[Node | None, HeldClaim | Message]] = {}  # by key, with the node as it was then
+        self._on: dict[str, ClaimsOnNode] = {}
         self._changed: set[str] = set()
+        self.users: Counter[AppClass] = Counter()  # Pods of claims that hold cards; with two claims a Pod counts twice
+        self.troubled: Counter[str] = Counter()  # nodes, by how many claims on them cannot be read
         self.clock = 0  # of changes
 
     # --- what the API server sends ---------------------------------------------------------------------------------
@@ -60,9 +77,10 @@ class Claims:
         self.clock += 1
         if item.allocated:
             self._by_node.setdefault(item.node, {})[item.key] = item
-            self._touch(item.node)
             for uid in item.pods:
                 self._by_pod.setdefault(uid, {})[item.key] = item
+            self._changed.add(item.node)
+            self.standing(item)
 
     def drop(self, key: str) -> None:
         """A claim is gone."""
@@ -72,20 +90,16 @@ class Claims:
         self.clock += 1
         if item.allocated:
             _remove(self._by_node, item.node, key)
-            self._touch(item.node)
             for uid in item.pods:
                 _remove(self._by_pod, uid, key)
-
-    def _touch(self, node: str) -> None:
-        self.clock += 1
-        self._changed.add(node)
-        self._read.pop(node, None)
+            self._changed.add(item.node)
+            self._forget(item)
 
     # --- nodes -----------------------------------------------------------------------------------------------------
 
     @property
     def nodes(self) -> Mapping[str, object]:
-        """The names of nodes with claims."""
+        """Those with claims, by name."""
         return self._by_node
 
     def take_changed(self) -> set[str]:
@@ -94,45 +108,57 @@ class Claims:
         return changed
 
     def on(self, name: str) -> ClaimsOnNode:
-        """What holds cards of the node. Cards are known by their UUID, so it is read again when the node changed."""
-        node = self._cluster.board.node(name)
-        known = self._read.get(name)
-        if known is None or known[0] is not node:
-            known = self._read[name] = (node, self._claims_on(name, node))
-            if name not in self._by_node:
-                del self._read[name]
-        return known[1]
+        """What holds cards of the node now."""
+        known, node = self._on.get(name), self._cluster.board.node(name)
+        if known is None or known.node is not node:
+            known = self._claims_on(name, node)
+            if name in self._by_node:
+                self._on[name] = known
+        return known
 
     def _claims_on(self, name: str, node: Node | None) -> ClaimsOnNode:
-        held, unreadable = [], []
-        for key, item in sorted(self._by_node.get(name, {}).items()) if node else ():
-            read = parse_claim(item, name, node.cards if node else ())
-            if isinstance(read, AllocatedClaim):
-                asked = Claim(read.uid, read.namespace, read.name, DIALECT, Offer.ANY, (), app_class=read.app_class)
-                users = sorted(f"{read.namespace}/{pod}" for pod in item.pods.values())
-                held.append(HeldClaim(asked, read.grant, tuple(users)))
-            else:
-                unreadable.append(messages.claim_unreadable(key, read[0]))
-        return ClaimsOnNode(tuple(held), tuple(unreadable))
+        standings = {key: self.standing(item) for key, item in sorted(self._by_node.get(name, {}).items())}
+        cards = {card.index: [0, 0, 0, 0, 0, 0] for card in node.cards} if node else {}
+        for standing in standings.values():
+            if isinstance(standing, HeldClaim):
+                of = standing.claim.app_class
+                for slot, use in standing.usage.items():
+                    memory, core, tenants, whole, online, offline = cards[slot]
+                    cards[slot] = [
+                        memory + use.memory_mib,
+                        core + use.booked_milli,
+                        tenants + 1,
+                        whole + use.exclusive,
+                        online + (of is AppClass.ONLINE),
+                        offline + (of is AppClass.OFFLINE),
+                    ]
+        used = Used(np.array([*cards.values()], np.int64).reshape(-1, 6).T)
+        return ClaimsOnNode(node, standings, used)
 
     def standing(self, item: ClaimObject) -> HeldClaim | Message:
-        """Of a claim that has cards: which, or why that is not known."""
-        on_node = self.on(item.node)
-        held = (standing for standing in on_node.held if standing.claim.key == item.key)
-        wrong = (message for message in on_node.unreadable if message.name == item.key)
-        return next(held, None) or next(wrong, None) or messages.node_gone(item.node)
+        """Of a claim that has cards: which, or why that is not known. Read again when the node has changed: cards are
+        known by their UUID."""
+        node = self._cluster.board.node(item.node)
+        known = self._read.get(item.key)
+        if known is not None and known[0] is node:
+            return known[1]
+        self._forget(item)
+        standing = _read(item, node)
+        self._read[item.key] = node, standing
+        if isinstance(standing, HeldClaim):
+            self.users[standing.claim.app_class] += len(standing.users)
+        elif node is not None:
+            self.troubled[item.node] += 1
+        return standing
 
-    def users(self) -> Counter[AppClass]:
-        """How many Pods use claims that hold cards, by class. A Pod with two claims counts once for each."""
-        found: Counter[AppClass] = Counter()
-        for name in self._by_node:
-            for held in self.on(name).held:
-                found[held.claim.app_class] += len(held.users)
-        return found
-
-    def troubled(self) -> Iterator[str]:
-        """The nodes with claims that cannot be read."""
-        return (name for name in self._by_node if self.on(name).unreadable)
+    def _forget(self, item: ClaimObject) -> None:
+        """What was read of the claim."""
+        self._on.pop(item.node, None)
+        node, standing = self._read.pop(item.key, (None, None))
+        if isinstance(standing, HeldClaim):
+            self.users[standing.claim.app_class] -= len(standing.users)
+        elif node is not None:
+            self.troubled -= Counter([item.node])
 
     # --- Pods ------------------------------------------------------------------------------------------------------
 
@@ -163,3 +189,14 @@ def _remove(index: dict[str, dict[str, ClaimObject]], name: str, key: str) -> No
     index[name].pop(key, None)
     if not index[name]:
         del index[name]
+
+
+def _read(item: ClaimObject, node: Node | None) -> HeldClaim | Message:
+    if node is None:
+        return messages.node_gone(item.node)
+    read = parse_claim(item, node.name, node.cards)
+    if not isinstance(read, AllocatedClaim):
+        return messages.claim_unreadable(item.key, read[0])
+    claim = Claim(read.uid, read.namespace, read.name, DIALECT, Offer.ANY, (), app_class=read.app_class)
+    users = sorted(f"{read.namespace}/{pod}" for pod in item.pods.values())
+    return HeldClaim(claim, read.grant, read.grant.usage(), tuple(users))

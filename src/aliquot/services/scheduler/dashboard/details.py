@@ -66,7 +66,7 @@ class Details:
                 tenants.setdefault(slot, []).append(tenant_of(placed.claim, use))
         used = {card.index: cluster.board.usage(name, card.index) for card in node.cards}
         for held in self.claims.on(name).held:
-            for slot, use in held.grant.usage().items():
+            for slot, use in held.usage.items():
                 tenants.setdefault(slot, []).append(tenant_of(held.claim, use, held.users))
                 used[slot] += use
         cards = [_card(card, used[card.index], tenants.get(card.index, [])) for card in node.cards]
@@ -81,7 +81,7 @@ class Details:
             *map(messages.closed, cluster.closed.get(name, ())),
             *messages.other_plugins(cluster.others.get(name, ())),
             *messages.cards_out(out),
-            *self.claims.on(name).unreadable,
+            *(self.claims.on(name).unreadable if name in self.claims.troubled else ()),
         ]
 
     # --- Pods ------------------------------------------------------------------------------------------------------

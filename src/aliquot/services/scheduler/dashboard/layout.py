@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,28 +23,27 @@ _DIGITS = re.compile(r"(\d+)")
 Bytes = dict[str, "np.ndarray[tuple[int], np.dtype[np.uint8]]"]
 
 
-@dataclass(frozen=True, slots=True)
 class Used:
-    """What is taken of some cards, as columns: MiB, thousandths of compute, and how many of each kind are there."""
+    """What is taken of some cards, a row of `table` for each: MiB, thousandths of compute, and how many tenants."""
 
     memory: Ints
     core: Ints
     tenants: Ints
-    whole: Ints
+    whole: Ints  # of these, those that have the card alone
     online: Ints
     offline: Ints
+
+    def __init__(self, table: Ints) -> None:
+        self.table = table
+        self.memory, self.core, self.tenants, self.whole, self.online, self.offline = table
 
     @classmethod
     def none(cls, cards: int) -> Used:
         """Nothing of so many cards."""
-        return cls(*(np.zeros(cards, np.int64) for _ in fields(cls)))
-
-    def of(self, places: Ints) -> Used:
-        """Of these of the cards."""
-        return Used(*(getattr(self, column.name)[places] for column in fields(self)))
+        return cls(np.zeros((6, cards), np.int64))
 
     def __add__(self, other: Used) -> Used:
-        return Used(*(getattr(self, column.name) + getattr(other, column.name) for column in fields(self)))
+        return Used(self.table + other.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +112,11 @@ def lay_out(board: Board, broken: frozenset[str], by_claims: frozenset[str] = fr
 
 def used_on_board(board: Board, rows: Ints, slots: Ints) -> Used:
     """What Pods have of these cards."""
+    places = rows, slots
+    whole = (board.exclusive[places] > 0) | (board.taken[rows] > 0)
+    core, tenants = board.booked_core(rows, slots), board.used_slices[places]
     return Used(
-        memory=board.used_memory[rows, slots],
-        core=board.booked_core(rows, slots),
-        tenants=board.used_slices[rows, slots],
-        whole=board.exclusive[rows, slots] + board.taken[rows],
-        online=board.online[rows, slots],
-        offline=board.offline[rows, slots],
+        np.stack([board.used_memory[places], core, tenants, whole, board.online[places], board.offline[places]])
     )
 
 

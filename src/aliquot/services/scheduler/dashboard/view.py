@@ -7,7 +7,7 @@ the nodes whose bytes differ. Nothing goes over all Pods, and over all cards onl
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
@@ -177,32 +177,17 @@ class ClusterView:
         if layout is None or not layout.holds(board, changed, broken, by_claims):
             layout = self._layout = lay_out(board, broken, frozenset(by_claims))
             self._claimed, fresh = Used.none(len(layout.card_rows)), {*claims.nodes}
-        for at in {layout.index_of[name] for name in fresh if name in layout.index_of}:
-            self._count_claims(layout, at)
+        for name in fresh:
+            at, on_node = layout.index_of.get(name), claims.on(name)
+            if at is not None and on_node.node is not None:
+                first = layout.starts[at]
+                self._claimed.table[:, first : first + layout.counts[at]] = on_node.used.table
+                self._touched.add(at)
         return layout
 
-    def _count_claims(self, layout: Layout, at: int) -> None:
-        """What claims hold of the cards of this node."""
-        first, count, columns = int(layout.starts[at]), int(layout.counts[at]), self._claimed
-        place_of = {int(layout.card_slots[place]): place for place in range(first, first + count)}
-        for column in fields(columns):
-            getattr(columns, column.name)[first : first + count] = 0
-        for held in self._details.claims.on(layout.names[at]).held:
-            for slot, use in held.grant.usage().items():
-                place = place_of[slot]
-                columns.memory[place] += use.memory_mib
-                columns.core[place] += use.booked_milli
-                columns.tenants[place] += 1
-                columns.whole[place] += use.exclusive
-                columns.online[place] += held.claim.app_class is AppClass.ONLINE
-                columns.offline[place] += held.claim.app_class is AppClass.OFFLINE
-        self._touched.add(at)
-
-    def _used(self, layout: Layout) -> Used:
-        return used_on_board(self._cluster.board, layout.card_rows, layout.card_slots) + self._claimed
-
     def _bytes(self, layout: Layout) -> Bytes:
-        return card_bytes(self._cluster.board, layout.card_rows, layout.card_slots, self._used(layout))
+        board, rows, slots = self._cluster.board, layout.card_rows, layout.card_slots
+        return card_bytes(board, rows, slots, used_on_board(board, rows, slots) + self._claimed)
 
     def _sends_all(self, layout: Layout) -> None:
         """A state follows: later ticks have the changes since."""
@@ -215,7 +200,7 @@ class ClusterView:
             return nodes
         places = layout.cards_of(nodes)
         board, rows, slots = self._cluster.board, layout.card_rows[places], layout.card_slots[places]
-        fresh = card_bytes(board, rows, slots, used_on_board(board, rows, slots) + self._claimed.of(places))
+        fresh = card_bytes(board, rows, slots, used_on_board(board, rows, slots) + Used(self._claimed.table[:, places]))
         others = np.zeros(len(places), bool)
         for name, column in fresh.items():
             others |= column != self._sent[name][places]
@@ -228,26 +213,27 @@ class ClusterView:
         cluster, board = self._cluster, self._cluster.board
         self._learn(now)
         wrong = cluster.unusable.keys() | cluster.closed.keys() | cluster.others.keys()
-        layout, claims = self._current(), self._details.claims
+        claims = self._details.claims
         waiting = len(cluster.pending) + len(claims.waiting())
         known: tuple[object, ...] = (board.clock, claims.clock, waiting, len(wrong), self._learn_next)
         if self._totals is not None and self._totals[0] == known:
             return self._totals[1]
-        rows, slots, used = layout.card_rows, layout.card_slots, self._used(layout)
+        layout = self._current()
+        rows, slots, claimed = layout.card_rows, layout.card_slots, self._claimed
         healthy, memory = board.healthy[rows, slots], board.memory[rows, slots]
-        held = (used.tenants > 0) | (board.taken[rows] > 0)
+        held = (board.used_slices[rows, slots] > 0) | (board.taken[rows] > 0) | (claimed.tenants > 0)
         waste = self._waste.ratio()
-        classes = cluster.ledger.classes + claims.users()
+        classes = cluster.ledger.classes + claims.users
         totals = Totals(
             nodes=len(layout.names),
             cards=len(rows),
             cards_free=int((healthy & ~held).sum()),
             cards_out=int((~healthy).sum()),
             memory_mib=int(memory.sum()),
-            memory_booked_mib=int(used.memory.sum()),
+            memory_booked_mib=int(board.used_memory[rows, slots].sum() + claimed.memory.sum()),
             memory_used_mib=None,
             core=100 * len(rows),
-            core_booked=round(int(used.core.sum()) / 10, 1),
+            core_booked=round(int(board.booked_core(rows, slots).sum() + claimed.core.sum()) / 10, 1),
             busy=None,
             fragmentation=None if waste is None else round(waste, 4),
             pods=PodCounts(
@@ -299,7 +285,7 @@ class ClusterView:
             minlength=len(layout.names),
         )
         troubled = {*np.flatnonzero(out).tolist()}
-        for name in {*cluster.unusable, *cluster.closed, *cluster.others, *self._details.claims.troubled()}:
+        for name in {*cluster.unusable, *cluster.closed, *cluster.others, *self._details.claims.troubled}:
             if name in layout.index_of:  # others have no cards and never had
                 troubled.add(layout.index_of[name])
         return {str(at): self._details.trouble(layout.names[at]) for at in sorted(troubled)}
