@@ -7,6 +7,7 @@ from base64 import b64decode
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from aliquot.model.device import Card
 from aliquot.model.status.dashboard import Node
 from aliquot.services.dashboard.contract import FREE, MIXED, NORMAL, OFFLINE, WHOLE
 from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.dashboard import resourceclaims
 from aliquot.services.scheduler.dashboard.claims import Claims
 from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.resourceclaims import ResourceClaims
@@ -351,7 +353,7 @@ def test_pods_in_our_dialects_come_first_in_the_list() -> None:
 # --- what the API server sends ---------------------------------------------------------------------------------------
 
 
-async def follow(cluster: Cluster, status: int) -> tuple[ResourceClaims, list[str]]:
+async def follow(cluster: Cluster, status: int, *, label_later: bool = False) -> tuple[ResourceClaims, list[str]]:
     """Until the claims of an API server that answers with this status are known, or cannot be."""
     asked: list[str] = []
     ended = asyncio.Event()
@@ -374,6 +376,10 @@ async def follow(cluster: Cluster, status: int) -> tuple[ResourceClaims, list[st
         claims = ResourceClaims(kube, cluster)
         running = asyncio.create_task(claims.run())
         try:
+            if label_later:
+                await asyncio.sleep(0.05)
+                assert not asked
+                cluster.set_node(live_node("n1", labels=BY_CLAIMS))
             async with asyncio.timeout(60):
                 await claims.answered.wait()
         finally:
@@ -389,6 +395,12 @@ def test_claims_are_read_from_the_api_server() -> None:
     world.add_pod("p", "train")
     claims, asked = asyncio.run(follow(world.cluster, 200))
     assert [*claims.known.waiting()] == ["uid-p"]
+    assert {*asked} == {CLAIMS}
+
+
+def test_nothing_is_asked_before_a_node_is_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resourceclaims, "_LOOK", 0.01)
+    _, asked = asyncio.run(follow(a_cluster(live_node("n1")), 200, label_later=True))
     assert {*asked} == {CLAIMS}
 
 
