@@ -7,7 +7,7 @@
     --run-dir=FOLDER        the agent's own --run-dir
 
 Else 1, and one line that says why not, which `kubectl describe pod` shows. It asks over the agent's control socket
-(services/agent/control.py), for the port may be another program's. It runs a few times a minute on every node for
+(services/agent/api/control.py), for the port may be another program's. It runs a few times a minute on every node for
 ever, so it imports nothing that is not built into Python: with `socket` it would take twice the time.
 """
 

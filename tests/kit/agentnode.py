@@ -42,7 +42,7 @@ from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.residency import Arrival
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
-from aliquot.services.agent.deviceplugins import Allocation
+from aliquot.services.agent.devices.plugins import Allocation
 from aliquot.services.agent.injection import TENANT, Libraries
 from aliquot.services.agent.service import Agent
 from aliquot.services.agent.settings import Parts, Settings

@@ -18,8 +18,8 @@ from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
-from aliquot.services.agent.control import AgentControl
-from aliquot.services.agent.status import NodeState, resource_statuses, status
+from aliquot.services.agent.api.control import AgentControl
+from aliquot.services.agent.api.status import NodeState, resource_statuses, status
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.runtime.billing import Billing

@@ -19,8 +19,8 @@ from aliquot.model.grant import Share
 from aliquot.model.status.machine import AgentStatus, DaemonStatus, Status
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import SharingRules
-from aliquot.services.agent.status import NodeState
-from aliquot.services.agent.status import status as agent_status
+from aliquot.services.agent.api.status import NodeState
+from aliquot.services.agent.api.status import status as agent_status
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.metrics import exposition
 from aliquot.services.dashboard.nodeview import tenants_by_card

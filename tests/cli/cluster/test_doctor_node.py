@@ -40,7 +40,7 @@ def api(cluster: FakeCluster) -> FakeCluster:
 @pytest.fixture(autouse=True)
 def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Pod has processes, and what its spec mounts is there."""
-    monkeypatch.setattr("aliquot.services.agent.control.pods_seen", lambda: {UID: 2})
+    monkeypatch.setattr("aliquot.services.agent.api.control.pods_seen", lambda: {UID: 2})
     exists = os.path.exists
     monkeypatch.setattr("os.path.exists", lambda path: str(path).startswith("/var/lib/aliquot/shim") or exists(path))
 

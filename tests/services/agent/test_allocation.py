@@ -17,7 +17,7 @@ from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.model.claim import AppClass
 from aliquot.services.agent import allocation
-from aliquot.services.agent.deviceplugins import Refused
+from aliquot.services.agent.devices.plugins import Refused
 from kit.agentnode import NODE, AgentNode, Json, NotMade, a_qgpu_pod, grant_of, play
 from kit.manifests import COUNT, MEM, QGPU_CORE, QGPU_MEMORY, a_container, a_pod
 

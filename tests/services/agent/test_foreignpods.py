@@ -10,7 +10,7 @@ import pytest
 
 from aliquot.dialects import Rules, gpushare, hami, native
 from aliquot.model.tenant import Finding, FindingKind
-from aliquot.services.agent.deviceplugins import Allocation, Refused
+from aliquot.services.agent.devices.plugins import Allocation, Refused
 from kit.agentnode import NODE, AgentNode, Json, play
 from kit.manifests import MEM, a_container, a_pod
 

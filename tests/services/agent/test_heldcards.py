@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.services.agent.deviceplugins import Refused
+from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
 from kit.agentnode import CARDS, AgentNode, Json, a_qgpu_pod, play
 from kit.manifests import QGPU_CORE, a_container, a_pod

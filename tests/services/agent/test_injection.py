@@ -16,7 +16,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.grant import Share
 from aliquot.model.tenancy import Tenancy
-from aliquot.services.agent.deviceplugins import Refused
+from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.injection import CdiInjector, Injection, Libraries, MountInjector, RuntimeInjector
 
 CORE = "tke.cloud.tencent.com/qgpu-core"

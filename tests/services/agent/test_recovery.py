@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.model.tenant import SharingRules
-from aliquot.services.agent.deviceplugins import Refused
+from aliquot.services.agent.devices.plugins import Refused
 from kit.agentnode import AgentNode, Json, Killed, NotMade, a_qgpu_pod, play
 
 EVERYWHERE = ("database", "memory", "arbiter", "folders", "specs")

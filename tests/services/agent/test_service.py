@@ -19,8 +19,8 @@ from aliquot.model.edits import Edits
 from aliquot.model.residency import Arrival
 from aliquot.model.status.machine import Status
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
+from aliquot.services.agent.api.metrics import agent_exposition
 from aliquot.services.agent.injection import Libraries
-from aliquot.services.agent.metrics import agent_exposition
 from aliquot.services.agent.service import Agent
 from aliquot.services.agent.settings import Parts, Settings
 

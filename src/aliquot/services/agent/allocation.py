@@ -35,7 +35,7 @@ from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.model.tenancy import Tenancy, shares_of
 from aliquot.placement.crowding import crowded
-from aliquot.services.agent.deviceplugins import Allocation, Refused
+from aliquot.services.agent.devices.plugins import Allocation, Refused
 from aliquot.services.agent.foreignpods import ForeignPods
 from aliquot.services.agent.heldcards import HeldCards
 from aliquot.services.agent.injection import Injection, Injector

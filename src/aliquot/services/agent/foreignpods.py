@@ -25,7 +25,7 @@ from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind
-from aliquot.services.agent.deviceplugins import Refused
+from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.daemon.events import EventSink, pod_ref
 

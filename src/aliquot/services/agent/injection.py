@@ -26,7 +26,7 @@ from aliquot.dialects.wire.cdi import name_of
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.tenancy import Tenancy
-from aliquot.services.agent.deviceplugins import Allocation, Refused
+from aliquot.services.agent.devices.plugins import Allocation, Refused
 
 # Paths inside the container.
 TENANT = "/run/aliquot/tenant"

@@ -11,7 +11,7 @@ from aliquot.adapters.kubernetes.reflector import key_of
 from aliquot.adapters.storage.podstore import StoreError
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.services.agent.allocation import Allocator
-from aliquot.services.agent.deviceplugins import Refused
+from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.dra.preparation import ClaimPreparer
 from aliquot.services.agent.foreignpods import ForeignPods
 from aliquot.services.agent.injection import RuntimeInjector

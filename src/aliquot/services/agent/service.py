@@ -42,25 +42,25 @@ from aliquot.model.node import Node
 from aliquot.model.status import dashboard
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
 from aliquot.model.tenant import SharingRules
-from aliquot.services.agent.advertising import Advertiser
 from aliquot.services.agent.allocation import Allocator
-from aliquot.services.agent.control import AgentControl
-from aliquot.services.agent.deviceholders import DeviceHolders
-from aliquot.services.agent.deviceplugins import ALLOCATE, PRESTART, Plugins, Refused, timed
+from aliquot.services.agent.api.control import AgentControl
+from aliquot.services.agent.api.http import AgentPort
+from aliquot.services.agent.api.live import AgentLive
+from aliquot.services.agent.api.status import NodeState, resource_statuses, status
+from aliquot.services.agent.devices.advertising import Advertiser
+from aliquot.services.agent.devices.holders import DeviceHolders
+from aliquot.services.agent.devices.plugins import ALLOCATE, PRESTART, Plugins, Refused, timed
 from aliquot.services.agent.dra.driver import DraDriver
 from aliquot.services.agent.dra.preparation import ClaimPreparer
 from aliquot.services.agent.dra.site import AgentSite
 from aliquot.services.agent.foreignpods import ForeignPods
 from aliquot.services.agent.handover import hand_over
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
-from aliquot.services.agent.http import AgentPort
 from aliquot.services.agent.injection import CdiInjector, MountInjector, RuntimeInjector
-from aliquot.services.agent.live import AgentLive
 from aliquot.services.agent.nodereport import NodeReporter
 from aliquot.services.agent.podcache import PodCache
 from aliquot.services.agent.recovery import TenantRecovery
 from aliquot.services.agent.settings import Parts, Settings
-from aliquot.services.agent.status import NodeState, resource_statuses, status
 from aliquot.services.agent.tenants import PodTenants
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import about

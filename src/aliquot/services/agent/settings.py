@@ -14,8 +14,8 @@ from aliquot.model.control import CardControl
 from aliquot.model.residency import Arrival
 from aliquot.model.tenant import Finding, SharingRules, Standing
 from aliquot.services.agent import nodereport
+from aliquot.services.agent.api.live import Traced
 from aliquot.services.agent.injection import Libraries
-from aliquot.services.agent.live import Traced
 from aliquot.services.agent.tenants import Tenants
 from aliquot.services.runtime.billing import Billing
 from aliquot.services.runtime.meter import CardMeter

@@ -1,7 +1,7 @@
 """The server side of the control socket, for both daemons: a line of JSON is a request; the kernel says who sent it.
 
 adapters/host/control.py is the client side. The operations are in services/machine/control.py and
-services/agent/control.py.
+services/agent/api/control.py.
 """
 
 from __future__ import annotations

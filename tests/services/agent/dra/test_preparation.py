@@ -11,7 +11,7 @@ import pytest
 from aliquot.adapters.kubelet.draplugin import PreparedDevice
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.model.claim import AppClass
-from aliquot.services.agent.deviceplugins import Refused
+from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.dra.worlds import World
 from kit.agentnode import CARDS, AgentNode, Killed, a_qgpu_pod, play
 from kit.draclaims import a_claim, a_config, a_result, parameters

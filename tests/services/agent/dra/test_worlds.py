@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aliquot.dialects.dra import LABEL
-from aliquot.services.agent.deviceplugins import Refused
+from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.dra.worlds import World, admits_claims, next_world, offers_resources
 from kit.agentnode import CARDS, a_qgpu_pod, play
 from kit.draclaims import a_claim, a_result

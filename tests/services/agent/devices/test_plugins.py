@@ -14,8 +14,8 @@ from grpc import aio
 
 from aliquot.dialects.wire.advertising import MOST_DEVICES, Token
 from aliquot.model.edits import Mount
-from aliquot.services.agent import deviceplugins as plugins
-from aliquot.services.agent.deviceplugins import (
+from aliquot.services.agent.devices import plugins
+from aliquot.services.agent.devices.plugins import (
     ALLOCATE,
     PRESTART,
     Allocation,

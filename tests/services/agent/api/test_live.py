@@ -8,8 +8,8 @@ import pytest
 
 from aliquot.arbiter.timeline import Came, Record
 from aliquot.model.status.dashboard import Node
-from aliquot.services.agent import live as module
-from aliquot.services.agent.live import AgentLive
+from aliquot.services.agent.api import live as module
+from aliquot.services.agent.api.live import AgentLive
 from kit.fakeagent import FakeAgent
 
 

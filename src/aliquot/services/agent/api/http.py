@@ -15,7 +15,7 @@ from aiohttp import web
 from aliquot.adapters.storage.database import StoreError
 from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import Status
-from aliquot.services.agent.metrics import agent_exposition
+from aliquot.services.agent.api.metrics import agent_exposition
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import RefusedError
 from aliquot.services.daemon.http import Limits, bind_port, listen, make_runner

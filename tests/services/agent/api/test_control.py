@@ -66,7 +66,7 @@ def test_unknown_operation_is_refused_with_the_known_ones(ask: Ask) -> None:
 
 
 def test_processes_are_counted_by_pod(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aliquot.services.agent.control.pods_seen", lambda: {"u1": 3})
+    monkeypatch.setattr("aliquot.services.agent.api.control.pods_seen", lambda: {"u1": 3})
     assert ask(op="processes") == {"pods": {"u1": 3}}
 
 

@@ -10,8 +10,8 @@ from aliquot.dialects.wire.advertising import Token, adverts, tokens
 from aliquot.dialects.wire.otherplugins import TAKEN
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
-from aliquot.services.agent.deviceholders import DeviceHolders
-from aliquot.services.agent.deviceplugins import Plugins
+from aliquot.services.agent.devices.holders import DeviceHolders
+from aliquot.services.agent.devices.plugins import Plugins
 from aliquot.services.agent.nodereport import NodeReporter
 
 _PLUGIN_RETURNS = 60.0  # seconds in which a device plugin is back after its own restart or the kubelet's

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 
-from aliquot.services.agent import http
-from aliquot.services.agent.http import AgentHttp, AgentPort
+from aliquot.services.agent.api import http
+from aliquot.services.agent.api.http import AgentHttp, AgentPort
 from kit.fakeagent import RESOURCE, FakeAgent
 
 
@@ -108,7 +108,7 @@ def test_metrics_have_no_queue() -> None:
 def test_documents_list_every_metric() -> None:
     body = asked(FakeAgent(), "/metrics")[2]
     there = set(re.findall(r"^# TYPE (aliquot_\w+) ", body, re.MULTILINE))
-    page = (Path(__file__).parents[3] / "docs" / "agent.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "agent.md").read_text()
     assert set(re.findall(r"`(aliquot_\w+)`", page)) == there
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aliquot.services.agent.deviceholders import DeviceHolders
+from aliquot.services.agent.devices.holders import DeviceHolders
 from kit.agentnode import AgentNode, a_qgpu_pod, play
 from kit.manifests import QGPU_CORE
 

@@ -12,7 +12,7 @@ from aliquot.dialects.wire.advertising import Token
 from aliquot.model.control import PROVEN, CardControl, ControlLevel, ControlReason
 from aliquot.model.status.machine import AgentStatus, DaemonStatus, ResourceStatus, Status
 from aliquot.model.tenant import Finding, FindingKind, SharingRules
-from aliquot.services.agent.status import NodeState, resource_statuses, status
+from aliquot.services.agent.api.status import NodeState, resource_statuses, status
 from aliquot.services.daemon.metrics import PODS, exposition
 from aliquot.services.dashboard.messages import control
 from kit.fakeagent import CARDS, RESOURCE, RUNS_ON_A, STRANGER, FakeAgent, a_scene
