@@ -25,6 +25,7 @@ from aliquot.adapters.host.home import Home, own_home
 from aliquot.arbiter.timeline import Record
 from aliquot.model.control import CardControl
 from aliquot.model.device import Card
+from aliquot.model.residency import Residency
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
 
@@ -110,6 +111,10 @@ class PaperArbiter:
     def request_move(self, tenant_id: str, *, leave: bool) -> str | None:
         self.moves.append((tenant_id, leave))
         return self.why_not
+
+    def residencies(self, tenant_id: str) -> list[Residency]:
+        there = [standing.residency for standing in self.standing if standing.tenant == tenant_id]
+        return [residency for residency in there if residency is not None]
 
 
 ALIQUOT = (sys.executable, "-m", "aliquot")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -200,6 +201,20 @@ def test_park_and_wake_ask_the_runtime_and_wait_for_it(rig: Rig) -> None:
     assert rig.move("wake", "train") == {"name": "train", "resident_bytes": GIB, "parked_bytes": 0}
     assert rig.arbiter.moves == [(tenant, True), (tenant, False)]
     assert rig.denied == ["park train", "wake train"]  # asked whether the caller may
+
+
+def test_park_waits_for_memory_that_was_just_allocated_to_be_seen(rig: Rig) -> None:
+    rig.run(4, "serve", park=30.0)
+    rig.arbiter.why_not = "none of its memory can leave the card"
+
+    def see() -> None:
+        rig.arbiter.why_not = None
+        rig.stands("serve", Where.PARKED)
+
+    later = threading.Timer(0.2, see)
+    later.start()
+    assert rig.move("park", "serve")["parked_bytes"] == GIB
+    later.join()
 
 
 def test_down_names_runs_whose_memory_is_parked(rig: Rig) -> None:

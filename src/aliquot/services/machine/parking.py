@@ -10,9 +10,8 @@ from typing import Any
 
 from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
 from aliquot.model.refusal import Invalid
-from aliquot.model.residency import Where
+from aliquot.model.residency import Residency, Where
 from aliquot.model.tenancy import Tenancy
-from aliquot.model.tenant import Standing
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.tenants import LocalMachine
@@ -23,6 +22,7 @@ _PATIENCE = 60.0  # seconds for a move, if the caller names none
 _LONGEST_PATIENCE = 3600.0
 _FACTOR_ALLOWED = f"{LEAST_FACTOR} to {MOST_FACTOR}, for example 1.5"
 _LOOK = 0.02  # seconds between two looks at a move
+_NEWCOMER = 2.0  # seconds until memory that a tenant has allocated is known: a round of the arbiter, and a busy machine
 
 Send = Callable[[dict[str, Any]], None]
 OwnerOnly = Callable[..., None]  # (caller, what, *users who may too); raises RefusedError
@@ -109,39 +109,39 @@ class Parking:
             raise RefusedError(
                 "failed", text=f"{tenant.name} cannot be parked: the daemon has no host pool; start it with --host-pool"
             )
+        # A script may park what it has just started: its memory is seen a moment later.
+        seen_by = time.monotonic() + _NEWCOMER
+        while not self._machine.arbiter.residencies(tenant.id) and time.monotonic() < seen_by:
+            await asyncio.sleep(_LOOK)
         why = self._machine.arbiter.request_move(tenant.id, leave=leave)
         if why is not None:
             raise RefusedError("failed", text=f"{tenant.name} cannot {'leave' if leave else 'return'}: {why}")
         deadline = time.monotonic() + patience
-        while not _is_there(standings := self._standings(found), leave=leave):
+        wanted = Where.PARKED if leave else Where.RESIDENT
+        while not _is_there(moved := self._machine.arbiter.residencies(tenant.id), wanted):
             if tenant.id not in self._machine.tenancies:
                 raise RefusedError("failed", text=f"{tenant.name} has ended")
             if time.monotonic() >= deadline:
-                raise RefusedError("failed", text=f"{tenant.name} has not {_past(leave)} yet{_why_now(standings)}")
+                raise RefusedError("failed", text=f"{tenant.name} has not {_past(leave)} yet{_why_now(moved)}")
             await asyncio.sleep(_LOOK)
-        moved = [standing.residency for standing in standings if standing.residency is not None]
         return {
             "name": tenant.name,
             "resident_bytes": sum(residency.resident for residency in moved),
             "parked_bytes": sum(residency.parked for residency in moved),
         }
 
-    def _standings(self, tenancy: Tenancy) -> list[Standing]:
-        return [standing for standing in self._machine.arbiter.standings() if standing.tenant == tenancy.id]
 
-
-def _is_there(standings: list[Standing], *, leave: bool) -> bool:
+def _is_there(moved: list[Residency], wanted: Where) -> bool:
     """A tenant that has no movable memory on a card is where it should be."""
-    wanted = Where.PARKED if leave else Where.RESIDENT
-    return all(standing.residency is None or standing.residency.where is wanted for standing in standings)
+    return all(residency.where is wanted for residency in moved)
 
 
 def _past(leave: bool) -> str:
     return "left the card" if leave else "returned"
 
 
-def _why_now(standings: list[Standing]) -> str:
-    reasons = {standing.residency.why for standing in standings if standing.residency is not None}
+def _why_now(moved: list[Residency]) -> str:
+    reasons = {residency.why for residency in moved}
     words = [reason_words(reason) for reason in sorted(reason for reason in reasons if reason is not None)]
     return f": {'; '.join(words)}" if words else ""
 

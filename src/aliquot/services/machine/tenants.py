@@ -36,6 +36,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Isolation, deal
 from aliquot.model.refusal import Invalid
+from aliquot.model.residency import Residency
 from aliquot.model.tenancy import Tenancy, shares_of
 from aliquot.model.tenant import AUTO, Finding, SharingRules, Standing, Tenant
 from aliquot.placement.board import Board, Occupant
@@ -66,6 +67,7 @@ class Arbiter(Protocol):
     def controls(self) -> Mapping[str, CardControl]: ...
     def alive(self, tenant_id: str) -> bool: ...
     def request_move(self, tenant_id: str, *, leave: bool) -> str | None: ...  # why not, in a sentence
+    def residencies(self, tenant_id: str) -> list[Residency]: ...
 
 
 class GrantListener(Protocol):

@@ -28,7 +28,7 @@ from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
 from aliquot.model.control import INERT, CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
-from aliquot.model.residency import Arrival
+from aliquot.model.residency import Arrival, Residency
 from aliquot.model.tenant import Allotment, Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
 from aliquot.services.mover.client import MoverClient
@@ -226,6 +226,10 @@ class Arbiterd:
         if self.parking is None:
             return "this machine has no pool of host memory: start it with --host-pool"
         return self.parking.request(tenant_id, leave=leave)
+
+    def residencies(self, tenant_id: str) -> list[Residency]:
+        """Where the tenant's memory is now, by card that has any that could leave: standings may be older."""
+        return [] if self.parking is None else self.parking.residencies(tenant_id)
 
     def take_arrivals(self) -> list[Arrival]:
         """Moves of tenants' memory that have ended since the last call."""

@@ -153,8 +153,7 @@ class Parking:
 
     def request(self, tenant: str, *, leave: bool) -> str | None:
         """Park it, or bring it back, because its user says so. Why that cannot be; None: it is asked."""
-        there = [shown for (name, _), shown in self._residency.items() if name == tenant]
-        if not there:
+        if not self.residencies(tenant):
             return (
                 "none of its memory can leave the card: it was started without --park and is not offline work on an "
                 "oversubscribed card, or it has allocated nothing yet"
@@ -178,6 +177,10 @@ class Parking:
     def residency(self, tenant: str, uuid: str) -> Residency | None:
         """Where its memory is; None: it has none that could leave."""
         return self._residency.get((tenant, uuid))
+
+    def residencies(self, tenant: str) -> list[Residency]:
+        """Where its memory is, by card that has any that could leave."""
+        return [shown for (name, _), shown in list(self._residency.items()) if name == tenant]
 
     # --- the thread ---------------------------------------------------------------------------------------------
 
