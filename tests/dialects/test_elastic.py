@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import Rules, elastic, parse_node, parse_pod, render_inventory
-from aliquot.dialects.local.claims import parse_local_pod
 from aliquot.dialects.nodereading import NodeReader
 from aliquot.dialects.wire.advertising import adverts
 from aliquot.dialects.wire.objects import Metadata, NodeObject
@@ -131,40 +130,3 @@ def test_kubelet_is_offered_as_much_memory_as_may_be_booked() -> None:
 def test_agent_reports_what_the_reader_reads() -> None:
     assert elastic.render_node(2048, 1.5) == {elastic.POOL: "2048", elastic.OVERSUBSCRIBE: "1.5"}
     assert elastic.pool_mib(elastic.render_node(2048, 1.0)) == 2048
-
-
-def together(limits: dict[str, int], group: object, **more: Any) -> dict[str, Any]:
-    pod = a_pod(limits, **more)
-    pod["metadata"]["annotations"]["aliquot.dev/together"] = group
-    return pod
-
-
-@pytest.mark.parametrize("dialect", sorted(LIMITS))
-def test_together_annotation_is_refused_on_a_cluster_where_nothing_honours_it(dialect: str) -> None:
-    broken = parse_pod(together(LIMITS[dialect], "team"))
-    assert isinstance(broken, tuple)
-    assert [(one.field, one.value) for one in broken] == [('metadata.annotations["aliquot.dev/together"]', "team")]
-    assert "aliquot run --together" in broken[0].allowed
-
-
-@pytest.mark.parametrize("dialect", sorted(LIMITS))
-def test_together_annotation_names_the_group_on_one_machine(dialect: str) -> None:
-    claim = parse_local_pod(together(LIMITS[dialect], "team"))
-    assert isinstance(claim, Claim)
-    assert (claim.group, claim.parkable) == ("team", False)
-
-
-@pytest.mark.parametrize(
-    ("pod", "why"),
-    [
-        (together(LIMITS["qgpu"], "a b"), "at most 63 characters"),
-        (together(LIMITS["qgpu"], ""), "at most 63 characters"),
-        (together(LIMITS["qgpu"], 7), "at most 63 characters"),
-        (together(LIMITS["qgpu"], "team", park="30s"), "nothing beside aliquot.dev/park"),
-        (together({"tensorstack.dev/nvidia-gpu": 1}, "team"), "whole cards"),
-    ],
-)
-def test_bad_together_annotation_is_refused(pod: dict[str, Any], why: str) -> None:
-    broken = parse_local_pod(pod)
-    assert isinstance(broken, tuple)
-    assert any(one.field.endswith('together"]') and why in one.allowed for one in broken), broken

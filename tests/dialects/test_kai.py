@@ -85,15 +85,32 @@ def test_part_of_each_card(annotations: Json, part: Slice, count: int) -> None:
         ({f"{OF_C0}.request": "much"}, "a Kubernetes quantity of at least 1Mi"),
         ({f"{OF_C0}.requests": "4Gi"}, f"did you mean {OF_C0}.request?"),
         ({"nvidia.com/container.c0.gpus": "1"}, "known are nvidia.com/container.NAME.gpu-memory.request"),
-        ({"gpu-fraction": "0.5", MODE: "sm-sharing"}, "one Pod runs at a time"),
-        ({"gpu-fraction": "0.5", MODE: ""}, "time-slicing, or omit it"),
-        ({"gpu-fraction": "0.5", "kai.scheduler/gpu-compute-sharing-mode": "sm-sharing"}, "one Pod runs at a time"),
-        ({"gpu-fraction": "0.5", "mps": "true"}, "without MPS"),
+        ({"gpu-fraction": "0.5", MODE: "sm-sharing"}, "spec.securityContext.runAsUser"),
+        ({"gpu-fraction": "0.5", MODE: ""}, "time-slicing, sm-sharing (docs/together.md), or omit it"),
         ({"gpu-fraction": "0.5", "gpu-fraction-numdevices": "2"}, "did you mean gpu-fraction-num-devices?"),
     ],
 )
 def test_broken_rule_is_refused_with_its_field(annotations: Json, said: str) -> None:
     assert said in refusal_of(annotations)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "group"),
+    [
+        ({MODE: "sm-sharing"}, "sm-sharing"),
+        ({"kai.scheduler/gpu-compute-sharing-mode": "sm-sharing"}, "sm-sharing"),
+        ({"mps": "true"}, "sm-sharing"),
+        ({"mps": "true", "aliquot.dev/together": "llm"}, "llm"),
+        ({MODE: "time-slicing"}, ""),
+        ({"mps": "false"}, ""),
+    ],
+)
+def test_sm_sharing_puts_the_pod_into_a_group_of_its_namespace(annotations: Json, group: str) -> None:
+    pod = a_pod("p", a_container("c0"), annotations={"gpu-fraction": "0.5", **annotations})
+    pod["spec"]["securityContext"] = {"runAsUser": 1000}
+    claim = parse_pod(pod, RULES)
+    assert isinstance(claim, Claim), claim
+    assert (claim.group, claim.user) == (group, 1000 if group else None)
 
 
 def test_only_one_container_has_cards() -> None:

@@ -42,6 +42,7 @@ def claims(draw: st.DrawFn) -> Claim:
         cpu_milli=draw(st.sampled_from([0, 500, 3000])),
         memory_mib=draw(st.sampled_from([0, 512, 4096])),
         park_after=draw(st.none() | st.just(30.0)),
+        group=draw(st.sampled_from(["", "", "team"])),
     )
 
 
@@ -64,7 +65,8 @@ def nodes(draw: st.DrawFn, name: str) -> Node:
     others = draw(st.sampled_from([(), (), (), ("nvidia.com/gpu",)]))
     offered = frozenset[Offer]() if others else draw(st.frozensets(offers))
     pool = draw(st.sampled_from([0, 4, 16, 100])) * GIB
-    return Node(name, cards, offered, cpu_milli=cpu, memory_mib=cpu, others=others, pool_mib=pool)
+    runs_groups = draw(st.booleans())
+    return Node(name, cards, offered, cpu_milli=cpu, memory_mib=cpu, others=others, pool_mib=pool, together=runs_groups)
 
 
 @st.composite

@@ -185,6 +185,7 @@ export const REASONS = [
   "containers",
   "mode",
   "other-plugin",
+  "together",
   "mixed",
   "qgpu-node",
   "whole-node",

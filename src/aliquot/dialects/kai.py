@@ -6,7 +6,8 @@
     gpu-fraction-num-devices                               how many different cards, 1 unless given
     gpu-fraction-container-name                            whose cards, the first container's unless given
     nvidia.com/container.NAME.gpu-memory.request, .limit   of each card, for container NAME; a Kubernetes quantity
-    nvidia.com/container.NAME.gpu-compute.mode             time-slicing; sm-sharing is refused
+    nvidia.com/container.NAME.gpu-compute.mode             time-slicing; sm-sharing: side by side with the
+                                                           namespace's other such Pods (docs/together.md)
 
 Such a Pod names no resource, and the kubelet asks a device plugin only about resources: the webhook adds
 `native.PLACE` to the container. The names have no prefix that is KAI's own: so this dialect is served only where it is
@@ -37,6 +38,8 @@ DEVICES = "gpu-fraction-num-devices"
 CONTAINER = "gpu-fraction-container-name"
 _MODE_OF_POD = "kai.scheduler/gpu-compute-sharing-mode"  # as KAI 0.17 spelled it
 _MPS = "mps"
+_IN_TIME, _IN_SPACE = "time-slicing", "sm-sharing"
+_SPACE_GROUP = "sm-sharing"  # the group of Pods that name none by aliquot.dev/together
 PREFIX = "nvidia.com/container."  # of annotations with a container's name
 _REQUEST, _LIMIT, _MODE = ".gpu-memory.request", ".gpu-memory.limit", ".gpu-compute.mode"
 _SUFFIXES = (_REQUEST, _LIMIT, _MODE)
@@ -75,12 +78,12 @@ def parse_pod(pod: Pod) -> Claim | list[Invalid]:
     piece = _slice(pod, named, problems)
     count = _devices(pod, problems)
     _refuse_whole_cards(pod, problems)
-    _refuse_modes(pod, problems)
+    group = _SPACE_GROUP if _shares_in_space(pod, problems) else ""
     if container is not None:
         problems += unnamed([container])
     if problems or container is None or piece is None or count is None:
         return problems
-    return pod.claim(DIALECT, Offer.KAI, [container.claim(piece, count)])
+    return pod.claim(DIALECT, Offer.KAI, [container.claim(piece, count)], group=group)
 
 
 def _named(pod: Pod, problems: list[Invalid]) -> dict[str, dict[str, object]]:
@@ -216,17 +219,18 @@ def _refuse_whole_cards(pod: Pod, problems: list[Invalid]) -> None:
         problems.append(Invalid(container.field(NVIDIA_GPU), container.value(NVIDIA_GPU), allowed))
 
 
-def _refuse_modes(pod: Pod, problems: list[Invalid]) -> None:
-    """Tenants of a card run one at a time here."""
+def _shares_in_space(pod: Pod, problems: list[Invalid]) -> bool:
+    """Whether its kernels are to run beside those of others. Without a mode, Pods of a card take turns."""
     keys = [key for key in {**pod.misplaced, **pod.annotations} if isinstance(key, str)]
+    modes = set()
     for key in (*(key for key in keys if key.startswith(PREFIX) and key.endswith(_MODE)), _MODE_OF_POD):
         mode = pod.text(key, problems)
-        if mode != "time-slicing" and (mode or key in pod.annotations):
-            allowed = "time-slicing, or omit it: on a card of aliquot one Pod runs at a time, so SMs are not shared"
+        if mode in (_IN_TIME, _IN_SPACE):
+            modes.add(mode)
+        elif mode or key in pod.annotations:
+            allowed = f"{_IN_TIME}, {_IN_SPACE} (docs/together.md), or omit it"
             problems.append(Invalid(annotation_field(key), mode, allowed))
-    if pod.text(_MPS, problems) == "true":
-        allowed = "false, or omit it: on a card of aliquot one Pod runs at a time, without MPS"
-        problems.append(Invalid(annotation_field(_MPS), "true", allowed))
+    return _IN_SPACE in modes or pod.text(_MPS, problems) == "true"
 
 
 def words(claim: Claim) -> Words:

@@ -24,7 +24,7 @@ import msgspec
 
 from aliquot.dialects import elastic
 from aliquot.dialects.nodes import MOST_CARDS
-from aliquot.dialects.pods import LARGEST_COUNT, Json, Pod, annotation_field
+from aliquot.dialects.pods import LARGEST_COUNT, Json, Pod, annotation_field, user_of
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
@@ -45,7 +45,7 @@ PLACE = "aliquot.dev/card-place"  # resource: by it the kubelet calls us for Pod
 PLACES = 100  # of PLACE for each card: more than any number of Pods that share one
 REVIEWED = "aliquot.dev/reviewed"  # on a Pod: the webhook has reviewed it
 CARD_MODELS = "aliquot.dev/card-models"  # on a Pod of any dialect, by its author: parts of model names, with commas
-TOGETHER = "aliquot.dev/together"  # on a Pod: the group with which it shares its cards in space
+TOGETHER = "aliquot.dev/together"  # on a Pod: its group (docs/together.md); "true" on a Node: its agent runs groups
 ANNOTATIONS = (GRANT, CARD_MODELS, TOGETHER)
 MARKS = (CARD_MODELS, TOGETHER)  # part of what a Pod requests
 MIX_LABEL = "aliquot.dev/mix-qgpu-and-whole-cards"  # on a Node, by its owner: whole cards beside qGPU
@@ -149,25 +149,21 @@ def card_models(pod: Pod, problems: list[Invalid]) -> tuple[str, ...]:
     return tuple(sorted(words))
 
 
-def with_group(claim: Claim, pod: Pod, problems: list[Invalid], *, served: bool) -> Claim:
-    """The claim, as a member of the group that the Pod names. `served`: somebody starts MPS servers here; elsewhere a
-    Pod that asks for one must not run without it."""
-    if TOGETHER not in pod.annotations:
+def with_group(claim: Claim, pod: Pod, problems: list[Invalid], *, one_user: bool) -> Claim:
+    """The claim, as a member of the group that the Pod names, or that its dialect means. `one_user`: it has the user of
+    whoever submitted it; otherwise the Pod must say one."""
+    if TOGETHER not in pod.annotations and not claim.group:
         return claim
-    name = pod.annotations[TOGETHER]
-    if not served:
-        allowed = (
-            "nothing on a cluster yet: Pods share a card by turns; on one machine `aliquot apply` and `aliquot run "
-            "--together` put the members of a group side by side"
-        )
-    elif not isinstance(name, str) or not _GROUP.fullmatch(name):
+    name = pod.annotations.get(TOGETHER, claim.group)
+    if not isinstance(name, str) or not _GROUP.fullmatch(name):
         allowed = "a name of at most 63 characters: letters, digits and . _ -, the first a letter or digit"
     elif claim.whole_node or any(container.slice.exclusive for container in claim.containers):
         allowed = "nothing on a Pod that has whole cards: it shares them with no other Pod"
     elif elastic.PARK in pod.annotations:
         allowed = f"nothing beside {elastic.PARK}: memory of a group's members does not leave the card"
     else:
-        return replace(claim, group=name)
+        names = (container.name for container in claim.containers)
+        return replace(claim, group=name, user=None if one_user else user_of(pod, names, problems))
     problems.append(Invalid(annotation_field(TOGETHER), name, allowed))
     return claim
 
@@ -190,6 +186,16 @@ def render_inventory(cards: Iterable[Card]) -> dict[str, str]:
         ],
     )
     return {INVENTORY: msgspec.json.encode(wire).decode()}
+
+
+def render_together(together: bool) -> dict[str, str]:
+    """The annotation by which an agent says whether it runs groups of Pods side by side."""
+    return {TOGETHER: "true" if together else "false"}
+
+
+def runs_groups(annotations: Json) -> bool:
+    """Whether the Node's agent says so. An older agent says nothing."""
+    return bool(annotations.get(TOGETHER) == "true")
 
 
 def render_agent(version: str, *, here: bool) -> dict[str, str]:

@@ -45,6 +45,7 @@ def parse_node(
         memory_mib=view.memory_mib(problems),
         notes=tuple(notes),
         pool_mib=elastic.pool_mib(view.annotations),
+        together=native.runs_groups(view.annotations),
         card_order=gpushare.card_order(view.labels, problems) if Offer.GPUSHARE in offers else None,
     )
     return tuple(problems) if problems else result
@@ -150,7 +151,7 @@ _NODE_LABELS = (
     native.MIX_LABEL,
     elastic.OVERSUBSCRIBE,
 )
-_NODE_ANNOTATIONS = (elastic.POOL, elastic.OVERSUBSCRIBE)
+_NODE_ANNOTATIONS = (elastic.POOL, elastic.OVERSUBSCRIBE, native.TOGETHER)
 _NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.COUNTED)
 
 

@@ -21,6 +21,7 @@ from aliquot.model.refusal import Invalid
 LARGEST_COUNT = 10**9
 LARGEST_AMOUNT = 2**63 - 1
 MIB = 2**20
+LARGEST_USER = 2**31  # as Kubernetes has it
 
 NVIDIA_GPU = "nvidia.com/gpu"  # of NVIDIA's plugin, unless a dialect serves it
 
@@ -114,6 +115,7 @@ class Container:
     role: Role
     limits: Json
     requests: Json
+    run_as_user: object = None
 
     def asks(self, *resources: str) -> bool:
         """Whether it asks for any of the resources, however badly. An amount of 0 asks for nothing."""
@@ -272,7 +274,43 @@ def _containers(spec: Json, problems: list[Invalid]) -> Iterable[Container]:
                 role=role,
                 limits=mapping_at(resources.get("limits"), f"{path}.resources.limits", problems),
                 requests=mapping_at(resources.get("requests"), f"{path}.resources.requests", problems),
+                run_as_user=_run_as_user(container),
             )
+
+
+def _run_as_user(spec: Json) -> object:
+    """What stands there. Kubernetes has checked the shape; a wrong one has no user."""
+    context = spec.get("securityContext")
+    return context.get("runAsUser") if isinstance(context, dict) else None
+
+
+def user_of(pod: Pod, names: Iterable[str], problems: list[Invalid]) -> int | None:
+    """The one user of these containers' processes; None, and one more problem, if there is none.
+
+    A group of Pods has one MPS server, which serves one user at a time and runs as that user on the node, outside of
+    every container: so the user must be said, must be the same, and is not root.
+    """
+    why = "members of a group share an MPS server, which runs as their user (docs/together.md)"
+    if pod.spec.get("hostUsers") is False:
+        problems.append(Invalid("spec.hostUsers", False, f"true, or omit it: {why}"))
+        return None
+    field, found = "spec.securityContext.runAsUser", _run_as_user(pod.spec)
+    said = {
+        container.name: (field, found)
+        if container.run_as_user is None
+        else (f"{container.path}.securityContext.runAsUser", container.run_as_user)
+        for container in pod.containers
+    }
+    users = [said.get(name, (field, found)) for name in names]
+    for field, value in users:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < LARGEST_USER:
+            problems.append(Invalid(field, value, f"the number of a user other than root, for example 1000: {why}"))
+            return None
+        if value != users[0][1]:
+            problems.append(Invalid(field, value, f"the same user as {users[0][0]}, {users[0][1]}: {why}"))
+            return None
+    user = users[0][1] if users else None
+    return user if isinstance(user, int) else None
 
 
 def _owner(metadata: Json, namespace: str, problems: list[Invalid]) -> str | None:

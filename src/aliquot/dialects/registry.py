@@ -116,7 +116,7 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
     else:
         if view.annotation(native.CARD_MODELS) is not None:
             claim = _with_models(claim, view, problems)
-        claim = native.with_group(claim, view, problems, served=rules.together)
+        claim = native.with_group(claim, view, problems, one_user=rules.one_user)
         park_after = elastic.park_after(view, claim)
         if isinstance(park_after, Invalid):
             problems.append(park_after)
@@ -198,6 +198,7 @@ class PodReader:
             _resources_shape(spec.resources),
             tuple(spec.overhead.items()) if spec.overhead else None,
             kai.container_annotations(metadata.annotations) if self._of_kai else None,
+            _users_shape(pod) if self._of_kai or native.TOGETHER in (metadata.annotations or ()) else None,
         )
 
 
@@ -212,6 +213,13 @@ def _marks(texts: dict[str, str] | None) -> object:
 
 def _container_shape(container: ContainerObject) -> object:
     return container.name, container.restart_policy, _resources_shape(container.resources)
+
+
+def _users_shape(pod: PodObject) -> object:
+    """Who the Pod's processes are: only members of a group are asked for that."""
+    spec = pod.spec
+    containers = (*(spec.init_containers or ()), *(spec.containers or ()))
+    return spec.host_users, spec.run_as_user, tuple(container.run_as_user for container in containers)
 
 
 def _resources_shape(resources: Resources | None) -> object:
@@ -242,6 +250,7 @@ def _claim_for(names: Names, template: Claim) -> Claim:
         park_after=template.park_after,
         latency=template.latency,
         group=template.group,
+        user=template.user,
     )
 
 

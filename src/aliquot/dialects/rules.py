@@ -26,7 +26,7 @@ class Rules:
     gpushare_unit: MemoryUnit = MemoryUnit.GIB
     served: frozenset[str] = frozenset(DIALECTS)
     own_account: str | None = None
-    together: bool = False  # whether Pods may share a card in space (docs/together.md): on one machine
+    one_user: bool = False  # on one machine: a Pod's processes are its submitter's, whatever its securityContext says
 
     @property
     def whole(self) -> Rules:

@@ -9,6 +9,7 @@ from enum import StrEnum
 class Rule(StrEnum):
     """What the chosen cards have in common that others lack."""
 
+    GROUP = "group"  # members of its group are on the card (docs/together.md)
     UNBOOKED = "unbooked"  # nothing on the card has to be parked for it
     FEWEST_REPLICAS = "fewest-replicas"  # of the same owner, on the card
     NO_OFFLINE = "no-offline"

@@ -107,6 +107,7 @@ class Claim:
     memory_mib: int = 0
     park_after: float | None = None  # seconds idle after which its GPU memory may leave the card; None: by its class
     group: str = ""  # shares its cards in space with others of this group and owner (docs/together.md)
+    user: int | None = None  # of a group's member on a cluster: who its processes are
     latency: float | None = None  # seconds that online work accepts to have added to its requests; None: not said
 
     @property
@@ -119,6 +120,11 @@ class Claim:
         """Whether its GPU memory may leave the card for a while. What is on several cards stays there: calls on one
         of them may touch the memory of another."""
         return not self.has_several_slices and not self.group and may_park(self.app_class, self.park_after)
+
+    @property
+    def group_key(self) -> str:
+        """The same for Pods that are members of one group wherever they have one card; empty: it is in none."""
+        return f"{self.namespace}/{self.group}/{self.app_class}/{self.user}" if self.group else ""
 
     @property
     def has_several_slices(self) -> bool:

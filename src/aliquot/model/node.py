@@ -59,12 +59,13 @@ class Node:
     card_order: Order | None = None  # in which ordinary Pods take its cards; None: by the scheduler's policy
     others: tuple[str, ...] = ()  # other plugins and DRA drivers that hand out its cards: then it offers nothing
     pool_mib: int = 0  # host memory for what does not fit on its cards; 0: nothing is parked
+    together: bool = False  # whether its agent or daemon starts MPS servers for groups (docs/together.md)
 
     def named(self, name: str, cards: tuple[Card, ...]) -> Node:
         """The same node with another name and other cards; `dataclasses.replace` takes three times as long."""
         return Node(
             name, cards, self.offers, self.isolation, self.cpu_milli, self.memory_mib, self.notes, self.card_order,
-            self.others, self.pool_mib,
+            self.others, self.pool_mib, self.together,
         )  # fmt: skip
 
     @property
@@ -81,6 +82,7 @@ def deal(cards: Sequence[Card], names: Sequence[str]) -> tuple[Node, ...]:
             name,
             tuple(replace(card, index=at) for at, card in enumerate(cards[first : first + per_node])),
             frozenset(Offer),
+            together=True,
         )
         for name, first in zip(names, range(0, len(cards), per_node), strict=True)
     )

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     CONTAINERS = "containers"  # each container alone would fit, together they do not
     MODE = "mode"  # the node does not serve this dialect or this way of use
     OTHER_PLUGIN = "other-plugin"  # another device plugin or DRA driver hands out the node's cards
+    TOGETHER = "together"  # the node's agent starts no MPS servers for groups of Pods
     MIXED = "mixed"  # the node does not mix online and offline Pods
     QGPU_NODE = "qgpu-node"  # the node serves qGPU, and so offers no whole cards
     WHOLE_NODE = "whole-node"  # one of the two wants the node for itself; the number of Pods on it

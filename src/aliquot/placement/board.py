@@ -43,6 +43,7 @@ _NO_COLUMNS = (
 _SHUT = (CLOSED, CLOSED, CLOSED, CLOSED, 0)
 
 _OFFER_BIT = {offer: 1 << place for place, offer in enumerate(Offer)}
+TOGETHER_BIT = 1 << (len(Offer) + 1)  # groups of Pods run side by side there
 OTHERS_BIT = 1 << len(Offer)  # of the `offers` column: other plugins hand out the node's cards, so it offers nothing
 _CARD_COLUMNS = (
     "memory",
@@ -99,6 +100,7 @@ class Occupant:
     memory_mib: int = 0
     of_node: bool = False  # not its users': a DaemonSet's, a static Pod, our own
     parkable: bool = False  # its memory may leave cards that it shares
+    group: str = ""  # Claim.group_key
 
 
 class Board:
@@ -131,7 +133,7 @@ class Board:
     milli: Ints  # the free part of the card in thousandths, by its scarcer dimension; 0 where closed
     # per node [row]
     present: Bools
-    offers: Ints  # a bit per Offer
+    offers: Ints  # a bit per Offer, OTHERS_BIT, TOGETHER_BIT
     cpu: Ints
     host_memory: Ints
     pool: Ints  # MiB of host memory for what is booked beyond the cards
@@ -154,6 +156,7 @@ class Board:
         self.row_of: dict[str, int] = {}
         self.models: dict[str, int] = {"": 0}
         self.replicas: dict[str, dict[tuple[int, int], int]] = {}  # owner -> (row, slot) -> how many of its Pods
+        self.members: dict[str, dict[tuple[int, int], int]] = {}  # the same by Claim.group_key
         self.elastic: set[int] = set()  # rows with a card that may be booked beyond its memory
         self._parked_sizes: dict[tuple[int, int], Counter[int]] = {}  # MiB of each Pod on the card that may be parked
         self.clock = 0  # counts changes; `changed` says at which count each row changed last
@@ -179,7 +182,7 @@ class Board:
         self.nodes[row] = node
         self._set_cards(row, node.cards)
         self.present[row] = True
-        self.offers[row] = OTHERS_BIT if node.others else _offer_bits(node.offers)
+        self.offers[row] = OTHERS_BIT if node.others else _offer_bits(node.offers) | TOGETHER_BIT * node.together
         for column, room, amount in (
             (self.cpu, self.room_cpu, node.cpu_milli),
             (self.host_memory, self.room_host, node.memory_mib),
@@ -311,7 +314,9 @@ class Board:
             if occupant.parkable and use.memory_mib and not use.exclusive:
                 self._count_size((row, slot), min(use.memory_mib, UNLIMITED), sign)
             if occupant.owner is not None:
-                self._count_replica(occupant.owner, (row, slot), sign)
+                _count(self.replicas, occupant.owner, (row, slot), sign)
+            if occupant.group:
+                _count(self.members, occupant.group, (row, slot), sign)
         # Only what changes: a write to one element of a column costs as much as all the rest here.
         if occupant.cpu_milli:
             self.room_cpu[row] -= sign * min(occupant.cpu_milli, UNLIMITED)
@@ -351,14 +356,6 @@ class Board:
                 del self._parked_sizes[place]
         if place[1] < self.width:
             self.largest[place] = max(sizes, default=0)
-
-    def _count_replica(self, owner: str, place: tuple[int, int], sign: int) -> None:
-        places = self.replicas.setdefault(owner, {})
-        places[place] = places.get(place, 0) + sign
-        if places[place] == 0:
-            del places[place]
-            if not places:
-                del self.replicas[owner]
 
     def _refresh(self, row: int) -> None:
         """Compute what is left on the row, and record that it changed.
@@ -522,6 +519,16 @@ def _used_by(use: Usage, app_class: AppClass, parkable: bool) -> list[tuple[str,
     if app_class is not AppClass.NORMAL:
         amounts.append(("online" if app_class is AppClass.ONLINE else "offline", 1))
     return amounts
+
+
+def _count(places_of: dict[str, dict[tuple[int, int], int]], key: str, place: tuple[int, int], sign: int) -> None:
+    """One Pod more, or less, of that key in the place."""
+    places = places_of.setdefault(key, {})
+    places[place] = places.get(place, 0) + sign
+    if places[place] == 0:
+        del places[place]
+        if not places:
+            del places_of[key]
 
 
 @lru_cache(maxsize=1024)

@@ -46,6 +46,7 @@ def occupant_of(claim: Claim, grant: Grant) -> Occupant:
         cpu_milli=claim.cpu_milli,
         memory_mib=claim.memory_mib,
         parkable=claim.parkable,
+        group=claim.group_key,
     )
 
 

@@ -170,6 +170,9 @@ class Chooser:
             rows = np.array([row])
             parks = parking_scores(self.board, demand, rows)[0]
             scores = np.where(spare_cards(self.board, demand, rows)[0], scores, parks)
+        members = self._members(claim)
+        if members:
+            scores = np.where(self._counted(members, np.array([row]))[0] > 0, scores - _above_all(scores), scores)
         return seat(self.board, row, claim, demand, _order(scores), patience or Patience())
 
     def why(self, claim: Claim, grant: Grant) -> Choice:
@@ -177,7 +180,9 @@ class Chooser:
         demand = self._demand(claim)
         places = self._replicas(claim, demand)
         replicas = self._counted(places, np.arange(self.board.rows)) if places else None
-        return choice_of(self.board, self._policy(demand), demand, grant, replicas)
+        members = self._members(claim)
+        group = self._counted(members, np.arange(self.board.rows)) > 0 if members else None
+        return choice_of(self.board, self._policy(demand), demand, grant, replicas, group)
 
     def refusals(self, claim: Claim, among: Ints | None = None) -> list[Refusal]:
         """Every reason why the claim does not go to the rows (all, or those) that it does not fit."""
@@ -257,6 +262,10 @@ class Chooser:
             return {}
         return self.board.replicas.get(claim.owner, {})
 
+    def _members(self, claim: Claim) -> Mapping[tuple[int, int], int]:
+        """Where the other members of its group are, and how many."""
+        return self.board.members.get(claim.group_key, {}) if claim.group else {}
+
     def _demand(self, claim: Claim) -> Demand:
         """The claim's demand; a claim is usually asked about several times in a row."""
         if self._latest is None or self._latest[0] is not claim:
@@ -264,14 +273,24 @@ class Chooser:
         return self._latest[1]
 
     def _own_scores(self, claim: Claim, demand: Demand, kept: _Kept) -> tuple[Floats, Ints]:
-        """The shape's scores and cards; copies where rows with other replicas of the claim's owner differ.
+        """The shape's scores and cards; copies where rows with other replicas of the claim's owner, or with members of
+        its group, differ.
 
         A claim is usually asked about several times in a row: the latest copies are kept.
         """
-        places = self._replicas(claim, demand)
         own, board = self._own, self.board
         if own is not None and own.claim is claim and own.kept is kept and own.clock == board.clock:
             return own.scores, own.cards
+        scores, cards = self._scores_among_replicas(claim, demand, kept)
+        members = self._members(claim)
+        if members:
+            scores, cards = self._beside(members, demand, scores, cards)
+        if scores is not kept.scores:
+            self._own = _Own(claim, kept, board.clock, scores, cards)
+        return scores, cards
+
+    def _scores_among_replicas(self, claim: Claim, demand: Demand, kept: _Kept) -> tuple[Floats, Ints]:
+        places, board = self._replicas(claim, demand), self.board
         if not places:
             policy = self._policy(demand)
             dues = policy.dues(demand, kept.cards) if isinstance(policy, Packing) else None
@@ -279,7 +298,6 @@ class Chooser:
                 return kept.scores, kept.cards
             scores = kept.scores.copy()
             scores[dues[0]] += dues[1]
-            self._own = _Own(claim, kept, board.clock, scores, kept.cards)
             return scores, kept.cards
         scores, cards = kept.scores.copy(), kept.cards.copy()
         rows = np.unique(np.fromiter((row for row, _ in places), np.int64, len(places)))
@@ -288,7 +306,22 @@ class Chooser:
             _, fitting = fits(board, demand, rows)
             rank = partial(spread_nodes, replicas=self._counted(places, rows))
             scores[rows], cards[rows] = resident_first(board, demand, rows, fitting, rank)
-        self._own = _Own(claim, kept, board.clock, scores, cards)
+        return scores, cards
+
+    def _beside(
+        self, members: Mapping[tuple[int, int], int], demand: Demand, scores: Floats, cards: Ints
+    ) -> tuple[Floats, Ints]:
+        """The same, with the cards of its group before all others: only there it shares a server with them."""
+        rows = np.unique(np.fromiter((row for row, _ in members), np.int64, len(members)))
+        rows = rows[np.isfinite(scores[rows])]
+        if not len(rows):
+            return scores, cards
+        scores, cards = scores.copy(), cards.copy()
+        _, fitting = fits(self.board, demand, rows)
+        there = fitting & (self._counted(members, rows) > 0)
+        near = there.any(axis=1)
+        scores[rows[near]] -= _above_all(scores)
+        cards[rows[near]] = there[near].argmax(axis=1)
         return scores, cards
 
     def _counted(self, places: Mapping[tuple[int, int], int], rows: Ints) -> Ints:
@@ -323,6 +356,12 @@ def _first_best(scores: Floats, among: Ints | None) -> int:
         return int(scores.argmin())
     found = scores[among]
     return int(among[found == found.min()].min())
+
+
+def _above_all(scores: Floats) -> float:
+    """What makes any of these scores smaller than all others."""
+    finite = scores[np.isfinite(scores)]
+    return float(np.ptp(finite)) + 1.0 if len(finite) else 1.0
 
 
 def _order(scores: Floats) -> Sequence[int]:

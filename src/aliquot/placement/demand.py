@@ -46,6 +46,7 @@ class Demand:
     cpu_milli: int
     memory_mib: int
     parkable: bool = False  # and not of whole cards, which are shared with nobody
+    together: bool = False  # a group's member: the node must run groups
     at_once: Usage = _NONE  # of an inexact demand: what all parts use at once, on whatever cards
 
     @property
@@ -68,6 +69,7 @@ def demand_of(claim: Claim) -> Demand:
         min(claim.cpu_milli, UNLIMITED),
         min(claim.memory_mib, UNLIMITED),
         claim.parkable and not any(part.slice.exclusive for part in parts),
+        bool(claim.group),
         _at_once(claim) if len(parts) > 1 else _NONE,
     )
 

@@ -16,7 +16,7 @@ from aliquot.model.claim import Slice, Usage
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Offer
 from aliquot.model.refusal import Reason, Refusal
-from aliquot.placement.board import OTHERS_BIT, Board, Bools, Ints, offer_bit
+from aliquot.placement.board import OTHERS_BIT, TOGETHER_BIT, Board, Bools, Ints, offer_bit
 from aliquot.placement.demand import Demand, Part
 from aliquot.placement.rooms import elastic_rooms, spare
 
@@ -48,6 +48,8 @@ def fitting_nodes(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
     nodes = (board.offers[rows] & offer_bit(demand.offer)) != 0
     nodes &= board.present[rows]
     nodes &= board.taken[rows] == 0
+    if demand.together:
+        nodes &= (board.offers[rows] & TOGETHER_BIT) != 0
     if demand.cpu_milli:
         nodes &= board.room_cpu[rows] >= demand.cpu_milli
     if demand.memory_mib:
@@ -190,6 +192,8 @@ def _about_nodes(board: Board, demand: Demand, rows: Ints) -> Iterator[Shortage]
         yield node_shortage(Reason.MODE, ~serves & ~plain & ~others, 1, 0, True)
     else:
         yield node_shortage(Reason.MODE, ~serves & ~others, 1, 0, True)
+    if demand.together:
+        yield node_shortage(Reason.TOGETHER, serves & ((board.offers[rows] & TOGETHER_BIT) == 0), 1, 0, True)
     yield node_shortage(Reason.WHOLE_NODE, serves & (board.taken[rows] > 0), 0, board.taken[rows], False)
     if demand.whole_node:
         quiet = board.taken[rows] == 0

@@ -17,10 +17,13 @@ from aliquot.placement.policies import Policy, Preferred, packed_keys, spread_ke
 Keys = Sequence[tuple[Rule, Floats]]  # [row, slot] each, the weightiest first; the smaller wins
 
 
-def choice_of(board: Board, policy: Policy, demand: Demand, grant: Grant, replicas: Ints | None) -> Choice:
+def choice_of(
+    board: Board, policy: Policy, demand: Demand, grant: Grant, replicas: Ints | None, group: Bools | None = None
+) -> Choice:
     """The choice behind a grant that was just made on this board, and is not booked on it yet.
 
-    `replicas`: how many Pods of the claim's owner are on each card, if the policy keeps them apart.
+    `replicas`: how many Pods of the claim's owner are on each card, if the policy keeps them apart. `group`: the cards
+    with other members of its group.
     """
     rows = np.arange(board.rows)
     nodes, cards = fits(board, demand, rows)
@@ -35,12 +38,14 @@ def choice_of(board: Board, policy: Policy, demand: Demand, grant: Grant, replic
     count = int(fitting.sum())
     if not others.any():
         return Choice((), count)
-    unbooked: tuple[Rule, ...] = ()
+    first: tuple[Rule, ...] = ()
+    if group is not None and group[chosen].all():
+        first, others = (Rule.GROUP,) if (others & ~group).any() else (), others & group
     if board.elastic and demand.parts:
         spare = spare_cards(board, demand, rows)
         if spare[chosen].all() and (others & ~spare).any():
-            unbooked, others = (Rule.UNBOOKED,), others & spare
-    return Choice(unbooked + _rules(board, policy, demand, chosen & fitting, others, replicas), count)
+            first, others = (*first, Rule.UNBOOKED), others & spare
+    return Choice(first + _rules(board, policy, demand, chosen & fitting, others, replicas), count)
 
 
 def _rules(

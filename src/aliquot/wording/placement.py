@@ -6,6 +6,7 @@ from aliquot.model.choice import Choice, Rule
 from aliquot.model.grant import Grant
 
 _RULES = {
+    Rule.GROUP: "the card of its group",
     Rule.UNBOOKED: "its memory is not booked by others",
     Rule.FEWEST_REPLICAS: "fewest replicas of its owner",
     Rule.NO_OFFLINE: "no offline Pod",

@@ -126,6 +126,12 @@ _TABLE: dict[tuple[Reason, str], Words] = {
         "another device plugin or DRA driver hands out its cards: switch that off, or share them by `kubectl label "
         "node NODE aliquot.dev/share-cards-with-other-plugins=true`",
     ),
+    (Reason.TOGETHER, ""): Words(
+        "does not run Pods side by side (annotation aliquot.dev/together): requires chart value "
+        "agent.together.enabled=true",
+        "does not run Pods side by side (annotation aliquot.dev/together): set chart value agent.together.enabled=true "
+        "(the agent's --together), or remove the annotation and the Pods take turns",
+    ),
     (Reason.MIXED, ""): Words(
         "does not mix online and offline Pods: requires {requires}",
         "does not mix online and offline Pods: requires {requires}",

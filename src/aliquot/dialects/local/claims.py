@@ -15,7 +15,7 @@ from aliquot.model.refusal import Invalid
 
 def parse_local_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invalid, ...] | None:
     """The Pod's claim, every rule it violates, or None for a Pod without GPUs. Accepts any JSON, never raises."""
-    return parse_pod(pod, replace(rules, served=rules.served | frozenset(ON_REQUEST), together=True))
+    return parse_pod(pod, replace(rules, served=rules.served | frozenset(ON_REQUEST), one_user=True))
 
 
 def accepted_claim(pod: object) -> Claim | None:

@@ -80,6 +80,12 @@ class EnvObject(msgspec.Struct, rename="camel", gc=False):
     value_from: EnvSource | None = None
 
 
+class SecurityContext(msgspec.Struct, rename="camel", gc=False):
+    """Who the processes of a container, or of a whole Pod, are."""
+
+    run_as_user: int | None = None
+
+
 class ContainerObject(msgspec.Struct, rename="camel", gc=False):
     """One container of a Pod."""
 
@@ -87,6 +93,12 @@ class ContainerObject(msgspec.Struct, rename="camel", gc=False):
     resources: Resources | None = None
     restart_policy: str | None = None
     env: list[EnvObject] | None = None
+    security_context: SecurityContext | None = None
+
+    @property
+    def run_as_user(self) -> int | None:
+        """The user of its processes, if it says one."""
+        return None if self.security_context is None else self.security_context.run_as_user
 
 
 class PodClaim(msgspec.Struct, rename="camel", gc=False):
@@ -118,6 +130,13 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
     tolerations: list[Any] | None = None
     resource_claims: list[PodClaim] | None = None
     scheduling_group: SchedulingGroup | None = None
+    security_context: SecurityContext | None = None
+    host_users: bool | None = None
+
+    @property
+    def run_as_user(self) -> int | None:
+        """The user of processes whose containers say none, if it says one."""
+        return None if self.security_context is None else self.security_context.run_as_user
 
 
 class Condition(msgspec.Struct, rename="camel", gc=False):
@@ -339,7 +358,7 @@ def pod_view(pod: PodObject) -> Pod:
         annotations=metadata.annotations or {},
         misplaced={},
         containers=tuple(_containers(spec)),
-        spec=_amounts_of_the_pod(spec),
+        spec={**_amounts_of_the_pod(spec), **_users_of_the_pod(spec)},
         problems=(),
     )
 
@@ -360,8 +379,16 @@ def _containers(spec: PodSpec) -> list[Container]:
                 role = Role.SIDECAR if container.restart_policy == "Always" else Role.INIT
             resources = container.resources or Resources()
             limits, requests = resources.limits or {}, resources.requests or {}
-            found.append(Container(f"spec.{key}[{index}]", container.name, index, role, limits, requests))
+            path, user = f"spec.{key}[{index}]", container.run_as_user
+            found.append(Container(path, container.name, index, role, limits, requests, user))
     return found
+
+
+def _users_of_the_pod(spec: PodSpec) -> dict[str, Any]:
+    """What `pods.user_of` reads of a Pod's spec beside its containers."""
+    if spec.security_context is None and spec.host_users is None:
+        return {}
+    return {"securityContext": {"runAsUser": spec.run_as_user}, "hostUsers": spec.host_users}
 
 
 def _amounts_of_the_pod(spec: PodSpec) -> dict[str, Any]:
