@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -43,6 +44,39 @@ def test_a_zombie_is_not_alive(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     eventually(lambda: not processes.lives(child.pid, started))  # nobody has waited for it yet
     assert os.path.exists(f"/proc/{child.pid}")
+
+
+@pytest.mark.parametrize("pids", ["our own", "of another namespace"])
+def test_wait_ended_returns_once_the_process_is_gone(
+    child: subprocess.Popen[bytes], pids: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pids != "our own":
+        monkeypatch.setattr(processes, "number_of", lambda handle: child.pid + 1)
+    started = processes.start_time(child.pid)
+    assert started is not None
+    processes.wait_ended(child.pid, started + 1, look=600.0)  # another process had the pid, and is gone
+    threading.Timer(0.05, child.kill).start()
+    processes.wait_ended(child.pid, started, look=0.01)
+    assert not processes.lives(child.pid, started)
+    child.wait()
+    processes.wait_ended(child.pid, started, look=600.0)
+
+
+def test_wait_ended_looks_at_proc_only_around_the_wait(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = processes.start_time(child.pid)
+    assert started is not None
+    looks: list[int] = []
+
+    def lives(pid: int | None, at: int | None) -> bool:
+        looks.append(1)
+        return processes.start_time(pid or 0) == at
+
+    monkeypatch.setattr(processes, "lives", lives)
+    threading.Timer(0.1, child.kill).start()
+    processes.wait_ended(child.pid, started, look=0.0)
+    assert len(looks) == 2
 
 
 @pytest.mark.parametrize("pid", [None, 0, -1, 1 << 30])

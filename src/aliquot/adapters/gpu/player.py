@@ -152,8 +152,7 @@ def keep(home: Home, found: Playing) -> None:
 
 def _keep(home: Home, found: Playing) -> None:
     while True:
-        while processes.lives(found.pid, found.started):
-            time.sleep(_LOOK)
+        processes.wait_ended(found.pid, found.started, look=_LOOK)
         with contextlib.suppress(OSError):  # it may be our child
             os.waitpid(found.pid, os.WNOHANG)
         if known(home) is None:  # ended on purpose

@@ -158,6 +158,24 @@ def end(pid: int, started: int | None, *, patience: float) -> bool:
     return not lives(pid, started)
 
 
+def wait_ended(pid: int, started: int, *, look: float) -> None:
+    """Return when that very process is gone. Polls every `look` seconds only where /proc shows other pids than ours
+    (hostmounts.py)."""
+    import select  # not for `aliquot run`
+
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if number_of(handle) == pid and lives(pid, started):
+                watch = select.poll()  # not select.select: the number may be above 1,023
+                watch.register(handle, select.POLLIN)
+                watch.poll()
+        finally:
+            os.close(handle)
+    while lives(pid, started):
+        time.sleep(look)
+
+
 def kill_all(started: Mapping[int, int], *, user: int = 0) -> None:
     """SIGKILL to these processes (pid: start time) that the user may signal."""
     for pid in started:

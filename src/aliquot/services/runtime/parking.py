@@ -210,7 +210,7 @@ class Parking:
         """Decide for every card; True: something moves or waits."""
         with self._lock:
             tenancies = [tenancy for tenancy in self._tenancies.values() if tenancy.page.fileno() >= 0]
-            cards = [uuid for uuid in self._loops if self._is_due(uuid, tenancies, now)]
+            cards = self._due(tenancies, now)
             found = {uuid: self._occupants(uuid, tenancies, now) for uuid in cards}
         self._tell_mover(tenancies, now)
         restless = False
@@ -219,16 +219,20 @@ class Parking:
                 restless |= self._decide(uuid, occupants, now)
         return restless
 
-    def _is_due(self, uuid: str, tenancies: list[Tenancy], now: float) -> bool:
-        """Reading the pages of all tenants is most of what an idle daemon does: where nothing can move, less often."""
-        here = [tenancy for tenancy in tenancies if uuid in tenancy.page.index]
-        may_move = any(name == uuid for _, name in self._residency) or any(
-            self._may_leave(tenancy.tenant) for tenancy in here
-        )
-        if not may_move and here and now - self._looked.get(uuid, float("-inf")) < _STILL:
-            return False
-        self._looked[uuid] = now
-        return True
+    def _due(self, tenancies: list[Tenancy], now: float) -> list[str]:
+        """The cards to look at. Reading the pages of all tenants is most of what an idle daemon does: where nothing can
+        move, less often."""
+        restless = {uuid for _, uuid in self._residency}
+        quiet = set[str]()
+        for tenancy in tenancies:
+            (restless if self._may_leave(tenancy.tenant) else quiet).update(tenancy.page.index)
+        due = [
+            uuid
+            for uuid in self._loops
+            if uuid in restless or uuid not in quiet or now - self._looked.get(uuid, float("-inf")) >= _STILL
+        ]
+        self._looked |= dict.fromkeys(due, now)
+        return due
 
     def _tell_mover(self, tenancies: list[Tenancy], now: float) -> None:
         """Who lives. It is started when the first tenant comes whose memory may leave: the pool takes seconds. Also
