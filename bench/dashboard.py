@@ -56,7 +56,7 @@ class World:
             for _ in range(int(nodes * CARDS * PODS_PER_CARD)):
                 self.come()
         for name in self._chance.sample(self._names, nodes // 100):
-            self.cluster.closed[name] = ("cordoned",)
+            self.cluster.reported.closed[name] = ("cordoned",)
         for at in range(120):
             self._wait(at)
 

@@ -108,7 +108,7 @@ def _node(value: Any) -> None:
     cluster.set_pod(as_pod(PODS[0]))
     reports.status_answer(cluster, leading=True, calls=Calls(lambda: "now"))
     reports.inspect_answer(cluster)
-    assert cluster.addresses.keys() <= {"other", decoded.metadata.name}
+    assert cluster.reported.addresses.keys() <= {"other", decoded.metadata.name}
 
 
 def _left_behind(text: Any) -> None:

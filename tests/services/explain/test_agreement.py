@@ -66,7 +66,7 @@ def explained(verdict: Verdict, names: list[str]) -> tuple[set[str], set[str]]:
 
 
 def names_of(snapshot: Snapshot) -> list[str]:
-    return [name for name in NODE_NAMES if name in snapshot.nodes or name in snapshot.cluster.unusable]
+    return [name for name in NODE_NAMES if name in snapshot.nodes or name in snapshot.cluster.reported.unusable]
 
 
 @settings(max_examples=200, deadline=None)

@@ -45,10 +45,10 @@ def test_node_with_agent_away_takes_no_new_pods_and_keeps_its_bookings() -> None
     claim = claim_of(cluster, live_pod("q"))
     assert list(cluster.filter(claim, ["n1"]).fit) == []
     assert isinstance(cluster.assume(claim, "n1"), list), "nor one that was on its way"
-    assert cluster.closed == {"n1": ("agent away",)}
+    assert cluster.reported.closed == {"n1": ("agent away",)}
     cluster.set_node(live_node())
     assert list(cluster.filter(claim, ["n1"]).fit) == ["n1"]
-    assert (free(cluster), cluster.closed) == (12, {})
+    assert (free(cluster), cluster.reported.closed) == (12, {})
 
 
 def test_pod_of_an_unserved_dialect_is_not_pending() -> None:
@@ -320,10 +320,10 @@ def test_a_pod_on_a_node_that_comes_later_takes_its_cards_then(limits: Json) -> 
 
 def test_node_that_breaks_a_rule_is_unusable_until_corrected() -> None:
     cluster = a_cluster(live_node(), live_node("n1", labels={"sched.tensorstack.dev/node-alloc-mode": "typo"}))
-    assert list(cluster.unusable) == ["n1"]
+    assert list(cluster.reported.unusable) == ["n1"]
     assert list(cluster.nodes()) == []
     cluster.set_node(live_node())
-    assert cluster.unusable == {}
+    assert cluster.reported.unusable == {}
     assert [node.name for node in cluster.nodes()] == ["n1"]
 
 
@@ -353,7 +353,7 @@ def test_a_configmap_takes_cards_out_and_gives_them_back() -> None:
     assert cluster.set_unhealthy(unhealthy("n1", "1")) is None
     assert isinstance(cluster.assume(claim_of(cluster, live_pod(limits={MEM: "20"})), "n1"), list)
     cluster.drop_unhealthy("kube-system/unhealthy-gpu-n1")
-    assert (cluster.sick, free(cluster, card=1)) == ({}, 24)
+    assert (cluster.reported.sick, free(cluster, card=1)) == ({}, 24)
 
 
 def test_a_configmap_may_come_before_its_node() -> None:
@@ -369,7 +369,7 @@ def test_a_broken_configmap_is_told_and_changes_nothing() -> None:
     wrong = cluster.set_unhealthy(unhealthy("n1", "one"))
     assert wrong is not None
     assert wrong.field == "data.gpus"
-    assert cluster.sick == {"n1": frozenset({1})}
+    assert cluster.reported.sick == {"n1": frozenset({1})}
 
 
 @pytest.mark.parametrize("key", ["kube-system/other", "elsewhere/unhealthy-gpu-n1"])
@@ -377,7 +377,7 @@ def test_other_configmaps_are_ignored(key: str) -> None:
     cluster = a_cluster(live_node())
     cluster.set_unhealthy(unhealthy("n1", "0"))
     cluster.drop_unhealthy(key)
-    assert cluster.sick == {"n1": frozenset({0})}
+    assert cluster.reported.sick == {"n1": frozenset({0})}
 
 
 def test_memory_unit_holds_for_pods_read_after_it_was_learned() -> None:

@@ -288,10 +288,10 @@ class Events(RuleBasedStateMachine):
             fresh.ledger.confirm(uid, booking.node, booking.occupant)
         assert contents(self.cluster.board) == contents(fresh.board)
         for uid, placed in self.cluster.placed.items():
-            here = placed.grant.node in self.nodes and placed.grant.node not in fresh.unusable
+            here = placed.grant.node in self.nodes and placed.grant.node not in fresh.reported.unusable
             assert placed == fresh.placed[uid] if here else uid in fresh.placed
         assert len(self.cluster.placed) == len(fresh.placed)
-        assert self.cluster.unusable == fresh.unusable
+        assert self.cluster.reported.unusable == fresh.reported.unusable
         assert set(self.cluster.pending) == set(fresh.pending)
 
     def _by_its_node(self, placed: Placed) -> bool:

@@ -150,7 +150,7 @@ def test_configmap_sink_notifies_upkeep_once_per_change(
     sink.gone("kube-system/other")
     sink.gone("kube-system/unhealthy-gpu-n1")
     assert upkeep.seen == [("n1", [1]), ("n1", [])]
-    assert cluster.sick == {}
+    assert cluster.reported.sick == {}
 
 
 def test_configmap_sink_works_without_upkeep() -> None:

@@ -52,7 +52,7 @@ def node_findings(snapshot: Snapshot) -> Iterator[Finding]:
     """All that is wrong with nodes."""
     cluster, rules = snapshot.cluster, snapshot.cluster.rules
     offering = 0
-    for name, broken in cluster.unusable.items():
+    for name, broken in cluster.reported.unusable.items():
         for invalid in broken:
             what = f"breaks a rule, so it takes no GPU Pods: {invalid.sentence()}"
             yield found("nodes", name, what, "correct it: kubectl edit node NODE")

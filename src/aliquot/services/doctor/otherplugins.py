@@ -21,7 +21,7 @@ _FIX = (
 
 def other_plugin_findings(snapshot: Snapshot) -> Iterator[Finding]:
     """All that is wrong, or worth knowing, about cards that others hand out too."""
-    for name, others in snapshot.cluster.others.items():
+    for name, others in snapshot.cluster.reported.others.items():
         left = (snapshot.nodes[name].metadata.labels or {}).get(SHARE) == "false"
         what = f"offers nothing: {hand_out(others)}"
         yield Finding("other-plugins", Level.NOTE if left else Level.FINDING, (name,), what, _FIX)

@@ -135,7 +135,7 @@ def waiting_findings(seen: Overview) -> Iterator[Finding]:
             if pod.read.last_refusal:  # where it was not even tried, the extender's checks say why
                 yield Finding("waiting", Level.NOTE, (pod.key,), seen.sentence(pod, verdict), _NOT_BY_CARDS)
             continue
-        by_claims = bool(verdict.claims) and seen.snapshot.cluster.by_claims
+        by_claims = bool(verdict.claims) and seen.snapshot.cluster.reported.by_claims
         hopeful = bool(verdict.gates) or by_claims or (bool(verdict.refusals) and waiting_helps(verdict.refusals))
         level = Level.NOTE if hopeful else Level.FINDING
         advice = "correct its manifest" if verdict.broken else _GATED if verdict.gates else fix

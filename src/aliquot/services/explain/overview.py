@@ -116,7 +116,7 @@ class Overview:
             return why_without_card(verdict.claims, pod.read.last_refusal)
         if verdict.claim is None:
             return "requests no shared GPU"
-        nodes = len(self.snapshot.nodes) + len(self.snapshot.cluster.unusable)
+        nodes = len(self.snapshot.nodes) + len(self.snapshot.cluster.reported.unusable)
         return one_sentence(verdict.refusals, verdict.claim, nodes)
 
 
@@ -158,10 +158,10 @@ def _nodes(
             CardStanding(card, _with_claims(cluster.board.usage(name, card.index), card.index, holding))
             for card in node.cards
         )
-        trouble, by_claims = (*_trouble(snapshot, name), *wrong), name in cluster.by_claims
+        trouble, by_claims = (*_trouble(snapshot, name), *wrong), name in cluster.reported.by_claims
         here = tuple(pods.get(name, ()))
         yield NodeStanding(name, node, cards, here, trouble, by_claims, holding, tuple(wrong))
-    for name, broken in cluster.unusable.items():
+    for name, broken in cluster.reported.unusable.items():
         sentences = tuple(invalid.sentence() for invalid in broken)
         yield NodeStanding(name, None, (), tuple(pods.get(name, ())), sentences)
 
@@ -190,5 +190,5 @@ def _with_claims(used: Usage, card: int, claims: Iterable[PodStanding]) -> Usage
 
 def _trouble(snapshot: Snapshot, name: str) -> tuple[str, ...]:
     cluster = snapshot.cluster
-    others = cluster.others.get(name, ())
-    return (*cluster.closed.get(name, ()), *([f"offers nothing: {hand_out(others)}"] if others else ()))
+    others = cluster.reported.others.get(name, ())
+    return (*cluster.reported.closed.get(name, ()), *([f"offers nothing: {hand_out(others)}"] if others else ()))

@@ -171,8 +171,8 @@ class Snapshot:
                 self.cluster.set_node(node)
             else:  # the scheduler's reflector would pass over it
                 missing = Invalid("metadata.name", None, "a node needs a name")
-                self.cluster.unusable[name] = (node if isinstance(node, Invalid) else missing,)
-            broken = self.cluster.unusable.get(name, ())
+                self.cluster.reported.unusable[name] = (node if isinstance(node, Invalid) else missing,)
+            broken = self.cluster.reported.unusable.get(name, ())
             self.notes += [Note(name, f"takes no GPU Pods: {invalid.sentence()}") for invalid in broken]
             if isinstance(node, NodeObject) and not broken:
                 self.nodes[name] = node
@@ -182,7 +182,7 @@ class Snapshot:
     def _notes_on_node(self, node: NodeObject) -> Iterator[Note]:
         shown = self.cluster.board.node(node.metadata.name)
         yield from (Note(node.metadata.name, text) for text in (shown.notes if shown else ()))
-        others = self.cluster.others.get(node.metadata.name, ())
+        others = self.cluster.reported.others.get(node.metadata.name, ())
         if others:
             yield Note(node.metadata.name, f"offers nothing: {hand_out(others)}; {share_command(node.metadata.name)}")
         if node.agent_away:
@@ -233,7 +233,7 @@ class Snapshot:
         """
         cluster, key = self.cluster, pod_key(manifest)
         claim = dialects.parse_pod(manifest, cluster.rules)
-        if claim is None and (claims := self.claims.of(manifest, cluster.board.node, bool(cluster.by_claims))):
+        if claim is None and (claims := self.claims.of(manifest, cluster.board.node, bool(cluster.reported.by_claims))):
             return Verdict(key, claims=claims)
         if claim is None:
             return Verdict(key, remark="asks for no GPU in any of the dialects: not ours to place")
@@ -360,7 +360,7 @@ class Snapshot:
         rows = board.present[: board.rows].copy()
         closed = [
             Refusal(name, None, Reason.INVALID, None, broken[0].sentence(), never=True)
-            for name, broken in self.cluster.unusable.items()
+            for name, broken in self.cluster.reported.unusable.items()
         ]
         for name, node in self.nodes.items():
             refusals = kube.node_refusals(manifest, claim, node)
@@ -387,7 +387,7 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     snapshot = Snapshot(Cluster(policy, rules))
     for config in kinds.get("ConfigMap", []):
         snapshot.add_config_map(config)
-    snapshot.cluster.drivers = read_slices(kinds.get("ResourceSlice", []))
+    snapshot.cluster.reported.drivers = read_slices(kinds.get("ResourceSlice", []))
     for group in kinds.get("PodGroup", []):
         snapshot.add_group(group)
     snapshot.claims = PodClaims(kinds.get("ResourceClaim", []))

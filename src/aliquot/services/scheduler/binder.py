@@ -119,7 +119,7 @@ class Binder:
             return  # `bind` checks that it is the node that is meant now
         if not self._may_write():
             raise Refused("this instance is no longer the leader; the next attempt reaches the new one")
-        self._check_taints(binding, cluster.taints.get(binding.Node, ()), tolerations)
+        self._check_taints(binding, cluster.reported.taints.get(binding.Node, ()), tolerations)
         # No await from here to the booking: no other decision can come in between.
         placed = cluster.assume(claim, binding.Node)
         if isinstance(placed, list):

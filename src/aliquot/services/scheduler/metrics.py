@@ -44,7 +44,7 @@ def _of_cluster(cluster: Cluster) -> tuple[tuple[str, str, float], ...]:
     here = board.present[: board.rows]
     return (
         ("aliquot_nodes", "Nodes that can take Pods that ask for cards.", int(here.sum())),
-        ("aliquot_nodes_unusable", "Nodes that break a rule of their dialect.", len(cluster.unusable)),
+        ("aliquot_nodes_unusable", "Nodes that break a rule of their dialect.", len(cluster.reported.unusable)),
         ("aliquot_cards", "Healthy cards.", int(board.cards[: board.rows][here].sum())),
         ("aliquot_cards_memory_bytes", "Memory of all cards.", int(board.memory[: board.rows][here].sum()) * _MIB),
         (

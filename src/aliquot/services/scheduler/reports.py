@@ -74,7 +74,7 @@ def status_answer(cluster: Cluster, *, leading: bool, calls: Calls) -> Scheduler
         policy=cluster.policy,
         nodes=[_node_status(cluster, node, pods.get(node.name, [])) for node in cluster.nodes()],
         pending=[PendingStatus(pod.key, pod.uid, pod.refused, pod.scheduler) for pod in cluster.pending.values()],
-        unusable={name: [rule.sentence() for rule in broken] for name, broken in cluster.unusable.items()},
+        unusable={name: [rule.sentence() for rule in broken] for name, broken in cluster.reported.unusable.items()},
         leading=leading,
         calls=msgspec.convert(calls.as_json(), dict[str, CallStatus]),
     )

@@ -33,10 +33,10 @@ class SliceSink:
         self._listing = True
 
     def changed(self, item: SliceObject) -> None:
-        self._apply(self._cluster.drivers.put(item))
+        self._apply(self._cluster.reported.drivers.put(item))
 
     def gone(self, key: str) -> None:
-        self._apply(self._cluster.drivers.drop(key))
+        self._apply(self._cluster.reported.drivers.drop(key))
 
     def listed(self, drift: int) -> None:
         self._listing = False

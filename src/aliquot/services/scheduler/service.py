@@ -116,7 +116,7 @@ class Scheduler:
                 is_leader=self._leading,
                 clock=time.time,
                 rules=lambda: cluster.rules,
-                drivers=cluster.drivers.on,
+                drivers=cluster.reported.drivers.on,
             )
             if settings.keep_nodes
             else None
@@ -325,7 +325,8 @@ class Scheduler:
 
     async def _show(self) -> None:
         assert self._dashboard is not None
-        ask = AgentClient(self.cluster.addresses, self.settings.agent_port) if self.settings.agent_port else None
+        port, addresses = self.settings.agent_port, self.cluster.reported.addresses
+        ask = AgentClient(addresses, port) if port else None
         around = Surroundings(
             name=self.kube.server.url.partition("://")[2],
             leading=self._leading,

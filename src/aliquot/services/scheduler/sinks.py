@@ -62,7 +62,7 @@ class NodeSink:
     def _apply(self, item: NodeObject) -> None:
         self.cluster.set_node(item)
         if self.upkeep is not None:
-            self.upkeep.observe(item, self.cluster.unusable.get(item.metadata.name, ()))
+            self.upkeep.observe(item, self.cluster.reported.unusable.get(item.metadata.name, ()))
         if self.handover is not None:
             self.handover.observe(item)
 
@@ -118,7 +118,7 @@ class ConfigSink:
     def listed(self, drift: int) -> None: ...
 
     def _notify_upkeep(self) -> None:
-        now = dict(self.cluster.sick)
+        now = dict(self.cluster.reported.sick)
         for name in self.before.keys() | now.keys():
             if self.upkeep is not None and self.before.get(name) != now.get(name):
                 self.upkeep.observe_unhealthy(name, now.get(name, frozenset()))

@@ -52,7 +52,7 @@ def filter_answer(cluster: Cluster, args: Args, *, now: float = 0.0, keep: bool 
         busy = {name: sentences[code] for name, code in found.codes.items() if not code & 1}
         never = {name: sentences[code] for name, code in found.codes.items() if code & 1}
         for name in found.unknown:
-            broken_node = cluster.unusable.get(name)
+            broken_node = cluster.reported.unusable.get(name)
             if broken_node:
                 never[name] = invalid_node(broken_node)
             else:

@@ -142,10 +142,10 @@ def test_tick_has_what_changed_back_after_a_state() -> None:
     view.state(1000.0)
     view.tick(1001.0)
     put(cluster, "p", "n1")
-    cluster.closed["n1"] = ("cordoned",)
+    cluster.reported.closed["n1"] = ("cordoned",)
     view.state(1001.5)
     cluster.drop_pod("ns/p")
-    del cluster.closed["n1"]
+    del cluster.reported.closed["n1"]
     tick = view.tick(1002.0)
     assert tick is not None
     assert (tick["rows"], tick["trouble"]) == ([0], {})

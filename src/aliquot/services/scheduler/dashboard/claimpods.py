@@ -92,7 +92,7 @@ def _words(claim: ClaimObject, standing: HeldClaim | Message) -> Message:
 
 
 def _reason(cluster: Cluster, pod: PodObject) -> Message:
-    if not cluster.by_claims:
+    if not cluster.reported.by_claims:
         return messages.CLAIM_NOWHERE
     refusal = pod.last_refusal
     return messages.scheduler_said(refusal) if refusal else messages.NOT_TRIED

@@ -175,7 +175,7 @@ class Claims:
         return [
             (name, claim)
             for name, claim in found
-            if (self._cluster.by_claims and (claim is None or not claim.allocated_elsewhere))
+            if (self._cluster.reported.by_claims and (claim is None or not claim.allocated_elsewhere))
             or (claim is not None and (claim.allocated or claim.wants_ours))
         ]
 

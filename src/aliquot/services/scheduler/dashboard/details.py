@@ -56,7 +56,7 @@ class Details:
         cluster = self._cluster
         node = cluster.board.node(name)
         if node is None:
-            return _node(name, self.trouble(name)) if name in cluster.unusable else None
+            return _node(name, self.trouble(name)) if name in cluster.reported.unusable else None
         tenants: dict[int, list[Tenant]] = {}
         for booking in cluster.ledger.on(name):
             placed = cluster.placement(booking.uid)
@@ -70,16 +70,16 @@ class Details:
                 tenants.setdefault(slot, []).append(tenant_of(held.claim, use, held.users))
                 used[slot] += use
         cards = [_card(card, used[card.index], tenants.get(card.index, [])) for card in node.cards]
-        return _node(name, self.trouble(name), node, cards, by_claims=name in cluster.by_claims)
+        return _node(name, self.trouble(name), node, cards, by_claims=name in cluster.reported.by_claims)
 
     def trouble(self, name: str) -> list[Message]:
         """What is wrong with the node."""
         cluster, node = self._cluster, self._cluster.board.node(name)
         out = 0 if node is None else sum(not card.usable for card in node.cards)
         return [
-            *messages.invalid_node(cluster.unusable.get(name, ())),
-            *map(messages.closed, cluster.closed.get(name, ())),
-            *messages.other_plugins(cluster.others.get(name, ())),
+            *messages.invalid_node(cluster.reported.unusable.get(name, ())),
+            *map(messages.closed, cluster.reported.closed.get(name, ())),
+            *messages.other_plugins(cluster.reported.others.get(name, ())),
             *messages.cards_out(out),
             *(self.claims.on(name).unreadable if name in self.claims.troubled else ()),
         ]
@@ -153,8 +153,8 @@ class Details:
             refused_by_nodes(*verdict_of(code), claim, count, board.names[rows[at]])
             for code, at, count in zip(found.tolist(), first.tolist(), counts.tolist(), strict=True)
         ]
-        if self._cluster.unusable:
-            groups.append(invalid_nodes(self._cluster.unusable))
+        if self._cluster.reported.unusable:
+            groups.append(invalid_nodes(self._cluster.reported.unusable))
         return sorted(groups, key=lambda group: -group.nodes)
 
     def _fits_on(self, claim: Claim) -> str | None:

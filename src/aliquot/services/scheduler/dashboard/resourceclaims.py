@@ -48,7 +48,7 @@ class ResourceClaims:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while not self._cluster.by_claims:
+        while not self._cluster.reported.by_claims:
             await asyncio.sleep(_LOOK)
         while True:
             await self._follow()

@@ -167,10 +167,10 @@ class ClusterView:
 
     def _current(self) -> Layout:
         """The layout, made anew where nodes came or went."""
-        board, broken = self._cluster.board, frozenset(self._cluster.unusable)
+        board, broken = self._cluster.board, frozenset(self._cluster.reported.unusable)
         changed = np.flatnonzero(board.changed[: board.rows] > self._laid)
         self._laid = board.clock
-        by_claims, claims = self._cluster.by_claims, self._details.claims
+        by_claims, claims = self._cluster.reported.by_claims, self._details.claims
         fresh = {board.names[row] for row in changed.tolist()} & claims.nodes.keys() if claims.nodes else set()
         fresh |= claims.take_changed()
         layout = self._layout
@@ -212,7 +212,7 @@ class ClusterView:
         """The totals, counted once for each state of the board."""
         cluster, board = self._cluster, self._cluster.board
         self._learn(now)
-        wrong = cluster.unusable.keys() | cluster.closed.keys() | cluster.others.keys()
+        wrong = cluster.reported.unusable.keys() | cluster.reported.closed.keys() | cluster.reported.others.keys()
         claims = self._details.claims
         waiting = len(cluster.pending) + len(claims.waiting())
         known: tuple[object, ...] = (board.clock, claims.clock, waiting, len(wrong), self._learn_next)
@@ -285,7 +285,8 @@ class ClusterView:
             minlength=len(layout.names),
         )
         troubled = {*np.flatnonzero(out).tolist()}
-        for name in {*cluster.unusable, *cluster.closed, *cluster.others, *self._details.claims.troubled}:
+        reported = cluster.reported
+        for name in {*reported.unusable, *reported.closed, *reported.others, *self._details.claims.troubled}:
             if name in layout.index_of:  # others have no cards and never had
                 troubled.add(layout.index_of[name])
         return {str(at): self._details.trouble(layout.names[at]) for at in sorted(troubled)}

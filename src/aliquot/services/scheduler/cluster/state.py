@@ -15,59 +15,29 @@ Everything here can be rebuilt from the API server: nothing else is kept anywher
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules, dra, hami, kai, native
-from aliquot.dialects.kube import closing_taints
-from aliquot.dialects.registry import PodRequest
-from aliquot.dialects.rules import EVERY
-from aliquot.dialects.wire.objects import ConfigMapObject, Names, NodeObject, PodObject, pod_names, pod_view
-from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of, served_by_other
-from aliquot.dialects.wire.ownpods import belongs_to_node
+from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules
+from aliquot.dialects.wire.objects import ConfigMapObject, Names, NodeObject, PodObject, pod_names
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid, Reason, Refusal
-from aliquot.model.value import value
 from aliquot.placement.board import Board, Ints, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.reservations import Reservations
 from aliquot.services.scheduler.candidates import Candidates, Filtered
+from aliquot.services.scheduler.cluster.nodes import ReportedNodes
+from aliquot.services.scheduler.cluster.pods import BoundPodReader, Pending, Placed
 from aliquot.services.scheduler.roster import Roster
 
 NEVER = float("inf")  # the deadline of what only the API server may end
-
-
-@value
-class Placed:
-    """A Pod of ours on a node."""
-
-    claim: Claim
-    grant: Grant
-    doubt: str | None = None  # why its cards are a guess, where they are
-
-
-@dataclass(slots=True)
-class Pending:
-    """A Pod of ours that has no node. `claim` is the rules that it breaks where it breaks any."""
-
-    key: str
-    uid: str
-    claim: Claim | tuple[Invalid, ...]
-    refused: bool  # kube-scheduler has tried and found no node
-    scheduler: str
-    created: str | None = None  # as the API server writes it
-    tolerations: Sequence[object] = ()
-    priority: int = 0
-    preempts: bool = True  # its preemptionPolicy is not Never
-    nominated: str = ""  # the node on which others make room for it
 
 
 @dataclass(slots=True)
@@ -83,17 +53,8 @@ class Cluster:
     held: dict[str, Placed] = field(default_factory=dict)  # kept before anything was sent: may be dropped at any time
     placed: dict[str, Placed] = field(default_factory=dict)
     unseated: dict[str, PodObject] = field(default_factory=dict)  # those of `placed` for which no card was found
-    unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
-    closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes that Kubernetes keeps Pods from, and why
-    by_claims: set[str] = field(default_factory=set)  # nodes whose cards kube-scheduler gives to ResourceClaims
+    reported: ReportedNodes = field(default_factory=ReportedNodes)
     claimants: dict[str, PodObject] = field(default_factory=dict)  # Pods without a node that ask by claims alone
-    others: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes whose cards other plugins hand out
-    taints: dict[str, tuple[Mapping[str, Any], ...]] = field(
-        default_factory=dict
-    )  # of nodes, those that keep Pods away
-    addresses: dict[str, str] = field(default_factory=dict)  # of nodes, within the cluster
-    sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out, by node
-    drivers: Drivers = field(default_factory=Drivers)  # DRA drivers that publish cards
     seen: dict[str, str] = field(default_factory=dict)  # key -> uid of every Pod there is
     priorities: dict[str, int] = field(default_factory=dict)  # of Pods on nodes; most have 0, which is left out
     going: dict[str, str] = field(default_factory=dict)  # Pods on nodes that terminate, and until when they may
@@ -103,12 +64,9 @@ class Cluster:
     chooser: Chooser = field(init=False)
     _candidates: Candidates = field(init=False)
     _reader: PodReader = field(init=False)
-    _whole_reader: PodReader = field(init=False)  # of Pods on nodes, in any dialect
-    _every_reader: PodReader = field(init=False)  # of Pods on our cards, HAMi's too where it is not served any more
+    _bound: BoundPodReader = field(init=False)
     _node_reader: NodeReader = field(init=False)
     _unnamed: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # guessed when a list ends
-    _reported: dict[str, Node] = field(default_factory=dict)  # nodes as they describe themselves
-    _other_resources: dict[str, tuple[str, ...] | None] = field(default_factory=dict)  # None: its owner opted in
     _batch: ExitStack | None = None
 
     def __post_init__(self) -> None:
@@ -120,8 +78,7 @@ class Cluster:
 
     def _read_by(self, rules: Rules) -> None:
         self.rules, self._reader, self._node_reader = rules, PodReader(rules), NodeReader(rules)
-        self._whole_reader = self._reader if rules.whole is rules else PodReader(rules.whole)
-        self._every_reader = PodReader(replace(rules, served=frozenset(EVERY)))
+        self._bound = BoundPodReader(rules, self._reader)
 
     # --- lists ------------------------------------------------------------------------------------------------
 
@@ -145,58 +102,20 @@ class Cluster:
 
     def set_node(self, node: NodeObject) -> None:
         """A node is there, or has changed."""
-        name = node.metadata.name
-        self.closed.pop(name, None)
-        if node.closed:
-            self.closed[name] = node.closed
-        self.taints.pop(name, None)
-        if taints := closing_taints(node.spec):
-            self.taints[name] = taints
-        if node.address is not None:
-            self.addresses[name] = node.address
-        self.by_claims.discard(name)
-        if (node.metadata.labels or {}).get(dra.LABEL) == "true":
-            self.by_claims.add(name)
-        reported = self._node_reader.read(node)
-        if not isinstance(reported, Node):
-            self.unusable[name] = reported
-            self._reported.pop(name, None)
-            self.others.pop(name, None)
-            self.board.drop_node(name)
-            return
-        self.unusable.pop(name, None)
-        # Nobody would give a Pod its cards there now; what runs stays booked.
-        if node.agent_away:
-            reported = replace(reported, cards=tuple(replace(card, healthy=False) for card in reported.cards))
-        if hami.OFFERS & reported.offers and served_by_other(node, hami.TOKENS * len(reported.cards)):
-            reported = replace(reported, offers=reported.offers - hami.OFFERS)  # the kubelet would ask that plugin
-        resources = None if opted_in(node.metadata.labels) else other_resources(node)
-        self._other_resources.pop(name, None)
-        if resources != ():
-            self._other_resources[name] = resources
-        others = others_of(resources, self.drivers.on(name, node.metadata.labels))
-        self._reported[name] = replace(reported, others=others) if others else reported
-        self._show(self._reported[name])
+        reported = self.reported.set(node, self._node_reader)
+        if reported is None:
+            self.board.drop_node(node.metadata.name)
+        else:
+            self._show(reported)
 
     def show_again(self, name: str) -> None:
         """The DRA drivers that name this node have changed."""
-        reported = self._reported.get(name)
-        if reported is not None:
-            others = others_of(self._other_resources.get(name, ()), self.drivers.on(name, None))
-            self._reported[name] = replace(reported, others=others)
-            self._show(self._reported[name])
+        self._show(self.reported.set_others(name))
 
-    def _show(self, node: Node) -> None:
-        """Put the node on the board, less the cards that a ConfigMap takes out."""
-        sick = self.sick.get(node.name)
-        if sick:
-            cards = (replace(card, healthy=card.healthy and card.index not in sick) for card in node.cards)
-            node = replace(node, cards=tuple(cards))
-        self.others.pop(node.name, None)
-        if node.others:
-            if node.cards or node.offers:  # else it is not meant for us
-                self.others[node.name] = node.others
-            node = replace(node, offers=frozenset())
+    def _show(self, node: Node | None) -> None:
+        """Put the node on the board, where there is one to show."""
+        if node is None:
+            return
         before = self.board.node(node.name)
         if before == node:
             return
@@ -209,14 +128,7 @@ class Cluster:
 
     def drop_node(self, name: str) -> None:
         """A node is gone; what runs there stays booked until its Pods are gone too."""
-        self.unusable.pop(name, None)
-        self.closed.pop(name, None)
-        self.taints.pop(name, None)
-        self.addresses.pop(name, None)
-        self.by_claims.discard(name)
-        self._reported.pop(name, None)
-        self._other_resources.pop(name, None)
-        self.others.pop(name, None)
+        self.reported.drop(name)
         self.board.drop_node(name)
 
     def _reseat(self, node: Node) -> None:
@@ -239,7 +151,7 @@ class Cluster:
         if isinstance(unhealthy, Invalid):
             return unhealthy
         if unhealthy is not None:
-            self._set_sick(*unhealthy)
+            self._show(self.reported.set_sick(*unhealthy))
         return None
 
     def drop_unhealthy(self, key: str) -> None:
@@ -247,14 +159,7 @@ class Cluster:
         names = dict(zip(("namespace", "name"), key.split("/", 1), strict=True))
         unhealthy = dialects.parse_unhealthy({"metadata": names})
         if unhealthy is not None and not isinstance(unhealthy, Invalid):
-            self._set_sick(unhealthy[0], frozenset())
-
-    def _set_sick(self, name: str, cards: frozenset[int]) -> None:
-        self.sick[name] = cards
-        if not cards:
-            del self.sick[name]
-        if name in self._reported:
-            self._show(self._reported[name])
+            self._show(self.reported.set_sick(unhealthy[0], frozenset()))
 
     def use_unit(self, unit: MemoryUnit) -> bool:
         """From now on gpu-mem is counted in that. True where it was not: Pods read before must be read again."""
@@ -345,60 +250,16 @@ class Cluster:
             self.priorities[uid] = pod.spec.priority
         if pod.metadata.deletion_timestamp is not None:
             self.going[uid] = pod.metadata.deletion_timestamp
-        asked = self._whole_reader.read(pod, names)
-        if asked.claim is None and native.GRANT in (pod.metadata.annotations or {}):
-            asked = self._every_reader.read(pod, names)  # of a dialect that was served when it was placed
-        claim = asked.claim
-        grant = dialects.parse_grant(pod, claim, self.board.node(name)) if isinstance(claim, Claim) else None
-        if isinstance(claim, Claim) and claim.dialect not in self.rules.served and not isinstance(grant, Grant):
-            claim = None  # somebody else's, and not on a card of ours
-        if isinstance(claim, Claim) and claim.dialect == kai.DIALECT and not _asks_for_place(pod):
-            claim = None  # its annotations alone get it no card, so they book none
-        kept = self._unreadable(pod, names, name, asked)
-        if kept is not None:
-            self._place(kept)
-            return
-        if not isinstance(claim, Claim):
+        held = self._bound.read(pod, names, name, self.board.node(name), known=self.placed.get(uid), assumed=assumed)
+        if isinstance(held, Placed):
+            self._place(held)
+        elif isinstance(held, Occupant):
             self.placed.pop(uid, None)
-            of_node = belongs_to_node(pod, self.rules.own_account)
-            self.ledger.confirm(
-                uid, name, Occupant({}, cpu_milli=asked.cpu_milli, memory_mib=asked.memory_mib, of_node=of_node)
-            )
-            return
-        if isinstance(grant, Grant):
-            self._place(Placed(claim, grant))
-        elif assumed is not None and assumed.grant.node == name:
-            self._place(replace(assumed, doubt="its annotations were taken away"))
+            self.ledger.confirm(uid, name, held)
+        elif self._batch is not None:
+            self._unnamed[uid] = (pod, *held)
         else:
-            why = grant[0].sentence() if grant else "no annotation tells its cards"
-            known = self.placed.get(uid)
-            if known is not None and known.grant.node == name and known.grant.containers:
-                self._place(replace(known, doubt=why))  # it stays where it was counted before
-            elif self._batch is not None:
-                self._unnamed[uid] = (pod, claim, why)
-            else:
-                self._guess(pod, claim, why)
-
-    def _unreadable(self, pod: PodObject, names: Names, name: str, asked: PodRequest) -> Placed | None:
-        """A Pod that has cards, and whose author made its request unreadable: it has its cards all the same. Those are
-        what was booked before, or what its grant says; without either, its node takes no other Pods."""
-        if isinstance(asked.claim, Claim) or (asked.claim is None and not _asks_for_place(pod)):
-            return None
-        why = asked.claim[0].sentence() if asked.claim else "its request was taken away"
-        known = self.placed.get(names.uid)
-        if known is not None and known.grant.node == name:
-            return replace(known, doubt=why)
-        annotations = pod.metadata.annotations or {}
-        if native.GRANT not in annotations:
-            return None
-        roles = {part.name: part.role for part in pod_view(pod).containers}
-        claim = native.claim_of_grant(annotations, names.uid, names.namespace, names.name, roles)
-        grant = claim and native.parse_grant(annotations, claim, name, self.board.node(name))
-        if claim is None or not isinstance(grant, Grant):
-            why = f"{why}; nor can its grant be read, so its node takes no other Pods"
-            claim = Claim(names.uid, names.namespace, names.name, native.UNREADABLE, Offer.ANY, ())
-            grant = Grant(names.uid, name, (), whole_node=True)
-        return Placed(replace(claim, cpu_milli=asked.cpu_milli, memory_mib=asked.memory_mib), grant, why)
+            self._guess(pod, *held)
 
     def doubt(self, placed: Placed) -> str | None:
         """Why its cards are a guess: no annotation names them, or a peer's does, by a number that no card has now."""
@@ -522,12 +383,6 @@ class Cluster:
     def nodes(self) -> Iterable[Node]:
         """All that can take Pods, by name."""
         return sorted((node for node in self.board.nodes if node is not None), key=lambda node: node.name)
-
-
-def _asks_for_place(pod: PodObject) -> bool:
-    """Whether the kubelet calls us for a container of it: the webhook sees to that for Pods of KAI's."""
-    containers = (*(pod.spec.containers or ()), *(pod.spec.init_containers or ()))
-    return any(native.PLACE in ((container.resources and container.resources.limits) or {}) for container in containers)
 
 
 def _renumbered(grant: Grant, today: dict[str, int]) -> Grant:
