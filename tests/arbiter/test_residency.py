@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aliquot.arbiter.residency import (
     ASK_AGAIN_MOST,
+    RETRY_MOST,
     STARVES,
     UNHEARD,
     Hearing,
@@ -19,6 +20,7 @@ from aliquot.arbiter.residency import (
     Occupant,
     Return,
     decide,
+    pause_after,
 )
 from aliquot.model.claim import AppClass
 from aliquot.model.residency import Where
@@ -249,3 +251,11 @@ def test_order_is_withdrawn_only_after_its_time_and_asking_always_comes_again(
         assert withdrawn == (pending and pending_for > UNHEARD)
         assert hearing.ask_at <= now + ASK_AGAIN_MOST
         assert not withdrawn or hearing.ask_at > now
+
+
+@given(st.integers(1, 10_000), st.floats(0.1, 60.0))
+def test_pauses_between_tries_double_up_to_the_longest(failures: int, first: float) -> None:
+    pause = pause_after(failures, first)
+    assert first <= pause <= max(first, RETRY_MOST)
+    assert pause_after(failures + 1, first) == min(2 * pause, max(first, RETRY_MOST))
+    assert pause_after(1, first) == first

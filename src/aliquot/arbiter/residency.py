@@ -28,6 +28,7 @@ IDLE = 1.0  # an offline tenant that did nothing for so long gives up its turn
 UNHEARD = 5.0  # seconds in which a tenant begins to leave; one that does not is stopped, or blocked
 ASK_AGAIN = 10.0  # seconds after which such a tenant is asked again; twice as long each time it does not hear
 ASK_AGAIN_MOST = 300.0
+RETRY_MOST = 30.0  # seconds until a tenant that could not leave in time is asked again, at most
 FUTILE = 1.0  # seconds for which a verdict on an allocation must hold before it is refused
 SLACK = 2 << 30  # bytes, on the card or in the pool, without which one cannot return while another leaves
 _MOST_SETS = 2000  # of tenants that are compared when some must leave; beyond, the largest leave
@@ -111,6 +112,12 @@ class Hearing:
         self.since = None
         self.unheard = min(self.unheard + 1, 16)
         return True
+
+
+def pause_after(failures: int, first: float) -> float:
+    """Seconds until the next try after so many failures in a row, with `first` after the first of them. Each try stops
+    the tenant's calls for seconds."""
+    return min(first * (1 << min(failures - 1, 16)), max(first, RETRY_MOST))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,17 @@ from dataclasses import dataclass, field
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Move, Order, State, Use, Why
-from aliquot.arbiter.residency import Decision, Futility, Hearing, Leave, Memory, Obstacle, Occupant, decide
+from aliquot.arbiter.residency import (
+    Decision,
+    Futility,
+    Hearing,
+    Leave,
+    Memory,
+    Obstacle,
+    Occupant,
+    decide,
+    pause_after,
+)
 from aliquot.model.claim import may_park
 from aliquot.model.device import reserve_mib
 from aliquot.model.residency import ParkReason, Residency, Where
@@ -48,6 +58,7 @@ _MARGIN = 256 << 20  # bytes of a card that the driver may need itself
 _SETTLED = 60.0  # seconds after our start in which tenants may still be added that were there before
 _LIVING = 1.0  # seconds between two messages to the mover
 _AGAIN = {Why.BUSY: 1.0, Why.CAPTURE: 1.0, Why.POOL: 2.0, Why.ROOM: 0.5, Why.ERROR: 10.0, Why.MOVER: 1.0}
+_LONGER = frozenset({Why.BUSY, Why.CAPTURE})  # longer each time: its program may be so for ever
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +75,7 @@ class _Seen:
     moved: float = 0.0  # when `parked` last changed
     wants_since: float | None = None
     retry_at: float = float("-inf")
+    failures: int = 0  # in a row, of the kinds of _LONGER
     why: Why = Why.NOTHING
     moves: int = 0
     moved_bytes: int = 0
@@ -169,7 +181,7 @@ class Parking:
             self._asked[tenant] = leave
             for (name, _), seen in list(self._seen.items()):
                 if name == tenant:
-                    seen.retry_at = float("-inf")  # at once, also where the last try failed
+                    seen.retry_at, seen.failures = float("-inf"), 0  # at once, also where the last try failed
                     seen.hearing = Hearing()
         self.wake()
         return None
@@ -345,10 +357,16 @@ class Parking:
     def _note_failure(self, seen: _Seen, moves: list[Move], now: float) -> None:
         failed = [move.why for move in moves if move.why and move.state in (State.RESIDENT, State.PARKED)]
         if not failed:
+            if seen.where is Where.PARKED:
+                seen.failures = 0
             return
         why = Why(failed[0]) if failed[0] in set(Why) else Why.ERROR
         if why is not seen.why:
-            seen.why, seen.retry_at = why, now + _AGAIN.get(why, 1.0)
+            again = _AGAIN.get(why, 1.0)
+            if why in _LONGER:
+                seen.failures += 1
+                again = pause_after(seen.failures, again)
+            seen.why, seen.retry_at = why, now + again
 
     def _show(self, tenant: Tenant, uuid: str, occupant: Occupant, seen: _Seen, moves: list[Move]) -> None:
         key = tenant.id, uuid
@@ -415,7 +433,7 @@ class Parking:
         orders = []
         for name, leave in list(self._asked.items()):
             occupant = occupants.get(name)
-            if occupant is None:
+            if occupant is None or (leave and occupant.where is Where.RETURNING):  # once it is back
                 continue
             if leave and occupant.where is Where.RESIDENT and occupant.resident:
                 orders.append(Leave(name))

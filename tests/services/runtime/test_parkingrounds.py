@@ -1,0 +1,127 @@
+"""Rounds of services/runtime/parking.py in virtual time: a real page, on which the test writes what a shim would."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aliquot.adapters.gpu.page import Order, Page, State, Why
+from aliquot.arbiter.residency import RETRY_MOST
+from aliquot.model.claim import AppClass
+from aliquot.model.residency import Where
+from aliquot.model.tenant import Allotment, SharingRules, Tenant
+from aliquot.services.runtime.parking import Parking
+from aliquot.services.runtime.registration import Process, Tenancy
+
+GIB = 1 << 30
+CARD = "GPU-0"
+
+
+class Rig:
+    """One card of 24 GiB; one tenant may be parked, and another, that is online, waits for room."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 1000.0
+        self.tenancies: dict[str, Tenancy] = {}
+        self.sleeper = self._tenancy(folder, "sleeper", AppClass.OFFLINE, movable=20 * GIB)
+        self.online = self._tenancy(folder, "online", AppClass.ONLINE)
+        nvml = SimpleNamespace(memory=lambda uuid: (20 * GIB, 24 * GIB))
+        loop = SimpleNamespace(drain=lambda name, draining: None)
+        mover = SimpleNamespace(
+            state=SimpleNamespace(free=64 * GIB), living=lambda message: True, keeps=lambda: False, size=0
+        )
+        self.parking = Parking(
+            threading.RLock(), self.tenancies, cast(Any, {CARD: loop}), cast(Any, nvml), cast(Any, mover),
+            clock=lambda: self.now,
+        )  # fmt: skip
+        self.parking.configure(SharingRules(oversubscribe=2.0, host_pool=64 * GIB))
+
+    def _tenancy(self, folder: Path, name: str, app_class: AppClass, movable: int = 0) -> Tenancy:
+        allotments = (Allotment(CARD, 20 * GIB, None),)
+        page = Page(folder / name, allotments)
+        made = Tenancy(Tenant(name, name, app_class, allotments, 0), folder, page, socket.socket())
+        made.processes.add(Process(name, 1, made.listener, -1, cast(Any, None), slot=0))
+        self.tenancies[name] = made
+        self.write(made, movable=movable)
+        return made
+
+    def write(self, tenancy: Tenancy, **fields: int) -> None:
+        """What a shim writes to its page."""
+        names = ("order", "state", "wanted", "why", "movable", "parked", "moves", "stays", "out_ns", "in_ns", "room")
+        page, move = tenancy.page, tenancy.page.move(0, 0)
+        values = [fields.get(name, getattr(move, name)) for name in names]
+        page._write(page._move_at(0, 0), struct.pack("<4I2Q2I3Q", *values))
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What the sleeper has to do, and why it did not."""
+        move = self.sleeper.page.move(0, 0)
+        return move.order, move.why
+
+    def rounds(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            self.now += 0.1
+            self.parking.round(self.now)
+
+    def close(self) -> None:
+        for tenancy in self.tenancies.values():
+            tenancy.listener.close()
+            tenancy.page.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("why", [Why.BUSY, Why.CAPTURE])
+def test_tenant_that_cannot_leave_is_asked_less_and_less_often_until_it_has_left(rig: Rig, why: Why) -> None:
+    rig.write(rig.online, room=10 * GIB)
+    asked: list[float] = []
+
+    def ask_for(seconds: float) -> None:
+        end = rig.now + seconds
+        while rig.now < end:
+            rig.rounds(0.1)
+            if rig.order == (Order.LEAVE, Why.NOTHING):
+                asked.append(rig.now)
+                rig.write(rig.sleeper, why=why)  # it tried
+
+    ask_for(200)
+    gaps = [round(later - before) for before, later in pairwise(asked)]
+    assert gaps[:5] == [1, 2, 4, 8, 16]
+    assert set(gaps[5:]) == {round(RETRY_MOST)}
+
+    rig.rounds(RETRY_MOST + 1)
+    rig.write(rig.sleeper, state=State.PARKED, parked=20 * GIB, moves=1)
+    rig.write(rig.online, room=0)
+    rig.rounds(1)
+    rig.write(rig.sleeper, state=State.RESIDENT, parked=0)
+    rig.write(rig.online, room=10 * GIB)
+    asked.clear()
+    ask_for(5)
+    assert round(asked[1] - asked[0]) == 1  # it has left since: as if it never failed
+
+
+def test_park_by_hand_waits_for_memory_that_is_on_its_way_back(rig: Rig) -> None:
+    rig.write(rig.sleeper, order=Order.RETURN, state=State.RETURNING, parked=20 * GIB)
+    rig.rounds(0.2)
+    assert rig.parking.request("sleeper", leave=True) is None
+    rig.rounds(0.5)
+    assert rig.order[0] == Order.RETURN
+    rig.write(rig.sleeper, state=State.RESIDENT, parked=0)
+    rig.rounds(0.2)
+    there = rig.parking.residency("sleeper", CARD)
+    assert there is not None
+    assert there.where is Where.RESIDENT
+    assert rig.order[0] == Order.LEAVE
