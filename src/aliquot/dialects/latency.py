@@ -1,4 +1,4 @@
-"""How long online work keeps a card that it left idle: what its Pod says, in every dialect, and qGPU's own rule."""
+"""How long online work keeps a card that it left idle: what its Pod or claim says, and qGPU's own rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aliquot.model.refusal import Invalid
 LATENCY = "aliquot.dev/latency"  # on a Pod: what online work accepts to have added to its requests (p99)
 
 _FIELD = annotation_field(LATENCY)
-_ALLOWED = 'a time from 0.1ms to 10s, for example "2ms"'
+ALLOWED = 'a time from 0.1ms to 10s, for example "2ms"'
 _ONLINE = (
     "nothing on a Pod that is not online: only online work takes the card from others "
     f"(qGPU: annotation {qgpu.APP_CLASS}: online; HAMi: nvidia.com/priority: 0)"
@@ -27,11 +27,17 @@ def accepted_latency(pod: Pod, claim: Claim) -> float | Invalid | None:
     if LATENCY not in pod.annotations:
         return None
     text = pod.annotations[LATENCY]
+    seconds = parse_latency(text)
+    if seconds is None:
+        return Invalid(_FIELD, text, ALLOWED)
+    return seconds if claim.app_class is AppClass.ONLINE else Invalid(_FIELD, text, _ONLINE)
+
+
+def parse_latency(text: object) -> float | None:
+    """In seconds; None: it is not `ALLOWED`."""
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
     seconds = float(match[1]) / _PER_SECOND[match[2]] if match else 0.0
-    if not LEAST_LATENCY <= seconds <= MOST_LATENCY:
-        return Invalid(_FIELD, text, _ALLOWED)
-    return seconds if claim.app_class is AppClass.ONLINE else Invalid(_FIELD, text, _ONLINE)
+    return seconds if LEAST_LATENCY <= seconds <= MOST_LATENCY else None
 
 
 def release_delay(claim: Claim) -> float | None:

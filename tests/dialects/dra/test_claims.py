@@ -87,6 +87,9 @@ _AT = "status.allocation.devices.config[0].opaque.parameters"
         (parameters(class_=["online"]), f"{_AT}.class: a list of 1 is not allowed: one of normal, online, offline"),
         (parameters(policy="fair"), f'{_AT}.policy: "fair" is not allowed: one of best-effort, fixed-share, burst'),
         (parameters(parking="idle"), f'{_AT}.parking: "idle" is not allowed: one of never'),
+        (parameters(latency="soon"), f'{_AT}.latency: "soon" is not allowed: a time from 0.1ms to 10s, for example "2'),
+        (parameters(latency=2), f"{_AT}.latency: 2 is not allowed: a time from 0.1ms to 10s"),
+        (parameters(latency="2ms"), f'{_AT}.latency: "2ms" is not allowed: nothing on a claim that is not online'),
         ({"class": "online"}, f"{_AT}.apiVersion is missing: aliquot.dev/v1"),
         (None, f"{_AT} is missing: a mapping with apiVersion: aliquot.dev/v1 and kind: ClaimConfig"),
     ],
@@ -103,6 +106,25 @@ def test_claim_cannot_change_the_class_of_its_device_class() -> None:
     ]
     (found,) = problems(a_claim(a_result(CARDS[0], 1024), config=config))
     assert 'config[1].opaque.parameters.class: "online" is not allowed: offline, which the DeviceClass' in found
+
+
+def test_latency_is_of_the_claim_or_its_device_class_which_the_claim_cannot_change() -> None:
+    online, mine = a_config(parameters(class_="online"), source="FromClass"), a_config(parameters(latency="2ms"))
+    theirs = a_config(parameters(class_="online", latency="1ms"), source="FromClass")
+    assert parsed(a_claim(a_result(CARDS[0], 1024), config=[online])).latency is None
+    assert parsed(a_claim(a_result(CARDS[0], 1024), config=[mine, online])).latency == pytest.approx(0.002)
+    assert parsed(a_claim(a_result(CARDS[0], 1024), config=[theirs])).latency == pytest.approx(0.001)
+    (found,) = problems(a_claim(a_result(CARDS[0], 1024), config=[mine, theirs]))
+    assert 'config[0].opaque.parameters.latency: "2ms" is not allowed: 1ms, which the DeviceClass' in found
+
+
+def test_latency_of_one_request_holds_for_the_claim_and_two_are_refused() -> None:
+    online = a_config(parameters(class_="online"))
+    latencies = [a_config(parameters(latency=text), requests=[name]) for name, text in (("a", "2ms"), ("b", "1ms"))]
+    results = (a_result(CARDS[0], 1024, request="a"), a_result(CARDS[1], 1024, request="b"))
+    assert parsed(a_claim(*results, config=[online, latencies[0]])).latency == pytest.approx(0.002)
+    (found,) = problems(a_claim(*results, config=[online, *latencies]))
+    assert found.endswith('"1ms, 2ms" is not allowed: one latency for all requests of a claim')
 
 
 def test_requests_of_a_claim_have_one_class() -> None:
@@ -156,9 +178,13 @@ def test_claim_round_trip(asked: list[tuple[Card, int, int]], app_class: AppClas
             assert (booked or 0) == 10 * sum(core for _, core in ours)
 
 
-@given(st.sampled_from([None, *AppClass]), st.sampled_from([None, *Isolation]))
-def test_config_round_trip(app_class: AppClass | None, policy: Isolation | None) -> None:
-    config = ClaimConfig(app_class, policy)
+@given(
+    st.sampled_from([None, *AppClass]),
+    st.sampled_from([None, *Isolation]),
+    st.none() | st.integers(100, 10_000_000).map(lambda microseconds: microseconds / 1e6),
+)
+def test_config_round_trip(app_class: AppClass | None, policy: Isolation | None, latency: float | None) -> None:
+    config = ClaimConfig(app_class, policy, latency)
     assert parse_config(render_config(config), "parameters") == config
 
 

@@ -27,6 +27,10 @@ _MIB = 1 << 20
 _PERCENT = CORE_MILLI // 100
 _RESULTS = "status.allocation.devices.results"
 _CONFIG = "status.allocation.devices.config"
+_ONLINE = (
+    "nothing on a claim that is not online: only online work takes the card from others (class: online, or DeviceClass "
+    "online.aliquot.dev)"
+)
 
 
 class _Result(msgspec.Struct, rename="camel"):
@@ -144,6 +148,7 @@ class AllocatedClaim:
     policy: Isolation | None  # that the node must have
     grant: Grant
     devices: tuple[AllocatedDevice, ...]
+    latency: float | None = None  # seconds that an online claim accepts to have added to its requests; None: not said
 
 
 def parse_claim(claim: ClaimObject, node: str, cards: Sequence[Card]) -> AllocatedClaim | list[Invalid]:
@@ -153,7 +158,8 @@ def parse_claim(claim: ClaimObject, node: str, cards: Sequence[Card]) -> Allocat
     if not found:
         allowed = f"a claim that kube-scheduler has allocated devices of driver {DRIVER} to"
         return [Invalid(_RESULTS, None, allowed)]
-    app_class, policy = _configured(claim, [result for _, result in found], problems)
+    config = _configured(claim, [result for _, result in found], problems)
+    app_class = config.app_class or AppClass.NORMAL
     by_name = {device_name(card.uuid): card for card in cards if card.uuid}
     devices, shares = [], dict[str, list[Share]]()
     for at, result in found:
@@ -177,7 +183,16 @@ def parse_claim(claim: ClaimObject, node: str, cards: Sequence[Card]) -> Allocat
         ContainerGrant(request, at, Role.MAIN, tuple(given)) for at, (request, given) in enumerate(shares.items())
     )
     grant = Grant(metadata.uid, node, tuple(requests))
-    return AllocatedClaim(metadata.uid, metadata.namespace, metadata.name, app_class, policy, grant, tuple(devices))
+    return AllocatedClaim(
+        metadata.uid,
+        metadata.namespace,
+        metadata.name,
+        app_class,
+        config.policy,
+        grant,
+        tuple(devices),
+        config.latency,
+    )
 
 
 def _share(result: _Result, card: Card, app_class: AppClass, field: str, problems: list[Invalid]) -> Share | None:
@@ -226,10 +241,33 @@ def _amount(
     return int(number)
 
 
-def _configured(
-    claim: ClaimObject, results: Sequence[_Result], problems: list[Invalid]
-) -> tuple[AppClass, Isolation | None]:
-    """The class and the policy of the whole claim. What a DeviceClass has set, a claim cannot change."""
+def _configured(claim: ClaimObject, results: Sequence[_Result], problems: list[Invalid]) -> ClaimConfig:
+    """The configuration of the whole claim."""
+    entries = _entries(claim, problems)
+    classes: dict[AppClass, None] = {}
+    policies: dict[Isolation, None] = {}
+    latencies: dict[float, str] = {}  # with the field
+    for request in dict.fromkeys(result.request for result in results):
+        given = [(entry, config, field) for entry, config, field in entries if _applies(entry.requests, request)]
+        found = _merged(given, problems)
+        classes[found.app_class or AppClass.NORMAL] = None
+        if found.policy is not None:
+            policies[found.policy] = None
+        if found.latency is not None:
+            field = next(field for _, config, field in given if config.latency == found.latency)
+            latencies[found.latency] = f"{field}.latency"
+    for name, values in (("class", classes), ("policy", policies), ("latency", map(_time, latencies))):
+        named = sorted(filter(None, values))
+        if len(named) > 1:
+            problems.append(Invalid(f"{_CONFIG} ({name})", ", ".join(named), f"one {name} for all requests of a claim"))
+    app_class, latency = next(iter(classes)), next(iter(latencies), None)
+    if latency is not None and app_class is not AppClass.ONLINE:
+        problems.append(Invalid(latencies[latency], _time(latency), _ONLINE))
+    return ClaimConfig(app_class, next(iter(policies), None), latency)
+
+
+def _entries(claim: ClaimObject, problems: list[Invalid]) -> list[tuple[_Config, ClaimConfig, str]]:
+    """Those for us, each with where it stands."""
     assert claim.status is not None
     assert claim.status.allocation is not None
     entries = []
@@ -242,24 +280,25 @@ def _configured(
             entries.append((entry, config, field))
         else:
             problems += config
-    classes: dict[str, AppClass] = {}
-    policies: dict[str, Isolation] = {}
-    for request in dict.fromkeys(result.request for result in results):
-        given = [(entry, config, field) for entry, config, field in entries if _applies(entry.requests, request)]
-        found: ClaimConfig = ClaimConfig()
-        for entry, config, field in sorted(given, key=lambda item: item[0].source != "FromClass"):
-            if entry.source != "FromClass":
-                _check_same(found.app_class, config.app_class, f"{field}.class", problems)
-                _check_same(found.policy, config.policy, f"{field}.policy", problems)
-            found = ClaimConfig(config.app_class or found.app_class, config.policy or found.policy)
-        classes[request] = found.app_class or AppClass.NORMAL
-        if found.policy is not None:
-            policies[request] = found.policy
-    for field, values in (("class", set(classes.values())), ("policy", set(policies.values()))):
-        if len(values) > 1:
-            named = ", ".join(sorted(values))
-            problems.append(Invalid(f"{_CONFIG} ({field})", named, f"one {field} for all requests of a claim"))
-    return next(iter(classes.values())), next(iter(policies.values()), None)
+    return entries
+
+
+def _merged(entries: Iterable[tuple[_Config, ClaimConfig, str]], problems: list[Invalid]) -> ClaimConfig:
+    """The configuration of one request. What a DeviceClass has set, a claim cannot change."""
+    found = ClaimConfig()
+    for entry, config, field in sorted(entries, key=lambda item: item[0].source != "FromClass"):
+        if entry.source != "FromClass":
+            _check_same(found.app_class, config.app_class, f"{field}.class", problems)
+            _check_same(found.policy, config.policy, f"{field}.policy", problems)
+            _check_same(_time(found.latency), _time(config.latency), f"{field}.latency", problems)
+        found = ClaimConfig(
+            config.app_class or found.app_class, config.policy or found.policy, config.latency or found.latency
+        )
+    return found
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds * 1000:g}ms"
 
 
 def _check_same(before: str | None, now: str | None, field: str, problems: list[Invalid]) -> None:

@@ -5,6 +5,7 @@ kind: ClaimConfig
 class: offline            # normal, online or offline
 policy: burst-share       # the claim needs a node with this policy
 parking: never            # its memory stays on the card; this release knows nothing else
+latency: 2ms              # of online claims: what offline work may add to the p99 of their requests
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aliquot.dialects.latency import ALLOWED, parse_latency
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
@@ -24,6 +26,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     "policy": tuple(Isolation),
     "parking": ("never",),
 }
+_LATENCY = "latency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class ClaimConfig:
 
     app_class: AppClass | None = None
     policy: Isolation | None = None
+    latency: float | None = None  # seconds
 
 
 def parse_config(parameters: object, field: str) -> ClaimConfig | list[Invalid]:
@@ -46,8 +50,13 @@ def parse_config(parameters: object, field: str) -> ClaimConfig | list[Invalid]:
     for name, value in parameters.items():
         if name in _FIXED:
             continue
-        if name not in _ALLOWED:
-            problems.append(Invalid(f"{field}.{name}", value, f"fields are {', '.join((*_FIXED, *_ALLOWED))}"))
+        if name == _LATENCY:
+            found[name] = parse_latency(value)
+            if found[name] is None:
+                problems.append(Invalid(f"{field}.{name}", value, ALLOWED))
+        elif name not in _ALLOWED:
+            fields = ", ".join((*_FIXED, *_ALLOWED, _LATENCY))
+            problems.append(Invalid(f"{field}.{name}", value, f"fields are {fields}"))
         elif not isinstance(value, str) or value not in _ALLOWED[name]:
             problems.append(Invalid(f"{field}.{name}", value, f"one of {', '.join(_ALLOWED[name])}"))
         else:
@@ -57,10 +66,12 @@ def parse_config(parameters: object, field: str) -> ClaimConfig | list[Invalid]:
     return ClaimConfig(
         AppClass(found["class"]) if "class" in found else None,
         Isolation(found["policy"]) if "policy" in found else None,
+        found.get(_LATENCY),
     )
 
 
 def render_config(config: ClaimConfig) -> dict[str, str]:
-    """The reverse."""
+    """The reverse; the latency in whole microseconds."""
     named = {"class": config.app_class, "policy": config.policy}
-    return {**_FIXED, **{name: value.value for name, value in named.items() if value is not None}}
+    latency = {} if config.latency is None else {_LATENCY: f"{config.latency * 1e6:.0f}us"}
+    return {**_FIXED, **{name: value.value for name, value in named.items() if value is not None}, **latency}

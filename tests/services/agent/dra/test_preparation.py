@@ -44,6 +44,12 @@ def test_prepared_claim_is_a_tenant_with_its_limits(node: DraNode) -> None:
     assert {mount.host for spec in node.specs() for mount in spec.edits.mounts} >= {str(node.folder / "t/claim-uid")}
 
 
+def test_latency_of_an_online_claim_reaches_the_arbiter(node: DraNode) -> None:
+    config = a_config(parameters(class_="online", latency="2ms"))
+    node.prepare(node.allocated(a_claim(a_result(CARDS[1], 4096), config=[config])))
+    assert node.tenants.tenancies["claim-uid"].tenant.latency == pytest.approx(0.002)
+
+
 def test_preparing_again_changes_nothing(node: DraNode) -> None:
     ref = node.allocated(a_claim(a_result(CARDS[0], 4096)))
     first, before = node.prepare(ref), node.remains()

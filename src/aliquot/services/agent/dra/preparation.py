@@ -231,6 +231,7 @@ class ClaimPreparer:
             shares=shares_of(claim.grant, numbers),
             created=self._clock() if known is None else known.created,
             claim=True,
+            latency=claim.latency,
         )
 
     def _full(self, tenancy: Tenancy) -> str | None:
