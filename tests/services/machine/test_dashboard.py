@@ -214,6 +214,7 @@ def test_card_shows_tenants_with_promise_and_use() -> None:
             "why_parked": None,
             "latency_seconds": None,
             "latency_missed_seconds": 0,
+            "users": None,
         }
     ]
 
