@@ -1,9 +1,10 @@
-"""Which processes belong to a tenant of one machine: its booking ends with the last of them."""
+"""Which processes belong to a tenant of one machine, and which tenants have no root: they end with the last process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE
@@ -42,3 +43,74 @@ def members(
     own = {pid: at for pid, at in own.items() if pid not in root}
     below = found.below({**own, **on_cards, **(root if seen is None else {})}, mark, user)
     return {pid: at for pid, at in (own | below).items() if pid not in root} | dict(on_cards)
+
+
+class Orphans:
+    """Tenants without a root process: it has ended, or it has asked again and is another tenant's now."""
+
+    def __init__(self, directory: Callable[[str], Path], on_cards: Callable[[str], Mapping[int, int]]) -> None:
+        self._directory, self._on_cards = directory, on_cards  # both by the tenant's id
+        self._seen: dict[str, dict[int, int] | None] = {}  # processes seen last; None: no look yet
+        self._left: set[str] = set()  # tenants whose root process lives and has asked again
+
+    def __contains__(self, tenant_id: str) -> bool:
+        return tenant_id in self._seen
+
+    def add(self, tenant_id: str) -> None:
+        """It has no root process any more."""
+        self._seen.setdefault(tenant_id, None)
+
+    def discard(self, tenant_id: str) -> None:
+        """The tenant has ended."""
+        self._seen.pop(tenant_id, None)
+        self._left.discard(tenant_id)
+
+    def mark_left(self, tenant_id: str) -> None:
+        """Its root process has asked again."""
+        self._left.add(tenant_id)
+
+    def move_on(self, pid: int, started: int | None, tenancies: Iterable[Tenancy]) -> bool:
+        """The process leaves the tenants whose root it is. False if there are none."""
+        earlier = [
+            tenancy.id
+            for tenancy in tenancies
+            if started is not None and (tenancy.root, tenancy.started) == (pid, started)
+        ]
+        for tenant_id in earlier:
+            if tenant_id not in self._left:
+                self._left.add(tenant_id)
+                self._seen[tenant_id] = None
+        return bool(earlier)
+
+    def root_ended(self, tenancy: Tenancy) -> None:
+        """Its root process has ended."""
+        if not processes.lives(tenancy.root, tenancy.started):  # else it asked again, and is another tenant's now
+            self._left.discard(tenancy.id)
+        self.add(tenancy.id)
+
+    def has_root(self, tenancy: Tenancy) -> bool:
+        """Whether its root process lives, and is still its own."""
+        return tenancy.id not in self._left and processes.lives(tenancy.root, tenancy.started)
+
+    def suspects(self, tenancies: Mapping[str, Tenancy]) -> dict[str, int]:
+        """Tenants that may have no process left, and their users. Nearly free while known processes are alive."""
+        return {
+            tenant_id: user_of(tenancies[tenant_id])
+            for tenant_id, seen in self._seen.items()
+            if tenant_id in tenancies
+            and not any(processes.lives(pid, started) for pid, started in (seen or {}).items())
+        }
+
+    def set_seen(self, tenant_id: str, found: dict[int, int]) -> None:
+        """These processes of it are alive."""
+        self._seen[tenant_id] = found
+
+    def ever_ran(self, tenant_id: str) -> bool:
+        """Whether anything ran in it before its root process asked again."""
+        return tenant_id not in self._left or bool(self._seen[tenant_id])
+
+    def members(self, tenancy: Tenancy, found: Scan) -> dict[int, int]:
+        """Its live processes, with their start times."""
+        folder, on_cards = str(self._directory(tenancy.id)), self._on_cards(tenancy.id)
+        seen, left = self._seen.get(tenancy.id, {}), tenancy.id in self._left
+        return members(tenancy, found, folder, on_cards=on_cards, seen=seen, root_left=left)

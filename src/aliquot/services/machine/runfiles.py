@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Container
 from pathlib import Path
 
 from aliquot.adapters.host import logfiles
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.storage.folders import remove_folder
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 
@@ -47,3 +49,12 @@ def remove_log(path: str | None) -> None:
     """The run never started."""
     if path is not None:
         logfiles.remove(path)
+
+
+def remove_strays(tenants: str, known: Container[str]) -> None:
+    """Folders of tenants that never started because the daemon was killed before it answered."""
+    for entry in os.scandir(tenants):
+        if entry.is_dir(follow_symlinks=False) and entry.name not in known:
+            remove_folder(Path(entry.path))
+        elif entry.name.endswith(".json") and entry.name[:-5] not in known:
+            os.unlink(entry.path)

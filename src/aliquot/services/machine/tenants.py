@@ -34,22 +34,22 @@ from aliquot.model.claim import AppClass, Claim
 from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
-from aliquot.model.node import Isolation, deal
+from aliquot.model.node import deal
 from aliquot.model.refusal import Invalid
 from aliquot.model.residency import Residency
 from aliquot.model.tenancy import Tenancy, shares_of
-from aliquot.model.tenant import AUTO, Finding, SharingRules, Standing, Tenant
+from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
-from aliquot.services.machine.factors import Factors
 from aliquot.services.machine.groups import Groups
 from aliquot.services.machine.history import RunHistory
-from aliquot.services.machine.members import members, user_of
+from aliquot.services.machine.members import Orphans, user_of
 from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
 from aliquot.services.machine.requests import RunRequest, never_fits, readable_name
-from aliquot.services.machine.runfiles import make_folder, new_id, new_log, remove_log
+from aliquot.services.machine.runfiles import make_folder, new_id, new_log, remove_log, remove_strays
+from aliquot.services.machine.settings import Factors, keep_rules, stored_rules
 from aliquot.wording.refusals import one_sentence
 
 _LOG = logging.getLogger("aliquot.tenants")
@@ -106,8 +106,7 @@ class LocalMachine:
         self.tenancies: dict[str, Tenancy] = {}
         self._watch = watch  # arranges that `ended` is called when the root process ends
         self._environment = environment  # of the tenant's processes
-        self._orphans: dict[str, dict[int, int] | None] = {}  # without a root -> processes seen last; None: no look yet
-        self._left: set[str] = set()  # tenants whose root process lives and has asked again
+        self._orphans = Orphans(self.directory, self._on_cards)
         board = Board()
         for node in self.nodes:
             board.set_node(node)
@@ -117,7 +116,7 @@ class LocalMachine:
         self.queue.preferred = self._cards_of_group
         self.groups = groups  # None: no run shares a card in space
         self._places = {card.uuid: (node.name, card.index) for node in self.nodes for card in node.cards}
-        self.rules = self._stored_rules()
+        self.rules = stored_rules(store)
         self._serial = int(store.setting("serial") or 0)  # of the last run without a name of its own
         self.history = RunHistory(store.history, store.writer, self.directory)
         self.rebooted = False  # since the previous daemon; set by `restore`
@@ -130,14 +129,6 @@ class LocalMachine:
         self.tenant_orphaned: Callable[[], None] = self.sweep_now  # with an event loop: in a thread (sweeper.py)
 
     # --- settings ----------------------------------------------------------------------------------------------
-
-    def _stored_rules(self) -> SharingRules:
-        isolation, delay = self.store.setting("policy"), self.store.setting("release_delay")
-        kill_after = self.store.setting("kill_after")
-        rules = SharingRules(release_delay=None, kill_after=float(kill_after) if kill_after else None)
-        if isolation is not None:
-            rules = replace(rules, isolation=Isolation(isolation))
-        return rules if delay in (None, AUTO) else replace(rules, release_delay=float(delay))
 
     async def oversubscribe(self, factor: float, uuids: Collection[str]) -> None:
         """Set the factor of these cards. What is booked stays. Raises StoreError."""
@@ -154,21 +145,15 @@ class LocalMachine:
     def configure(self, rules: SharingRules) -> None:
         """Apply the rules now, and keep them if the disk has room."""
         try:
-            self._keep_rules(rules)
+            keep_rules(self.store, rules)
         except StoreError as error:
             _LOG.error("settings_not_stored", extra={"data": {"error": str(error)}})
         self._apply_rules(rules)
 
     async def change_rules(self, rules: SharingRules) -> None:
         """The same in the event loop. Raises StoreError."""
-        await self._writer.run(lambda: self._keep_rules(rules))
+        await self._writer.run(lambda: keep_rules(self.store, rules))
         self._apply_rules(rules)
-
-    def _keep_rules(self, rules: SharingRules) -> None:
-        """For the next daemon."""
-        self.store.set("policy", rules.isolation.value)
-        self.store.set("release_delay", AUTO if rules.release_delay is None else repr(rules.release_delay))
-        self.store.set("kill_after", "" if rules.kill_after is None else repr(rules.kill_after))
 
     def _apply_rules(self, rules: SharingRules) -> None:
         factor = max((card.oversubscribe for card in self.cards), default=1.0)
@@ -188,7 +173,7 @@ class LocalMachine:
         dead = []
         for tenancy in stored:
             if newest[tenancy.root, tenancy.started] != tenancy.id:
-                self._left.add(tenancy.id)
+                self._orphans.mark_left(tenancy.id)
             if same_boot and self._is_alive(tenancy, found):
                 self._adopt(tenancy)
             else:
@@ -199,7 +184,7 @@ class LocalMachine:
             self.history.add(tenancy, None)
             self._discard(tenancy)
         self._writer.put(self._store_boot, _log_error("boot_not_stored", "-"))
-        self._clear_strays()
+        remove_strays(self.home.tenants, self.tenancies)
 
     def _store_boot(self) -> None:
         """The next daemon discards tenants of another boot: no tenant is stored before this is."""
@@ -215,16 +200,13 @@ class LocalMachine:
 
     def _is_alive(self, tenancy: Tenancy, found: Scan) -> bool:
         tenant = tenancy.tenant
-        if self._has_root(tenancy):
+        if self._orphans.has_root(tenancy):
             return True
-        self._orphans[tenant.id] = None
+        self._orphans.add(tenant.id)
         if self.members(tenancy, found) or user_of(tenancy) in found.unfinished:
             return True
         # The arbiter sees which processes have a slot on the tenant's page.
         return self._register(tenant) and self.arbiter.alive(tenant.id)
-
-    def _has_root(self, tenancy: Tenancy) -> bool:
-        return tenancy.id not in self._left and processes.lives(tenancy.root, tenancy.started)
 
     def _register(self, tenant: Tenant) -> bool:
         """False if the arbiter cannot use the folder. The tenant owns it and may have broken it; others go on."""
@@ -248,14 +230,6 @@ class LocalMachine:
         self.tenancies[tenant.id] = tenancy
         self._watch(tenancy)
         _LOG.info("tenant_adopted", extra={"data": {"tenant": tenant.name, "pid": tenant.root}})
-
-    def _clear_strays(self) -> None:
-        """Folders of tenants that never started because the daemon was killed before it answered."""
-        for entry in os.scandir(self.home.tenants):
-            if entry.is_dir(follow_symlinks=False) and entry.name not in self.tenancies:
-                remove_folder(Path(entry.path))
-            elif entry.name.endswith(".json") and entry.name[:-5] not in self.tenancies:
-                os.unlink(entry.path)
 
     # --- arrival -----------------------------------------------------------------------------------------------
 
@@ -466,16 +440,7 @@ class LocalMachine:
     def move_on(self, caller: Caller) -> bool:
         """A process asks once. If it asks again, it missed the answer, or its command was `aliquot run` again. The
         earlier tenant goes on without it, as long as other processes of it are alive. False if there is none."""
-        earlier = [
-            tenancy.id
-            for tenancy in self.tenancies.values()
-            if caller.started is not None and (tenancy.root, tenancy.started) == (caller.pid, caller.started)
-        ]
-        for tenant_id in earlier:
-            if tenant_id not in self._left:
-                self._left.add(tenant_id)
-                self._orphans[tenant_id] = None
-        return bool(earlier)
+        return self._orphans.move_on(caller.pid, caller.started, self.tenancies.values())
 
     def _name(self, request: RunRequest) -> str:
         taken = {tenancy.tenant.name for tenancy in self.tenancies.values()} | {entry.name for entry in self.queue}
@@ -508,19 +473,12 @@ class LocalMachine:
         """The root process has ended, with that code if it is known. The tenant ends with its last process."""
         if (tenancy := self.tenancies.get(tenant_id)) is not None:
             self.history.root_ended(tenant_id, code)
-            if not processes.lives(tenancy.root, tenancy.started):  # else it asked again, and is another tenant's now
-                self._left.discard(tenant_id)
-            self._orphans.setdefault(tenant_id, None)
+            self._orphans.root_ended(tenancy)
             self.tenant_orphaned()
 
     def suspects(self) -> dict[str, int]:
-        """Tenants that may have no process left, and their users. Nearly free while known processes are alive."""
-        return {
-            tenant_id: user_of(self.tenancies[tenant_id])
-            for tenant_id, seen in self._orphans.items()
-            if tenant_id in self.tenancies
-            and not any(processes.lives(pid, started) for pid, started in (seen or {}).items())
-        }
+        """Tenants that may have no process left, and their users."""
+        return self._orphans.suspects(self.tenancies)
 
     def sweep(self, now: float, found: Scan, tenants: Collection[str]) -> None:
         """End those of the tenants that have no process left. They were suspects before the scan began."""
@@ -530,9 +488,9 @@ class LocalMachine:
                 continue
             left = self.members(tenancy, found)
             if left or self.arbiter.alive(tenant_id):
-                self._orphans[tenant_id] = left
+                self._orphans.set_seen(tenant_id, left)
             else:
-                if tenant_id not in self._left or self._orphans[tenant_id]:  # else nothing ever ran in it
+                if self._orphans.ever_ran(tenant_id):
                     self.history.add(tenancy, now)
                 self._discard(tenancy)
                 self._look_at_queue()
@@ -546,8 +504,7 @@ class LocalMachine:
         """Forget the tenant and remove everything it had. Must not stop half way."""
         tenant_id = tenancy.tenant.id
         self.tenancies.pop(tenant_id, None)
-        self._orphans.pop(tenant_id, None)
-        self._left.discard(tenant_id)
+        self._orphans.discard(tenant_id)
         self.ledger.forget(tenant_id)
         failed = _log_error("tenant_cleanup_failed", tenancy.tenant.name)
         try:
@@ -561,11 +518,12 @@ class LocalMachine:
 
     def members(self, tenancy: Tenancy, found: Scan) -> dict[int, int]:
         """Its live processes, with their start times (members.py)."""
-        on_cards = processes.identities(
-            pid for standing in self.arbiter.standings() if standing.tenant == tenancy.id for pid in standing.processes
+        return self._orphans.members(tenancy, found)
+
+    def _on_cards(self, tenant_id: str) -> dict[int, int]:
+        return processes.identities(
+            pid for standing in self.arbiter.standings() if standing.tenant == tenant_id for pid in standing.processes
         )
-        seen, left = self._orphans.get(tenancy.id, {}), tenancy.id in self._left
-        return members(tenancy, found, str(self.directory(tenancy.id)), on_cards=on_cards, seen=seen, root_left=left)
 
     # --- by name -----------------------------------------------------------------------------------------------
 
