@@ -198,8 +198,9 @@ uint32_t alq_slot_index(void)
 
 void alq_keep_slot(void)
 {
-    if (!__atomic_load_n(&alq_own, __ATOMIC_ACQUIRE) || alq_file_ours(&page_file))
+    if (!__atomic_load_n(&alq_own, __ATOMIC_ACQUIRE))
         return;
+    /* Before the look at the file: while another thread moves to another slot, nothing is charged on the old one. */
     pthread_mutex_lock(&page_lock);
     if (alq_own && !alq_file_ours(&page_file) && have_file()) {
         off_t byte = alq_own - page->slot;

@@ -33,7 +33,7 @@ from aliquot.services.runtime.arbiterd import Arbiterd
 UUIDS = ("GPU-0", "GPU-1")
 SUBDEVICE = 0x100  # + the index of the card
 _SLOTS_AT = 64 + 16 * 128
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 def until(condition: Callable[[], Any], what: str = "what should have happened") -> Any:

@@ -119,7 +119,7 @@ class PaperArbiter:
 
 ALIQUOT = (sys.executable, "-m", "aliquot")
 FOREVER = ("sleep", "600")
-PATIENCE = 30.0  # for anything that must happen at all; how fast is the benchmarks' business
+PATIENCE = 60.0  # for anything that must happen at all; how fast is the benchmarks' business
 
 
 def eventually(what: Callable[[], Any]) -> Any:

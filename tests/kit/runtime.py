@@ -19,7 +19,7 @@ from aliquot.adapters.gpu import player
 from simgpu.rig import ROOT, Player, Tenant, wait_until
 
 GIB = 1 << 30
-PATIENCE = 20.0
+PATIENCE = 60.0
 WINDOWS = 6  # a machine that is too busy for the daemon spoils a window, not all of them
 
 

@@ -319,7 +319,7 @@ def test_a_process_that_was_taken_for_dead_registers_its_memory_anew(tenant: Ten
     assert tenant.page.sweep() in ([], [0])  # 0: its own thread has noticed first
     program.proceed()
     assert program.answer() == {"used": 2 * GIB}
-    assert tenant.page.sweep() == [0]
+    assert tenant.page.sweep() in ([0], [1])  # 1: its thread looked for a slot while we held the lock of its old one
 
 
 # ---- when the page is no page ----

@@ -68,11 +68,15 @@ def test_scan_has_the_value_of_a_mark() -> None:
 
 
 def test_with_environment_finds_a_process_that_forks_and_exits_all_the_time() -> None:
-    again = "import os, time\nfor _ in range(10000):\n    time.sleep(0.002)\n    if os.fork(): os._exit(0)"
+    end = time.monotonic() + 10  # the processes go on for longer than we look, however long a look takes
+    again = (
+        f"import os, time\nwhile time.monotonic() < {end + 60}:\n    time.sleep(0.002)\n    if os.fork(): os._exit(0)"
+    )
     environment = {**os.environ, "ALIQUOT_MARK": "handing over"}
     with subprocess.Popen([sys.executable, "-S", "-c", again], env=environment) as first:
         first.wait()
-        missed = sum(not with_environment("ALIQUOT_MARK", "handing over") for _ in range(300))
+        looks = itertools.takewhile(lambda _: time.monotonic() < end, range(300))
+        missed = sum(not with_environment("ALIQUOT_MARK", "handing over") for _ in looks)
         while left := with_environment("ALIQUOT_MARK", "handing over"):
             processes.kill_all(left)
     assert missed == 0

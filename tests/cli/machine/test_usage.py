@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from kit.machine import ALIQUOT, Machine, eventually
+from aliquot.adapters.host.control import ask
+from aliquot.adapters.host.home import Home
+from kit.machine import ALIQUOT, PATIENCE, Machine, eventually
 
 TWO = 2  # cards
 
@@ -34,6 +36,12 @@ def seconds(answer: dict[str, Any], kind: str) -> float:
     return sum(float(row["gpu_seconds"]) for row in answer["rows"] if row["kind"] == kind)
 
 
+def cards_on_bill(machine: Machine, kind: str | None = None) -> int:
+    """How many cards have rows; `kind`: of that kind. An idle card has its first seconds after a busy one."""
+    answer = ask([Home(str(machine.home), str(machine.home))], {"op": "usage"}, PATIENCE)
+    return len({entry["uuid"] for entry in answer["entries"] if kind is None or entry["kind"] == kind})
+
+
 def test_rows_add_up_to_the_time_of_the_cards_across_a_kill_and_a_restart(simulated: Machine) -> None:
     began = time.monotonic()
     simulated.up()
@@ -41,10 +49,11 @@ def test_rows_add_up_to_the_time_of_the_cards_across_a_kill_and_a_restart(simula
     load = ("--", *ALIQUOT, "burn", "load", "--seconds", "600")
     simulated.detach("--name", "train", "--class", "offline", "--core", "50", "--memory", "10", *load)
     eventually(lambda: any(row.get("run") == "train" and row["gpu_seconds"] > 2 for row in usage(simulated)["rows"]))
+    eventually(lambda: cards_on_bill(simulated) == TWO)  # what comes before a card's first row is on no bill
     simulated.kill()
     time.sleep(1.0)
     simulated.up()
-    eventually(lambda: seconds(usage(simulated), "unknown") > 0)
+    eventually(lambda: cards_on_bill(simulated, "unknown") == TWO)
 
     def lag() -> float:
         """Seconds of a card that are on no row; never negative, which would be time counted twice."""
@@ -53,9 +62,8 @@ def test_rows_add_up_to_the_time_of_the_cards_across_a_kill_and_a_restart(simula
         assert measured <= time.monotonic() - began
         return before - first - measured
 
-    eventually(
-        lambda: lag() < 5.0
-    )  # an idle card's loop looks every two seconds, and its first stretch needs two looks
+    # An idle card's loop looks every two seconds, and its first stretch needs two looks.
+    eventually(lambda: lag() < 5.0)
     answer = usage(simulated)
     assert seconds(answer, "unknown") <= TWO * 10.0 + 1e-6
     assert seconds(answer, "unknown") + seconds(answer, "unmeasured") >= TWO * 1.0

@@ -49,8 +49,8 @@ class Court:
         assert standing.memory_limit == 10 << 30
         assert all(thread.is_alive() for thread in self.rig.daemon._threads)
         assert all(loop._thread.is_alive() for loop in self.rig.daemon._loops.values())
-        self.good.group(11, self.rig.rm_file).done(1)
         self.rig.driver.calls.clear()
+        self.good.group(11, self.rig.rm_file).done(1)
         until(lambda: any(call[1] == 11 for call in self.rig.driver.calls), "an answer to the good one")
         touched = {client for _, client, _ in self.rig.driver.calls if client != 11}
         assert not touched
