@@ -1,5 +1,6 @@
 """WHERE DOES IT GO?  Board, fit, score, choose, book: pure, no IO, no clock, no chance.
 
+    columns.py   the board's numpy columns and their space
     board.py     every card of the cluster as numpy columns, changed one row at a time
     rooms.py     how far cards may be booked beyond their memory
     demand.py    a claim reduced to what a vector operation can compare with cards

@@ -25,12 +25,12 @@ from aliquot.model.claim import AppClass, Usage
 from aliquot.model.device import CONTEXT_MIB, CORE_MILLI, Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.value import value
-from aliquot.placement.rooms import Bools, Floats, Ints, elastic_rooms, free_pool
+from aliquot.placement.columns import CLOSED, Bools, Columns, Floats, Ints
+from aliquot.placement.rooms import elastic_rooms, free_pool
 
 __all__ = ["CLOSED", "OTHERS_BIT", "UNLIMITED", "Board", "Bools", "Floats", "Ints", "Occupant", "offer_bit"]
 
 UNLIMITED = 1 << 30  # more slices, MiB or milli-CPU than anything has; larger numbers are false and count as this much
-CLOSED = -1  # the room of a card that takes nothing
 
 _NO_COLUMNS = (
     np.zeros(0, int),
@@ -45,47 +45,6 @@ _SHUT = (CLOSED, CLOSED, CLOSED, CLOSED, 0)
 _OFFER_BIT = {offer: 1 << place for place, offer in enumerate(Offer)}
 TOGETHER_BIT = 1 << (len(Offer) + 1)  # groups of Pods run side by side there
 OTHERS_BIT = 1 << len(Offer)  # of the `offers` column: other plugins hand out the node's cards, so it offers nothing
-_CARD_COLUMNS = (
-    "memory",
-    "limit",
-    "max_slices",
-    "healthy",
-    "withheld",
-    "model",
-    "used_memory",
-    "used_parkable",
-    "largest",
-    "contexts",
-    "used_core",
-    "used_greedy",
-    "used_slices",
-    "exclusive",
-    "online",
-    "offline",
-    "room_memory",
-    "extra",
-    "room_core",
-    "room_greedy",
-    "room_slices",
-    "milli",
-)
-_NODE_COLUMNS = (
-    "present",
-    "offers",
-    "cpu",
-    "host_memory",
-    "pool",
-    "pool_left",
-    "room_cpu",
-    "room_host",
-    "pods",
-    "taken",
-    "cards",
-    "load",
-    "left",
-    "free",
-    "changed",
-)
 
 
 @value
@@ -103,54 +62,12 @@ class Occupant:
     group: str = ""  # Claim.group_key
 
 
-class Board:
+class Board(Columns):
     """The board. Changed only through its methods; read freely by column."""
 
-    # per card [row, slot]: what there is ...
-    memory: Ints  # MiB; 0: no such card
-    limit: Ints  # MiB that may be booked: its memory times its factor of oversubscription
-    max_slices: Ints
-    healthy: Bools  # and not withheld
-    withheld: Bools  # MIG mode is on, or a Pod of another plugin holds it
-    model: Ints  # an index into `models`
-    # ... what is taken ...
-    used_memory: Ints
-    used_parkable: Ints  # MiB of those that may be parked
-    largest: Ints  # MiB of the largest Pod that may be parked
-    contexts: Ints  # MiB of those that may be parked that stay on the card while they are
-    used_core: Ints
-    used_greedy: Ints
-    used_slices: Ints  # Pods; how many containers each has on the card does not count
-    exclusive: Ints
-    online: Ints
-    offline: Ints
-    # ... and what is left, CLOSED where the card takes nothing
-    room_memory: Ints  # for work that cannot be parked
-    extra: Ints  # beyond that, for work that can
-    room_core: Ints
-    room_greedy: Ints
-    room_slices: Ints
-    milli: Ints  # the free part of the card in thousandths, by its scarcer dimension; 0 where closed
-    # per node [row]
-    present: Bools
-    offers: Ints  # a bit per Offer, OTHERS_BIT, TOGETHER_BIT
-    cpu: Ints
-    host_memory: Ints
-    pool: Ints  # MiB of host memory for what is booked beyond the cards
-    pool_left: Ints  # of that not booked; only of elastic rows
-    room_cpu: Ints
-    room_host: Ints
-    pods: Ints  # Pods on the node that are its users'
-    taken: Ints  # Pods that hold the whole node
-    cards: Ints  # how many healthy cards
-    load: Ints  # used thousandths over all its cards, 0..1000
-    left: Ints  # MiB that are free on all its cards, by the scarcer dimension of each
-    free: Ints  # free milli-GPU of the node
-    changed: Ints  # the clock's count at the last change
-
     def __init__(self) -> None:
+        super().__init__()
         self.rows = 0
-        self.width = 1
         self.names: list[str] = []
         self.nodes: list[Node | None] = []
         self.row_of: dict[str, int] = {}
@@ -166,10 +83,6 @@ class Board:
         self._spare: list[int] = []  # rows of nodes gone, to be used again
         self._last_cards: tuple[object, tuple[Ints, Ints, Bools, Bools, Ints, Ints]] = (None, _NO_COLUMNS)
         self._stale: set[int] | None = None  # rows to be worked out when `together` ends
-        for name in _CARD_COLUMNS:
-            setattr(self, name, np.zeros((0, 1), bool if name in ("healthy", "withheld") else np.int64))
-        for name in _NODE_COLUMNS:
-            setattr(self, name, np.zeros(0, bool if name == "present" else np.int64))
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
@@ -461,8 +374,7 @@ class Board:
         if self._spare:
             row = self._spare.pop()
             self.names[row] = name
-            for column in _CARD_COLUMNS + _NODE_COLUMNS:
-                getattr(self, column)[row] = 0
+            self._clear(row)
         else:
             row = self.rows
             self.rows += 1
@@ -470,7 +382,7 @@ class Board:
             self.nodes.append(None)
             self._booked.append(0)
             if row >= len(self.present):
-                self._lengthen(max(16, 2 * row))
+                self._add_rows(max(16, 2 * row))
         self.row_of[name] = row
         return row
 
@@ -479,24 +391,10 @@ class Board:
             self.names[row] = ""
             self._spare.append(row)
 
-    def _lengthen(self, rows: int) -> None:
-        for name in _CARD_COLUMNS + _NODE_COLUMNS:
-            old = getattr(self, name)
-            new = np.zeros((rows, *old.shape[1:]), old.dtype)
-            new[: len(old)] = old
-            setattr(self, name, new)
-
     def _widen(self, width: int) -> None:
         if width <= self.width:
             return
-        for name in _CARD_COLUMNS:
-            old = getattr(self, name)
-            new = np.zeros((old.shape[0], width), old.dtype)
-            new[:, : self.width] = old
-            if name.startswith("room_"):
-                new[:, self.width :] = CLOSED
-            setattr(self, name, new)
-        self.width = width
+        self._add_slots(width)
         for row, slot in [place for place in self._beyond if place[1] < width]:
             self._add(row, slot, self._beyond.pop((row, slot)).items(), 1)
             self.largest[row, slot] = max(self._parked_sizes.get((row, slot), {}), default=0)

@@ -15,34 +15,26 @@ for the process that moves memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from aliquot.model.device import CONTEXT_MIB, MOST_RESERVED_MIB, RESERVED_PART
-
-if TYPE_CHECKING:
-    from aliquot.placement.board import Board
-
-Ints = npt.NDArray[np.signedinteger[Any]]
-Floats = npt.NDArray[np.floating[Any]]
-Bools = npt.NDArray[np.bool_]
+from aliquot.placement.columns import Columns, Ints
 
 
-def booked_pool(board: Board, rows: Ints) -> Ints:
+def booked_pool(board: Columns, rows: Ints) -> Ints:
     """By row: MiB that are booked beyond the cards. A card that is gone does not count: no pool replaces it."""
     beyond = np.maximum(board.used_memory[rows] - board.memory[rows], 0)
     beyond[board.memory[rows] == 0] = 0
     return beyond.sum(axis=1)
 
 
-def free_pool(board: Board, rows: Ints) -> Ints:
+def free_pool(board: Columns, rows: Ints) -> Ints:
     """By row: MiB of the pool that nothing is booked on."""
     return np.maximum(board.pool[rows] - booked_pool(board, rows), 0)
 
 
-def elastic_rooms(board: Board, rows: Ints, *, pooled: bool = True) -> tuple[Ints, Ints]:
+def elastic_rooms(board: Columns, rows: Ints, *, pooled: bool = True) -> tuple[Ints, Ints]:
     """[row, slot]: MiB for a claim of one card that cannot be parked, and for one that can. `pooled`: heed the pool."""
     used, memory, largest = board.used_memory[rows], board.memory[rows], board.largest[rows]
     most = board.limit[rows] - used
@@ -59,11 +51,11 @@ def reserve(memory: Ints) -> Ints:
     return np.minimum(memory // RESERVED_PART, MOST_RESERVED_MIB)
 
 
-def spare(board: Board, rows: Ints | slice) -> Ints:
+def spare(board: Columns, rows: Ints | slice) -> Ints:
     """[row, slot]: MiB that are not booked at all: what goes there needs no pool."""
     return np.maximum(board.memory[rows] - board.used_memory[rows], 0)
 
 
-def beyond_cards(board: Board, row: int, wanted: Mapping[int, int]) -> int:
+def beyond_cards(board: Columns, row: int, wanted: Mapping[int, int]) -> int:
     """MiB of the pool that claims of so many MiB of those cards would need."""
     return sum(max(0, mib - int(spare(board, slice(row, row + 1))[0, slot])) for slot, mib in wanted.items())
