@@ -95,6 +95,7 @@ class Kubelet:
         self.pods: dict[str, Json] = {}
         self.unreachable = False
         self.private_file = True  # whether its checkpoint can be read
+        self.registered: frozenset[str] = frozenset()  # resources of which its checkpoint has devices
         self.on_call: Callable[[], None] = lambda: None  # runs during a PodResources call
 
     def admit(self, pod: Json, allocate: Callable[[str, frozenset[str]], Allocation]) -> None:
@@ -144,6 +145,9 @@ class Kubelet:
             for uid, held in self.held.items()
             for (container, resource), ids in held.items()
         )
+
+    def device_resources(self) -> frozenset[str]:
+        return self.registered
 
     async def close(self) -> None: ...
 

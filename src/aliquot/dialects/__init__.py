@@ -10,7 +10,7 @@ Parsing accepts any JSON and never raises: the result is a value, every rule tha
 an object without GPUs. Rendering takes our own values and relies on them.
 """
 
-from aliquot.dialects.gpushare import MemoryUnit, parse_unhealthy
+from aliquot.dialects.gpushare import MemoryUnit, as_admitted, parse_unhealthy
 from aliquot.dialects.latency import release_delay
 from aliquot.dialects.native import render_inventory
 from aliquot.dialects.nodereading import (
@@ -45,6 +45,7 @@ __all__ = [
     "QgpuRules",
     "Rules",
     "advertised_gpushare_unit",
+    "as_admitted",
     "guess_gpushare_unit",
     "missing_tolerations",
     "parse_grant",

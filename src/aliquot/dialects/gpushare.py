@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from aliquot.dialects import elastic
+from aliquot.dialects import elastic, native
 from aliquot.dialects.nodes import MOST_CARDS, Capacity, NodeView, advertised
 from aliquot.dialects.pods import Container, Json, Pod, Words, count_at, mapping_at, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
@@ -52,6 +53,9 @@ _ACK_WHOLE = ("default", "topology")  # cards that ACK hands out whole, under an
 _CORE_MEM = "core_mem"
 _PERCENT = CORE_MILLI // 100
 _WHOLE = Slice(memory_percent=100, exclusive=True)
+# What a Pod needs instead where gpu-mem alone must bring the kubelet to call an agent.
+_BY_DEVICES = {Offer.GPUSHARE: Offer.GPUSHARE_DEVICES, Offer.GPUSHARE_CORE: Offer.GPUSHARE_CORE_DEVICES}
+_BY_PLACES = {by_devices: offer for offer, by_devices in _BY_DEVICES.items()}
 CONFIG_NAMESPACE = "kube-system"  # of the ConfigMaps that take cards out of use
 _UNHEALTHY = "unhealthy-gpu-"
 
@@ -114,7 +118,25 @@ def parse_pod(pod: Pod, unit: MemoryUnit) -> Claim | list[Invalid]:
     if problems:
         return problems
     offer = Offer.GPUSHARE_CORE if any(part.slice.core_milli is not None for part in containers) else Offer.GPUSHARE
+    if unit is MemoryUnit.MIB and not all(container.asks(native.PLACE, COUNT, CORE) for container in asking):
+        offer = _BY_DEVICES[offer]
     return pod.claim(DIALECT, offer, containers, together=True)
+
+
+def as_admitted(claim: Claim) -> Claim:
+    """The claim of a Pod that is yet to be created: the webhook will add a place where the cluster needs it."""
+    return replace(claim, offer=_BY_PLACES.get(claim.offer, claim.offer))
+
+
+def lacks_place(claim: Claim) -> bool:
+    """Whether the kubelet calls an agent for all its containers only where gpu-mem is a device."""
+    return claim.offer in _BY_PLACES
+
+
+def places(claim: Claim) -> dict[str, int]:
+    """By container, how many of `native.PLACE` it needs where gpu-mem is no device."""
+    shared = claim.offer in _BY_DEVICES or claim.offer in _BY_PLACES
+    return {container.name: 1 for container in claim.containers} if shared else {}
 
 
 def _whole_cards(pod: Pod, asking: list[Container]) -> Claim | list[Invalid]:
@@ -158,8 +180,9 @@ def words(claim: Claim, unit: MemoryUnit) -> Words:
     if claim.containers[0].slice.exclusive:
         return Words({container.name: {COUNT: container.count or 1} for container in claim.containers}, {})
     cards = claim.containers[0].count or 1
+    place = {native.PLACE: 1} if unit is MemoryUnit.MIB and claim.offer in _BY_DEVICES else {}
     return Words(
-        limits={container.name: _spell(container.slice, cards, unit) for container in claim.containers},
+        limits={container.name: _spell(container.slice, cards, unit) | place for container in claim.containers},
         annotations={COUNT: str(cards)} if cards > 1 else {},
     )
 
@@ -182,6 +205,18 @@ def offers(node: NodeView, notes: list[str], *, inventory: bool) -> frozenset[Of
         return frozenset()
     found = {Offer.GPUSHARE: True, Offer.GPUSHARE_CORE: mode == _CORE_MEM, Offer.GPUSHARE_WHOLE: inventory}
     return frozenset(offer for offer, there in found.items() if there)
+
+
+def offers_in(unit: MemoryUnit, offers: frozenset[Offer], cards: Iterable[Card], *, counted: bool) -> frozenset[Offer]:
+    """What of `offers` a node with these cards has in a cluster that counts in that unit. `counted`: its agent counts
+    gpu-mem in the Node's status. Then only Pods for which the kubelet calls the agent by something else may go there,
+    as on all nodes with more MiB than the kubelet handles as devices."""
+    shared, offers = offers.intersection(_BY_DEVICES), offers.difference(_BY_PLACES)
+    if unit is MemoryUnit.GIB:
+        return offers - shared if counted else offers
+    if counted or sum(card.bookable_mib for card in cards) > native.MOST_DEVICES:
+        return offers
+    return offers.union(_BY_DEVICES[offer] for offer in shared)
 
 
 def _ack_mode(labels: Json, notes: list[str]) -> object:
@@ -214,9 +249,17 @@ def card_order(labels: Json, problems: list[Invalid]) -> Order | None:
     return None
 
 
+_SHARED_NEEDS = f"capacity {MEMORY}, or label {NODE_LABEL}=true and cards that the agent found"
+_CORE_NEEDS = f"label {ACK_LABEL}={_CORE_MEM}"
+_DEVICES_NEED = (
+    f"and at most {native.MOST_DEVICES:,} MiB in all, because this Pod has no {native.PLACE}: the webhook adds that to "
+    "new Pods, so create the Pod again"
+)
 ENABLED_BY = {
-    Offer.GPUSHARE: f"capacity {MEMORY}, or label {NODE_LABEL}=true and cards that the agent found",
-    Offer.GPUSHARE_CORE: f"label {ACK_LABEL}={_CORE_MEM}",
+    Offer.GPUSHARE: _SHARED_NEEDS,
+    Offer.GPUSHARE_CORE: _CORE_NEEDS,
+    Offer.GPUSHARE_DEVICES: f"{_SHARED_NEEDS}, {_DEVICES_NEED}",
+    Offer.GPUSHARE_CORE_DEVICES: f"{_CORE_NEEDS}, {_DEVICES_NEED}",
     Offer.GPUSHARE_WHOLE: f"cards that an aliquot agent reports, and capacity {MEMORY} or label {NODE_LABEL}=true",
 }
 
@@ -237,10 +280,13 @@ def amounts(card: Card, offers: frozenset[Offer], unit: MemoryUnit) -> dict[str,
 def advertised_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
     """The cluster's unit, from its nodes: no card has more than 1000 GiB. None if no node advertises gpu-mem.
 
-    One node with more is enough: another may have lost most of its cards and advertise too little.
+    One node with more is enough: another may have lost most of its cards and advertise too little. Agents count only
+    MiB in the Node's status, and leave their mark there while they are away.
     """
     found = None
     for node in nodes:
+        if native.counts(node.annotations, MEMORY):
+            return MemoryUnit.MIB
         memory, cards = node.count(MEMORY, []), node.count(COUNT, [])
         factor = elastic.factor_of(node.labels, node.annotations, [])
         if memory and memory > 1000 * (cards or 1) * factor:

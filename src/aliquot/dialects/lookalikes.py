@@ -82,7 +82,7 @@ def misspelled_resources(pod: Pod, served: frozenset[str]) -> list[Invalid]:
             allowed = _name_to_use(name, owners) if container.asks(name) else None
             if allowed is not None:
                 found.append(Invalid(container.field(name), container.value(name), allowed))
-        if by_hand and container.asks(native.PLACE):
+        if by_hand and container.asks(native.PLACE) and not container.asks(gpushare.MEMORY):
             field, written = container.field(native.PLACE), container.value(native.PLACE)
             found.append(Invalid(field, written, f"only the webhook writes it, for Pods with {_OF_KAI}; remove it"))
     return found

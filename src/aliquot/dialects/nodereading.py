@@ -36,9 +36,14 @@ def parse_node(
     offers = _offers(view, rules, notes, problems, inventory=inventory is not None)
     if unhealthy:
         cards = tuple(replace(card, healthy=card.healthy and card.index not in unhealthy) for card in cards)
+    cards = _limited(cards, offers, rules, factor)
+    counted = native.counts(view.annotations, gpushare.MEMORY)
+    if counted and rules.gpushare_unit is MemoryUnit.GIB:
+        notes.append(f"its agent counts {gpushare.MEMORY} in MiB, and this cluster in GiB: it takes no such Pods")
+    offers = gpushare.offers_in(rules.gpushare_unit, offers, () if inventory is None else cards, counted=counted)
     result = Node(
         name=view.name,
-        cards=_limited(cards, offers, rules, factor),
+        cards=cards,
         offers=offers,
         isolation=qgpu.isolation(view.labels, problems, default=_usual_isolation(offers, view.labels)),
         cpu_milli=view.cpu_milli(problems),
@@ -127,7 +132,12 @@ class NodeReader:
         if inventory is None:
             return known.named(name, known.cards)
         factor = known.cards[0].oversubscribe if known.cards else LEAST_FACTOR
-        return known.named(name, _limited(inventory, known.offers, self.rules, factor))
+        found = known.named(name, _limited(inventory, known.offers, self.rules, factor))
+        if self.rules.gpushare_unit is MemoryUnit.GIB or Offer.GPUSHARE not in known.offers:
+            return found
+        counted = native.counts(annotations, gpushare.MEMORY)
+        offers = gpushare.offers_in(self.rules.gpushare_unit, found.offers, found.cards, counted=counted)
+        return found if offers == found.offers else replace(found, offers=offers)
 
     @staticmethod
     def _kind(node: NodeObject, inventory: tuple[Card, ...] | None) -> object:
@@ -151,7 +161,7 @@ _NODE_LABELS = (
     native.MIX_LABEL,
     elastic.OVERSUBSCRIBE,
 )
-_NODE_ANNOTATIONS = (elastic.POOL, elastic.OVERSUBSCRIBE, native.TOGETHER)
+_NODE_ANNOTATIONS = (elastic.POOL, elastic.OVERSUBSCRIBE, native.TOGETHER, native.COUNTED)
 _NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.COUNTED)
 
 
@@ -177,7 +187,8 @@ def _unlike(nodes: Iterable[NodeObject]) -> Iterable[NodeObject]:
     seen = set()
     for node in nodes:
         sides = (node.status.capacity or {}, node.status.allocatable or {})
-        key = tuple(side.get(name) for side in sides for name in gpushare.RESOURCES)
+        mark = (node.metadata.annotations or {}).get(native.COUNTED)
+        key = (mark, *(side.get(name) for side in sides for name in gpushare.RESOURCES))
         if key not in seen:
             seen.add(key)
             yield node

@@ -278,8 +278,10 @@ def _with_model_words(claim: Claim, words: pods.Words) -> pods.Words:
     return replace(words, annotations={**words.annotations, native.CARD_MODELS: ",".join(claim.cards.models)})
 
 
-def places(claim: Claim) -> dict[str, int]:
+def places(claim: Claim, rules: Rules = DEFAULT_RULES) -> dict[str, int]:
     """By container, how many of `native.PLACE` it needs so that the kubelet calls us."""
+    if claim.dialect == gpushare.DIALECT and rules.counted and rules.gpushare_unit is gpushare.MemoryUnit.MIB:
+        return gpushare.places(claim)
     if claim.dialect != kai.DIALECT:
         return {}
     return {container.name: container.count or 1 for container in claim.containers}

@@ -27,6 +27,7 @@ class Rules:
     served: frozenset[str] = frozenset(DIALECTS)
     own_account: str | None = None
     one_user: bool = False  # on one machine: a Pod's processes are its submitter's, whatever its securityContext says
+    counted: bool = False  # whether a node of the cluster counts gpu-mem without devices: Pods then need a place
 
     @property
     def whole(self) -> Rules:

@@ -18,6 +18,9 @@ class Offer(StrEnum):
     GPUSHARE = "gpushare"
     GPUSHARE_CORE = "gpushare-core"  # compute, too
     GPUSHARE_WHOLE = "gpushare-whole"  # whole cards, where our agent reports them
+    # In clusters that count in MiB: for Pods that the kubelet gives to an agent by gpu-mem alone, as devices.
+    GPUSHARE_DEVICES = "gpushare-devices"
+    GPUSHARE_CORE_DEVICES = "gpushare-core-devices"
     T9K_EXCLUSIVE = "t9k-xgn"  # whole cards and whole nodes
     T9K_SHARED = "t9k-sgn"
     HAMI = "hami"
@@ -25,6 +28,10 @@ class Offer(StrEnum):
     KAI = "kai"
     ANY = "any"  # the simulator's: no label is needed
 
+
+# Which Pods they are for follows from the kubelet and the node's size, not from what its owner wants.
+OF_DEVICES = frozenset({Offer.GPUSHARE_DEVICES, Offer.GPUSHARE_CORE_DEVICES})
+_UNSAID = OF_DEVICES | {Offer.GPUSHARE_WHOLE}
 
 # Whose Pods heed Card.max_slices: the limit on how many share a card is qGPU's rule, not the others'.
 LIMITED_SHARING = frozenset({Offer.QGPU, Offer.QGPU_MIXED, Offer.ANY})
@@ -71,7 +78,7 @@ class Node:
     @property
     def offer_names(self) -> tuple[str, ...]:
         """The ways of use it offers, in a fixed order. Whole cards go without saying where the agent reports them."""
-        return tuple(offer.value for offer in Offer if offer in self.offers and offer is not Offer.GPUSHARE_WHOLE)
+        return tuple(offer.value for offer in Offer if offer in self.offers and offer not in _UNSAID)
 
 
 def deal(cards: Sequence[Card], names: Sequence[str]) -> tuple[Node, ...]:
@@ -81,7 +88,7 @@ def deal(cards: Sequence[Card], names: Sequence[str]) -> tuple[Node, ...]:
         Node(
             name,
             tuple(replace(card, index=at) for at, card in enumerate(cards[first : first + per_node])),
-            frozenset(Offer),
+            frozenset(Offer) - OF_DEVICES,
             together=True,
         )
         for name, first in zip(names, range(0, len(cards), per_node), strict=True)

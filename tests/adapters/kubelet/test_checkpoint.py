@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
-from aliquot.adapters.kubelet.checkpoint import CachedResponse, Entry, read_checkpoint
+from aliquot.adapters.kubelet.checkpoint import CachedResponse, Entry, device_resources, read_checkpoint
 
 CORE = "tke.cloud.tencent.com/qgpu-core"
 ENTRY = {
@@ -45,6 +45,14 @@ def test_checkpoint_joins_devices_of_several_numa_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("none", [None, []])
 def test_checkpoint_before_the_first_pod_is_empty(tmp_path: Path, none: object) -> None:
     assert read_checkpoint(written(tmp_path, none)) == ()
+
+
+def test_checkpoint_has_the_resources_of_registered_and_of_held_devices(tmp_path: Path) -> None:
+    path = written(tmp_path, [{**ENTRY, "ResourceName": "aliyun.com/gpu-mem"}])
+    assert device_resources(path) == {CORE, "aliyun.com/gpu-mem"}
+    assert device_resources(tmp_path / "missing") == frozenset()
+    path.write_text('{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {"aliyun.com/gpu-mem": []}}}')
+    assert device_resources(path) == {"aliyun.com/gpu-mem"}  # its plugin has withdrawn them
 
 
 def test_checkpoint_keeps_the_plugins_response(tmp_path: Path) -> None:

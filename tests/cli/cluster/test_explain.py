@@ -77,6 +77,18 @@ def test_explain_marks_too_small_cards_as_never(tmp_path: Path) -> None:
     ]
 
 
+def test_explain_counts_on_the_webhook_for_manifests_and_not_for_pods_that_exist(tmp_path: Path) -> None:
+    """In MiB, on a node with more of it than the kubelet handles as devices."""
+    node = a_node("n1", *[80] * 8, labels={"gpushare": "true"}, capacity={MEM: str(8 * 81_920), COUNT: "8"})
+    (entry,) = explained(tmp_path, [asking({MEM: 70_000}, "new")], [node])
+    assert entry["fits"]
+    old = asking({MEM: 70_000}, "old")
+    old["metadata"]["uid"] = "uid-old"
+    (entry,) = explained(tmp_path, [old], [node])
+    assert [refusal["reason"] for refusal in entry["refusals"]] == ["mode"]
+    assert "create the Pod again" in entry["refusals"][0]["wanted"]
+
+
 def test_a_manifest_that_breaks_a_rule_has_the_sentence_as_its_error(tmp_path: Path) -> None:
     (entry,) = explained(tmp_path, [asking({QGPU_MEMORY: "1.5"})], [a_node("n1", 16, labels=QGPU)])
     assert not entry["fits"]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import convert
 
-from aliquot.dialects import Rules, parse_pod, render_env, render_grant, render_pod
+from aliquot.dialects import MemoryUnit, Rules, parse_pod, render_env, render_grant, render_pod
 from aliquot.dialects.wire.admission import (
     AdmissionSettings,
     env_annotation,
@@ -318,6 +318,29 @@ def test_container_of_kai_gets_the_resource_by_which_the_kubelet_calls_us(resour
     assert "resources" not in found["spec"]["containers"][1]
     assert found["spec"]["schedulerName"] == "kai-scheduler"
     assert patched(found, answer(asked(found), chosen, KAI)) == found
+
+
+# gpushare in MiB, with a node that counts more of it than the kubelet handles as devices.
+
+COUNTED = Rules(gpushare_unit=MemoryUnit.MIB, counted=True)
+
+
+@pytest.mark.parametrize("by", ["limits", "requests"])
+def test_containers_of_gpushare_in_mib_get_the_resource_by_which_the_kubelet_calls_us(by: str) -> None:
+    first = {"name": "first", "resources": {by: {"aliyun.com/gpu-mem": "4096"}}}
+    pod = a_pod("p", {"name": "main", "resources": {by: {"aliyun.com/gpu-mem": "70000"}}}, {"name": "o"}, init=[first])
+    found = patched(pod, answer(asked(pod), AdmissionSettings(), COUNTED))["spec"]
+    place = {"aliquot.dev/card-place": "1"}
+    assert found["containers"][0]["resources"]["limits"] == {"aliyun.com/gpu-mem": "70000", **place}
+    assert found["initContainers"][0]["resources"]["limits"] == {"aliyun.com/gpu-mem": "4096", **place}
+    assert "resources" not in found["containers"][1]
+
+
+def test_pods_of_gpushare_get_no_such_resource_elsewhere() -> None:
+    pod = a_pod("p", {"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": "4"}}})
+    for rules in (Rules(), Rules(gpushare_unit=MemoryUnit.MIB), Rules(counted=True)):
+        found = patched(pod, answer(asked(pod), AdmissionSettings(), rules))
+        assert found["spec"]["containers"] == pod["spec"]["containers"]
 
 
 # Always.

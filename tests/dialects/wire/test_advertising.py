@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects import MemoryUnit, Rules, parse_node
-from aliquot.dialects.wire.advertising import MOST_DEVICES, Advert, Token, adverts, tokens
+from aliquot.dialects.wire.advertising import MOST_DEVICES, Advert, Token, adverts, counted_amount, tokens
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
@@ -73,22 +73,51 @@ def test_amounts_are_rounded_down_to_units() -> None:
     assert (amounts[f"{QGPU}memory"], amounts["aliyun.com/gpu-mem"]) == (31, 31)
 
 
-def test_too_many_mib_devices_are_refused() -> None:
-    node = a_node("n1", 16, 16, 24, offers=frozenset({Offer.GPUSHARE}))
-    refused = adverts(node, MIB)
+def test_more_mib_than_devices_are_counted_and_containers_have_places() -> None:
+    node = a_node("n1", *[80] * 8, offers=frozenset({Offer.GPUSHARE}))
+    memory, count, place = told(node, MIB)
+    assert (memory.resource, memory.counted, sum(memory.amounts.values())) == ("aliyun.com/gpu-mem", True, 655_360)
+    assert (count.resource, count.counted, sum(count.amounts.values())) == ("aliyun.com/gpu-count", False, 8)
+    assert (place.resource, place.counted, sum(place.amounts.values())) == ("aliquot.dev/card-place", False, 8000)
+    assert totals(Offer.GPUSHARE, rules=GIB) == {"aliyun.com/gpu-mem": 40, "aliyun.com/gpu-count": 2}
+
+
+def test_only_amounts_above_the_maximum_number_of_devices_are_counted() -> None:
+    offers = frozenset({Offer.GPUSHARE})
+    for mib, counted in ((MOST_DEVICES, False), (MOST_DEVICES + 1, True)):
+        memory, *others = told(Node("n1", (Card(0, mib, "GPU-1"),), offers), MIB)
+        assert memory.counted is counted
+        assert not any(advert.counted for advert in others)
+
+
+@pytest.mark.parametrize("cards", [1, 8, 50, 51, 128])
+def test_places_are_never_too_many_devices(cards: int) -> None:
+    node = a_node("n1", *[80] * cards, offers=frozenset({Offer.GPUSHARE, Offer.KAI}))
+    (place,) = (advert for advert in told(node, MIB) if advert.resource == "aliquot.dev/card-place")
+    assert 100 * cards <= sum(place.amounts.values()) <= MOST_DEVICES
+
+
+def test_too_many_devices_in_gib_are_refused() -> None:
+    node = Node("n1", (Card(0, (MOST_DEVICES + 1) * 1024, "GPU-1"),), frozenset({Offer.GPUSHARE}))
+    refused = adverts(node, GIB)
     assert isinstance(refused, Invalid)
     assert refused.sentence() == (
-        'status.capacity["aliyun.com/gpu-mem"]: 57344 is not allowed: no more than 50000 devices of one resource, the'
-        " most that the kubelet handles: count it in GiB in the whole cluster (--memory-unit GiB, and the Pods' limits"
-        " to match)"
+        'status.capacity["aliyun.com/gpu-mem"]: 50001 is not allowed: no more than 50000 devices of one resource, the'
+        " most that the kubelet handles"
     )
-    assert totals(Offer.GPUSHARE, rules=GIB)
 
 
-def test_maximum_number_of_devices_is_advertised() -> None:
-    offers = frozenset({Offer.GPUSHARE})
-    assert told(Node("n1", (Card(0, MOST_DEVICES, "GPU-1"),), offers), MIB)
-    assert isinstance(adverts(Node("n1", (Card(0, MOST_DEVICES + 1, "GPU-1"),), offers), MIB), Invalid)
+counted_cards = st.lists(st.tuples(st.integers(1, 100_000), st.booleans(), st.integers(0, 100)), min_size=1, max_size=8)
+
+
+@given(counted_cards)
+def test_what_is_free_of_an_amount_is_what_the_cards_in_use_have_free(cards: list[tuple[int, bool, int]]) -> None:
+    """kube-scheduler subtracts what Pods request, also on cards that are out of use."""
+    node = Node("n1", tuple(Card(at, mib, f"GPU-{at}", healthy=well) for at, (mib, well, _) in enumerate(cards)))
+    advert = Advert("aliyun.com/gpu-mem", {card.uuid: card.memory_mib for card in node.cards}, counted=True)
+    held = {f"GPU-{at}": mib * percent // 100 for at, (mib, _, percent) in enumerate(cards)}
+    free = counted_amount(advert, node.cards, held) - sum(held.values())
+    assert free == sum(card.memory_mib - held[card.uuid] for card in node.cards if card.healthy)
 
 
 def test_card_without_uuid_is_refused() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from aliquot.adapters.storage.podstore import PodStore, StoreError
-from aliquot.dialects import MemoryUnit, Rules
+from aliquot.dialects import Rules
 from aliquot.dialects.native import INVENTORY
 from aliquot.dialects.qgpu import POLICY_LABEL
 from aliquot.dialects.wire import advertising
@@ -91,15 +91,14 @@ def test_nvidia_gpu_is_advertised_only_by_label_and_never_beside_another_plugin(
 def test_too_many_devices_are_not_advertised_and_the_agent_is_not_ready(
     agent_node: AgentNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advertising, "MOST_DEVICES", 20_000)
-    agent_node.agent.settings = replace(agent_node.agent.settings, rules=Rules(gpushare_unit=MemoryUnit.MIB))
+    monkeypatch.setattr(advertising, "MOST_DEVICES", 20)
     labels = {"gpushare": "true"}
     agent_node.agent.reporter.changed(msgspec.convert({"metadata": {"name": NODE, "labels": labels}}, NodeObject))
     agent_node.agent.pods.synced.set()
     agent_node.agent.restored.set()
     assert offered(agent_node) == {}
     assert "no resource can be advertised: " in str(agent_node.agent.ready())
-    assert "--memory-unit GiB" in str(agent_node.agent.ready())
+    assert "32 is not allowed: no more than 20 devices" in str(agent_node.agent.ready())
 
 
 def test_devices_are_not_rebuilt_while_nothing_changes(agent_node: AgentNode) -> None:

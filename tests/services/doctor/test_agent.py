@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aliquot.dialects import Rules
+from aliquot.dialects import MemoryUnit, Rules
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding as OnCard
 from aliquot.model.tenant import FindingKind
@@ -278,6 +278,18 @@ def test_too_many_devices_of_a_resource() -> None:
         if finding.check == "resources"
     ]
     assert "no more than 50000 devices of one resource" in found[0].what
+
+
+def test_amount_that_the_agent_counts() -> None:
+    """More MiB than the kubelet handles as devices: no plugin registers it, and the Node's status has it."""
+    huge = tuple(replace(card, memory_mib=80 * 1024) for card in CARDS)
+    site = the_site(agent=the_agent(cards=huge))
+    for amount, level in (("163840", Level.OK), ("0", Level.FINDING)):
+        capacity = {"aliyun.com/gpu-count": "2", "aliquot.dev/card-place": "2000", "aliyun.com/gpu-mem": amount}
+        node = the_node(labels={"gpushare": "true"}, annotations=inventory(*huge), capacity=capacity)
+        found = agent_findings(site, node, Rules(gpushare_unit=MemoryUnit.MIB))
+        about = [finding for finding in found if "gpu-mem" in finding.what]
+        assert [finding.level for finding in about] == [level], about
 
 
 def test_an_inventory_that_is_not_on_the_node() -> None:

@@ -70,8 +70,9 @@ class _Entry(msgspec.Struct, rename=_NAMES):
     encoded: str | None = None
 
 
-class _Data(msgspec.Struct, rename={"entries": "PodDeviceEntries"}):
+class _Data(msgspec.Struct, rename={"entries": "PodDeviceEntries", "registered": "RegisteredDevices"}):
     entries: list[_Entry] | None
+    registered: dict[str, msgspec.Raw] | None = None
 
 
 class _Checkpoint(msgspec.Struct, rename={"data": "Data"}):
@@ -80,14 +81,28 @@ class _Checkpoint(msgspec.Struct, rename={"data": "Data"}):
 
 def read_checkpoint(path: Path) -> tuple[Entry, ...] | None:
     """The entries; None if the file is missing or in an unknown form."""
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Checkpoint)
-    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+    found = _read(path)
+    if found is None:
         return None
     return tuple(
         Entry(entry.pod_uid, entry.container, entry.resource, _all(entry.ids or {}), entry.encoded or "")
-        for entry in found.data.entries or ()
+        for entry in found.entries or ()
     )
+
+
+def device_resources(path: Path) -> frozenset[str]:
+    """The resources of which the kubelet has devices, or has given some to a Pod; none if the file cannot be read."""
+    found = _read(path)
+    if found is None:
+        return frozenset()
+    return frozenset(found.registered or ()).union(entry.resource for entry in found.entries or ())
+
+
+def _read(path: Path) -> _Data | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Checkpoint).data
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return None
 
 
 def _all(by_numa: dict[int, list[str] | None]) -> frozenset[str]:

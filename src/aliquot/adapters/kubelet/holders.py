@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, Entry, read_checkpoint
+from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, Entry, device_resources, read_checkpoint
 from aliquot.adapters.kubelet.podresources import Holder, PodResources
 
 
@@ -28,6 +28,10 @@ class Kubelet:
     def checkpoint(self) -> tuple[Entry, ...] | None:
         """The entries of the kubelet's checkpoint file; None if it cannot be read."""
         return read_checkpoint(self.plugins / CHECKPOINT)
+
+    def device_resources(self) -> frozenset[str]:
+        """The resources that the kubelet hands out as devices: of others it only compares amounts."""
+        return device_resources(self.plugins / CHECKPOINT)
 
     async def close(self) -> None:
         """Close the PodResources client."""

@@ -8,7 +8,8 @@ patch:
     annotations      of a grant are removed: only the scheduler grants cards
     env              for runtimes without CDI: each promised variable from an annotation that the binding will set
     limits           of our resources, where there are only requests; also in the template of a workload (podlimits.py);
-                     and of `native.PLACE`, for Pods whose annotations alone ask for cards (KAI)
+                     and of `native.PLACE`, for Pods whose annotations alone ask for cards (KAI), and for those of
+                     gpushare where a node counts more MiB than the kubelet handles as devices
     reviewed         an annotation, so that the API server need not ask again (webhooks.py)
 
 Reviewing the patched Pod again changes nothing. One webhook both mutates and refuses: `reinvocationPolicy: IfNeeded`
@@ -189,7 +190,7 @@ def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSetting
         patch.append({"op": "add", "path": "/metadata/annotations", "value": {native.REVIEWED: _YES}})
     elif annotations.get(native.REVIEWED) != _YES:
         patch.append({"op": "add", "path": f"/metadata/annotations/{escaped(native.REVIEWED)}", "value": _YES})
-    more = {name: {native.PLACE: str(count)} for name, count in places(claim).items()}
+    more = {name: {native.PLACE: str(count)} for name, count in places(claim, rules).items()}
     patch += complete_limits(pod, ("spec",), _resources(rules), more=more)
     missing = missing_tolerations(pod, claim)
     if missing and not spec.get("tolerations"):

@@ -9,6 +9,9 @@ withheld counts as unhealthy here)
                        kubelet both see as many free tokens as the healthy cards have room for
     the NUMA node      is set only if it is the same for all cards. Set per token, it would make the kubelet choose
                        CPUs, or refuse Pods, by a card that they do not get
+
+Where gpu-mem is counted in MiB, a node may have more of it than the kubelet handles as devices. Then the agent writes
+the amount into the Node's status, and the kubelet calls it for `native.PLACE`, of which each container has one.
 """
 
 from __future__ import annotations
@@ -20,26 +23,26 @@ from fractions import Fraction
 from itertools import chain, islice
 
 from aliquot.dialects import gpushare, hami, native, qgpu, t9k
+from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.rules import Rules
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
 
-# Of one resource. The kubelet copies the whole list each time, and accepts no message of more than 4 MiB: 61,000
-# devices of the longest names. With 49,152 of them a Pod with 8,138 starts in 2 to 5 s (kubelet 1.36).
-MOST_DEVICES = 50_000
-
+MOST_DEVICES = native.MOST_DEVICES
 _MARK = "-_-"  # between the card and the number
 NODE = "node"  # instead of a card's UUID, for resources of the whole node
 
 
 @dataclass(frozen=True, slots=True)
 class Advert:
-    """One resource, and the number of tokens of each card. `whole`: a resource of the whole node."""
+    """One resource, and the number of tokens of each card. `whole`: a resource of the whole node. `counted`: no tokens,
+    but an amount in the Node's status."""
 
     resource: str
     amounts: Mapping[str, int]  # by the cards' UUIDs
     whole: bool = False
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,16 @@ def adverts(node: Node, rules: Rules) -> tuple[Advert, ...] | Invalid:
     for card in node.cards:
         for resource, amount in _amounts(card, node, rules).items():
             by_resource.setdefault(resource, {})[card.uuid] = amount
+    found = []
     for resource, amounts in by_resource.items():
-        if sum(amounts.values()) > MOST_DEVICES:
-            return Invalid(f'status.capacity["{resource}"]', sum(amounts.values()), _too_many(resource, rules))
+        many = sum(amounts.values()) > MOST_DEVICES
+        counted = many and resource == gpushare.MEMORY and rules.gpushare_unit is MemoryUnit.MIB
+        if many and not counted:
+            allowed = f"no more than {MOST_DEVICES} devices of one resource, the most that the kubelet handles"
+            return Invalid(f'status.capacity["{resource}"]', sum(amounts.values()), allowed)
+        found.append(Advert(resource, amounts, counted=counted))
     whole = (Advert(resource, {NODE: amount}, True) for resource, amount in t9k.amounts_of_node(node.offers).items())
-    return (*(Advert(resource, amounts) for resource, amounts in by_resource.items()), *whole)
+    return (*found, *whole)
 
 
 def _amounts(card: Card, node: Node, rules: Rules) -> dict[str, int]:
@@ -75,15 +83,22 @@ def _amounts(card: Card, node: Node, rules: Rules) -> dict[str, int]:
         **t9k.amounts(card, node.offers),
         **gpushare.amounts(card, node.offers, rules.gpushare_unit),
         **hami.amounts(card, node.offers),
-        **({native.PLACE: native.PLACES} if Offer.KAI in node.offers else {}),
+        **_places(node, rules),
     }
 
 
-def _too_many(resource: str, rules: Rules) -> str:
-    allowed = f"no more than {MOST_DEVICES} devices of one resource, the most that the kubelet handles"
-    if resource == gpushare.MEMORY and rules.gpushare_unit is gpushare.MemoryUnit.MIB:
-        return f"{allowed}: count it in GiB in the whole cluster (--memory-unit GiB, and the Pods' limits to match)"
-    return allowed
+def _places(node: Node, rules: Rules) -> dict[str, int]:
+    """In clusters that count in MiB every node has places: a Pod that got one fits small nodes, too."""
+    if Offer.GPUSHARE in node.offers and rules.gpushare_unit is MemoryUnit.MIB:
+        return {native.PLACE: min(native.MANY_PLACES, MOST_DEVICES // len(node.cards))}
+    return {native.PLACE: native.PLACES} if Offer.KAI in node.offers else {}
+
+
+def counted_amount(advert: Advert, cards: Iterable[Card], held: Mapping[str, int]) -> int:
+    """The amount for the Node's status: of a card out of use only what Pods hold there (`held`, by UUID), because
+    kube-scheduler subtracts that as requests."""
+    usable = {card.uuid for card in cards if card.usable}
+    return sum(amount if uuid in usable else min(amount, held.get(uuid, 0)) for uuid, amount in advert.amounts.items())
 
 
 def tokens(advert: Advert, cards: Sequence[Card], held: Mapping[str, frozenset[str]]) -> tuple[Token, ...]:

@@ -9,6 +9,7 @@ named. Both become the same `Pod` and `NodeView`, so every rule is written once.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -210,6 +211,13 @@ class PodObject(msgspec.Struct, gc=False):
                     message = message.partition(aside)[0]
                 return " ".join(message.split()).rstrip(".")
         return ""
+
+
+def asks_for(pod: PodObject, resources: Collection[str]) -> bool:
+    """Whether a container of it has a limit of one of the resources."""
+    containers = (*(pod.spec.containers or ()), *(pod.spec.init_containers or ()))
+    limits = ((container.resources and container.resources.limits) or {} for container in containers)
+    return any(resource in amounts for amounts in limits for resource in resources)
 
 
 class NodeSpec(msgspec.Struct, gc=False):

@@ -2,7 +2,8 @@
 
 Writes are level-triggered: each is compared with what the API server last reported, and repeated until it is there. The
 inventory is written by a patch of the Node's `status`, which may change its metadata: the role that existing
-deployments have allows no more.
+deployments have allows no more. The same role allows the amounts of resources that the kubelet does not count
+(advertising.py). It keeps them, and sets them to 0 when it has lost its own records: then they are written again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import aliquot
 from aliquot import dialects
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects import Rules
-from aliquot.dialects.native import SEEN, render_agent
+from aliquot.dialects.native import COUNTED, SEEN, parse_counted, render_agent, render_counted
 from aliquot.dialects.wire.cdi import is_silent
 from aliquot.dialects.wire.objects import Metadata, NodeObject, PodObject
 from aliquot.dialects.wire.otherplugins import mentions_others, served_by_other
@@ -26,6 +27,7 @@ from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.health import describe_out
 from aliquot.model.node import Node
+from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
 from aliquot.model.residency import Arrival, Where
 from aliquot.model.tenancy import Tenancy
@@ -79,6 +81,7 @@ class NodeReporter:
         self._runtime = self._kubelet = ""
         self._labels: dict[str, str] | None = None  # as last reported; kept while the Node is deleted and created again
         self._inventory: dict[str, str] = {}
+        self._counted: dict[str, int] = {}  # amounts in the Node's status, by resource
         self._leaving = False
         self._annotations: dict[str, tuple[PodObject, dict[str, str]]] = {}  # annotations to write on Pods, by UID
         self._unhealthy: frozenset[str] = frozenset()
@@ -179,12 +182,42 @@ class NodeReporter:
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
-    def publish(self, cards: tuple[Card, ...], *, here: bool) -> None:
-        """Set the inventory to write. `here`: the kubelet has accepted all our resources."""
+    def publish(self, cards: tuple[Card, ...], *, here: bool, counted: Mapping[str, int] | None = None) -> None:
+        """Set the inventory to write, and the amounts of resources that the kubelet does not count. `here`: the kubelet
+        has accepted all our resources."""
         agent = render_agent(aliquot.__version__, here=here and not self._leaving)
-        self._inventory = dialects.render_inventory(cards) | agent | self._facts
-        if not self.published:
+        self._counted = dict(counted or {})
+        self._inventory = dialects.render_inventory(cards) | agent | self._facts | render_counted(self._counted)
+        if not self.published or self._amounts_to_write():
             self._wake.set()
+
+    @property
+    def counts(self) -> bool:
+        """Whether the Node's status has all amounts that the kubelet does not count, and there are some."""
+        return bool(self._counted) and not self._amounts_to_write()
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """The resources whose amounts are not in the Node's status yet."""
+        return tuple(resource for resource in self._amounts_to_write() if resource in self._counted)
+
+    def _amounts_to_write(self) -> dict[str, str | None]:
+        """By resource, what the Node's status has wrong; None: it has to go. That is so when we stop, as the kubelet
+        does it with devices: no scheduler of any release may send Pods there. It must not be 0: a kubelet that
+        restarts would refuse the Pods that run."""
+        if self._seen is None:
+            return {}
+        status = self._seen.status
+        sides = (status.capacity or {}, status.allocatable or {})
+        ours = parse_counted(self._seen.metadata.annotations or {})
+        if self._leaving:
+            return {resource: None for resource in ours if any(resource in side for side in sides)}
+        wrong: dict[str, str | None] = {
+            resource: str(amount)
+            for resource, amount in self._counted.items()
+            if any(_amount(side.get(resource)) != amount for side in sides)
+        }
+        return wrong | dict.fromkeys(ours - self._counted.keys())
 
     async def announce_departure(self) -> bool:
         """Tell the scheduler to bind no Pod here until the next agent is ready. Returns whether that was written."""
@@ -239,12 +272,23 @@ class NodeReporter:
     async def _write(self) -> None:
         try:
             await self._write_inventory()
-        finally:  # our role may allow only one of the two
+            await self._write_amounts()
+        finally:  # our role may allow only some of them
             await self._write_annotations()
 
     async def _write_inventory(self) -> None:
         if self._inventory and self.exists and not self.published:
             body = {"metadata": {"annotations": dict(self._inventory)}}
+            self.changed(await self._kube.patch(f"/api/v1/nodes/{self._name}/status", body, into=NodeObject))
+
+    async def _write_amounts(self) -> None:
+        """After the annotation that names them: nobody must see an amount and take it for devices."""
+        amounts = self._amounts_to_write()
+        if amounts and self.published:
+            # The kubelet makes the allocatable amount equal to the capacity, but only every 10 seconds.
+            body: dict[str, object] = {"status": {"capacity": amounts, "allocatable": amounts}}
+            if not self._counted:
+                body["metadata"] = {"annotations": {COUNTED: None}}
             self.changed(await self._kube.patch(f"/api/v1/nodes/{self._name}/status", body, into=NodeObject))
 
     async def _write_annotations(self) -> None:
@@ -355,6 +399,14 @@ class NodeReporter:
 
     def _reference(self) -> ObjectRef:
         return ObjectRef("Node", self._name, uid=self.uid)
+
+
+def _amount(quantity: str | int | float | None) -> int | None:
+    """The API server writes 655000 as 655k."""
+    try:
+        return None if quantity is None else parse_count(quantity)
+    except QuantityError:
+        return None
 
 
 def _pod_ref(tenancy: Tenancy) -> ObjectRef:

@@ -48,6 +48,7 @@ from aliquot.services.agent.api.http import AgentPort
 from aliquot.services.agent.api.live import AgentLive
 from aliquot.services.agent.api.status import NodeState, resource_statuses, status
 from aliquot.services.agent.devices.advertising import Advertiser
+from aliquot.services.agent.devices.counted import CountedResources
 from aliquot.services.agent.devices.holders import DeviceHolders
 from aliquot.services.agent.devices.plugins import ALLOCATE, PRESTART, Plugins, Refused, timed
 from aliquot.services.agent.dra.driver import DraDriver
@@ -148,6 +149,9 @@ class Agent:
             DeviceHolders(self.kubelet, self.tenants, time.monotonic),
             adopt_foreign=self.recovery.adopt_foreign,
             clock=time.monotonic,
+        )
+        self.counted = CountedResources(
+            self.kubelet, self.pod_cache, self.tenants, self.reporter, self.events, settings.rules.whole
         )
         self.port = AgentPort(self, address=settings.bind_address, port=settings.port)
         self._since = time.time()
@@ -318,6 +322,8 @@ class Agent:
             return f"the kubelet has not accepted {', '.join(sorted(self.advertiser.missing))} yet"
         if self.advertiser.refused is not None:
             return f"no resource can be advertised: {self.advertiser.refused.sentence()}"
+        if self.reporter.uncounted:
+            return f"{', '.join(self.reporter.uncounted)} is not in the Node's status yet"
         waits_for = self.dra.ready()
         if waits_for is not None:
             return waits_for
@@ -408,7 +414,9 @@ class Agent:
             self._persist_cards()
             await self.held_cards.refresh()
             await self._advertise()
-            self.reporter.publish(self.cards, here=not self.advertiser.missing)
+            amounts = self.counted.amounts(self.advertiser.counted, self.cards)
+            self.reporter.publish(self.cards, here=not self.advertiser.missing, counted=amounts)
+            self.counted.report()
             self.parts.arbiter.spare(self.foreign_pods.uids)  # they ran before we came
             self.reporter.report_health(self.parts.health, self.tenants.tenancies.values())
             self.reporter.report_findings(

@@ -229,13 +229,25 @@ def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
         fix = f"correct it: kubectl edit node {site.node_name}; kubectl describe node shows the same as an event"
         yield found("resources", site.node_name, f"cannot be advertised: {wanted.sentence()}", fix)
         return
-    names = [advert.resource for advert in wanted]
+    names = [advert.resource for advert in wanted if not advert.counted]
     if not names:
         what = "asks for nothing of ours by its labels: its cards are not offered to anybody"
         fix = f"kubectl label node NODE {qgpu.ENABLE_LABEL}=enable, or a label of the other dialects"
         yield Finding("resources", Level.NOTE, (site.node_name,), what, fix)
         return
     yield from _advertised(site, node, names)
+    yield from _counted(site, node, [advert.resource for advert in wanted if advert.counted])
+
+
+def _counted(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
+    """The resources whose amounts the agent itself writes into the Node's status."""
+    absent = [name for name in names if runs(site) and not _allocatable(node, name)]
+    if absent:
+        what = f"{', '.join(absent)}: more than the kubelet handles as devices, and the agent has not counted it yet"
+        fix = f"call the doctor again; if it stays so, kubectl describe node {site.node_name} (CannotAdvertise) or"
+        yield found("resources", site.node_name, what, f"{fix} {_SEE_LOG} tells why")
+    elif names and runs(site):
+        yield ok("resources", f"{', '.join(names)}: counted by the agent in the Node's status")
 
 
 def _advertised(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:

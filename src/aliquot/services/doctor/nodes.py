@@ -166,6 +166,8 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
         return
     if any("is assumed" in note for note in bare.notes):
         return  # nothing advertised tells the memory
+    if native.COUNTED in annotations and not all(card.usable for card in node.cards):
+        return  # the agent leaves cards out of use out of the amount
     has, advertised = sum(card.bookable_mib for card in node.cards), sum(card.memory_mib for card in bare.cards)
     if abs(has - advertised) > 1024 * len(node.cards):
         what = f"the agent found {memory(has)} of GPU memory, but the kubelet advertises {memory(advertised)}"

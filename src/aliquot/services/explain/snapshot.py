@@ -233,6 +233,8 @@ class Snapshot:
         """
         cluster, key = self.cluster, pod_key(manifest)
         claim = dialects.parse_pod(manifest, cluster.rules)
+        if isinstance(claim, Claim) and not kube.mapping(manifest.get("metadata")).get("uid"):
+            claim = dialects.as_admitted(claim)
         if claim is None and (claims := self.claims.of(manifest, cluster.board.node, bool(cluster.reported.by_claims))):
             return Verdict(key, claims=claims)
         if claim is None:

@@ -11,7 +11,7 @@ import msgspec
 
 from aliquot.dialects import gpushare
 from aliquot.model.claim import Claim
-from aliquot.model.node import Node
+from aliquot.model.node import OF_DEVICES, Node
 from aliquot.model.status.machine import CallStatus
 from aliquot.model.status.scheduler import (
     ClusterCardStatus,
@@ -98,7 +98,7 @@ def _node_status(cluster: Cluster, node: Node, pods: list[PlacedStatus]) -> Clus
     used = {card.index: cluster.board.usage(node.name, card.index) for card in node.cards}
     return ClusterNodeStatus(
         name=node.name,
-        offers=sorted(map(str, node.offers)),
+        offers=sorted(map(str, node.offers - OF_DEVICES)),
         isolation=node.isolation,
         cards=[
             ClusterCardStatus(

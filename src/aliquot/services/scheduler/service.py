@@ -302,7 +302,7 @@ class Scheduler:
         await serve_webhook(
             self.kube,
             self.settings.webhook,
-            lambda: self.cluster.rules,
+            lambda: self.cluster.admission_rules,
             is_leader=self._leading,
             on_call=lambda verb: self.calls.count(verb, "ok", 0.0),
             clock=time.time,

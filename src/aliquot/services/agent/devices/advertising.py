@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from aliquot.dialects import Rules, hami
-from aliquot.dialects.wire.advertising import Token, adverts, tokens
+from aliquot.dialects.wire.advertising import Advert, Token, adverts, tokens
 from aliquot.dialects.wire.otherplugins import TAKEN
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
@@ -32,6 +32,7 @@ class Advertiser:
         self._plugins, self._reporter, self._holders = plugins, reporter, holders
         self._adopt_foreign, self._clock = adopt_foreign, clock
         self.offered: Mapping[str, tuple[Token, ...]] = {}  # by resource
+        self.counted: tuple[Advert, ...] = ()  # amounts instead of devices (counted.py)
         self.refused: Invalid | None = None  # why no resource can be advertised
         self._nvidia_gpu_free_at = float("-inf")
         self._built_from: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]], bool] | None = None
@@ -57,7 +58,12 @@ class Advertiser:
         if isinstance(wanted, Invalid):
             self._reporter.report_refused(wanted)
             wanted = ()
-        offered = {advert.resource: tokens(advert, node.cards, held.get(advert.resource, {})) for advert in wanted}
+        self.counted = tuple(advert for advert in wanted if advert.counted)
+        offered = {
+            advert.resource: tokens(advert, node.cards, held.get(advert.resource, {}))
+            for advert in wanted
+            if not advert.counted
+        }
         if hami.CARDS in offered and hami.CARDS not in self.offered:  # the label has come: HAMi's Pods are ours now
             self._adopt_foreign()
         if offered != self.offered:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aliquot.dialects import NodeReader, dra, hami
+from aliquot.dialects import NodeReader, dra, gpushare, hami, native
 from aliquot.dialects.kube import closing_taints
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of, served_by_other
@@ -21,6 +21,7 @@ class ReportedNodes:
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # those that break a rule
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # those that Kubernetes keeps Pods from, and why
     by_claims: set[str] = field(default_factory=set)  # those whose cards kube-scheduler gives to ResourceClaims
+    counted: set[str] = field(default_factory=set)  # those whose agents count gpu-mem without devices
     others: dict[str, tuple[str, ...]] = field(default_factory=dict)  # those whose cards other plugins hand out
     taints: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)  # those that keep Pods away
     addresses: dict[str, str] = field(default_factory=dict)  # within the cluster
@@ -43,6 +44,9 @@ class ReportedNodes:
         self.by_claims.discard(name)
         if (node.metadata.labels or {}).get(dra.LABEL) == "true":
             self.by_claims.add(name)
+        self.counted.discard(name)
+        if native.counts(node.metadata.annotations or {}, gpushare.MEMORY):
+            self.counted.add(name)
         reported = reader.read(node)
         if not isinstance(reported, Node):
             self.unusable[name] = reported
@@ -81,6 +85,7 @@ class ReportedNodes:
     def drop(self, name: str) -> None:
         """A node is gone. What a ConfigMap or a DRA driver says of it stays: it may come back."""
         self.by_claims.discard(name)
+        self.counted.discard(name)
         for known in (self.unusable, self.closed, self.taints, self.addresses, self.others):
             known.pop(name, None)
         self._reported.pop(name, None)

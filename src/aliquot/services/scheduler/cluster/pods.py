@@ -9,7 +9,7 @@ from aliquot import dialects
 from aliquot.dialects import PodReader, Rules, kai, native
 from aliquot.dialects.registry import PodRequest
 from aliquot.dialects.rules import EVERY
-from aliquot.dialects.wire.objects import Names, PodObject, pod_view
+from aliquot.dialects.wire.objects import Names, PodObject, asks_for, pod_view
 from aliquot.dialects.wire.ownpods import belongs_to_node
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
@@ -72,7 +72,7 @@ class BoundPodReader:
         grant = dialects.parse_grant(pod, claim, node) if isinstance(claim, Claim) else None
         if isinstance(claim, Claim) and claim.dialect not in self._rules.served and not isinstance(grant, Grant):
             claim = None  # somebody else's, and not on a card of ours
-        if isinstance(claim, Claim) and claim.dialect == kai.DIALECT and not _asks_for_place(pod):
+        if isinstance(claim, Claim) and claim.dialect == kai.DIALECT and not asks_for(pod, (native.PLACE,)):
             claim = None  # its annotations alone get it no card, so they book none
         kept = _unreadable(pod, names, name, node, asked, known)
         if kept is not None:
@@ -95,7 +95,7 @@ def _unreadable(
 ) -> Placed | None:
     """A Pod that has cards, and whose author made its request unreadable: it has its cards all the same. Those are
     what was booked before, or what its grant says; without either, its node takes no other Pods."""
-    if isinstance(asked.claim, Claim) or (asked.claim is None and not _asks_for_place(pod)):
+    if isinstance(asked.claim, Claim) or (asked.claim is None and not asks_for(pod, (native.PLACE,))):
         return None
     why = asked.claim[0].sentence() if asked.claim else "its request was taken away"
     if known is not None and known.grant.node == name:
@@ -111,9 +111,3 @@ def _unreadable(
         claim = Claim(names.uid, names.namespace, names.name, native.UNREADABLE, Offer.ANY, ())
         grant = Grant(names.uid, name, (), whole_node=True)
     return Placed(replace(claim, cpu_milli=asked.cpu_milli, memory_mib=asked.memory_mib), grant, why)
-
-
-def _asks_for_place(pod: PodObject) -> bool:
-    """Whether the kubelet calls us for a container of it: the webhook sees to that for Pods of KAI's."""
-    containers = (*(pod.spec.containers or ()), *(pod.spec.init_containers or ()))
-    return any(native.PLACE in ((container.resources and container.resources.limits) or {}) for container in containers)

@@ -161,6 +161,11 @@ class Cluster:
         if unhealthy is not None and not isinstance(unhealthy, Invalid):
             self._show(self.reported.set_sick(unhealthy[0], frozenset()))
 
+    @property
+    def admission_rules(self) -> Rules:
+        """The rules for Pods that are created now."""
+        return replace(self.rules, counted=bool(self.reported.counted))
+
     def use_unit(self, unit: MemoryUnit) -> bool:
         """From now on gpu-mem is counted in that. True where it was not: Pods read before must be read again."""
         if unit is self.rules.gpushare_unit:
