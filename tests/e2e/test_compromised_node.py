@@ -131,11 +131,35 @@ def test_agent_account_cannot_change_other_pod_fields(installed: ControlPlane, a
         {"metadata": {"ownerReferences": [GONE]}},
         {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]}},
         {"status": {"capacity": {"example.com/gold": "9"}}},
+        {"status": {"allocatable": {"example.com/gold": "9"}}},
+        {"status": {"capacity": {"cpu": None}}},
+        {"status": {"capacity": {"aliyun.com/gpu-mem": "9", "aliyun.com/gpu-count": "9"}}},
     ],
-    ids=["labels", "an annotation of others", "finalizers", "an owner", "addresses", "capacity"],
+    ids=[
+        "labels",
+        "an annotation of others",
+        "finalizers",
+        "an owner",
+        "addresses",
+        "capacity",
+        "allocatable",
+        "that there is one",
+        "one too many",
+    ],
 )
 def test_agent_account_writes_only_our_annotations_of_its_node(agent: Client, patch: Any) -> None:
     assert "an agent " in patched(agent, NODE.format("mine"), patch)
+
+
+def test_agent_account_writes_the_amount_of_gpu_mem_of_its_own_node(installed: ControlPlane, agent: Client) -> None:
+    """Where it is more than the kubelet handles as devices."""
+    for amount in ("655360", "573440", None):
+        status = {"status": {side: {"aliyun.com/gpu-mem": amount} for side in ("capacity", "allocatable")}}
+        assert patched(agent, NODE.format("mine"), status) == ""
+        found = objects.get_node(installed, "mine")["status"]
+        assert found["capacity"].get("aliyun.com/gpu-mem") == found["allocatable"].get("aliyun.com/gpu-mem") == amount
+    theirs = {"status": {"capacity": {"aliyun.com/gpu-mem": "655360"}}}
+    assert "an agent writes of its own node only" in patched(agent, NODE.format("theirs"), theirs)
 
 
 def test_agent_account_cannot_remove_taints_or_bind_or_create_pods(installed: ControlPlane, agent: Client) -> None:

@@ -40,15 +40,18 @@ class Fleet:
         cards: str = CARDS,
         labels: Mapping[str, str] | None = None,
         dialect: str | None = None,
+        scheduler: Sequence[str] = (),
+        of_agents: Sequence[str] = (),
     ) -> None:
+        """`scheduler` and `of_agents` are more options of theirs."""
         self.plane, self.nodes = plane, tuple(nodes)
         served = () if dialect is None else (f"--dialects={dialect.replace('+', ',')}",)
-        self.wired = Wired(plane, folder, *served, dialect=dialect or "all")
+        self.wired = Wired(plane, folder, *served, *scheduler, dialect=dialect or "all")
         self.agents: dict[str, AliquotAgent] = {}
         try:
             for node in self.nodes:
                 self.label(node.name, labels or {**MIXED, **GPUSHARE})
-                self.agents[node.name] = AliquotAgent(node, *served, cards=cards, wait=False)
+                self.agents[node.name] = AliquotAgent(node, *served, *of_agents, cards=cards, wait=False)
             for agent in self.agents.values():
                 agent.wait_ready()
         except BaseException:
