@@ -21,6 +21,7 @@ import msgspec
 import pytest
 
 from aliquot import dialects
+from aliquot.adapters.gpu.mps import Mps
 from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.checkpoint import Entry
@@ -46,6 +47,7 @@ from aliquot.services.agent.devices.plugins import Allocation
 from aliquot.services.agent.injection import TENANT, Libraries
 from aliquot.services.agent.service import Agent
 from aliquot.services.agent.settings import Parts, Settings
+from aliquot.services.runtime.groups import Groups
 from kit.manifests import QGPU, a_container, a_pod
 
 T = TypeVar("T")
@@ -233,6 +235,10 @@ class Arbiter:
         (directory / "sock").touch()
         self.tenants.setdefault(tenant.id, tenant)
 
+    def change(self, tenant: Tenant) -> None:
+        if tenant.id in self.tenants:
+            self.tenants[tenant.id] = tenant
+
     def remove(self, tenant_id: str) -> None:
         self.step("arbiter.remove")
         if self.tenants.pop(tenant_id, None) is not None:
@@ -294,6 +300,8 @@ class AgentNode:
         self.kill_at: int | None = None
         self.health = Health(CARDS)
         self.labels, self.rules = QGPU, DEFAULT_RULES  # of the next agent
+        self.together = False  # of the next agent
+        self.mps: tuple[Path, Mps] | None = None  # of the next agent: the folder of groups, and what starts controls
         self.driver: Callable[[Sequence[str]], Edits] = lambda uuids: Edits({})
         for name in ("cdi", "a", "t"):
             (folder / name).mkdir()
@@ -310,7 +318,8 @@ class AgentNode:
         self.arbiter = Arbiter(self.processes, self.step, folder=self.folder / "t")
         self.store = PodStore(self.folder / "state.db", boot="b")
         libraries = Libraries((SHIM,), {}, lambda uuids: self.driver(uuids))
-        parts = Parts(self.store, self.arbiter, self.health, libraries)
+        groups = None if self.mps is None else Groups(*self.mps, self.arbiter)
+        parts = Parts(self.store, self.arbiter, self.health, libraries, groups=groups)
         settings = Settings(
             NODE,
             self.folder / "t",
@@ -319,6 +328,7 @@ class AgentNode:
             cdi_folder=self.folder / "cdi",
             port=0,
             rules=self.rules,
+            together=self.together,
         )
         self.agent = Agent(Server("http://nowhere"), settings, parts)
         self.agent.events.emit = self._emitted  # type: ignore[method-assign]  # no API server to send to
@@ -331,9 +341,17 @@ class AgentNode:
         self.api.unsent.clear()
         self.start()
         self.tenants.restore()
+        self._restore_groups()
         self.sync()
         play(self.agent._restore())
         self.tenants.sweep()
+
+    def _restore_groups(self) -> None:
+        async def restore() -> None:
+            self.agent.groups.restore()
+            self.agent.groups.close()  # what it began is done when this returns; later work is done at once
+
+        play(restore())
 
     def sync(self) -> None:
         """The agent has read the Node and all Pods."""

@@ -226,6 +226,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     **{mode: (f"--set=mode={mode}",) for mode in MODES},
     "beside the cluster's own kube-scheduler": OWN,
     "one replica without a webhook": ("--set=scheduler.replicas=1", "--set=webhook.enabled=false"),
+    "with groups of Pods that share a card in space": ("--set=agent.together.enabled=true",),
     "without agents": ("--set=agent.enabled=false",),
     "with everything that may be said": (
         "--set=agent.simulate=4x16GiB,agent.runtimeClassName=nvidia,agent.driverFolder=/etc/cdi,agent.ignoreXids=94",

@@ -21,9 +21,9 @@ from aliquot.model.claim import AppClass
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError
-from aliquot.services.machine.groups import Groups
 from aliquot.services.machine.requests import RunRequest, parse_run_request
 from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.runtime.groups import Groups
 from kit.machine import PaperArbiter, cards
 
 
@@ -49,7 +49,7 @@ class Rig:
             arbiter=self.arbiter,
             watch=lambda tenancy: None,
             environment=lambda tenancy, folder: {},
-            groups=Groups(self.home, self.mps, self.arbiter),
+            groups=Groups(Path(self.home.groups), self.mps, self.arbiter),
         )
         self.machine.restore()
 

@@ -13,12 +13,14 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aliquot.adapters.gpu import mpslauncher
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, open_private
 from aliquot.adapters.host.procscan import with_environment
@@ -26,6 +28,7 @@ from aliquot.adapters.storage.folders import remove_folder
 from aliquot.model.environment import with_granted
 
 CONTROL = "nvidia-cuda-mps-control"
+_ON_HOSTS = tuple(f"{folder}/{CONTROL}" for folder in ("/usr/bin", "/bin", "/usr/local/bin", "/usr/local/nvidia/bin"))
 PIPES_VARIABLE, LOGS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _LONGEST = "/p/control_privileged"  # of the sockets in a group's folder
 _SUN_PATH = 107  # bytes of a unix socket's name
@@ -49,6 +52,20 @@ def logs(folder: Path) -> Path:
     return folder / "l"
 
 
+def shm(folder: Path) -> Path:
+    """What containers of a group's Pods, and their server, have at /dev/shm."""
+    return folder / "s"
+
+
+def preloaded(groups: Path) -> set[Path]:
+    """The libraries that the controls in this folder of groups give to the servers that they start."""
+    found: set[Path] = set()
+    for record in groups.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            found |= {Path(path) for path in json.loads(record.read_text()).get("preload", ())}
+    return found
+
+
 def too_long(folder: Path) -> int:
     """By how many bytes the path is too long for the sockets in it; 0: it is not."""
     return max(0, len(os.fsencode(str(folder))) + len(_LONGEST) - _SUN_PATH)
@@ -61,10 +78,24 @@ class Mps:
     environment: Mapping[str, str]
     front: Mapping[str, Sequence[str]]
     simulation: str | None = None  # the folder of the stand-ins
+    of_pods: bool = False  # members are in containers, and the control is not to end with the agent's (mpslauncher.py)
 
     def program(self) -> str | None:
         """The path of nvidia-cuda-mps-control; None: it is not installed."""
+        if self._enters_host:  # by its name alone: a link there is to a path of the host
+            return next((path for path in _ON_HOSTS if os.path.lexists(f"/proc/1/root{path}")), None)
         return shutil.which(CONTROL, path=self.simulation)
+
+    @property
+    def _enters_host(self) -> bool:
+        return self.of_pods and self.simulation is None and mpslauncher.is_elsewhere()
+
+    def _command(self, program: str, *arguments: str, user: int, shm: str = "") -> tuple[list[str], dict[str, Any]]:
+        """What to execute so that the program runs as that user, and with which of Popen's options."""
+        if not self.of_pods:
+            return [program, *arguments], _identity(user)
+        enter = mpslauncher.HOST if self._enters_host else ""
+        return [sys.executable, "-I", mpslauncher.__file__, str(user), shm, enter, program, *arguments], {}
 
     def start(self, folder: Path, user: int, cards: Sequence[str]) -> tuple[int, int]:
         """Start the control, unless it runs: its pid and start time. Returns when it listens. Raises MpsError."""
@@ -76,13 +107,14 @@ class Mps:
             raise MpsError(f"{CONTROL} is not installed")
         self._clear(program, folder, user)
         try:
-            _make(folder, user)
+            _make(folder, user, [pipes(folder), logs(folder), *([shm(folder)] if self.of_pods else [])])
+            command, more = self._command(program, "-f", user=user, shm=str(shm(folder)))
             child = subprocess.Popen(  # noqa: S603
-                [program, "-f"],
+                command,
                 env=self._environment(folder, cards),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
                 start_new_session=True,
-                **_identity(user),
+                **more,
             )  # fmt: skip
         except OSError as error:
             raise MpsError(f"{CONTROL} cannot be started: {error.filename or folder}: {error.strerror}") from error
@@ -98,15 +130,20 @@ class Mps:
     def _wait_for(self, child: subprocess.Popen[bytes], folder: Path) -> tuple[int, int]:
         """Until it listens: its pid and start time. Raises MpsError, and OSError where it cannot be noted."""
         started = processes.start_time(child.pid)
-        _note(folder, child.pid, started)
+        _note(folder, child.pid, started, self.front.get("LD_PRELOAD", ()))
         deadline = time.monotonic() + _COMES_UP
         while started is None or not (pipes(folder) / "control").exists():
             if started is None or child.poll() is not None or time.monotonic() > deadline:
-                raise MpsError(
-                    f"{CONTROL} does not come up: read {logs(folder)}/control.log, or run without --together"
-                )
+                raise MpsError(self._why_down(child, folder))
             time.sleep(_LOOK)
         return child.pid, started
+
+    def _why_down(self, child: subprocess.Popen[bytes], folder: Path) -> str:
+        code = child.poll()
+        if self.of_pods and code is not None and code > mpslauncher.FAILED:
+            why = os.strerror(code - mpslauncher.FAILED)
+            return f"{CONTROL} cannot be started on the node: {why}: the agent's container must be privileged"
+        return f"{CONTROL} does not come up: read {logs(folder)}/control.log, or run without --together"
 
     def running(self, folder: Path) -> tuple[int, int] | None:
         """The pid and start time of the folder's control, if it lives. A child of ours that ended is waited for."""
@@ -147,10 +184,11 @@ class Mps:
     def _quit(self, program: str, folder: Path, user: int) -> None:
         # Without the shim: this process is of no tenant.
         env = {**self.environment, "PATH": os.defpath, PIPES_VARIABLE: str(pipes(folder))}
+        command, more = self._command(program, user=user)
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(  # noqa: S603
-                [program], input=b"quit -t 1\n", env=env, capture_output=True, timeout=_QUITS, check=False,
-                cwd="/", **_identity(user),
+                command, input=b"quit -t 1\n", env=env, capture_output=True, timeout=_QUITS, check=False,
+                cwd="/", **more,
             )  # fmt: skip
 
     def _clear(self, program: str, folder: Path, user: int) -> None:
@@ -182,16 +220,17 @@ def _record(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.json")
 
 
-def _note(folder: Path, pid: int, started: int | None) -> None:
+def _note(folder: Path, pid: int, started: int | None, preload: Sequence[str]) -> None:
     fresh = _record(folder).with_suffix(".new")
     with open_private(str(fresh), os.O_TRUNC) as file:
-        file.write(json.dumps({"pid": pid, "started": started, "boot": processes.boot_id()}).encode())
+        found = {"pid": pid, "started": started, "boot": processes.boot_id(), "preload": list(preload)}
+        file.write(json.dumps(found).encode())
     os.replace(fresh, _record(folder))  # at once: without it, a daemon after a crash would know no control
 
 
-def _make(folder: Path, user: int) -> None:
-    """The folders for pipes and logs, the owner's own: nobody else may connect."""
-    for made in (pipes(folder), logs(folder)):
+def _make(folder: Path, user: int, folders: Sequence[Path]) -> None:
+    """The folders for pipes, logs and shared memory, the owner's own: nobody else may connect."""
+    for made in folders:
         with contextlib.suppress(FileExistsError):
             made.mkdir(mode=0o700)
             if os.geteuid() == 0:

@@ -59,6 +59,11 @@ _STEPS = (
     "ALTER TABLE tenancies ADD COLUMN park_after REAL;",
     # 4: the latency that online work accepts
     "ALTER TABLE tenancies ADD COLUMN latency REAL;",
+    # 5: Pods that share a card in space
+    """
+    ALTER TABLE tenancies ADD COLUMN groupname TEXT NOT NULL DEFAULT '';
+    ALTER TABLE tenancies ADD COLUMN user INTEGER;
+    """,
 )
 _OLDEST = 1  # the first version whose program may use a file that all steps have made
 
@@ -69,7 +74,8 @@ class PodStore(TenantStore):
     table, owner = "tenancies", "pod"
     columns: ClassVar[Mapping[str, str]] = {
         "uid": "id",
-        **{name: name for name in ("namespace", "name", "created", "claim", "park_after", "latency")},
+        **{name: name for name in ("namespace", "name", "created", "claim", "park_after", "latency", "user")},
+        "groupname": "group",
         "class": "app_class",
     }
 

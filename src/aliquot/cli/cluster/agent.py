@@ -137,6 +137,12 @@ def _enforcement(command: Any) -> Any:
     help="Memory booked on a card, in times of what it has, on nodes without the label aliquot.dev/oversubscribe",
 )
 @click.option(
+    "--together",
+    is_flag=True,
+    help="Let Pods of one group (annotation aliquot.dev/together) run side by side, by an MPS server of their own; in "
+    "a container, only if that is privileged",
+)
+@click.option(
     "--ignore-xids",
     type=Xids(),
     default="",
@@ -306,6 +312,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         control=Path(home.control),
         simulated=None if playing is None else playing.spec,
         qgpu_names=given["metrics_names"] == "qgpu",
+        together=given["together"],
         notes=_notes(given["host_access"], real=playing is None),
     )
     try:

@@ -37,6 +37,7 @@ from aliquot.model.tenancy import Tenancy, shares_of
 from aliquot.placement.crowding import crowded
 from aliquot.services.agent.devices.plugins import Allocation, Refused
 from aliquot.services.agent.foreignpods import ForeignPods
+from aliquot.services.agent.groups import PodGroups
 from aliquot.services.agent.heldcards import HeldCards
 from aliquot.services.agent.injection import Injection, Injector
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
@@ -95,7 +96,9 @@ class Allocator:
         clock: Callable[[], float],  # seconds since 1970
         foreign_pods: ForeignPods,
         mark_assigned: Callable[[PodObject, Claim], None] = lambda pod, claim: None,
+        groups: PodGroups | None = None,
     ) -> None:
+        self._groups = groups or PodGroups(None, tenants, serves=False)
         self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()  # by UID and reason
         self._kubelet, self._pods, self._tenants, self._injector = kubelet, pods, tenants, injector
         self._events, self._node, self._why_unhealthy, self._clock = events, node, why_unhealthy, clock
@@ -142,12 +145,19 @@ class Allocator:
         if self._full(pod, claim, grant):
             await self._pods.refresh()  # a Pod may have ended without the watch having reported it yet
             self._tenants.sweep()
-        # No await from here on.
+        tenancy = self.tenancy(pod, claim, grant)
+        async with self._groups.joining(tenancy):
+            self._admit(pod, claim, grant, tenancy, container, resource, ids)
+
+    def _admit(
+        self, pod: PodObject, claim: Claim, grant: Grant, tenancy: Tenancy, container: str, resource: str,
+        ids: frozenset[str],
+    ) -> None:  # fmt: skip
+        """Nothing is awaited in here."""
         self._check_running(pod)
         crowd = self._full(pod, claim, grant)
         if crowd is not None:
             raise Refused(f"{crowd}; {self._why_full(grant)}")
-        tenancy = self.tenancy(pod, claim, grant)
         injection = self._injection(tenancy, claim, grant, container)
         try:
             self._tenants.admit(tenancy)
@@ -279,6 +289,8 @@ class Allocator:
             created=self._clock(),
             park_after=claim.park_after,
             latency=claim.latency,
+            user=claim.user,
+            group=f"{claim.namespace}/{claim.group}/{claim.app_class.value}" if claim.group else "",
         )
 
     def _uuids(self) -> dict[int, str]:
@@ -319,7 +331,8 @@ class Allocator:
         numbers = self._uuids()
         cards = tuple(share.uuid or numbers.get(share.card, "") for share in granted.shares)
         env = dialects.render_env(claim, grant, self._node(), granted.name, self._rules)
-        return Injection(tenancy, container, cards, env)
+        env |= self._groups.environment(tenancy)
+        return Injection(tenancy, container, cards, env, self._groups.mounts(tenancy))
 
 
 def _not_granted(pod: PodObject) -> str:

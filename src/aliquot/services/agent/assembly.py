@@ -6,13 +6,16 @@ import asyncio
 import logging
 import os
 from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
 
 from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.driverfile import DriverFile
+from aliquot.adapters.gpu.mps import CONTROL, Mps, preloaded
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.player import Playing
 from aliquot.adapters.host import cgroups
+from aliquot.adapters.host.home import SIM_VARIABLE
 from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, read_checkpoint
 from aliquot.adapters.kubernetes.kube import Server
 from aliquot.adapters.storage import shims
@@ -22,6 +25,7 @@ from aliquot.dialects import hami
 from aliquot.dialects.wire.cdi import parse_spec, render_spec
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from aliquot.model.tenant import SharingRules
+from aliquot.services.agent.injection import Libraries
 from aliquot.services.agent.libraries import install_libraries
 from aliquot.services.agent.service import Agent
 from aliquot.services.agent.settings import ClaimUsers, Parts, Settings
@@ -29,12 +33,17 @@ from aliquot.services.mover.client import MoverClient, pool_folder
 from aliquot.services.proof.startup import Mode, plan_control
 from aliquot.services.runtime.arbiterd import Arbiterd
 from aliquot.services.runtime.billing import KEEP_DAYS, open_billing
+from aliquot.services.runtime.groups import Groups
 from aliquot.services.runtime.hardlimits import HardLimits
 from aliquot.services.runtime.health import CardHealth
 from aliquot.services.runtime.meter import CardMeter
 
 log = logging.getLogger(__name__)
 
+NO_CONTROL = (
+    f"--together has no effect: {CONTROL}, which comes with NVIDIA's driver, is not on this node in /usr/bin or "
+    "/usr/local/bin; install it and restart the agent"
+)
 _METER_INTERVAL = 5.0  # seconds; Prometheus scrapes less often, and card health is checked separately
 
 
@@ -80,7 +89,12 @@ def run_agent(
         )
         file = None if driver == "runtime" else DriverFile(wanted=driver == "cdi")
         libraries = install_libraries(database.parent, playing, file, numbers)
-        sweep_shims(settings, database.parent)
+        folder = settings.links.parent / "g"
+        sweep_shims(settings, database.parent, preloaded(folder))
+        groups = Groups(folder, _mps(libraries, playing), arbiter)
+        if settings.together and not groups.can_start:
+            settings = replace(settings, notes=(*settings.notes, NO_CONTROL))
+            log.warning("together_unavailable", extra={"data": {"why": NO_CONTROL}})
         asyncio.run(
             _run(
                 server,
@@ -95,6 +109,7 @@ def run_agent(
                     nvml.minors(),
                     nvml.driver(),
                     users,
+                    groups,
                 ),
             )
         )
@@ -102,10 +117,19 @@ def run_agent(
         store.close()
 
 
-def sweep_shims(settings: Settings, state: Path) -> None:
-    """Remove versions of the shim that no container needs: neither a CDI spec nor a response that the kubelet keeps
-    refers to them. Without CDI the kubelet reuses its responses even after a reboot. If they cannot be read, all
-    versions stay."""
+def _mps(libraries: Libraries, playing: Playing | None) -> Mps:
+    """Controls have the libraries that containers get."""
+    folder = libraries.folder
+    if playing is None:
+        return Mps({}, {"LD_PRELOAD": [f"{folder}/{shims.LIBRARY}"]}, of_pods=True)
+    front = {"LD_PRELOAD": [f"{folder}/{shims.LIBRARY}", f"{folder}/libsimrm.so"], "LD_LIBRARY_PATH": [str(folder)]}
+    return Mps({SIM_VARIABLE: playing.socket}, front, player.simulation(), of_pods=True)
+
+
+def sweep_shims(settings: Settings, state: Path, more: Set[Path] = frozenset()) -> None:
+    """Remove versions of the shim that nothing needs: neither a CDI spec nor a response that the kubelet keeps refers
+    to them, nor are they among `more`. Without CDI the kubelet reuses its responses even after a reboot. If they cannot
+    be read, all versions stay."""
     entries = read_checkpoint(settings.kubelet / "device-plugins" / CHECKPOINT)
     responses = [entry.response() for entry in entries or () if entry.resource in (*RESOURCES, *hami.COUNTED)]
     if entries is None or None in responses:
@@ -114,7 +138,7 @@ def sweep_shims(settings: Settings, state: Path) -> None:
     specs = folder.specs() if folder.path.is_dir() else []
     used = [mount.host for spec in specs for mount in spec.edits.mounts]
     used += [path for response in responses if response is not None for path in response.mounts]
-    shims.sweep(state, {Path(path).parent for path in used})
+    shims.sweep(state, {Path(path).parent for path in used} | {path.parent for path in more})
 
 
 async def _run(server: Server, settings: Settings, parts: Parts) -> None:

@@ -42,6 +42,7 @@ class Injection:
     container: str
     cards: tuple[str, ...]  # UUIDs
     environment: Mapping[str, str]
+    mounts: tuple[Mount, ...] = ()  # of its group
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Libraries:
     mounts: tuple[Mount, ...]
     env: Mapping[str, str]
     driver: Callable[[Sequence[str]], Edits]  # what the driver needs for the cards of these UUIDs
+    folder: Path = Path()  # of the host, with the libraries
 
 
 class Injector(Protocol):
@@ -92,7 +94,7 @@ class CdiInjector:
         driver = libraries.driver(injection.cards)
         edits = Edits(
             env={**driver.env, **libraries.env, **injection.environment, TENANT_VARIABLE: TENANT},
-            mounts=(*driver.mounts, *libraries.mounts, *_tenant_mounts(self._tenants / tenancy.id)),
+            mounts=(*driver.mounts, *libraries.mounts, *_tenant_mounts(self._tenants / tenancy.id), *injection.mounts),
             devices=driver.devices,
             extra=driver.extra,
             version=driver.version,
@@ -136,6 +138,11 @@ class MountInjector:
         return Allocation(env=env, mounts=(*driver.mounts, *libraries.mounts, *mounts))
 
     def inject(self, resource: str, ids: frozenset[str], injection: Injection, pod: PodObject) -> None:
+        if injection.mounts:  # at Allocate it was not known whose they would be
+            raise Refused(
+                "this node runs containers without CDI, and a Pod of a group (aliquot.dev/together) needs it: enable "
+                "CDI in the container runtime and in the agent (--cdi), or remove the annotation"
+            )
         by_annotation = reads_environment(pod, injection.container, injection.environment)
         if injection.environment and not by_annotation and not self._by_file:
             raise Refused(

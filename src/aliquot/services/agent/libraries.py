@@ -44,7 +44,7 @@ def install_libraries(
             return _simulated(playing, uuids)
         return Edits({}) if nvidia is None or not uuids else _from_file(nvidia, uuids, numbers)
 
-    return Libraries(mounts, {}, driver)
+    return Libraries(mounts, {}, driver, installed.folder)
 
 
 def _from_file(nvidia: DriverFile, uuids: Sequence[str], numbers: Mapping[str, int]) -> Edits:

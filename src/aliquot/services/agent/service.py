@@ -33,7 +33,7 @@ from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector
 from aliquot.adapters.storage.cdifolder import CdiFolder
 from aliquot.adapters.storage.podstore import StoreError
-from aliquot.dialects import elastic
+from aliquot.dialects import elastic, native
 from aliquot.dialects.wire.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.model.device import Card
@@ -55,6 +55,7 @@ from aliquot.services.agent.dra.driver import DraDriver
 from aliquot.services.agent.dra.preparation import ClaimPreparer
 from aliquot.services.agent.dra.site import AgentSite
 from aliquot.services.agent.foreignpods import ForeignPods
+from aliquot.services.agent.groups import PodGroups
 from aliquot.services.agent.handover import hand_over
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
 from aliquot.services.agent.injection import CdiInjector, MountInjector, RuntimeInjector
@@ -90,12 +91,13 @@ class Agent:
         self.kube = kube = Kube(server, agent="aliquot-agent")
         self.events = Events(kube, "aliquot-agent", time.time, instance=settings.node_name)
         self.kubelet = Kubelet(settings.kubelet)
+        together = settings.together and parts.groups is not None and parts.groups.can_start
         self.reporter = NodeReporter(
             kube,
             self.events,
             settings.node_name,
             changed=self._node_changed,
-            facts=elastic.render_node(settings.host_pool, settings.oversubscribe),
+            facts=elastic.render_node(settings.host_pool, settings.oversubscribe) | native.render_together(together),
         )
         cdi = CdiInjector(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.libraries)
         self.injector = RuntimeInjector(
@@ -106,6 +108,7 @@ class Agent:
         self.tenants = PodTenants(
             parts.store, parts.arbiter, settings.tenants, clock=time.monotonic, remove_injections=self.injector.remove
         )
+        self.groups = PodGroups(parts.groups, self.tenants, serves=together)
         self.pod_cache = PodCache(
             kube, settings.node_name, on_ended=self.tenants.mark_ended, on_running=self.tenants.mark_running
         )
@@ -176,6 +179,7 @@ class Agent:
             clock=time.time,
             foreign_pods=self.foreign_pods,
             mark_assigned=self.reporter.mark_assigned,
+            groups=self.groups,
         )
 
     def _make_preparer(self, injector: CdiInjector) -> ClaimPreparer:
@@ -234,6 +238,8 @@ class Agent:
                 "pods": self.tenants.restore(),
                 "cards": len(self.parts.health.cards),
             }
+            self.groups.restore()
+            stack.callback(self.groups.close)
             log.info("agent_started", extra={"data": {"version": aliquot.__version__, **data}})
             tasks = [asyncio.create_task(run_forever(work)) for work in self._works()]
             await stop.wait()
@@ -428,6 +434,7 @@ class Agent:
                 self.parts.arbiter.take_arrivals(), tenancies, self._users, self.parts.health.cards, time.monotonic()
             )
             self.reporter.report_lingering(self.tenants.sweep())
+            self.groups.settle()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UPKEEP_INTERVAL):  # not wait_for: that may forget being cancelled
                     await self._awake.wait()

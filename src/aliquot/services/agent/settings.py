@@ -18,6 +18,7 @@ from aliquot.services.agent.api.live import Traced
 from aliquot.services.agent.injection import Libraries
 from aliquot.services.agent.tenants import Tenants
 from aliquot.services.runtime.billing import Billing
+from aliquot.services.runtime.groups import Groups
 from aliquot.services.runtime.meter import CardMeter
 
 
@@ -63,6 +64,7 @@ class Settings:
     control: Path | None = None  # socket for `aliquot top`, `ps` and `doctor` on the node; None: no socket
     simulated: str | None = None  # the simulated cards, in the form of the command line
     qgpu_names: bool = False  # whether /metrics has those of qGPU's exporter too
+    together: bool = False  # whether Pods may share a card in space (docs/together.md)
     notes: tuple[str, ...] = ()  # remarks for the status
 
 
@@ -79,6 +81,7 @@ class Parts:
     minors: Mapping[str, int] = field(default_factory=dict)  # numbers of the cards' device files, by UUID
     driver_version: str = ""
     claim_users: ClaimUsers = field(default_factory=lambda: ClaimUsers())
+    groups: Groups | None = None  # None: no Pods share a card in space
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ class PodTenants:
     def admit(self, tenancy: Tenancy) -> None:
         """Make the Pod a tenant; idempotent. Raises StoreError, AdmissionError."""
         known = self.tenancies.get(tenancy.id)
-        if known is None or known.shares != tenancy.shares or known.app_class != tenancy.app_class:
+        if known is None or _booked(known) != _booked(tenancy):
             changed = known is not None and known.tenant != tenancy.tenant  # else only the cards' numbers changed
             if changed and self._arbiter.alive(tenancy.id):
                 raise AdmissionError("the grant changed while the Pod runs: delete the Pod and create it again")
@@ -154,3 +154,8 @@ class PodTenants:
         tenancy = self.tenancies.pop(uid)
         del self._ended[uid]
         log.info("tenant_released", extra={"data": {"pod": tenancy.key, "uid": uid}})
+
+
+def _booked(tenancy: Tenancy) -> tuple[object, ...]:
+    """What is not to change while the Pod runs."""
+    return tenancy.shares, tenancy.app_class, tenancy.group_id

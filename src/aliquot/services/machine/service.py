@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from aliquot.adapters.gpu.mps import Mps
@@ -40,11 +41,11 @@ from aliquot.services.dashboard.access import Access, Listen
 from aliquot.services.dashboard.server import bind, show
 from aliquot.services.machine.control import ControlServer, watch_root
 from aliquot.services.machine.dashboard import MachineView
-from aliquot.services.machine.groups import Groups
 from aliquot.services.machine.logs import RunLogs
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import Arbiter, LocalMachine
 from aliquot.services.runtime.billing import KEEP_DAYS, Measuring, open_billing
+from aliquot.services.runtime.groups import Groups
 from aliquot.services.runtime.meter import CardMeter
 from aliquot.services.runtime.usagereport import usage_families
 from aliquot.wording.amounts import duration, memory, release_delay
@@ -116,7 +117,7 @@ def run_daemon(setup: Setup) -> None:
 async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     home, simulated = setup.home, setup.simulated
     arbiter = setup.make_arbiter(cards, SharingRules())
-    groups = Groups(home, Mps(setup.environment, setup.front, setup.stand_ins), arbiter)
+    groups = Groups(Path(home.groups), Mps(setup.environment, setup.front, setup.stand_ins), arbiter)
     machine = LocalMachine(
         cards,
         home=home,

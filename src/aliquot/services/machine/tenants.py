@@ -43,13 +43,13 @@ from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
-from aliquot.services.machine.groups import Groups
 from aliquot.services.machine.history import RunHistory
 from aliquot.services.machine.members import Orphans, user_of
 from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
 from aliquot.services.machine.requests import RunRequest, never_fits, readable_name
 from aliquot.services.machine.runfiles import make_folder, new_id, new_log, remove_log, remove_strays
 from aliquot.services.machine.settings import Factors, keep_rules, stored_rules
+from aliquot.services.runtime.groups import Groups
 from aliquot.wording.refusals import one_sentence
 
 _LOG = logging.getLogger("aliquot.tenants")

@@ -1,4 +1,4 @@
-"""Groups of runs that share their cards in space, each through an MPS server of its own (docs/together.md).
+"""Groups of runs or Pods that share their cards in space, each by an MPS server of its own (docs/together.md).
 
 A group is one owner's, and is on the cards of its members: to the arbiter it is one tenant, which has their time. Its
 control starts before its first member may, is found again after a restart of the daemon, and ends with its last member.
@@ -14,15 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from aliquot.adapters.gpu.mps import CONTROL, LOGS_VARIABLE, PIPES_VARIABLE, Mps, logs, pipes, too_long
-from aliquot.adapters.host.home import Home
+from aliquot.adapters.gpu.mps import CONTROL, LOGS_VARIABLE, PIPES_VARIABLE, Mps, logs, pipes, shm, too_long
 from aliquot.adapters.storage.folders import ASIDE, remove_folder
 from aliquot.adapters.storage.writer import Writer
 from aliquot.model.claim import AppClass
+from aliquot.model.edits import Mount
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy, group_tenant
 from aliquot.model.tenant import Tenant
-from aliquot.services.machine.members import user_of
 
 MISSING = (
     f"nothing where {CONTROL} is missing: it comes with NVIDIA's driver (Debian: nvidia-cuda-mps, Ubuntu: "
@@ -43,8 +42,8 @@ class Arbiter(Protocol):
 class Groups:
     """See the head of the file. `worker` starts and stops controls, one after the other: that takes time."""
 
-    def __init__(self, home: Home, mps: Mps, arbiter: Arbiter) -> None:
-        self._folder, self._mps, self._arbiter = Path(home.groups), mps, arbiter
+    def __init__(self, folder: Path, mps: Mps, arbiter: Arbiter) -> None:
+        self._folder, self._mps, self._arbiter = folder, mps, arbiter
         self.worker = Writer()
 
     def refusal(self, name: str, app_class: AppClass, others: Iterable[AppClass]) -> Invalid | None:
@@ -67,6 +66,25 @@ class Groups:
             return {}
         folder = self._folder / tenancy.group_id
         return {PIPES_VARIABLE: str(pipes(folder)), LOGS_VARIABLE: str(logs(folder))}
+
+    def mounts(self, tenancy: Tenancy) -> tuple[Mount, ...]:
+        """What the containers of a member that is a Pod get in addition: the paths are the same as on the host."""
+        if not tenancy.group:
+            return ()
+        folder = self._folder / tenancy.group_id
+        return (
+            Mount(str(pipes(folder)), str(pipes(folder)), writable=True),
+            Mount(str(shm(folder)), "/dev/shm", writable=True),  # noqa: S108
+        )
+
+    @property
+    def can_start(self) -> bool:
+        """Whether the program is there."""
+        return self._mps.program() is not None
+
+    async def start(self, members: Sequence[Tenancy]) -> None:
+        """The last of them is new; it may start when this returns. Raises MpsError, OSError and PageError."""
+        await self.worker.run(lambda: self._start(members))
 
     def join(self, members: Sequence[Tenancy], then: Callable[[Exception | None], None]) -> None:
         """The last of them is new. `then` is called when it may start, or with the reason why not."""
@@ -99,7 +117,8 @@ class Groups:
         return replace(tenant, name=f"group {members[0].group}", root=root, started=started)
 
     def _start(self, members: Sequence[Tenancy]) -> None:
-        group, user = members[-1].group_id, user_of(members[-1])
+        group, user = members[-1].group_id, members[-1].user
+        user = os.geteuid() if user is None else user
         folder = self._folder / group
         self._folder.mkdir(mode=0o711, exist_ok=True)
         if not folder.exists():

@@ -1,0 +1,93 @@
+"""Pods that share a card in space (docs/together.md): their group's control starts before a member's container, is
+found again after a restart of the agent, and ends with the last member.
+
+A group is one namespace's, of one name, class, user and set of cards: that is its Tenancy.group_id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aliquot.adapters.gpu.mps import PIPES_VARIABLE, MpsError
+from aliquot.adapters.gpu.page import PageError
+from aliquot.model.edits import Mount
+from aliquot.model.reason import Reason
+from aliquot.model.tenancy import Tenancy
+from aliquot.services.agent.devices.plugins import Refused
+from aliquot.services.agent.tenants import PodTenants
+from aliquot.services.runtime.groups import Groups
+from aliquot.wording import reasons
+
+
+class PodGroups:
+    """See the head of the file. One thread; `serves`: whether Pods may join that are no tenants yet."""
+
+    def __init__(self, groups: Groups | None, tenants: PodTenants, *, serves: bool) -> None:
+        self._groups, self._tenants, self.serves = groups, tenants, serves
+        self._joining: dict[str, Tenancy] = {}  # their containers are prepared at this moment
+        self._settled: dict[str, frozenset[str]] = {}  # the members of each group, as the arbiter knows them
+
+    def restore(self) -> None:
+        """Go on with the groups of the tenants that the database has, and end all others. In the event loop."""
+        if self._groups is not None:
+            self._groups.worker.start()
+            self._groups.restore(self._members())
+            self._settled = self._identities()
+
+    def close(self) -> None:
+        """Finish what was begun. Controls go on."""
+        if self._groups is not None:
+            self._groups.worker.stop()
+
+    @asynccontextmanager
+    async def joining(self, tenancy: Tenancy) -> AsyncIterator[None]:
+        """While a container of the Pod is prepared: with its group's control running. Raises Refused."""
+        if not tenancy.group:
+            yield
+            return
+        known = tenancy.id in self._tenants.tenancies  # its container restarts
+        if self._groups is None or not (self.serves or known):
+            why = reasons.line(Reason.TOGETHER, reasons.Facts())
+            raise Refused(reasons.with_code(f"this node's agent {why}", Reason.TOGETHER))
+        self._joining[tenancy.id] = tenancy
+        try:
+            members = [one for one in self._members()[tenancy.group_id] if one.id != tenancy.id]
+            try:
+                await self._groups.start([*members, tenancy])
+            except (MpsError, PageError, OSError) as error:
+                raise Refused(f"the aliquot agent of this node cannot start the Pod's group: {error}") from error
+            finally:
+                self._settled[tenancy.group_id] = frozenset()  # others may have come or gone meanwhile: look again
+            yield
+        finally:
+            del self._joining[tenancy.id]
+
+    def environment(self, tenancy: Tenancy) -> dict[str, str]:
+        """What a member's containers get in addition."""
+        found = {} if self._groups is None else self._groups.environment(tenancy)
+        return {name: value for name, value in found.items() if name == PIPES_VARIABLE}
+
+    def mounts(self, tenancy: Tenancy) -> tuple[Mount, ...]:
+        """The same of mounts."""
+        return () if self._groups is None else self._groups.mounts(tenancy)
+
+    def settle(self) -> None:
+        """Adjust the quota of groups whose members have changed, and end those without any. Call it every second."""
+        if self._groups is None:
+            return
+        members, identities = self._members(), self._identities()
+        for group in self._settled.keys() | identities.keys():
+            if self._settled.get(group) != identities.get(group):
+                self._groups.left(group, members.get(group, ()))
+        self._settled = identities
+
+    def _members(self) -> dict[str, list[Tenancy]]:
+        found: dict[str, list[Tenancy]] = {}
+        for tenancy in {**self._joining, **self._tenants.tenancies}.values():
+            if tenancy.group:
+                found.setdefault(tenancy.group_id, []).append(tenancy)
+        return found
+
+    def _identities(self) -> dict[str, frozenset[str]]:
+        return {group: frozenset(one.id for one in members) for group, members in self._members().items()}
