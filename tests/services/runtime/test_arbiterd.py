@@ -593,7 +593,7 @@ class TestAudit:
         rig.nvml.on_card[UUIDS[0]] = {child.pid: 1}
         assert rig.daemon._auditor.inspect(UUIDS[0]) == []
         tenant = rig.daemon._tenancies["a"].tenant
-        rig.patch.setattr(rig.daemon, "_owners", lambda pid: [tenant.id])
+        rig.patch.setattr(rig.daemon._owners, "_ids", lambda pid: [tenant.id])
         rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1}
         (finding,) = rig.daemon._auditor.inspect(UUIDS[0])
         assert "has not registered" in finding.text

@@ -20,7 +20,7 @@ from aliquot.adapters.gpu import link, rm
 from aliquot.adapters.gpu import page as pages
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import FindingKind, Level, SharingRules
-from aliquot.services.runtime import arbiterd, audit, registration
+from aliquot.services.runtime import audit, owners, registration
 from aliquot.services.runtime.cardloop import CardLoop
 from kit.arbiterd import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
 
@@ -291,7 +291,7 @@ def test_thousands_of_connections(court: Court, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_more_processes_than_a_tenant_may_have(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arbiterd, "SLOTS", 3)
+    monkeypatch.setattr(owners, "SLOTS", 3)
     guests = [Guest(court.folder, court.rig.pid(("bad", at)), at) for at in range(4)]
     for guest in guests:
         with contextlib.suppress(BrokenPipeError):  # it may be refused before it says a word

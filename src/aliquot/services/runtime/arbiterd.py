@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.gpu.page import SLOTS
-from aliquot.adapters.host import processes
 from aliquot.adapters.storage import tenantfolder
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.arbiter.roster import Member
@@ -32,11 +31,11 @@ from aliquot.model.residency import Arrival, Residency
 from aliquot.model.tenant import Allotment, Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
 from aliquot.services.mover.client import MoverClient
-from aliquot.services.runtime import together
 from aliquot.services.runtime.audit import Auditor, PageSlot, Registry
 from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.hardlimits import HardLimits
-from aliquot.services.runtime.memoryquota import MemoryQuota, Owner
+from aliquot.services.runtime.memoryquota import MemoryQuota
+from aliquot.services.runtime.owners import ProcessOwners, as_owner
 from aliquot.services.runtime.parking import Parking
 from aliquot.services.runtime.proving import CardWork, card_work
 from aliquot.services.runtime.registration import Registrar, Tenancy, log_fault
@@ -47,8 +46,6 @@ _WHOLE, _BEYOND = 8, 4  # every so many sweeps all slots; else this far beyond t
 _SWITCH = 0.0005  # seconds after which a thread that computes lets another go on
 
 _REMEMBERED = 600.0  # seconds that a former tenant is known by name: a card's loop may be slow to finish its bill
-
-_UNSEEN = "its process id cannot be seen from here: an agent in a container needs the host's (hostPID: true)"
 
 _REFUSED = CardControl(ControlLevel.GATE, ControlReason.REFUSED)
 
@@ -98,16 +95,15 @@ class Arbiterd:
             )
             for card in cards
         }
-        self._whose, self._claims_of = whose, claims_of
         self._tenancies: dict[str, Tenancy] = {}
         self._former: dict[str, tuple[float, Tenant]] = {}  # when they were removed
         self._bills = False  # whether stretches are taken
-        self._impostors: dict[str, Finding] = {}  # by group: the last process that claimed to be its MPS server
         self._sweeps = 0
         self._lock = threading.RLock()  # guards the tenancies and everything they hold
-        self._registrar = Registrar(self._lock, self._loops, simulated=simulated, refusal=self._refusal)
-        registry = Registry(self._lock, self._registered, self._owner_of, self._sweep, pods=whose is not None)
-        self._quota = MemoryQuota(self._owners_now, spares_all=whose is not None)
+        self._owners = ProcessOwners(self._lock, self._tenancies, whose, claims_of)
+        self._registrar = Registrar(self._lock, self._loops, simulated=simulated, refusal=self._owners.refusal)
+        registry = Registry(self._lock, self._registered, self._owners.owner_of, self._sweep, pods=whose is not None)
+        self._quota = MemoryQuota(self._owners.candidates, spares_all=whose is not None)
         self._quota.kill_after = rules.kill_after
         self._auditor = Auditor(self._loops, nvml, registry, self._quota, self._refresh_hard_limits)
         self._stopping = threading.Event()
@@ -198,7 +194,7 @@ class Arbiterd:
             tenancy = self._tenancies.pop(tenant_id, None)
             if tenancy is None:
                 return
-            self._impostors.pop(tenant_id, None)
+            self._owners.forget(tenant_id)
             self._remember(tenancy.tenant)
             self._drop(tenancy)
         remove_folder(tenancy.directory)
@@ -307,8 +303,7 @@ class Arbiterd:
     def findings(self) -> list[Finding]:
         """What is wrong on the cards."""
         inside = [finding for loop in self._loops.values() for finding in list(loop.findings.values())]
-        impostors = [one for one in list(self._impostors.values()) if processes.start_time(one.pid or 0) is not None]
-        return inside + self._inert() + self._auditor.findings + self._unwritable() + impostors
+        return inside + self._inert() + self._auditor.findings + self._unwritable() + self._owners.impostors()
 
     def _inert(self) -> list[Finding]:
         """Cards whose control has no effect."""
@@ -343,61 +338,7 @@ class Arbiterd:
                 return tenancy is not None
             holders = [tenancy.page.holder(slot) for slot in tenancy.page.sweep()]
             # A Pod may have passed its page to another Pod, which would then keep its place after its end.
-            return any(
-                pid == 0 or self._whose is None or tenant_id in self._owners(pid) for pid in holders if pid is not None
-            )
-
-    # --- the tenant of a process --------------------------------------------------------------------------------
-
-    def _refusal(self, tenancy: Tenancy, pid: int, uid: int) -> str | None:
-        """Why this process may not register with this tenant."""
-        if tenancy.tenant.id not in self._tenancies:
-            return "the tenant is gone"
-        if pid <= 0:  # in a pid namespace that is not below ours
-            return _UNSEEN
-        if tenancy.tenant.uid is not None and uid not in (0, tenancy.tenant.uid, os.geteuid()):
-            return f"it is user {uid}'s, the tenant is user {tenancy.tenant.uid}'s"
-        if len(tenancy.processes) >= SLOTS:
-            return f"the tenant has {SLOTS} processes already"
-        if tenancy.tenant.is_group:
-            return self._not_the_server(tenancy.tenant, pid)
-        owners = self._owners(pid)
-        if not owners and self._whose is not None:
-            return "it is in no Pod's cgroup"
-        if owners and tenancy.tenant.id not in owners:
-            other = self._tenancies.get(owners[-1])
-            return f"it belongs to Pod {owners[-1]}" if other is None else f"it belongs to tenant {other.tenant.name}"
-        return None
-
-    def _not_the_server(self, group: Tenant, pid: int) -> str | None:
-        """Why it is not the MPS server of that group. Its shares would be those of the group, and no member pays."""
-        why = together.not_the_server(group, pid)
-        if why is not None:
-            text = f"has tried to register as the MPS server of {group.name}, and was refused: {why}"
-            self._impostors[group.id] = Finding(group.allotments[0].uuid, pid, FindingKind.UNREGISTERED, text, group.id)
-        return why
-
-    def _owners(self, pid: int) -> list[str]:
-        """As `whose` says; without it, the tenants whose descendant it is, the newest last: a process that asked again
-        is the root of two. Empty: unknown (it left its parents, say)."""
-        if self._whose is not None:
-            pod = self._whose(pid)
-            if pod is None:
-                return []
-            claims = [] if pod in self._tenancies else list(self._claims_of(pod))
-            return claims or [pod]
-        anchors: dict[int, list[tuple[str, int | None]]] = {}
-        for name, tenancy in self._tenancies.items():
-            root = tenancy.tenant.root
-            if root is not None:
-                anchors.setdefault(root, []).append((name, tenancy.tenant.started))
-            for process in tenancy.processes:  # their pidfds say when they end
-                if process.pid != root:
-                    anchors.setdefault(process.pid, []).append((name, processes.start_time(process.pid)))
-        for ancestor in processes.ancestors(pid):
-            if names := [name for name, started in anchors.get(ancestor, ()) if processes.lives(ancestor, started)]:
-                return names
-        return []
+            return any(pid == 0 or self._owners.may_be(tenant_id, pid) for pid in holders if pid is not None)
 
     # --- what the audit asks -----------------------------------------------------------------------------------
 
@@ -413,18 +354,9 @@ class Arbiterd:
                     use = tenancy.page.use(process.slot, at)
                     proven = self._registrar.is_proven(process, uuid) or bool(tenancy.tenant.group)
                     found[process.pid] = PageSlot(
-                        tenancy.page, process.slot, at, use.memory, use.overhead, proven, _as_owner(tenancy.tenant)
+                        tenancy.page, process.slot, at, use.memory, use.overhead, proven, as_owner(tenancy.tenant)
                     )
         return found
-
-    def _owner_of(self, pid: int) -> Owner | None:
-        """The tenant that a process on a card belongs to."""
-        owners = self._owners(pid)
-        return self._owner(owners[-1]) if owners else None
-
-    def _owner(self, name: str) -> Owner:
-        tenancy = self._tenancies.get(name)
-        return Owner(name) if tenancy is None else _as_owner(tenancy.tenant)
 
     def _own_helpers(self) -> set[int]:
         state = None if self.parking is None else self.parking.mover.state
@@ -437,11 +369,6 @@ class Arbiterd:
         with self._lock:
             tenants = [tenancy.tenant for tenancy in self._tenancies.values()]
         self._hard_limits.refresh([one for one in tenants if not self._quota.spares(one.id)], time.monotonic())
-
-    def _owners_now(self, pid: int) -> list[Owner]:
-        """The tenants that it may belong to, for the thread that ends processes."""
-        with self._lock:
-            return [self._owner(name) for name in self._owners(pid)]
 
     def _sweep(self) -> list[int]:
         """Each second, so it is cheap: a shim takes the first free slot, so what lies past those that we know of is
@@ -458,11 +385,6 @@ class Arbiterd:
                 with contextlib.suppress(OSError):  # no number is free: the next sweep finds it again
                     too_long.append(os.dup(tenancy.page.fileno()))
         return too_long
-
-
-def _as_owner(tenant: Tenant) -> Owner:
-    limits = {allotment.uuid: allotment.memory_bytes for allotment in tenant.allotments}
-    return Owner(tenant.id, tenant.name, limits, tenant.uid)
 
 
 def _member(tenant: Tenant, allotment: Allotment) -> Member:
