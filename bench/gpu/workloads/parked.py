@@ -1,6 +1,6 @@
 """A program whose memory may leave the card: it adds one to all of its memory again and again, and checks all of it.
 
-usage: parked.py FOLDER NAME GIB [--plain] [--graph] [--triton] [--pause SECONDS]. It ends when FOLDER/NAME.stop is
+usage: parked.py FOLDER NAME GIB [--plain] [--graph] [--triton]. It ends when FOLDER/NAME.stop is
 there and does nothing while FOLDER/NAME.hold is. FOLDER/NAME.steps has a line for every step: the moment it ended and
 what it took. Its last line says in JSON how many steps, how many pieces were wrong, and what the first step after each
 hold took. --plain: without PyTorch, by the kernel of `aliquot burn`, which counts at the beginning of each piece.
@@ -98,7 +98,6 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--graph", action="store_true")
     parser.add_argument("--triton", action="store_true")
-    parser.add_argument("--pause", type=float, default=0.0)
     given = parser.parse_args()
     signal.alarm(_LONGEST)  # the row that started it may have been killed
     stop, hold = (given.folder / f"{given.name}.{end}" for end in ("stop", "hold"))
@@ -126,7 +125,6 @@ def main() -> None:
             if held:
                 woken.append(ended - began)
             log.write(f"{ended:.6f} {ended - began:.6f}\n")
-            time.sleep(given.pause)
     found = {"steps": steps, "wrong": wrong(steps), "pieces": count, "filled": filled, "woken": woken}
     print(json.dumps(found), flush=True)
 

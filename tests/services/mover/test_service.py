@@ -109,6 +109,20 @@ def test_memory_that_is_added_is_without_parts_that_are_still_read(tmp_path: Pat
     assert mover.free() == 2 * UNIT
 
 
+def test_piece_waits_for_memory_that_the_pool_still_gets(tmp_path: Path) -> None:
+    mover = Mover(Store(tmp_path, 2 * UNIT))
+    assert mover.free() == 2 * UNIT  # soon
+    later = threading.Timer(0.2, mover.add_memory, (0, UNIT))
+    later.start()
+    keep(mover, KEY, 1)
+    later.join()
+    assert mover.free() == UNIT
+    mover.has_grown()  # there was no more
+    assert mover.free() == 0
+    with pytest.raises(PoolFullError):
+        keep(mover, KEY, 2)
+
+
 def test_pieces_that_are_not_all_here_are_not_marked(mover: Mover) -> None:
     keep(mover, KEY, 1)
     assert mover.find(KEY, [(1, UNIT), (2, UNIT)]) is None

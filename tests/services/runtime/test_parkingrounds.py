@@ -36,7 +36,7 @@ class Rig:
         nvml = SimpleNamespace(memory=lambda uuid: (20 * GIB, 24 * GIB))
         loop = SimpleNamespace(drain=lambda name, draining: None)
         mover = SimpleNamespace(
-            state=SimpleNamespace(free=64 * GIB), living=lambda message: True, keeps=lambda: False, size=0
+            state=SimpleNamespace(free=64 * GIB, parked=0), living=lambda message: True, keeps=lambda: False, size=0
         )
         self.parking = Parking(
             threading.RLock(), self.tenancies, cast(Any, {CARD: loop}), cast(Any, nvml), cast(Any, mover),
@@ -125,3 +125,12 @@ def test_park_by_hand_waits_for_memory_that_is_on_its_way_back(rig: Rig) -> None
     assert there is not None
     assert there.where is Where.RESIDENT
     assert rig.order[0] == Order.LEAVE
+
+
+def test_memory_that_has_just_returned_may_leave_again(rig: Rig) -> None:
+    """The pool's state is a second old: by it, all of the pool is taken."""
+    rig.parking.mover.state = cast(Any, SimpleNamespace(free=4 * GIB, parked=20 * GIB))
+    rig.rounds(0.2)
+    assert rig.parking.request("sleeper", leave=True) is None
+    rig.rounds(0.2)
+    assert rig.order == (Order.LEAVE, Why.NOTHING)

@@ -42,7 +42,7 @@ class PoolState(msgspec.Struct, frozen=True):
     pid: int
     size: int
     warm: int  # has been given memory
-    free: int
+    free: int  # can be taken, now or once it has been given memory
     parked: int
     trouble: str | None = None  # why it did not get all of its memory
 

@@ -30,7 +30,7 @@ from aliquot.services.mover.store import Key, Store
 _SIMULATED = "ALIQUOT_SIMGPU"
 _ALONE = 60.0  # seconds without a daemon and without anything kept
 _FORMER_END = 1.0  # seconds that a new connection waits for the end of the one before
-_TOUCHING = 8  # threads: one alone clears 1-2 GB/s
+_TOUCHING = min(16, os.cpu_count() or 1)  # threads: one alone clears 1-2 GB/s
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,12 @@ class Process:
                 connection.close()
 
     def _warm_up(self) -> None:
+        try:
+            self._grow()
+        finally:
+            self._mover.has_grown()
+
+    def _grow(self) -> None:
         """Chunk by chunk, first the memory, then the driver's registration, which needs a card. A simulated card has
         hardly any contents, so its pool needs no memory."""
         if os.environ.get(_SIMULATED):

@@ -26,6 +26,7 @@ from aliquot.services.mover.pool import Part, Pool, PoolFullError, without
 from aliquot.services.mover.store import Kept, Key, Store
 
 _AHEAD = 2  # packets that are mapped while another is copied
+_GROWTH = 10.0  # seconds to wait for memory that the pool still gets
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class Mover:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self._grown = threading.Condition(self._lock)
+        self._growing = True
         self.kept = self.store.kept()
         self.limits: dict[tuple[str, str], int | None] = {}  # by tenant and card
         self.warm = 0  # bytes of the pool that may be used
@@ -52,6 +55,13 @@ class Mover:
             taken = [part for kept in (*there, *self._late) for part in kept.parts]
             self.pool.give_back(without(Part(offset, size), taken))
             self.warm += size
+            self._grown.notify_all()
+
+    def has_grown(self) -> None:
+        """It gets no more memory: it has all of it, or there is not more."""
+        with self._lock:
+            self._growing = False
+            self._grown.notify_all()
 
     def parked(self) -> int:
         """Bytes kept."""
@@ -59,9 +69,16 @@ class Mover:
             return sum(kept.size for pieces in self.kept.values() for kept in pieces.values())
 
     def free(self) -> int:
-        """Bytes of the pool that can be taken now."""
+        """Bytes of the pool that can be taken, now or once the pool has the memory that it still gets."""
         with self._lock:
-            return self.pool.free
+            return self.pool.free + self._coming()
+
+    def _coming(self) -> int:
+        """With the lock held. Pieces that a mover before kept may lie there."""
+        if not self._growing:
+            return 0
+        taken = [part for pieces in self.kept.values() for kept in pieces.values() for part in kept.parts]
+        return sum(part.size for part in without(Part(self.warm, self.store.size - self.warm), taken))
 
     def only(self, living: Iterable[tuple[str, int, int]], tenants: Iterable[str] | None) -> None:
         """Forget what was kept for processes of these tenants (None: of any) that are not among the living (tenant,
@@ -98,8 +115,8 @@ class Mover:
     # --- packets ------------------------------------------------------------------------------------------------
 
     def reserve(self, key: Key, pieces: Iterable[tuple[int, int]]) -> dict[int, Kept]:
-        """Parts of the pool for pieces that leave. Raises PoolFullError; then nothing is taken. Raises WireError
-        where nothing of this tenant may leave."""
+        """Parts of the pool for pieces that leave; waits while the pool still gets memory. Raises PoolFullError; then
+        nothing is taken. Raises WireError where nothing of this tenant may leave."""
         made: dict[int, Kept] = {}
         with self._lock:
             limit = self.limits.get((key.tenant, key.card))
@@ -108,9 +125,10 @@ class Mover:
             size = sum(size for _, size in pieces)
             if limit is not None and size + self._kept_for(key.tenant, key.card) > limit:
                 raise PoolFullError(f"tenant {key.tenant} would park more than its limit of {limit} bytes")
+            self._grown.wait_for(lambda: size <= self.pool.free or size > self.pool.free + self._coming(), _GROWTH)
             try:
-                for piece, size in pieces:
-                    made[piece] = Kept(size, self.pool.take(size))
+                for piece, bytes_ in pieces:
+                    made[piece] = Kept(bytes_, self.pool.take(bytes_))
             except PoolFullError:
                 for kept in made.values():
                     self.pool.give_back(kept.parts)

@@ -21,9 +21,12 @@ from typing import NamedTuple
 from aliquot.adapters.gpu.burnkernel import PTX, RESULT_BYTES
 from aliquot.adapters.gpu.cuda import NOT_READY, Card, CudaError, Launch, NoDriverError
 
-KERNEL_US = 250.0
-_BATCH = 4  # kernels with one event
-_BATCHES = 100  # in the queue: 100 ms of work, so that a process that waits for a processor does not run dry
+KERNEL_US = 500.0
+_BATCH = 2  # kernels with one event
+# In the queue: 40 ms of work, so that a process that waits for a processor does not run dry. Not more: with some 450
+# launches and events in the queue the driver blocks the next one until half of them are done, on the H200 for 100 ms,
+# and a count that comes after a pause then has that time in it as well.
+_BATCHES = 40
 _LOOK = 0.0005  # seconds between two looks
 _THREADS, _BLOCKS = 256, 2
 _LONGEST = 30  # seconds

@@ -173,9 +173,8 @@ class Parking:
         never = [self._never.get((tenant, uuid)) for name, uuid in list(self._residency) if name == tenant]
         if leave and never and all(never):
             return "; ".join(sorted({reason_words(reason) for reason in never if reason is not None}))
-        state = self.mover.state
         leaves = sum(size for (name, _), size in list(self._leaving.items()) if name == tenant)
-        if leave and state is not None and leaves > state.free:
+        if leave and self.mover.state is not None and leaves > self._pool() - self._parked_elsewhere(None):
             return reason_words(ParkReason.POOL_FULL)
         with self._lock:
             self._asked[tenant] = leave
@@ -448,11 +447,18 @@ class Parking:
             used, total = self._nvml.memory(uuid)
         except NvmlError:
             return None
-        state = self.mover.state
         free = max(0, total - used - _MARGIN - self._reserve(uuid))
         known = sum(occupant.on_card for occupant in occupants.values())
-        parked = sum(occupant.parked for occupant in occupants.values())
-        return Memory(free + known, parked + (0 if state is None else state.free))
+        return Memory(free + known, max(0, self._pool() - self._parked_elsewhere(uuid)))
+
+    def _pool(self) -> int:
+        """Bytes of the pool for memory that is parked or may be. What is parked changes more often than we ask."""
+        state = self.mover.state
+        return 0 if state is None else state.free + state.parked
+
+    def _parked_elsewhere(self, uuid: str | None) -> int:
+        """Bytes of the tenants on the other cards, by their pages; None: on all."""
+        return sum(shown.parked for (_, card), shown in list(self._residency.items()) if card != uuid)
 
     def _perform(self, tenant: str, uuid: str, *, leave: bool, now: float) -> None:
         with self._lock:
