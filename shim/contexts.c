@@ -4,6 +4,11 @@
 #define ORDINALS 64
 static CUcontext primary[ORDINALS];     /* each device's own context, as cuDevicePrimaryCtxRetain gave it out */
 
+bool alq_is_primary(CUcontext context, CUdevice device)
+{
+    return context && device >= 0 && device < ORDINALS && __atomic_load_n(&primary[device], __ATOMIC_RELAXED) == context;
+}
+
 struct ending { CUcontext context; uint64_t before; };
 
 /* Pieces and pools belong to the device, not to a context: they stay. */

@@ -99,6 +99,7 @@ static void forget_all(void)
     alq_handles_forget();
     alq_mover_forget();
     alq_parking_forget();
+    alq_ordered_forget();
 }
 
 /* pthread_atfork is a stub in each library on glibc and a function on musl: take whichever the process has. */

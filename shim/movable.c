@@ -321,6 +321,11 @@ int alq_movable_alloc(CUdeviceptr *p, uint64_t bytes, int card, CUdevice device)
 void alq_movable_free(const struct alq_entry *entry)
 {
     ALQ_REAL(cuCtxSynchronize)();
+    alq_movable_release(entry);
+}
+
+void alq_movable_release(const struct alq_entry *entry)
+{
     pthread_mutex_lock(&alq_movable_lock);
     if (entry->size <= SMALL) {
         free_small(entry->key, entry->size);

@@ -136,6 +136,15 @@ int alq_enter_slow(bool word)
     return entered;
 }
 
+bool alq_enter_resident(int card)
+{
+    __atomic_fetch_add(&inside[card], 1, __ATOMIC_SEQ_CST);
+    if (state_of(card) == ALQ_RESIDENT)
+        return true;
+    alq_exit(card);
+    return false;
+}
+
 void alq_exit(int card)
 {
     if (__atomic_sub_fetch(&inside[card], 1, __ATOMIC_SEQ_CST) == 0 && state_of(card) == ALQ_LEAVING)
@@ -392,6 +401,8 @@ static void leave(struct alq_move *move, int card)
     else if (before == ALQ_RESIDENT)
         why = finished(card);
     be_current(card);
+    if (!why && before == ALQ_RESIDENT)
+        alq_ordered_park(card);
     pthread_mutex_lock(&alq_movable_lock);
     if (!why)
         why = alq_mover_move(card, true, count_parked);

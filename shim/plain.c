@@ -153,6 +153,8 @@ void alq_free_movable(const struct alq_entry *entry)
     alq_movable_free(entry);
     alq_leave(entered);
     alq_charge(entry->card, -(int64_t)alq_rounded(entry->size));
+    if (entry->from)
+        alq_ordered_ended(entry);
 }
 
 int alq_cuMemFree_v2(fn_cuMemFree_v2 *real, int ptsz, CUdeviceptr p)

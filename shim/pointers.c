@@ -74,7 +74,7 @@ static bool answer(void *data, int attribute, CUdeviceptr p, const struct alq_en
     case MAPPED:         return yes_or_no(data, true);
     case HANDLE_TYPES:   *(uint64_t *)data = 0; return true;
     case ACCESS_FLAGS:   *(int *)data = 3; return true;                 /* read and write */
-    case POOL_HANDLE:    *(void **)data = NULL; return true;
+    case POOL_HANDLE:    *(void **)data = alq_ordered_pool(entry->from); return true;
     default:             return false;
     }
 }

@@ -12,7 +12,7 @@
 
 #define FIRST 64
 #define MOST  4096
-struct pool { CUmemoryPool handle; int card; uint8_t tag; bool managed; uint64_t charged, handed; };
+struct pool { CUmemoryPool handle; int card; uint8_t tag; bool managed, simple; uint64_t charged, handed; };
 static struct pool *pools;                  /* [0, count) */
 static int count, capacity;
 static int leaving[ALQ_CARDS];              /* threads that are ending the device's own context */
@@ -94,6 +94,7 @@ static uint64_t settle(struct pool *pool, uint64_t reserved)
 
 static void trim_all(int card)
 {
+    alq_ordered_trim(card, NULL, 0);
     pthread_mutex_lock(&lock);
     for (int i = 0; i < count; i++)
         if (pools[i].card == card && pools[i].charged && !leaving[card]) {
@@ -242,6 +243,17 @@ static int call_from_pool(const struct request *r, void *real)
     return ((fn_cuMemAllocFromPoolAsync *)real)(r->p, r->n, r->pool, r->stream);
 }
 
+/* Whether memory that can leave may serve it, and with what result; ALQ_NOT_HERE: the driver's pool has to. `simple`: a pool of
+ * the program's own that no other process can know, and that has no limit. */
+static int allocate_movable(const struct request *r, int card, CUdevice device, bool simple)
+{
+    CUmemoryPool usual = NULL;
+    if (!alq_page()->card[card].parkable || alq_card_of_device(device) != card ||
+        (!simple && (ALQ_REAL(cuDeviceGetDefaultMemPool)(&usual, device) || usual != r->pool)))
+        return ALQ_NOT_HERE;
+    return alq_ordered_alloc(&(struct alq_ordered){ r->p, r->n, r->pool, r->stream, r->ptsz, card, device });
+}
+
 int alq_cuMemAllocAsync(fn_cuMemAllocAsync *real, int ptsz, CUdeviceptr *p, size_t n, CUstream stream)
 {
     struct request r = { .p = p, .n = n, .stream = stream, .ptsz = ptsz };
@@ -258,8 +270,12 @@ int alq_cuMemAllocAsync(fn_cuMemAllocAsync *real, int ptsz, CUdeviceptr *p, size
     pthread_mutex_lock(&lock);
     struct pool *known = find(r.pool);      /* one of the program's own, which may be on another card */
     card = known ? known->card : card;
+    bool simple = known && known->simple;
     pthread_mutex_unlock(&lock);
-    return card < 0 ? real(p, n, stream) : allocate(&r, card, call_async, (void *)real);
+    if (card < 0)
+        return real(p, n, stream);
+    int result = allocate_movable(&r, card, device, simple);
+    return result == ALQ_NOT_HERE ? allocate(&r, card, call_async, (void *)real) : result;
 }
 
 int alq_cuMemAllocFromPoolAsync(fn_cuMemAllocFromPoolAsync *real, int ptsz, CUdeviceptr *p, size_t n, CUmemoryPool pool,
@@ -269,6 +285,7 @@ int alq_cuMemAllocFromPoolAsync(fn_cuMemAllocFromPoolAsync *real, int ptsz, CUde
     pthread_mutex_lock(&lock);
     struct pool *known = find(pool);
     int card = known ? known->card : ALQ_CARDS;
+    bool simple = known && known->simple;
     pthread_mutex_unlock(&lock);
     CUdevice device = -1;
     int here = alq_card_of_context(&device);
@@ -280,7 +297,8 @@ int alq_cuMemAllocFromPoolAsync(fn_cuMemAllocFromPoolAsync *real, int ptsz, CUde
         return alq_refuse(card);
     if (alq_capturing(stream, ptsz))
         return capture(&r, device, call_from_pool, (void *)real);
-    return allocate(&r, card, call_from_pool, (void *)real);
+    int result = allocate_movable(&r, card, device, simple);
+    return result == ALQ_NOT_HERE ? allocate(&r, card, call_from_pool, (void *)real) : result;
 }
 
 int alq_cuMemFreeAsync(fn_cuMemFreeAsync *real, int ptsz, CUdeviceptr p, CUstream stream)
@@ -296,7 +314,10 @@ int alq_cuMemFreeAsync(fn_cuMemFreeAsync *real, int ptsz, CUdeviceptr p, CUstrea
         return result;
     }
     if (!alq_capturing(stream, ptsz) && alq_take(ALQ_MOVABLE, p, &entry)) {
-        alq_free_movable(&entry);       /* memory of cuMemAlloc may be freed this way as well */
+        if (entry.from)
+            alq_ordered_free(&entry, stream, ptsz);
+        else
+            alq_free_movable(&entry);   /* memory of cuMemAlloc may be freed this way as well */
         return CUDA_SUCCESS;
     }
     bool plain = alq_take(ALQ_MEMORY, p, &entry) || alq_take(ALQ_OPENED, p, &entry);
@@ -325,13 +346,13 @@ void alq_pool_freed(const struct alq_entry *entry)
 /* ---- pools of the program's own ---- */
 
 /* False: there are too many. */
-static bool learn(CUmemoryPool handle, int type, const CUmemLocation *where)
+static bool learn(CUmemoryPool handle, int type, const CUmemLocation *where, bool simple)
 {
     int card = alq_card_of_location(type, where);
     pthread_mutex_lock(&lock);
     struct pool *pool = enter(handle, card);
     if (pool)
-        pool->managed = type == ALLOCATION_MANAGED;
+        pool->managed = type == ALLOCATION_MANAGED, pool->simple = simple;
     pthread_mutex_unlock(&lock);
     return pool;
 }
@@ -340,7 +361,12 @@ int alq_cuMemPoolCreate(fn_cuMemPoolCreate *real, int ptsz, CUmemoryPool *pool, 
 {
     (void)ptsz;
     int result = real(pool, props);
-    if (result != CUDA_SUCCESS || !pool || !props || learn(*pool, props->type, &props->location))
+    if (result != CUDA_SUCCESS || !pool || !props)
+        return result;
+    bool simple = props->type == ALLOCATION_PINNED && props->location.type == LOCATION_DEVICE && !props->handle_types && !props->max_size;
+    for (size_t i = 0; i < sizeof props->rest; i++)
+        simple = simple && !props->rest[i];
+    if (learn(*pool, props->type, &props->location, simple))
         return result;
     ALQ_REAL(cuMemPoolDestroy)(*pool);
     return alq_refuse(alq_card_of_location(props->type, &props->location));
@@ -352,7 +378,7 @@ int alq_cuMemGetDefaultMemPool(fn_cuMemGetDefaultMemPool *real, int ptsz, CUmemo
     (void)ptsz;
     int result = real(pool, where, type);
     if (result == CUDA_SUCCESS && pool && where)
-        learn(*pool, type, where);
+        learn(*pool, type, where, false);
     return result;
 }
 
@@ -389,6 +415,7 @@ int alq_cuMemPoolDestroy(fn_cuMemPoolDestroy *real, int ptsz, CUmemoryPool handl
 {
     (void)ptsz;
     struct pool gone = { .handle = NULL };
+    alq_ordered_pool_ended(handle);
     pthread_mutex_lock(&lock);
     struct pool *pool = find(handle);
     if (pool) {
@@ -433,6 +460,7 @@ void alq_pools_leave(int card, bool begin)
     pthread_mutex_lock(&lock);
     leaving[card] += begin ? 1 : -1;
     pthread_mutex_unlock(&lock);
+    alq_ordered_leave(card, begin);
 }
 
 /* The device's own context has ended: handles of its pools may mean nothing any more, and are not asked again. */
@@ -452,12 +480,16 @@ void alq_pools_drop(int card)
     pthread_mutex_unlock(&lock);
     while (alq_take_where(pooled_on, &card, &at, &entry))
         ;
+    if (card >= 0)
+        alq_ordered_drop(card);
 }
 
 int alq_cuMemPoolTrimTo(fn_cuMemPoolTrimTo *real, int ptsz, CUmemoryPool pool, size_t keep)
 {
     (void)ptsz;
     int result = real(pool, keep);
+    if (result == CUDA_SUCCESS)
+        alq_ordered_trim(0, pool, keep);
     alq_settle();
     return result;
 }

@@ -7,6 +7,7 @@
  *     cards.c     which card is meant
  *     book.c      what this process has allocated: pointer or handle -> bytes
  *     exports.c   memory that other processes may hold too: who of them is charged
+ *     ordered.c   stream-ordered memory that can leave
  *     plain.c, pieces.c, pointers.c, sharing.c, pools.c, graphs.c, contexts.c, answers.c    the bodies of hooks
  *     work.c      launches: counting, waking the daemon, the gate
  *     observe.c   ioctl: which channel groups this process has
@@ -133,7 +134,7 @@ struct alq_entry {
                              * graph; GRAPH: the one that it is part of */
     uint64_t now;           /* PIECE: mappings; GRAPH: bytes live after the nodes so far; TILE: the array */
     uint64_t file;          /* exported: alq_export() knows whether a file of it is left */
-    uint64_t from;          /* imported: who is charged for it, while `elsewhere` */
+    uint64_t from;          /* imported: who is charged for it, while `elsewhere`; MOVABLE: its pool (ordered.c), 0: none */
     uint64_t serial;        /* when it was entered */
     uint32_t refs;          /* of a PIECE, OPENED; MOVABLE: its device */
     int8_t   card;
@@ -231,6 +232,7 @@ bool alq_range_stays(CUdeviceptr p, uint64_t n);        /* others are told of it
 int alq_handle_retain(fn_cuMemRetainAllocationHandle *real, CUmemHandle *h, void *p);
 int alq_movable_alloc(CUdeviceptr *p, uint64_t bytes, int card, CUdevice device);
 void alq_movable_free(const struct alq_entry *entry);
+void alq_movable_release(const struct alq_entry *entry);    /* the same; the work that may use it is done */
 void alq_free_movable(const struct alq_entry *entry);   /* the same, and it is no longer charged */
 int alq_handle_create(fn_cuMemCreate *real, CUmemHandle *h, size_t n, const CUmemAllocationProp *prop,
                       unsigned long long flags, int card);
@@ -244,6 +246,22 @@ int alq_map_tiles(fn_cuMemMapArrayAsync *real, CUarrayMapInfo *list, unsigned co
 bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began);
 void alq_room_done(int card, uint64_t began);
 void alq_parking_publish(struct alq_page *page, unsigned slot);     /* what the page says of this process's memory */
+bool alq_enter_resident(int card);          /* for calls that wake nothing: false, not entered: the memory is not there */
+
+/* ---- ordered.c: stream-ordered memory that can leave ---- */
+struct alq_ordered { CUdeviceptr *p; size_t n; CUmemoryPool pool; CUstream stream; int ptsz, card; CUdevice device; };
+#define ALQ_NOT_HERE (-1)                   /* the driver's pool has to serve it */
+int alq_ordered_alloc(const struct alq_ordered *r);
+void alq_ordered_free(const struct alq_entry *entry, CUstream stream, int ptsz);
+void alq_ordered_ended(const struct alq_entry *entry);  /* it was freed in another way */
+void alq_ordered_trim(int card, CUmemoryPool pool, uint64_t keep);  /* a pool: NULL: all of the card */
+void alq_ordered_settle(void);
+void alq_ordered_park(int card);
+CUmemoryPool alq_ordered_pool(uint64_t from);
+void alq_ordered_pool_ended(CUmemoryPool pool);
+void alq_ordered_leave(int card, bool begin);
+void alq_ordered_drop(int card);
+bool alq_is_primary(CUcontext context, CUdevice device);    /* contexts.c: the device's own */
 extern int alq_parks, alq_captures;
 int alq_enter_slow(bool word);
 void alq_exit(int card);
@@ -298,6 +316,7 @@ void alq_movable_forget(void);
 void alq_handles_forget(void);
 void alq_mover_forget(void);
 void alq_parking_forget(void);
+void alq_ordered_forget(void);
 
 uint64_t alq_now(void);         /* CLOCK_MONOTONIC, ns */
 void alq_sleep_ms(long ms);

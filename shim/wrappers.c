@@ -52,8 +52,10 @@
     int symbol params \
     { \
         WAITING(name, symbol, args) \
-        if (ALQ_RARE(__atomic_load_n(&alq_pools_live, __ATOMIC_RELAXED))) \
+        if (ALQ_RARE(__atomic_load_n(&alq_pools_live, __ATOMIC_RELAXED))) { \
             alq_settle(); \
+            alq_ordered_settle(); \
+        } \
         return result; \
     }
 

@@ -1,5 +1,6 @@
-"""A program whose GPU memory moves: `python -m kit.moving PIECES MIB UNTIL`. With `MIB` below 0 the memory is
-stream-ordered, and does not move.
+"""A program whose GPU memory moves: `python -m kit.moving PIECES MIB UNTIL [KIND]`. KIND `ordered`: the
+memory is stream-ordered, and a part of it is freed and allocated again in every step; `limited`: of a pool that has a
+limit, so it does not move.
 
 It works on all of its memory, checks it in between, and says in one line of JSON what it saw."""
 
@@ -14,12 +15,25 @@ from pathlib import Path
 from simgpu.driver import CudaError, Session
 
 
-def main(pieces: int, mib: int, until: Path) -> dict[str, object]:
+def limited(session: Session) -> ctypes.c_void_p:
+    """A pool of at most 1 TiB. CUmemPoolProps: pinned, on device 0."""
+    props = (ctypes.c_uint64 * 11)(1, 1, 0, 1 << 40)
+    return ctypes.c_void_p(session.cuda.get("cuMemPoolCreate", ctypes.byref(props)))
+
+
+def main(pieces: int, mib: int, until: Path, kind: str = "plain") -> dict[str, object]:
     session = Session()
-    size = abs(mib) << 20
-    memory = [
-        session.allocate(size) if mib > 0 else session.cuda.get("cuMemAllocAsync", size, None) for _ in range(pieces)
-    ]
+    size = mib << 20
+    pool = limited(session) if kind == "limited" else None
+
+    def allocate() -> int:
+        if kind == "plain":
+            return session.allocate(size)
+        if pool is not None:
+            return int(session.cuda.get("cuMemAllocFromPoolAsync", size, pool, None))
+        return int(session.cuda.get("cuMemAllocAsync", size, None))
+
+    memory = [allocate() for _ in range(pieces)]
     steps, wrong, longest, last = 0, 0, 0.0, time.monotonic()
     hold, held = until.with_suffix(".hold"), False  # while that file is there, it does nothing
     look = until.with_suffix(".look")  # but what this one says
@@ -70,6 +84,9 @@ def main(pieces: int, mib: int, until: Path) -> dict[str, object]:
             session.synchronize()
             wrong += check(steps)
             steps += 1
+            if kind == "ordered":
+                session.cuda.call("cuMemFreeAsync", memory[0], None)
+                memory[0] = allocate()
             write(steps)
             now = time.monotonic()
             longest, last = max(longest, now - last), now
@@ -81,4 +98,4 @@ def main(pieces: int, mib: int, until: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))), flush=True)
+    print(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])), flush=True)

@@ -37,10 +37,10 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 class Mover:
     """A program of kit/moving.py."""
 
-    def __init__(self, node: Node, name: str, gib: int, piece_mib: int = 256) -> None:
+    def __init__(self, node: Node, name: str, gib: int, piece_mib: int = 256, kind: str = "plain") -> None:
         self.name, self._until = name, node.folder / f"{name}.end"
-        count = gib * 1024 // abs(piece_mib)
-        command = [sys.executable, "-m", "kit.moving", str(count), str(piece_mib), str(self._until)]
+        count = gib * 1024 // piece_mib
+        command = [sys.executable, "-m", "kit.moving", str(count), str(piece_mib), str(self._until), kind]
         self.process = subprocess.Popen(
             command, env=node.environment(name), cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True
         )
@@ -201,9 +201,23 @@ def test_large_allocations_of_several_tenants_wait_while_another_leaves(node: No
     assert holder.end()["error"] == 0  # what cannot leave has no contents on a simulated card
 
 
-def test_tenant_with_stream_ordered_memory_stays_and_says_why(node: Node) -> None:
+def test_stream_ordered_memory_leaves_and_returns_while_the_program_frees_and_allocates(node: Node) -> None:
+    ordered = Mover(node, node.tenant("normal", memory=4 * GIB, park_after=600.0), 2, kind="ordered")
+    ordered.ready()
+    until(lambda: residency(node, ordered.name), "it is known")
+
+    def left() -> bool:
+        node.ask("request_move", name=ordered.name, leave=True)
+        return bool(residency(node, ordered.name).get("moves", 0) >= 3)
+
+    until(left, "it has left three times")
+    ended = ordered.end()
+    assert (ended["wrong"], ended["error"]) == (0, 0), ended
+
+
+def test_tenant_with_memory_of_the_drivers_pools_stays_and_says_why(node: Node) -> None:
     """Also where another needs the room; its memory has no contents on a simulated card."""
-    pooled = Mover(node, node.tenant("offline", memory=11 * GIB), 10, piece_mib=-256)
+    pooled = Mover(node, node.tenant("offline", memory=11 * GIB), 10, kind="limited")
     pooled.ready()
     found = until(lambda: residency(node, pooled.name), "it is known")
     assert (found["where"], found["parked"], found["why"]) == ("resident", 0, "stream-ordered")

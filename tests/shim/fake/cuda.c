@@ -256,7 +256,7 @@ static int fake_cuCtxSetLimit(int limit, size_t value) { (void)limit; (void)valu
 /* ---- streams, only as far as they capture ---- */
 struct stream { int capturing; void *graph; };
 PUBLIC int cuStreamCreate(void **s, unsigned flags) { (void)flags; *s = calloc(1, sizeof(struct stream)); return 0; }
-static int capturing(void *s, int *status) { *status = s ? ((struct stream *)s)->capturing : 0; return 0; }
+static int capturing(void *s, int *status) { *status = (uintptr_t)s > 2 /* not one of the driver's own */ ? ((struct stream *)s)->capturing : 0; return 0; }
 PUBLIC int cuStreamIsCapturing(void *s, int *status) { return capturing(s, status); }
 PUBLIC int cuStreamIsCapturing_ptsz(void *s, int *status) { return capturing(s, status); }
 static int begin_capture(struct stream *t, void *graph) { t->capturing = 1; t->graph = graph; return 0; }
@@ -272,6 +272,16 @@ static int info(void *s, int *status, uint64_t *id, CUgraph *g, const CUgraphNod
 PUBLIC int cuStreamGetCaptureInfo_v2(void *s, int *st, uint64_t *id, CUgraph *g, const CUgraphNode **a, size_t *n) { return info(s, st, id, g, a, n); }
 PUBLIC int cuStreamGetCaptureInfo_v2_ptsz(void *s, int *st, uint64_t *id, CUgraph *g, const CUgraphNode **a, size_t *n) { return info(s, st, id, g, a, n); }
 PUBLIC int cuThreadExchangeStreamCaptureMode(int *mode) { static __thread int now; int old = now; now = *mode; *mode = old; return 0; }
+
+/* ---- events: done, unless a test says that work goes on ---- */
+static int unfinished, events, event_waits;
+PUBLIC void fake_unfinished(int on) { unfinished = on; }
+PUBLIC int fake_events(void) { return events; }             /* that were made and not destroyed */
+PUBLIC int fake_event_waits(void) { return event_waits; }   /* of streams */
+PUBLIC int cuEventCreate(void **e, unsigned flags) { (void)flags; events++; *e = malloc(1); return 0; }
+PUBLIC int cuEventDestroy_v2(void *e) { events--; free(e); return 0; }
+PUBLIC int cuEventRecord(void *e, void *s) { (void)e; (void)s; return 0; }
+PUBLIC int cuStreamWaitEvent(void *s, void *e, unsigned flags) { (void)s; (void)e; (void)flags; event_waits++; return 0; }
 
 /* ---- pools: freed memory is `pending` until a wait, then spare until a trim (or at once, below the threshold) ---- */
 struct pool { int card, dead; uint64_t reserved, used, pending, threshold; };
@@ -312,8 +322,8 @@ static int graph_alloc(void *graph, uint64_t n, uint64_t *p);
 static int graph_free(void *graph, uint64_t p);
 PUBLIC int cuDeviceGetMemPool(void **p, int d) { *p = &defaults[d]; return 0; }
 PUBLIC int cuDeviceGetDefaultMemPool(void **p, int d) { *p = &defaults[d]; return 0; }
-PUBLIC int cuMemPoolGetAttribute(void *p, int a, uint64_t *v) { struct pool *q = p; asked_dead += q->dead; if (forbidden) return forbidden; *v = a == POOL_RESERVED_NOW ? q->reserved : a == POOL_USED_NOW ? q->used : 0; return 0; }
-PUBLIC int cuMemPoolSetAttribute(void *p, int a, uint64_t *v) { if (a == 4) ((struct pool *)p)->threshold = *v; return 0; }
+static int fake_cuMemPoolGetAttribute(void *p, int a, void *v) { struct pool *q = p; asked_dead += q->dead; if (forbidden) return forbidden; *(uint64_t *)v = a == POOL_RESERVED_NOW ? q->reserved : a == POOL_USED_NOW ? q->used : a == 4 ? q->threshold : 0; return 0; }
+static int fake_cuMemPoolSetAttribute(void *p, int a, void *v) { if (a == 4) ((struct pool *)p)->threshold = *(uint64_t *)v; return 0; }
 static int fake_cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t n, void *pool, void *s)
 { int status = 0; capturing(s, &status); return status ? graph_alloc(((struct stream *)s)->graph, n, p) : pool_alloc(p, n, pool); }
 static int fake_cuMemAllocAsync(CUdeviceptr *p, size_t n, void *s) { return current ? fake_cuMemAllocFromPoolAsync(p, n, &defaults[device_of(current)], s) : INVALID_CONTEXT; }
@@ -426,13 +436,14 @@ static int fake_nvmlDeviceGetMemoryInfo_v2(void *d, nvmlMemory_v2_t *m) { (void)
 #define COUNT(symbol) __atomic_fetch_add(&calls[ALQ_AT_##symbol], 1, __ATOMIC_RELAXED)
 #define PLAIN(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); return 0; }
 #define WAITS(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); waited(); return 0; }
+#define ASKED(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); return unfinished ? CUDA_ERROR_NOT_READY : 0; }
 #define BODIED(symbol, name, ptsz, params, args) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); return fake_##name args; }
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #define GATE(name, kinds, params, args, stream) ALQ_##kinds(PLAIN, name, params, args)
 #define NOTE(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
 #define COPY(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
 #define WAIT(name, kinds, params, args) ALQ_##kinds(WAITS, name, params, args)
-#define QUERY(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
+#define QUERY(name, kinds, params, args) ALQ_##kinds(ASKED, name, params, args)
 #define TOUCH(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
 #define WORD(name, kinds, params, args) ALQ_##kinds(PLAIN, name, params, args)
 #define BODY(name, kinds, params, args) ALQ_##kinds(BODIED, name, params, args)

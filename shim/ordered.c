@@ -1,0 +1,497 @@
+/* ordered.c - stream-ordered memory (cuMemAllocAsync) of a tenant that may be parked, from memory that can leave.
+ *
+ * The driver's own pools cannot move. So here an allocation is memory of movable.c, there when the call returns. A free
+ * records an event on its stream, and the memory is kept: it is handed out again once the event is done, or at once on
+ * the same stream, which is made to wait for the event. What is kept counts as the pool's, and is given back as the
+ * driver does it: by a trim, at a wait beyond the pool's release threshold, when the quota or the card is full; and
+ * before the memory leaves, because nobody needs it.
+ *
+ * Only in the device's own context, which the events belong to, and for pools that no other process can know. All else
+ * goes to the driver's pool, which the daemon names as the reason why it stays on the card.
+ */
+#include "movable.h"
+
+#define BUCKETS 256
+#define LOOKS   16              /* kept blocks of a size that are asked whether they are done, at most */
+#define POOLS   32
+#define EVENTS  256             /* that are kept for later, of a card */
+#define LITTLE  (32ull << 20)   /* bytes that a pool may keep over a wait, whatever its threshold: making them again takes long */
+#define SMALL   (1ull << 20)
+enum { DISABLE_TIMING = 2, THRESHOLD = 4, RESERVED_HIGH = 6, USED_HIGH = 8 };
+#define LEGACY     ((CUstream)1)
+#define PER_THREAD ((CUstream)2)
+
+/* A pool, as far as it is ours. `.from` of an entry is its place here, from 1 on. */
+struct pool { CUmemoryPool handle; int card; uint64_t used, kept, used_high, reserved_high; };
+
+/* Memory that is free, and where. */
+struct block { struct alq_entry entry; CUevent event; CUstream stream; uint32_t next, before; };
+
+static struct pool pools[POOLS];                /* .card is valid while .handle is set, or something is left of it */
+static struct alq_list blocks = { .size = sizeof(struct block) };
+static struct { uint32_t first, last; } bucket[BUCKETS] = { [0 ... BUCKETS - 1] = { ALQ_NONE, ALQ_NONE } };   /* the oldest is first */
+static uint32_t spare_block = ALQ_NONE;
+static CUevent spare_event[ALQ_CARDS][EVENTS];
+static unsigned spare_events[ALQ_CARDS];
+static int ending[ALQ_CARDS];                   /* threads that are ending the device's own context, and its events with it */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* taken before that of movable.c, never after it */
+
+static struct block *block_at(uint32_t i) { return alq_list_at(&blocks, i); }
+
+/* Few sizes, so that what was freed fits: of small ones four for each power of two, then whole units. */
+static uint64_t size_of(uint64_t n)
+{
+    if (n > SMALL)
+        return (n + ALQ_UNIT - 1) / ALQ_UNIT * ALQ_UNIT;
+    uint64_t step = 512;
+    while (step * 8 < n)
+        step *= 2;
+    return (n + step - 1) / step * step;
+}
+
+static unsigned bucket_of(uint64_t size) { return (unsigned)(size * 0x9e3779b97f4a7c15ull >> 32) % BUCKETS; }
+
+/* Others may capture in the strict mode meanwhile, which forbids our calls to everyone who is not relaxed. */
+static bool relax(int *mode)
+{
+    *mode = CAPTURE_MODE_RELAXED;
+    return ALQ_REAL(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS;
+}
+
+static void unrelax(bool relaxed, int *mode)
+{
+    if (relaxed)
+        ALQ_REAL(cuThreadExchangeStreamCaptureMode)(mode);
+}
+
+/* ---- with `lock` held ---- */
+
+/* 0: none is left. */
+static uint64_t pool_of(CUmemoryPool handle, int card)
+{
+    uint64_t none = 0;
+    for (unsigned i = 0; i < POOLS; i++) {
+        if (pools[i].handle == handle && pools[i].card == card)
+            return i + 1;
+        if (!none && !pools[i].handle && !pools[i].used && !pools[i].kept)
+            none = i + 1;
+    }
+    if (none)
+        pools[none - 1] = (struct pool){ .handle = handle, .card = card };
+    return none;
+}
+
+static void count(uint64_t from, int64_t used, int64_t kept)
+{
+    struct pool *pool = &pools[from - 1];
+    pool->used += (uint64_t)used;
+    pool->kept += (uint64_t)kept;
+    if (pool->used > pool->used_high)
+        pool->used_high = pool->used;
+    if (pool->used + pool->kept > pool->reserved_high)
+        pool->reserved_high = pool->used + pool->kept;
+}
+
+static CUevent take_event(int card)
+{
+    CUevent event = NULL;
+    if (spare_events[card])
+        return spare_event[card][--spare_events[card]];
+    return ALQ_REAL(cuEventCreate)(&event, DISABLE_TIMING) ? NULL : event;
+}
+
+static void give_event(int card, CUevent event)
+{
+    if (spare_events[card] < EVENTS)
+        spare_event[card][spare_events[card]++] = event;
+    else
+        ALQ_REAL(cuEventDestroy_v2)(event);
+}
+
+static bool add_block(const struct block *made)
+{
+    uint32_t i = spare_block != ALQ_NONE ? spare_block : alq_list_add(&blocks);
+    unsigned b = bucket_of(made->entry.size);
+    if (i == ALQ_NONE)
+        return false;
+    if (i == spare_block)
+        spare_block = block_at(i)->next;
+    *block_at(i) = *made;
+    block_at(i)->next = ALQ_NONE;
+    block_at(i)->before = bucket[b].last;
+    *(bucket[b].last != ALQ_NONE ? &block_at(bucket[b].last)->next : &bucket[b].first) = i;
+    bucket[b].last = i;
+    count(made->entry.from, 0, (int64_t)made->entry.size);
+    return true;
+}
+
+static void remove_block(uint32_t i)
+{
+    struct block *block = block_at(i);
+    unsigned b = bucket_of(block->entry.size);
+    *(block->before != ALQ_NONE ? &block_at(block->before)->next : &bucket[b].first) = block->next;
+    *(block->next != ALQ_NONE ? &block_at(block->next)->before : &bucket[b].last) = block->before;
+    count(block->entry.from, 0, -(int64_t)block->entry.size);
+    block->next = spare_block;
+    spare_block = i;
+}
+
+static bool is_done(const struct block *block) { return ALQ_REAL(cuEventQuery)(block->event) == CUDA_SUCCESS; }
+
+/* ---- streams ---- */
+
+/* What two calls on the same stream have in common; NULL: nothing, each thread has its own. */
+static CUstream key_of(CUstream stream, int ptsz)
+{
+    stream = stream ? stream : ptsz ? PER_THREAD : LEGACY;
+    return stream == PER_THREAD ? NULL : stream;
+}
+
+static int record(CUevent event, CUstream stream, int ptsz)
+{
+    return ptsz ? ALQ_REAL(cuEventRecord_ptsz)(event, stream) : ALQ_REAL(cuEventRecord)(event, stream);
+}
+
+static int wait_for(CUstream stream, CUevent event, int ptsz)
+{
+    return ptsz ? ALQ_REAL(cuStreamWaitEvent_ptsz)(stream, event, 0) : ALQ_REAL(cuStreamWaitEvent)(stream, event, 0);
+}
+
+static void finish(CUstream stream, int ptsz)
+{
+    if (ptsz)
+        ALQ_REAL_AS(cuStreamSynchronize, cuStreamSynchronize_ptsz)(stream);
+    else
+        ALQ_REAL(cuStreamSynchronize)(stream);
+}
+
+/* ---- giving back ---- */
+
+/* Of what is done, until the pool (0: each pool of the card) keeps no more than that. The memory must be there. Bytes. */
+static uint64_t give_back(int card, uint64_t from, uint64_t keep)
+{
+    uint64_t bytes = 0;
+    int mode;
+    bool relaxed = relax(&mode);
+    pthread_mutex_lock(&lock);
+    for (unsigned b = 0; b < BUCKETS && !ending[card]; b++)
+        for (uint32_t i = bucket[b].first, next; i != ALQ_NONE; i = next) {
+            const struct block *block = block_at(i);
+            const struct alq_entry *entry = &block->entry;
+            next = block->next;
+            if (entry->card != card || (from && entry->from != from) || pools[entry->from - 1].kept <= keep || !is_done(block))
+                continue;
+            alq_movable_release(entry);
+            alq_charge(card, -(int64_t)alq_rounded(entry->size));
+            bytes += entry->size;
+            give_event(card, block->event);
+            remove_block(i);
+        }
+    pthread_mutex_unlock(&lock);
+    unrelax(relaxed, &mode);
+    return bytes;
+}
+
+/* Everything that is kept, or what a pool keeps beyond `keep`; not while the memory is away. */
+void alq_ordered_trim(int card, CUmemoryPool handle, uint64_t keep)
+{
+    uint64_t from = 0;
+    bool any = false;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < POOLS; i++)
+        if (pools[i].kept && (handle ? pools[i].handle == handle : pools[i].card == card)) {
+            card = pools[i].card;
+            from = handle ? i + 1 : 0;
+            keep = handle && keep > pools[i].used ? keep - pools[i].used : 0;
+            any = true;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+    if (!any || !alq_enter_resident(card))
+        return;
+    give_back(card, from, keep);
+    alq_exit(card);
+}
+
+/* After a wait. The lock is held over the question, so that the pool does not end meanwhile. */
+void alq_ordered_settle(void)
+{
+    for (unsigned i = 0; i < POOLS; i++) {
+        if (__atomic_load_n(&pools[i].kept, __ATOMIC_RELAXED) <= LITTLE || pthread_mutex_trylock(&lock))
+            continue;
+        struct pool pool = pools[i];
+        uint64_t threshold = 0;
+        bool asked = !ending[pool.card] &&
+                     (!pool.handle || !ALQ_REAL(cuMemPoolGetAttribute)(pool.handle, THRESHOLD, &threshold));
+        pthread_mutex_unlock(&lock);
+        if (!asked || pool.used + pool.kept <= threshold || !alq_enter_resident(pool.card))
+            continue;
+        uint64_t keep = threshold > pool.used ? threshold - pool.used : 0;
+        give_back(pool.card, i + 1, keep > LITTLE ? keep : LITTLE);
+        alq_exit(pool.card);
+    }
+}
+
+/* The memory is about to leave; its work is done, and no call is under way. */
+void alq_ordered_park(int card)
+{
+    give_back(card, 0, 0);
+}
+
+/* ---- allocating ---- */
+
+/* The oldest that is done, or was freed on this stream. */
+static bool find(const struct alq_ordered *r, uint64_t size, CUstream key, struct block *found)
+{
+    unsigned looks = 0;
+    for (uint32_t i = bucket[bucket_of(size)].first; i != ALQ_NONE && looks < LOOKS && !ending[r->card]; i = block_at(i)->next) {
+        const struct block *block = block_at(i);
+        if (block->entry.size != size || block->entry.card != r->card || pools[block->entry.from - 1].handle != r->pool)
+            continue;
+        looks++;
+        if ((key && block->stream == key) || is_done(block)) {
+            *found = *block;
+            remove_block(i);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool reuse(const struct alq_ordered *r, uint64_t size)
+{
+    struct block block;
+    CUstream key = key_of(r->stream, r->ptsz);
+    pthread_mutex_lock(&lock);
+    bool found = find(r, size, key, &block);
+    pthread_mutex_unlock(&lock);
+    if (!found)
+        return false;
+    /* The number of a stream may be that of one that was destroyed: the new one has to wait for what the old one did. */
+    bool ordered = !wait_for(r->stream, block.event, r->ptsz);
+    pthread_mutex_lock(&lock);
+    if (ordered) {
+        give_event(r->card, block.event);
+        count(block.entry.from, (int64_t)size, 0);
+    } else {
+        add_block(&block);      /* its place in the list is still there */
+    }
+    pthread_mutex_unlock(&lock);
+    if (!ordered)
+        return false;
+    alq_book(block.entry);
+    *r->p = block.entry.key;
+    return true;
+}
+
+static void mark(struct alq_entry *entry, void *with)
+{
+    entry->from = *(const uint64_t *)with;
+    entry->owner = 0;           /* memory of pools is the device's, not a context's */
+}
+
+static int make(const struct alq_ordered *r, uint64_t size, uint64_t from)
+{
+    uint64_t bytes = alq_rounded(size), began = 0;
+    int result;
+    if (!alq_make_room(r->card, bytes, r->n, r->stream, r->ptsz, true))
+        return alq_refuse(r->card);
+    do {
+        int entered = alq_enter();
+        result = entered == ALQ_GONE ? CUDA_ERROR_UNKNOWN : alq_movable_alloc(r->p, size, r->card, r->device);
+        if (result == CUDA_ERROR_OUT_OF_MEMORY && entered >= 0) {      /* what we keep for nothing goes before others do */
+            if (!give_back(r->card, 0, 0)) {
+                finish(r->stream, r->ptsz);
+                give_back(r->card, 0, 0);
+            }
+            result = alq_movable_alloc(r->p, size, r->card, r->device);
+        }
+        if (!result) {
+            alq_change(ALQ_MOVABLE, *r->p, mark, &from);
+            pthread_mutex_lock(&lock);
+            count(from, (int64_t)size, 0);
+            pthread_mutex_unlock(&lock);
+        }
+        alq_leave(entered);
+    } while (result == CUDA_ERROR_OUT_OF_MEMORY && alq_wait_for_room(r->card, bytes, &began));
+    alq_room_done(r->card, began);
+    if (result)
+        alq_charge(r->card, -(int64_t)bytes);
+    return result;
+}
+
+int alq_ordered_alloc(const struct alq_ordered *r)
+{
+    uint64_t size = size_of(r->n);
+    int mode, result = ALQ_NOT_HERE;
+    if (!r->p || !r->n || size < r->n || !alq_is_primary(alq_context(), r->device))
+        return ALQ_NOT_HERE;
+    bool relaxed = relax(&mode);
+    pthread_mutex_lock(&lock);
+    uint64_t from = ending[r->card] ? 0 : pool_of(r->pool, r->card);
+    CUevent event = from ? take_event(r->card) : NULL;      /* without events nothing could be freed in order */
+    if (event)
+        give_event(r->card, event);
+    pthread_mutex_unlock(&lock);
+    if (event) {
+        __atomic_store_n(&alq_pools_live, 1, __ATOMIC_RELAXED);
+        int entered = alq_enter();
+        bool found = entered != ALQ_GONE && reuse(r, size);
+        alq_leave(entered);
+        result = found ? CUDA_SUCCESS : make(r, size, from);
+        if (result && result != CUDA_ERROR_OUT_OF_MEMORY && entered != ALQ_GONE)
+            result = ALQ_NOT_HERE;
+    }
+    unrelax(relaxed, &mode);
+    return result;
+}
+
+/* ---- freeing ---- */
+
+static bool keep_block(const struct alq_entry *entry, CUstream stream, int ptsz)
+{
+    int card = entry->card;
+    pthread_mutex_lock(&lock);
+    struct block block = { .entry = *entry, .event = ending[card] ? NULL : take_event(card), .stream = key_of(stream, ptsz) };
+    pthread_mutex_unlock(&lock);
+    bool recorded = block.event && !record(block.event, stream, ptsz);      /* it may wait for a full queue: without the lock */
+    pthread_mutex_lock(&lock);
+    count(entry->from, -(int64_t)entry->size, 0);
+    bool kept = recorded && !ending[card] && add_block(&block);
+    if (!kept)
+        count(entry->from, (int64_t)entry->size, 0);
+    if (!kept && block.event && !ending[card])
+        give_event(card, block.event);
+    pthread_mutex_unlock(&lock);
+    return kept;
+}
+
+/* It is out of the book. */
+void alq_ordered_free(const struct alq_entry *entry, CUstream stream, int ptsz)
+{
+    int mode, entered = alq_enter();
+    bool relaxed = relax(&mode);
+    bool kept = entered != ALQ_GONE && alq_is_primary(alq_context(), (CUdevice)entry->refs) && keep_block(entry, stream, ptsz);
+    if (!kept)
+        finish(stream, ptsz);
+    unrelax(relaxed, &mode);
+    alq_leave(entered);
+    if (!kept)
+        alq_free_movable(entry);
+}
+
+void alq_ordered_ended(const struct alq_entry *entry)
+{
+    pthread_mutex_lock(&lock);
+    count(entry->from, -(int64_t)entry->size, 0);
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- pools and contexts ---- */
+
+CUmemoryPool alq_ordered_pool(uint64_t from)
+{
+    return from ? __atomic_load_n(&pools[from - 1].handle, __ATOMIC_RELAXED) : NULL;
+}
+
+static struct pool *known(CUmemoryPool handle)
+{
+    for (unsigned i = 0; handle && i < POOLS; i++)
+        if (pools[i].handle == handle)
+            return &pools[i];
+    return NULL;
+}
+
+/* What was allocated from it lives on until it is freed. */
+void alq_ordered_pool_ended(CUmemoryPool handle)
+{
+    alq_ordered_trim(0, handle, 0);
+    pthread_mutex_lock(&lock);
+    struct pool *pool = known(handle);
+    if (pool)
+        __atomic_store_n(&pool->handle, NULL, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&lock);
+}
+
+/* What the pool holds of the card is what the driver's has, and ours. */
+int alq_cuMemPoolGetAttribute(fn_cuMemPoolGetAttribute *real, int ptsz, CUmemoryPool handle, int attribute, void *value)
+{
+    (void)ptsz;
+    int result = real(handle, attribute, value);
+    if (result || !value)
+        return result;
+    pthread_mutex_lock(&lock);
+    const struct pool *pool = known(handle);
+    if (pool)
+        *(uint64_t *)value += attribute == POOL_RESERVED_NOW ? pool->used + pool->kept : attribute == RESERVED_HIGH ? pool->reserved_high :
+                              attribute == POOL_USED_NOW ? pool->used : attribute == USED_HIGH ? pool->used_high : 0;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Those of the most so far begin anew. */
+int alq_cuMemPoolSetAttribute(fn_cuMemPoolSetAttribute *real, int ptsz, CUmemoryPool handle, int attribute, void *value)
+{
+    (void)ptsz;
+    int result = real(handle, attribute, value);
+    pthread_mutex_lock(&lock);
+    struct pool *pool = result ? NULL : known(handle);
+    if (pool && attribute == RESERVED_HIGH)
+        pool->reserved_high = pool->used + pool->kept;
+    else if (pool && attribute == USED_HIGH)
+        pool->used_high = pool->used;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+void alq_ordered_leave(int card, bool begin)
+{
+    pthread_mutex_lock(&lock);
+    ending[card] += begin ? 1 : -1;
+    pthread_mutex_unlock(&lock);
+}
+
+static bool ordered_on(const struct alq_entry *e, const void *card)
+{
+    return e->kind == ALQ_MOVABLE && e->from && e->card == *(const int *)card;
+}
+
+/* The device's own context has ended, and with it the events and all work. */
+void alq_ordered_drop(int card)
+{
+    struct alq_entry entry;
+    size_t at = 0;
+    while (alq_take_where(ordered_on, &card, &at, &entry))
+        alq_free_movable(&entry);
+    int entered = alq_enter();
+    pthread_mutex_lock(&lock);
+    spare_events[card] = 0;
+    for (unsigned b = 0; b < BUCKETS; b++)
+        for (uint32_t i = bucket[b].first, next; i != ALQ_NONE; i = next) {
+            next = block_at(i)->next;
+            if (block_at(i)->entry.card != card)
+                continue;
+            alq_movable_release(&block_at(i)->entry);
+            alq_charge(card, -(int64_t)alq_rounded(block_at(i)->entry.size));
+            remove_block(i);
+        }
+    for (unsigned i = 0; i < POOLS; i++)
+        if (pools[i].card == card)
+            pools[i].handle = NULL;
+    pthread_mutex_unlock(&lock);
+    alq_leave(entered);
+}
+
+void alq_ordered_forget(void)
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    blocks.base = NULL;
+    blocks.count = 0;
+    spare_block = ALQ_NONE;
+    for (unsigned i = 0; i < BUCKETS; i++)
+        bucket[i].first = bucket[i].last = ALQ_NONE;
+    for (unsigned i = 0; i < POOLS; i++)
+        pools[i] = (struct pool){ .handle = NULL };
+    for (unsigned i = 0; i < ALQ_CARDS; i++)
+        spare_events[i] = 0, ending[i] = 0;
+}

@@ -1,0 +1,322 @@
+"""Stream-ordered memory of a tenant that may be parked: from memory that can leave, or else from the driver's pools."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from aliquot.adapters.gpu.page import Order, State, Stays
+from shim.harness import GIB, MIB, Tenant, eventually
+
+HELPERS = """
+RESERVED, RESERVED_HIGH, USED, USED_HIGH, THRESHOLD = 5, 6, 7, 8, 4
+def taken(): return cuda.fake_taken(0)
+def primary(device=0):
+    made = c_void_p()
+    assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(byref(made), device) == cuda.cuCtxSetCurrent(made) == 0
+    return made
+def default():
+    pool = c_void_p()
+    assert cuda.cuDeviceGetDefaultMemPool(byref(pool), 0) == 0
+    return pool
+def pool(**more):
+    made, props = c_void_p(), PoolProps(type=1, location=Location(DEVICE, 0), **more)
+    assert cuda.cuMemPoolCreate(byref(made), byref(props)) == 0
+    return made
+def alloc_from(of, n, on=None):
+    p = c_uint64()
+    return cuda.cuMemAllocFromPoolAsync(byref(p), c_size_t(n), of, on), p.value
+def ask(attribute, of=None):
+    value = c_uint64()
+    assert cuda.cuMemPoolGetAttribute(of or default(), attribute, byref(value)) == 0
+    return value.value
+def tell(attribute, value, of=None):
+    assert cuda.cuMemPoolSetAttribute(of or default(), attribute, byref(c_uint64(value))) == 0
+def trim(keep=0, of=None): assert cuda.cuMemPoolTrimTo(of or default(), c_size_t(keep)) == 0
+def about(attribute, p):
+    value = c_uint64()
+    assert cuda.cuPointerGetAttribute(byref(value), attribute, c_uint64(p)) == 0
+    return value.value
+def plain(): return cuda.fake_calls(b"cuMemAllocAsync") + cuda.fake_calls(b"cuMemAllocFromPoolAsync")
+def wait(): assert cuda.cuCtxSynchronize() == 0
+def step():
+    say(step=1)
+    heard()
+primary()
+"""
+
+
+def with_helpers(code: str) -> str:
+    return HELPERS + textwrap.dedent(code)
+
+
+@pytest.fixture
+def parkable(tenant: Tenant) -> Tenant:
+    tenant.grant(4 * GIB)
+    tenant.page.set_parkable(0, True)
+    return tenant
+
+
+def test_stream_ordered_memory_can_leave_and_is_told_as_that_of_its_pool(parkable: Tenant) -> None:
+    program = parkable.start(
+        with_helpers("""
+        s = stream()
+        _, p = alloc_async(100 * MIB, s); _, q = alloc_from(default(), 10, s)
+        in_pool = about(17, p + 5) == default().value
+        say(plain=plain(), used=used(), pool=in_pool, context=about(1, p), start=about(11, p + 5), p=p,
+            asked=[ask(a) for a in (RESERVED, USED)])
+        heard()
+        """)
+    )
+    seen = program.answer()
+    assert (seen["plain"], seen["used"], seen["pool"], seen["context"]) == (0, 100 * MIB + 512, True, 0)
+    assert seen["start"] == seen["p"]
+    assert seen["asked"] == [100 * MIB + 512] * 2
+    move = parkable.page.move(0, 0)
+    assert (move.movable, Stays(move.stays)) == (102 * MIB, Stays(0))
+    program.proceed()
+    assert program.end() == 0
+
+
+def test_others_have_the_drivers_pool_as_ever(tenant: Tenant) -> None:
+    seen = tenant.run(
+        with_helpers("_, p = alloc_async(MIB); say(plain=plain(), freed=free_async(p), events=cuda.fake_events())")
+    )
+    assert seen == {"plain": 1, "freed": 0, "events": 0}
+
+
+def test_freed_memory_is_used_again_at_once_on_its_stream_and_elsewhere_when_its_work_is_done(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        s, t = stream(), stream()
+        _, p = alloc_async(10 * MIB, s)
+        cuda.fake_unfinished(1)
+        assert free_async(p, s) == 0
+        _, other = alloc_async(10 * MIB, t)
+        before = cuda.fake_event_waits()
+        _, same = alloc_async(10 * MIB - 5, s)
+        waited = cuda.fake_event_waits() - before
+        assert free_async(same, s) == free_async(other, None) == 0
+        _, third = alloc_async(10 * MIB, t)
+        cuda.fake_unfinished(0)
+        _, fourth = alloc_async(10 * MIB, t)
+        say(same=same == p, waited=waited, other=other in (p, third), third=third in (p, other), fourth=fourth == p,
+            taken=taken(), used=used(), events=cuda.fake_events())
+        """)
+    )
+    assert seen == {
+        "same": True, "waited": 1, "other": False, "third": False, "fourth": True,
+        "taken": 30 * MIB, "used": 30 * MIB, "events": 3,
+    }  # fmt: skip
+
+
+def test_stream_of_each_thread_is_never_taken_for_the_same(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        _, p = alloc_async(MIB, c_void_p(2))
+        cuda.fake_unfinished(1)
+        assert free_async(p, c_void_p(2)) == 0
+        say(again=alloc_async(MIB, c_void_p(2))[1] == p)
+        """)
+    )
+    assert seen == {"again": False}
+
+
+def test_kept_memory_is_given_back_by_a_trim_and_at_a_wait_beyond_the_threshold(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        def fill(n): return [free_async(p) for p in [alloc_async(20 * MIB)[1] for _ in range(n)]]
+        fill(5); kept = taken(), used(), ask(RESERVED), ask(USED)
+        wait(); waited = taken(), used()
+        trim(30 * MIB); trimmed = taken()
+        trim(); nothing = taken(), used(), ask(RESERVED), ask(RESERVED_HIGH), ask(USED_HIGH)
+        tell(RESERVED_HIGH, 0); tell(USED_HIGH, 0); anew = ask(RESERVED_HIGH), ask(USED_HIGH)
+        tell(THRESHOLD, 2**64 - 1); fill(5); wait(); all_kept = taken()
+        tell(THRESHOLD, 60 * MIB); wait(); some = taken()
+        cuda.fake_unfinished(1); trim(); unfinished = taken()
+        say(kept=kept, waited=waited, trimmed=trimmed, nothing=nothing, anew=anew, all=all_kept, some=some,
+            unfinished=unfinished)
+        """)
+    )
+    assert seen == {
+        "kept": [100 * MIB, 100 * MIB, 100 * MIB, 0],
+        "waited": [20 * MIB, 20 * MIB],  # a little is kept over waits
+        "trimmed": 20 * MIB,
+        "nothing": [0, 0, 0, 100 * MIB, 100 * MIB],
+        "anew": [0, 0],
+        "all": 100 * MIB, "some": 60 * MIB, "unfinished": 60 * MIB,
+    }  # fmt: skip
+
+
+def test_kept_memory_makes_room_within_the_quota_and_on_the_card(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        tell(THRESHOLD, 2**64 - 1)
+        assert free_async(alloc_async(3 * GIB)[1]) == 0
+        result, p = alloc_async(2 * GIB)
+        plain_too = alloc(2 * GIB)[0]
+        refused = alloc_async(MIB)[0]
+        say(result=result, plain=plain_too, refused=refused, taken=taken(), used=used())
+        """)
+    )
+    assert seen == {"result": 0, "plain": 0, "refused": 2, "taken": 4 * GIB, "used": 4 * GIB}
+
+
+def test_full_card_has_kept_memory_given_back_first(parkable: Tenant) -> None:
+    """The card of straw has 64 GiB."""
+    parkable.page.set_reserve(0, 62 * GIB)
+    seen = parkable.run(
+        with_helpers("""
+        tell(THRESHOLD, 2**64 - 1)
+        assert free_async(alloc_async(GIB)[1]) == 0
+        say(result=alloc_async(GIB + 100 * MIB)[0], taken=taken(), full=alloc_async(GIB)[0], used=used())
+        """)
+    )
+    assert seen == {"result": 0, "taken": GIB + 100 * MIB, "full": 2, "used": GIB + 100 * MIB}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "context(); p = alloc_async(MIB)[1]",  # not the device's own context
+        "p = alloc_from(pool(handles=1), MIB)[1]",  # others may be given it
+        "p = alloc_from(pool(most=GIB), MIB)[1]",
+        "cuda.fake_fail_next(999); p = alloc_async(MIB)[1]",  # no memory that can leave
+    ],
+)
+def test_what_is_unusual_is_served_by_the_driver_and_stays(parkable: Tenant, how: str) -> None:
+    program = parkable.start(with_helpers(f"{how}\nsay(plain=plain())\nheard()\nassert free_async(p) == 0\nstep()"))
+    assert program.answer() == {"plain": 1}
+    assert Stays(parkable.page.move(0, 0).stays) == Stays.POOLED
+    program.proceed()
+    program.answer()
+    assert Stays(parkable.page.move(0, 0).stays) == Stays(0)
+    program.proceed()
+    assert program.end() == 0
+
+
+def test_allocation_on_a_capturing_stream_is_a_node_of_the_graph(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        s, g = stream(), c_void_p()
+        _, before = alloc_async(MIB, s)
+        assert cuda.cuStreamBeginCapture_v2(s, 0) == 0
+        _, p = alloc_async(MIB, s)
+        freed = free_async(p, s)
+        assert cuda.cuStreamEndCapture(s, byref(g)) == 0
+        say(plain=plain(), freed=freed, after=free_async(before, s))
+        """)
+    )
+    assert seen == {"plain": 1, "freed": 0, "after": 0}
+
+
+def test_pool_of_the_programs_own_may_end_before_what_was_allocated_from_it(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        own = pool()
+        _, p = alloc_from(own, 10 * MIB); _, q = alloc_from(own, 20 * MIB)
+        asked = ask(USED, own), ask(USED), plain()
+        assert free_async(q) == 0
+        assert cuda.cuMemPoolDestroy(own) == 0
+        left = taken(), used()
+        freed = free_async(p); wait(); again = pool(); _, r = alloc_from(again, 10 * MIB)
+        own_again = r != p
+        assert free(r) == 0
+        trim(of=again); wait()
+        asked_dead = cuda.fake_asked_dead()
+        assert alloc(4 * GIB - MIB)[0] == 0
+        say(asked=asked, left=left, freed=freed, own_again=own_again, asked_dead=asked_dead)
+        """)
+    )
+    assert seen == {
+        "asked": [30 * MIB, 0, 0], "left": [10 * MIB, 10 * MIB], "freed": 0, "own_again": True, "asked_dead": 0,
+    }  # fmt: skip
+
+
+def test_memory_may_be_freed_the_plain_way_and_ends_with_the_devices_own_context(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        tell(THRESHOLD, 2**64 - 1)
+        _, p = alloc_async(10 * MIB); _, q = alloc_async(20 * MIB); _, r = alloc_async(5)
+        assert free(p) == 0
+        plainly = taken(), used(), ask(USED)
+        assert free_async(q) == 0
+        assert cuda.cuDevicePrimaryCtxReset_v2(0) == 0
+        primary()
+        after = taken(), used(), ask(RESERVED)
+        _, p = alloc_async(20 * MIB)
+        say(plainly=plainly, after=after, again=[free_async(p), taken(), plain()])
+        """)
+    )
+    assert seen == {
+        "plainly": [22 * MIB, 20 * MIB + 512, 20 * MIB + 512], "after": [0, 0, 0], "again": [0, 20 * MIB, 0],
+    }  # fmt: skip
+
+
+def test_forked_child_has_nothing_of_it(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        assert free_async(alloc_async(10 * MIB)[1]) == 0
+        child = os.fork()
+        if not child:
+            os._exit(ask(RESERVED) != 0)
+        say(child=os.waitpid(child, 0)[1])
+        """)
+    )
+    assert seen == {"child": 0}
+
+
+def test_kept_memory_is_given_back_before_the_rest_leaves(parkable: Tenant) -> None:
+    """Without a mover nothing leaves, but what nobody uses is gone by then."""
+    with parkable.beating():
+        program = parkable.start(
+            with_helpers("""
+            tell(THRESHOLD, 2**64 - 1)
+            _, p = alloc_async(10 * MIB)
+            assert free_async(alloc_async(20 * MIB)[1]) == 0
+            step()
+            say(taken=taken(), used=used(), freed=free_async(p))
+            """)
+        )
+        program.answer()
+        assert parkable.page.move(0, 0).movable == 30 * MIB
+        parkable.page.order(0, 0, Order.LEAVE)
+        eventually(lambda: parkable.page.move(0, 0).why != 0)
+        assert (parkable.page.move(0, 0).movable, parkable.page.move(0, 0).state) == (10 * MIB, State.RESIDENT)
+        program.proceed()
+        assert program.answer() == {"taken": 10 * MIB, "used": 10 * MIB, "freed": 0}
+        assert program.end() == 0
+
+
+def test_threads_that_allocate_and_free_never_share_memory(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        import random, threading
+        held, lock, wrong, context = set(), threading.Lock(), [], primary()
+        def work(seed):
+            assert cuda.cuCtxSetCurrent(context) == 0
+            chosen, mine, on = random.Random(seed), [], stream()
+            for _ in range(300):
+                if mine and chosen.random() < 0.5:
+                    p = mine.pop(chosen.randrange(len(mine)))
+                    with lock: held.remove(p)
+                    assert free_async(p, on) == 0
+                else:
+                    result, p = alloc_async(chosen.choice([10, 700, 5000, 3 * MIB, 8 * MIB]), on)
+                    with lock:
+                        wrong.append(p) if result or p in held else None
+                        held.add(p)
+                    mine.append(p)
+                if chosen.random() < 0.05: wait()
+            for p in mine:
+                with lock: held.remove(p)
+                assert free_async(p, on) == 0
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        trim()
+        say(wrong=wrong, taken=taken(), used=used(), plain=plain(), asked=ask(RESERVED))
+        """)
+    )
+    assert seen == {"wrong": [], "taken": 0, "used": 0, "plain": 0, "asked": 0}
