@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -342,3 +342,13 @@ def ask(child: subprocess.Popen[str], what: str) -> str:
     tell(child, what)
     assert child.stdout is not None
     return child.stdout.readline().strip()
+
+
+def running(make: Callable[[], Rig]) -> Iterator[Rig]:
+    """For a fixture: the rig, until the test ends. No file of it is left open then."""
+    before = open_files()
+    made = make()
+    yield made
+    made.end()
+    del made.children[:]
+    assert open_files() == before, "files were left open"

@@ -1,4 +1,4 @@
-"""The arbiter at work: processes register, are held to their shares, die; the daemon ends and leaves nobody paused."""
+"""The arbiter at work: shares of processes, tenants that come and go, an end that leaves no process paused."""
 
 from __future__ import annotations
 
@@ -7,216 +7,28 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from aliquot.adapters.gpu import page as pages
-from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.page import Page, PageError
-from aliquot.adapters.host import processes
 from aliquot.adapters.storage import tenantfolder
 from aliquot.arbiter import slices
-from aliquot.arbiter.card import CardArbiter
-from aliquot.arbiter.orders import Arm, SetSlice
+from aliquot.arbiter.orders import Arm
 from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Timeline
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
-from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
-from aliquot.services.runtime import audit, cardloop
+from aliquot.model.tenant import Allotment, Level, SharingRules, State
+from aliquot.services.runtime import audit
 from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.contexts import Context
-from kit.arbiterd import UUIDS, Rig, ask, open_files, tell, until
+from kit.arbiterd import UUIDS, Rig, open_files, tell, until
 
 ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE
 STOCK = 2048  # the driver's own slice
 ALONE = slices.FAIR + slices.SWITCH  # the slice of one that is alone
-
-
-@pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    before = open_files()
-    made = Rig(tmp_path, monkeypatch)
-    yield made
-    made.end()
-    del made.children[:]
-    assert open_files() == before, "files were left open"
-
-
-class TestRegistration:
-    def test_a_process_joins_the_card_of_its_group(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
-        standing = rig.standing("a")
-        assert standing.processes == (guest.pid,)
-        assert standing.level is Level.HARDWARE
-        assert standing.memory_limit == 10 << 30
-        until(lambda: rig.driver.slices.get((11, 1)) == ALONE, "the slice")
-        assert rig.driver.runs(11)
-
-    def test_groups_for_copies_and_on_other_cards_are_closed(self, rig: Rig) -> None:
-        guest = rig.guest(rig.tenant("a")).hello()
-        guest.group(11, rig.rm_file).group(11, rig.rm_file, group=2, compute=0).group(11, rig.rm_file, group=3, card=1)
-        guest.done(3)
-        until(lambda: rig.standing("a").processes)
-        until(lambda: rig.held_files() == 1, "the end of the other files")
-
-    def test_a_group_that_is_sent_twice_counts_once(self, rig: Rig) -> None:
-        guest = rig.guest(rig.tenant("a")).hello()
-        guest.group(11, rig.rm_file).group(11, rig.rm_file).done(2)
-        until(lambda: rig.standing("a").processes)
-        until(lambda: rig.held_files() == 1)
-
-    def test_who_registers_again_is_ordered_everything_again(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
-        until(lambda: rig.driver.slices.get((11, 1)) == ALONE)
-        rig.driver.slices[11, 1] = 2048  # libcuda sets its own at the end of making a context
-        guest.group(11, rig.rm_file).group(11, rig.rm_file, group=2).done(2)
-        until(lambda: [rig.driver.slices.get((11, group)) for group in (1, 2)] == [ALONE, ALONE], "the slices")
-        until(lambda: rig.held_files() == 2, "the end of the former files")
-
-    def test_registering_fewer_groups_drops_the_rest(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
-        guest.group(11, rig.rm_file, group=2, card=1).done(1)
-        until(lambda: not rig.standing("a").processes, "its leaving")
-        until(lambda: rig.held_files() == 0)
-
-    def test_registering_again_ends_no_pause(self, rig: Rig) -> None:
-        """Or a process could end any pause of its own by telling of its groups all the time."""
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        online.launch()
-        until(lambda: not rig.driver.runs(22), "the pause")
-        rig.driver.calls.clear()
-        offline.group(22, rig.rm_file).done(1)
-        until(lambda: ("get", 22, None) in rig.driver.calls, "a look at its slice")
-        assert not {"pause", "resume"} & {what for what, client, _ in rig.driver.calls if client == 22}
-
-    def test_a_process_without_groups_is_held_at_the_gate(self, rig: Rig) -> None:
-        """Under MPS they are the server's."""
-        rig.guest(rig.tenant("a")).hello().done(0)
-        until(lambda: rig.standing("a").processes)
-        assert rig.standing("a").level is Level.GATE
-
-    @pytest.mark.parametrize("refused", ["uuid", "get", "set"])
-    def test_a_process_whose_controls_the_driver_refuses_is_held_at_the_gate(self, rig: Rig, refused: str) -> None:
-        rig.driver.refuses.add(refused)
-        rig.registered(rig.tenant("a"), 11)
-        assert rig.standing("a").level is Level.GATE
-
-    def test_a_group_that_is_gone_already_is_no_reason_for_the_gate(self, rig: Rig) -> None:
-        rig.driver.gone.add((11, 2))
-        rig.guest(rig.tenant("a")).hello().group(11, rig.rm_file).group(11, rig.rm_file, group=2).done(2)
-        until(lambda: rig.standing("a").processes)
-        assert rig.standing("a").level is Level.HARDWARE
-        until(lambda: rig.held_files() == 1)
-
-    def test_a_second_connection_of_a_process_ends_the_first(self, rig: Rig) -> None:
-        folder = rig.tenant("a")
-        first = rig.registered(folder, 11)
-        second = rig.guest(folder).hello().group(11, rig.rm_file).done(1)
-        until(first.ended, "the end of the first")
-        until(lambda: rig.standing("a").processes)
-        until(lambda: rig.held_files() == 1)
-        assert not second.ended()
-
-    def test_a_process_of_another_tenant_is_refused(self, rig: Rig) -> None:
-        mine, theirs = rig.tenant("a"), rig.tenant("b")
-        rig.registered(mine, 11)
-        rig.pids[theirs, 0] = rig.pids[mine, 0]
-        intruder = rig.guest(theirs)
-        until(intruder.ended, "the refusal")
-        assert not rig.standing("b").processes
-
-    def test_a_descendant_of_another_tenants_root_is_refused(self, rig: Rig) -> None:
-        rig.tenant("a", root=os.getpid())
-        child = rig.child(rig.tenant("b"), 22)
-        assert ask(child, "ended") == "True"
-        assert not rig.standing("b").processes
-
-    def test_a_process_that_has_the_pid_of_another_tenants_ended_root_is_not_that_root(self, rig: Rig) -> None:
-        now = processes.start_time(os.getpid()) or 0
-        rig.daemon.add(Tenant("a", "a", AppClass.NORMAL, (), os.getuid(), os.getpid(), now - 1), rig.folder / "a")
-        rig.child(rig.tenant("b"), 22)
-        until(lambda: rig.standing("b").processes)
-
-    def test_a_process_that_left_its_parents_may_register(self, rig: Rig) -> None:
-        rig.tenant("a", root=2**22 - 1)
-        rig.registered(rig.tenant("b", root=2**22 - 2), 22)
-
-    @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-    def test_another_users_process_is_refused(self, rig: Rig) -> None:
-        folder = rig.tenant("a")
-        os.chmod(folder, 0o711)
-        os.chmod(folder / "sock", 0o666)  # not as it is: even then
-        child = rig.child(folder, 22, uid=65534)
-        assert ask(child, "ended") == "True"
-        assert not rig.standing("a").processes
-
-    @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
-    def test_the_tenant_owns_its_folder_page_and_socket(self, rig: Rig) -> None:
-        rig.daemon.add(Tenant("a", "a", AppClass.NORMAL, (Allotment(UUIDS[0]),), 65534), rig.folder / "a")
-        for path in (rig.folder / "a", rig.folder / "a/page", rig.folder / "a/sock"):
-            assert os.lstat(path).st_uid == 65534
-            assert os.lstat(path).st_mode & 0o077 == 0
-
-
-class TestDeath:
-    def test_a_killed_process_is_gone_at_once_with_all_its_files(self, rig: Rig) -> None:
-        """As long as we hold them, the driver keeps the dead process's memory."""
-        folder = rig.tenant("a")
-        child = rig.child(folder, 11)
-        until(lambda: rig.standing("a").processes == (child.pid,))
-        assert rig.standing("a").memory_used == 1 << 30
-        child.kill()
-        until(lambda: rig.held_files() == 0, "the end of its files")
-        child.wait()
-        until(lambda: not rig.standing("a").processes)
-        until(lambda: not rig.daemon.alive("a"))
-        until(lambda: rig.standing("a").memory_used == 0, "its memory given back")
-
-    def test_a_full_sweep_frees_slots_of_dead_processes_that_never_registered(self, rig: Rig) -> None:
-        page = os.open(rig.tenant("a") / "page", os.O_RDWR)
-        os.pwrite(page, struct.pack("<Q", 1 << 30), Page._at(200, 0) + pages.MEMORY)
-        os.pwrite(page, struct.pack("<I", 4711), Page._at(200, 0) - 64)
-        os.close(page)
-        until(lambda: rig.standing("a").memory_used == 1 << 30, "what it says it has")
-        for _ in range(8):  # seconds
-            with rig.daemon._lock:
-                rig.daemon._sweep()
-        until(lambda: rig.standing("a").memory_used == 0, "its memory given back")
-
-    def test_a_killed_process_is_gone_although_its_child_holds_the_connection(self, rig: Rig) -> None:
-        """The end of the connection does not come: the kernel tells of the death."""
-        guest = rig.registered(rig.tenant("a"), 11)
-        (process,) = rig.daemon._tenancies["a"].processes
-        rig.daemon._registrar._died(rig.daemon._tenancies["a"], process)
-        until(lambda: rig.held_files() == 0)
-        until(guest.ended)
-
-    def test_a_killed_paused_process_does_not_stop_the_others(self, rig: Rig) -> None:
-        online, offline = rig.tenant("on", ONLINE), rig.tenant("off", OFFLINE)
-        child = rig.child(offline, 22)
-        until(lambda: rig.standing("off").processes)
-        guest = rig.registered(online, 11)
-        page = os.open(offline / "page", os.O_RDWR)
-        os.pwrite(page, struct.pack("<I", 1), 64 + 16 * 128 + 64 + pages.WAITING)
-        os.close(page)
-        guest.launch()
-        until(lambda: not rig.driver.runs(22), "the pause")
-        child.kill()
-        until(lambda: rig.held_files() == 1)
-        until(lambda: not rig.standing("off").processes)
-
-    def test_a_daemon_knows_who_lives_although_nobody_registered_with_it(self, rig: Rig) -> None:
-        folder = rig.tenant("a")
-        assert not rig.daemon.alive("a")
-        rig.child(folder, 11)
-        assert rig.daemon.alive("a")
-        assert not rig.daemon.alive("nobody")
 
 
 class TestSharing:
@@ -320,149 +132,6 @@ class TestSharing:
         assert loop.arbiter.deadline == 0.0
         assert not loop.arbiter.roster.contexts["a/1"].quiet
         page.close()
-
-
-def _passes(number: Callable[[], int], mark: int) -> bool:
-    return number() > mark
-
-
-class TestHeartbeat:
-    def beat(self, folder: Path, card: int = 0) -> int:
-        found: int = struct.unpack_from("<Q", (folder / "page").read_bytes(), 64 + card * 128 + 56)[0]
-        return found
-
-    def test_heartbeat_is_on_every_page_of_every_card_all_the_time(self, rig: Rig) -> None:
-        both = Tenant("both", "both", AppClass.NORMAL, tuple(map(Allotment, UUIDS)), os.getuid())
-        rig.daemon.add(both, rig.folder / "both")
-        for card in (0, 1):
-            beat = partial(self.beat, rig.folder / "both", card)
-            first = until(beat)
-            until(partial(_passes, beat, first), "the next beat")
-            assert time.monotonic_ns() - beat() < 600_000_000
-
-    def test_heartbeat_goes_on_when_a_round_fails(self, rig: Rig) -> None:
-        folder = rig.tenant("a")
-        first = until(lambda: self.beat(folder))
-        rig.daemon._loops[UUIDS[0]]._inbox.put(lambda now: 1 / 0)  # type: ignore[arg-type]
-        until(lambda: self.beat(folder) > first)
-        rig.registered(folder, 11)
-
-    def test_heartbeat_stops_while_every_round_fails(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A heartbeat promises that pauses will be ended: who cannot keep that lets tenants end them themselves."""
-        folder = rig.tenant("a")
-        until(lambda: self.beat(folder))
-
-        def fails(*_: object) -> None:
-            raise ArithmeticError
-
-        with monkeypatch.context() as broken:
-            broken.setattr(CardArbiter, "tick", fails)
-            until(lambda: time.monotonic_ns() - self.beat(folder) > 600_000_000, "the silence")
-        until(lambda: time.monotonic_ns() - self.beat(folder) < 600_000_000, "the heartbeat")
-
-    def test_heartbeat_goes_on_during_many_slow_orders(self, rig: Rig) -> None:
-        """Each may take 20 ms; a page whose last beat is old means to a tenant that we are gone."""
-        folder = rig.tenant("z", OFFLINE)
-        beats: list[int] = []
-        loop = rig.daemon._loops[UUIDS[0]]
-        rig.registered(folder, 22)
-        real = rig.driver.set_slice
-
-        def slow(group: rm.Group, microseconds: int) -> None:
-            time.sleep(0.03)
-            beats.append(self.beat(folder))
-            real(group, microseconds)
-
-        rig.patch.setattr(rm, "set_slice", slow)
-        (name,) = loop._contexts
-        orders = [SetSlice(name, 5000 + at) for at in range(8)]
-        loop._inbox.put(lambda now: (loop._perform(orders), None)[1])
-        until(lambda: len(beats) >= 8)
-        assert len(set(beats)) >= 2
-
-    def test_after_a_stall_undone_pauses_are_ordered_again(self, rig: Rig) -> None:
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        online.launch()
-        until(lambda: not rig.driver.runs(22))
-        loop = rig.daemon._loops[UUIDS[0]]
-        rig.driver.paused.clear()  # the tenants' own doing
-        rig.driver.slices[11, 1] = rig.driver.slices[22, 1] = STOCK
-        loop._inbox.put(lambda now: setattr(loop, "_beaten", now - 10.0))
-        until(lambda: not rig.driver.runs(22), "the pause again")
-        until(lambda: [rig.driver.slices[client, 1] for client in (11, 22)] == [slices.LONG, slices.TINY], "the slices")
-
-    def test_a_context_that_resumed_itself_is_paused_again_but_seldom(self, rig: Rig) -> None:
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        online.launch()
-        until(lambda: not rig.driver.runs(22))
-        rig.driver.calls.clear()
-        until(lambda: offline.use().paused)
-        offline.set(pages.PAUSED, 0)
-        until(lambda: ("pause", 22, None) in rig.driver.calls, "the pause again")
-        until(lambda: offline.use().paused)
-        rig.driver.calls.clear()
-        for _ in range(20):
-            offline.set(pages.PAUSED, 0)
-            time.sleep(0.01)
-        assert rig.driver.calls.count(("pause", 22, None)) <= 1
-
-
-class TestRefusal:
-    def test_a_context_that_the_driver_refuses_later_is_held_at_the_gate(self, rig: Rig) -> None:
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        rig.driver.refuses.add("pause")
-        online.launch()
-        until(lambda: offline.use().gate == 1, "the closed gate")
-        assert offline.use().paused == 0
-        assert rig.driver.runs(22)
-        until(lambda: rig.standing("off").level is Level.GATE)
-        assert [finding.text for finding in rig.daemon.findings() if "held at the gate" in finding.text]
-
-    def test_a_group_that_is_gone_does_not_keep_the_others_paused(self, rig: Rig) -> None:
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.guest(rig.tenant("off", OFFLINE)).hello()
-        offline.group(22, rig.rm_file).group(22, rig.rm_file, group=2).done(2)
-        until(lambda: rig.standing("off").processes)
-        offline.launch()
-        online.launch()
-        until(lambda: rig.driver.paused == {(22, 1), (22, 2)}, "the pause of both")
-        rig.driver.gone.add((22, 1))
-        online.rest()
-        until(lambda: rig.driver.paused == {(22, 1)}, "the release of the other")
-        until(lambda: offline.use().paused == 0)
-        assert rig.standing("off").level is Level.HARDWARE
-        online.launch()
-        until(lambda: (22, 2) in rig.driver.paused, "the next pause of the other")
-
-    def test_an_expelled_process_is_not_left_paused(self, rig: Rig) -> None:
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        online.launch()
-        until(lambda: not rig.driver.runs(22))
-        offline.hello()  # a second time
-        until(offline.ended)
-        until(lambda: rig.driver.runs(22), "its resume")
-        assert offline.use().paused == 0
-        assert rig.driver.slices[22, 1] == STOCK
-
-    def test_a_slice_changed_behind_our_back_is_set_again_and_reported(self, rig: Rig) -> None:
-        rig.patch.setattr(cardloop, "_FIRST_CHECKS", (0.02, 0.04, 0.3))
-        rig.patch.setattr(cardloop, "_SETTLED", 0.1)
-        rig.registered(rig.tenant("a"), 11)
-        until(lambda: rig.driver.slices.get((11, 1)) == ALONE)
-        time.sleep(0.1)
-        rig.driver.slices[11, 1] = 1_000_000
-        until(lambda: rig.driver.slices[11, 1] == ALONE, "the slice again")
-        until(lambda: any("behind our back" in finding.text for finding in rig.daemon.findings()))
-        rig.guests[0].close()
-        until(lambda: not rig.daemon.findings(), "nothing to tell of one that is gone")
 
 
 class TestComingAndGoing:

@@ -19,7 +19,7 @@ from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, FindingKind, Tenant
 from aliquot.services.runtime import audit
-from kit.arbiterd import UUIDS, Guest, Rig, ask, open_files, until
+from kit.arbiterd import UUIDS, Guest, Rig, ask, running, until
 from kit.logged import logged
 from kit.privileges import needs_mounts
 
@@ -37,12 +37,7 @@ def pods() -> dict[int, str]:
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pods: dict[int, str]) -> Iterator[Rig]:
-    before = open_files()
-    made = Rig(tmp_path, monkeypatch, whose=_by_ancestors(pods))
-    yield made
-    made.end()
-    del made.children[:]
-    assert open_files() == before, "files were left open"
+    yield from running(lambda: Rig(tmp_path, monkeypatch, whose=_by_ancestors(pods)))
 
 
 def _by_ancestors(pods: dict[int, str]) -> Callable[[int], str | None]:

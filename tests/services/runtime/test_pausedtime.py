@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from aliquot.adapters.gpu import page as pages
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules, State
 from kit.arbiterd import Guest, Rig, until
-
-
-@pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    made = Rig(tmp_path, monkeypatch)
-    yield made
-    made.end()
-    del made.children[:]
 
 
 def work(guest: Guest) -> None:

@@ -57,6 +57,14 @@ class Group:
         """A process that works through the server: it has no channel group."""
         return self.rig.guest(self.member_folder, slot).hello().done(0)
 
+    def abandoned(self, count: int) -> list[Guest]:
+        """Members whose server has closed its connection, and lives: their gates are closed."""
+        server, members = self.server(), [self.member(slot) for slot in range(count)]
+        until(lambda: {member.pid for member in members} <= {*self.rig.standing("a").processes}, "their registration")
+        server.close()
+        until(lambda: all(member.use().gate == 1 for member in members), "the gates are closed: the server lives")
+        return members
+
     def findings(self, pid: int) -> list[Finding]:
         return [finding for finding in self.rig.daemon.findings() if finding.pid == pid]
 
@@ -115,10 +123,7 @@ def test_gate_opens_when_the_server_is_dead_whose_connection_closed_before(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cardloop, "_ROUND", 0.02)
-    server, member = group.server(), group.member()
-    until(lambda: member.pid in group.rig.standing("a").processes, "the member's registration")
-    server.close()
-    until(lambda: member.use().gate == 1, "the gate is closed: the server lives")
+    (member,) = group.abandoned(1)
     os.kill(group.server_pid, signal.SIGKILL)
     until(lambda: member.use().gate == 0, "the gate is opened: its members run into errors")
     member.done(0)
@@ -129,10 +134,7 @@ def test_context_that_came_after_its_server_left_waits_also_when_that_one_is_dea
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cardloop, "_ROUND", 0.02)
-    server, member, other = group.server(), group.member(), group.member(slot=1)
-    until(lambda: {member.pid, other.pid} <= {*group.rig.standing("a").processes}, "the members' registration")
-    server.close()
-    until(lambda: member.use().gate == other.use().gate == 1, "the gates are closed: the server lives")
+    member, other = group.abandoned(2)
     member.set(pages.GATE, 0)
     member.done(0)
     until(lambda: member.use().gate == 1, "its new context waits")

@@ -214,29 +214,20 @@ async def _lose_answers(rig: Rig) -> None:
 
 @scene(16)
 async def test_nomination_by_kube_scheduler_is_not_withdrawn_for_a_lost_one(rig: Rig) -> None:
-    rig.put("a", 16)
-    rig.wait("high", 16)
-    lost = iter([Unreachable("no answer")])
-    rig.refuse = lambda verb, path: next(lost, None) if verb == "patch" else None
-    await asyncio.sleep(1.5)
-    with pytest.raises(Unreachable):
-        await rig.evictor.round()
-    rig.set_status("high", nominatedNodeName="n2")
-    await rig.rounds(5.0)
-    assert rig.nominated("high") == "n2"
+    await _fail_before_another_nominates(rig, "patch", Unreachable("no answer"), node="n2")
 
 
 @scene(16)
 async def test_nomination_by_another_replica_is_not_withdrawn_after_a_failed_read(rig: Rig) -> None:
-    await _fail_before_another_replica(rig, "get", Unreachable("no answer"))
+    await _fail_before_another_nominates(rig, "get", Unreachable("no answer"))
 
 
 @scene(16)
 async def test_nomination_by_another_replica_is_not_withdrawn_after_one_that_was_not_sent(rig: Rig) -> None:
-    await _fail_before_another_replica(rig, "patch", NotSent("no connection was free"))
+    await _fail_before_another_nominates(rig, "patch", NotSent("no connection was free"))
 
 
-async def _fail_before_another_replica(rig: Rig, failing: str, error: Exception) -> None:
+async def _fail_before_another_nominates(rig: Rig, failing: str, error: Exception, node: str = "n1") -> None:
     rig.put("a", 16)
     rig.wait("high", 16)
     errors = iter([error])
@@ -244,9 +235,9 @@ async def _fail_before_another_replica(rig: Rig, failing: str, error: Exception)
     await asyncio.sleep(1.5)
     with pytest.raises(Unreachable):
         await rig.evictor.round()
-    rig.set_status("high", nominatedNodeName="n1")
+    rig.set_status("high", nominatedNodeName=node)
     await rig.rounds(5.0)
-    assert rig.nominated("high") == "n1"
+    assert rig.nominated("high") == node
 
 
 @scene(16)
