@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 NO_CONTROL = (
     f"--together has no effect: {CONTROL}, which comes with NVIDIA's driver, is not on this node in /usr/bin or "
-    "/usr/local/bin; install it and restart the agent"
+    "/usr/local/bin, or the agent's container is not privileged; correct that and restart the agent"
 )
 _METER_INTERVAL = 5.0  # seconds; Prometheus scrapes less often, and card health is checked separately
 
