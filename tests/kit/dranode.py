@@ -11,7 +11,8 @@ from aliquot.adapters.kubelet.draplugin import ClaimRef, PreparedDevice
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.dialects.dra import LABEL
 from aliquot.services.agent.dra.worlds import World
-from kit.agentnode import AgentNode, Api, play
+from kit.agentfakes import Api
+from kit.agentnode import AgentNode, play
 
 Json = dict[str, Any]
 

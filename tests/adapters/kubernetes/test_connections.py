@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.adapters.kubernetes import connections as module
-from aliquot.adapters.kubernetes.connections import AnswerError, Connections, can_connect, read_answer
+from aliquot.adapters.kubernetes.connections import AnswerError, Connections, can_connect, read_body, read_head
 from aliquot.adapters.kubernetes.credentials import Credential
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Server, Unreachable
 from kit.apiserver import ApiServer, half_an_answer, hang_up, status, text
@@ -25,6 +25,13 @@ POD = "/api/v1/namespaces/ns/pods/p/binding"
 Scene = Callable[[ApiServer, Kube], Awaitable[None]]
 
 # --- reading answers --------------------------------------------------------------------------------------------------
+
+
+def read_answer(received: bytes) -> tuple[int, bytes, bool] | None:
+    """Status, body, and whether the connection may be used again; None: the rest is still to come."""
+    head = read_head(received)
+    found = None if head is None else read_body(head, received, len(received))
+    return None if head is None or found is None else (head.status, found[0], head.keep and found[1] == len(received))
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(1, 50), max_size=8), st.booleans(), st.booleans())

@@ -18,7 +18,8 @@ from aliquot.dialects import QgpuRules, Rules
 from aliquot.model.claim import AppClass
 from aliquot.services.agent import allocation
 from aliquot.services.agent.devices.plugins import Refused
-from kit.agentnode import NODE, AgentNode, Json, NotMade, a_qgpu_pod, grant_of, play
+from kit.agentnode import AgentNode, NotMade, play
+from kit.grantedpods import NODE, Json, a_qgpu_pod, grant_of
 from kit.manifests import COUNT, MEM, QGPU_CORE, QGPU_MEMORY, a_container, a_pod
 
 NOTHING: dict[str, set[str]] = {

@@ -19,7 +19,8 @@ from aliquot.adapters.gpu.mps import CONTROL, Mps, preloaded
 from aliquot.adapters.host import processes
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.devices.plugins import Refused
-from kit.agentnode import AgentNode, Json, a_qgpu_pod
+from kit.agentnode import AgentNode
+from kit.grantedpods import Json, a_qgpu_pod
 
 USER = 65533  # not root, and nobody on any machine
 

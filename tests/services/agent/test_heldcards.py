@@ -9,7 +9,8 @@ import pytest
 
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
-from kit.agentnode import CARDS, AgentNode, Json, a_qgpu_pod, play
+from kit.agentnode import AgentNode, play
+from kit.grantedpods import CARDS, Json, a_qgpu_pod
 from kit.manifests import QGPU_CORE, a_container, a_pod
 
 GPU = "nvidia.com/gpu"

@@ -13,8 +13,9 @@ from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Tenant
 from aliquot.services.daemon.memory import collect_garbage
 from aliquot.services.scheduler.cluster import Cluster
-from kit.agentnode import AgentNode, a_qgpu_pod
+from kit.agentnode import AgentNode
 from kit.arbiterd import UUIDS, Rig, until
+from kit.grantedpods import a_qgpu_pod
 from kit.leaks import keepers
 from kit.watchobjects import SHARED, as_pod, bound_json, claim_of, live_node, pod_json
 

@@ -45,13 +45,6 @@ class Head(NamedTuple):
     keep: bool  # whether the connection may be used again
 
 
-def read_answer(received: bytes) -> tuple[int, bytes, bool] | None:
-    """Status, body, and whether the connection may be used again; None: the rest is still to come."""
-    head = read_head(received)
-    found = None if head is None else read_body(head, received, len(received))
-    return None if head is None or found is None else (head.status, found[0], head.keep and found[1] == len(received))
-
-
 def read_head(received: bytes | mmap) -> Head | None:
     """The head of the answer; None: the rest of it is still to come. Raises AnswerError."""
     start = 0

@@ -20,7 +20,8 @@ from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from kit.agentnode import NODE, AgentNode, Json, a_qgpu_pod, play
+from kit.agentnode import AgentNode, play
+from kit.grantedpods import NODE, Json, a_qgpu_pod
 from kit.manifests import QGPU, a_container, a_pod
 
 MIB = Rules(gpushare_unit=MemoryUnit.MIB)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from aliquot.services.agent.devices.holders import DeviceHolders
-from kit.agentnode import AgentNode, a_qgpu_pod, play
+from kit.agentnode import AgentNode, play
+from kit.grantedpods import a_qgpu_pod
 from kit.manifests import QGPU_CORE
 
 

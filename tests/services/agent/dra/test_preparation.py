@@ -13,9 +13,10 @@ from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.model.claim import AppClass
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.dra.worlds import World
-from kit.agentnode import CARDS, AgentNode, Killed, a_qgpu_pod, play
+from kit.agentnode import AgentNode, Killed, play
 from kit.draclaims import a_claim, a_config, a_result, parameters
 from kit.dranode import DraNode
+from kit.grantedpods import CARDS, a_qgpu_pod
 
 Json = dict[str, Any]
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from aliquot.dialects.dra import LABEL
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.dra.worlds import World, admits_claims, next_world, offers_resources
-from kit.agentnode import CARDS, a_qgpu_pod, play
+from kit.agentnode import play
 from kit.draclaims import a_claim, a_result
 from kit.dranode import DraNode
+from kit.grantedpods import CARDS, a_qgpu_pod
 from kit.manifests import QGPU
 
 _BOOLS = st.booleans()
