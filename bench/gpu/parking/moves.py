@@ -117,7 +117,7 @@ def cost(lab: Lab) -> list[Row]:
 ALLOCATORS: dict[str, tuple[tuple[str, ...], str]] = {
     "native": ((), ""),
     "expandable_segments": ((), "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
-    "cudaMallocAsync": ((), "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync"),
+    "cudaMallocAsync": (("--churn",), "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync"),
     "CUDA graph": (("--graph",), ""),
     "Triton": (("--triton",), ""),
 }

@@ -1,9 +1,10 @@
 """A program whose memory may leave the card: it adds one to all of its memory again and again, and checks all of it.
 
-usage: parked.py FOLDER NAME GIB [--plain] [--graph] [--triton]. It ends when FOLDER/NAME.stop is
+usage: parked.py FOLDER NAME GIB [--plain] [--graph] [--triton] [--churn]. It ends when FOLDER/NAME.stop is
 there and does nothing while FOLDER/NAME.hold is. FOLDER/NAME.steps has a line for every step: the moment it ended and
 what it took. Its last line says in JSON how many steps, how many pieces were wrong, and what the first step after each
 hold took. --plain: without PyTorch, by the kernel of `aliquot burn`, which counts at the beginning of each piece.
+--churn: every step also frees and allocates all of its memory, in the order of the stream.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -47,7 +48,7 @@ def _plain(count: int, *, graph: bool) -> tuple[Callable[[], None], Callable[[in
     return step, lambda steps: sum(card.read(piece, 1)[0] != steps for piece in pieces)
 
 
-def _torch(count: int, *, graph: bool, triton: bool) -> tuple[Callable[[], None], Callable[[int], int]]:
+def _torch(count: int, *, graph: bool, triton: bool, churn: bool) -> tuple[Callable[[], None], Callable[[int], int]]:
     import torch
 
     pieces = [torch.full((_PIECE // 4,), float(at), device="cuda") for at in range(count)]
@@ -62,6 +63,13 @@ def _torch(count: int, *, graph: bool, triton: bool) -> tuple[Callable[[], None]
         def add() -> None:
             for piece in pieces:
                 piece.copy_(fused(piece))
+
+    if churn:
+
+        def add() -> None:
+            torch._foreach_add_(pieces, 1.0)
+            for at, piece in enumerate(pieces):
+                pieces[at] = piece.clone()
 
     if graph:
         captured = torch.cuda.CUDAGraph()
@@ -98,6 +106,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--graph", action="store_true")
     parser.add_argument("--triton", action="store_true")
+    parser.add_argument("--churn", action="store_true")
     given = parser.parse_args()
     signal.alarm(_LONGEST)  # the row that started it may have been killed
     stop, hold = (given.folder / f"{given.name}.{end}" for end in ("stop", "hold"))
@@ -111,7 +120,7 @@ def main() -> None:
     if given.plain:
         step, wrong = _plain(count, graph=given.graph)
     else:
-        step, wrong = _torch(count, graph=given.graph, triton=given.triton)
+        step, wrong = _torch(count, graph=given.graph, triton=given.triton, churn=given.churn)
     filled = time.monotonic() - began
     print(f"READY {filled:.3f}", flush=True)
     steps, woken = 0, []
