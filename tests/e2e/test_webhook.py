@@ -26,8 +26,8 @@ from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
-from aliquot.services.scheduler.certrotation import Lifetimes
-from aliquot.services.scheduler.webhook import Clients, WebhookSettings, serve_webhook
+from aliquot.services.scheduler.ports.certrotation import Lifetimes
+from aliquot.services.scheduler.ports.webhook import Clients, WebhookSettings, serve_webhook
 from e2e.aside import Aside
 from kit.logs import warnings
 from testbed import objects

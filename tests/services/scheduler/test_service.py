@@ -12,9 +12,9 @@ import pytest
 from aliquot.adapters.kubernetes.kube import Server
 from aliquot.dialects.wire.webhooks import ServiceRef
 from aliquot.services.dashboard.access import NO_DASHBOARD, Listen
+from aliquot.services.scheduler.ports.verbstls import VerbsTls
+from aliquot.services.scheduler.ports.webhook import WebhookSettings
 from aliquot.services.scheduler.service import Scheduler, Settings
-from aliquot.services.scheduler.verbstls import VerbsTls
-from aliquot.services.scheduler.webhook import WebhookSettings
 from kit.virtualclock import play
 
 

@@ -1,6 +1,6 @@
 """X.509 as far as our ports need it: an authority of our own, certificates that it signs, and live TLS contexts.
 
-EC P-256 throughout, PEM in and out. services/scheduler/certrotation.py decides when anything is made or renewed.
+EC P-256 throughout, PEM in and out. services/scheduler/ports/certrotation.py decides when anything is made or renewed.
 `cryptography` is loaded with the first use: only a scheduler with a webhook or mutual TLS needs it.
 """
 

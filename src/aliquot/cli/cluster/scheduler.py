@@ -18,8 +18,8 @@ from aliquot.placement import POLICY_NAMES
 
 if TYPE_CHECKING:
     from aliquot.services.dashboard.access import Listen
+    from aliquot.services.scheduler.ports.verbstls import VerbsTls
     from aliquot.services.scheduler.service import Settings
-    from aliquot.services.scheduler.verbstls import VerbsTls
 
 log = logging.getLogger(__name__)
 
@@ -306,7 +306,7 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 
 def _tls(options: dict[str, Any]) -> VerbsTls | None:
-    from aliquot.services.scheduler.verbstls import VerbsTls
+    from aliquot.services.scheduler.ports.verbstls import VerbsTls
 
     port = options.pop("tls_port", 0)
     if not port:

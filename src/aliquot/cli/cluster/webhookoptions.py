@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from aliquot.cli.errors import InputError
 
 if TYPE_CHECKING:
-    from aliquot.services.scheduler.webhook import Clients, WebhookSettings
+    from aliquot.services.scheduler.ports.webhook import Clients, WebhookSettings
 
 
 def webhook_settings(options: dict[str, Any], served: frozenset[str]) -> WebhookSettings | None:
     """Take the webhook's options out of `options`. Raises InputError if they contradict each other."""
     from aliquot.dialects.wire.admission import AdmissionSettings
     from aliquot.dialects.wire.webhooks import FailurePolicy, ServiceRef
-    from aliquot.services.scheduler.webhook import WebhookSettings
+    from aliquot.services.scheduler.ports.webhook import WebhookSettings
 
     port = options.pop("webhook_port", 0)
     service, url = options.pop("webhook_service", None), options.pop("webhook_url", None)
@@ -64,7 +64,7 @@ def webhook_settings(options: dict[str, Any], served: frozenset[str]) -> Webhook
 def _clients(ca: Path | str | None, names: str | None) -> Clients | None:
     """Who may send reviews. Raises InputError."""
     from aliquot.adapters.kubernetes.certificates import CertificateError, client_context, trust
-    from aliquot.services.scheduler.webhook import Clients
+    from aliquot.services.scheduler.ports.webhook import Clients
 
     allowed = frozenset(name.strip() for name in (names or "").split(",") if name.strip())
     if (ca is None) != (not allowed):

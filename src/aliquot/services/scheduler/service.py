@@ -47,19 +47,19 @@ from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 from aliquot.services.scheduler.election import Election
 from aliquot.services.scheduler.groups.following import PodGroups
 from aliquot.services.scheduler.groups.gathering import Gathering
-from aliquot.services.scheduler.http import LARGEST_BODY, Extender
 from aliquot.services.scheduler.metrics import exposition
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from aliquot.services.scheduler.pendingpods import PendingPods
+from aliquot.services.scheduler.ports.http import LARGEST_BODY, Extender
+from aliquot.services.scheduler.ports.readport import read_app, serve_read_port
+from aliquot.services.scheduler.ports.verbserver import VerbServer
+from aliquot.services.scheduler.ports.verbstls import VerbsKeys, VerbsTls, serve_verbs
 from aliquot.services.scheduler.preemption.evictor import Evictor
-from aliquot.services.scheduler.readport import read_app, serve_read_port
 from aliquot.services.scheduler.resourceslices import ResourceSlices, SliceSink
 from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
-from aliquot.services.scheduler.verbserver import VerbServer
-from aliquot.services.scheduler.verbstls import VerbsKeys, VerbsTls, serve_verbs
 
 if TYPE_CHECKING:
-    from aliquot.services.scheduler.webhook import WebhookSettings
+    from aliquot.services.scheduler.ports.webhook import WebhookSettings
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +296,7 @@ class Scheduler:
         await self.upkeep.run()
 
     async def _webhook(self) -> None:
-        from aliquot.services.scheduler.webhook import serve_webhook  # loads cryptography only if needed
+        from aliquot.services.scheduler.ports.webhook import serve_webhook  # loads cryptography only if needed
 
         assert self.settings.webhook is not None
         await serve_webhook(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from aliquot.dialects import Rules
 from aliquot.dialects.wire.admission import AdmissionSettings
 from aliquot.services.daemon.http import Limits, make_runner
-from aliquot.services.scheduler.webhook import review_app
+from aliquot.services.scheduler.ports.webhook import review_app
 from kit.manifests import QGPU_CORE, QGPU_MEMORY, asking
 
 Json = dict[str, Any]

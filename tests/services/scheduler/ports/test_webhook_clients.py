@@ -14,7 +14,7 @@ import pytest
 from aliquot.adapters.kubernetes.certificates import Pair, client_context, issue, make_authority, present, trust
 from aliquot.dialects import Rules
 from aliquot.services.daemon.http import bind_port
-from aliquot.services.scheduler.webhook import Clients, WebhookSettings, serve_webhook
+from aliquot.services.scheduler.ports.webhook import Clients, WebhookSettings, serve_webhook
 from kit.fakeapi import Api
 
 SECRET = "/api/v1/namespaces/kube-system/secrets/aliquot-webhook-tls"

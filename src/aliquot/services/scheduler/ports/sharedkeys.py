@@ -28,7 +28,7 @@ from aliquot.dialects.wire.webhooks import (
     secrets_path,
 )
 from aliquot.model.backoff import backoff
-from aliquot.services.scheduler.certrotation import Keys, Lifetimes, renewed
+from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes, renewed
 
 log = logging.getLogger(__name__)
 

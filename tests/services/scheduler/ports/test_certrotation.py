@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.adapters.kubernetes.certificates import Pair, read_facts, signed_by, split
-from aliquot.services.scheduler.certrotation import Keys, Lifetimes, renewed
+from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes, renewed
 
 NOW = 1_800_000_000.0
 DAY = 86400.0

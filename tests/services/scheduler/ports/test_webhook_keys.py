@@ -12,9 +12,9 @@ import pytest
 from aliquot.adapters.kubernetes.certificates import read_facts, signed_by, split
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.dialects.wire.webhooks import ServiceRef
-from aliquot.services.scheduler.certrotation import Lifetimes
-from aliquot.services.scheduler.sharedkeys import sleep_unless_elected
-from aliquot.services.scheduler.webhook import WebhookKeys, WebhookSettings
+from aliquot.services.scheduler.ports.certrotation import Lifetimes
+from aliquot.services.scheduler.ports.sharedkeys import sleep_unless_elected
+from aliquot.services.scheduler.ports.webhook import WebhookKeys, WebhookSettings
 from kit.fakeapi import Api, Clock, forbidden
 from kit.virtualclock import play
 

@@ -28,8 +28,8 @@ from aliquot.services.daemon.http import BodyError, Limits
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.ports.verbserver import Answer
 from aliquot.services.scheduler.preemption.evictor import Evictor
-from aliquot.services.scheduler.verbserver import Answer
 
 log = logging.getLogger(__name__)
 

@@ -46,8 +46,8 @@ from aliquot.dialects.wire.webhooks import (
 from aliquot.dialects.wire.webhookslots import REPLICAS, render_slot, slot_to_take
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.http import Accepting, BodyError, Limits, bind_port, listen, make_runner
-from aliquot.services.scheduler.certrotation import Keys, Lifetimes
-from aliquot.services.scheduler.sharedkeys import KeySettings, SharedKeys, sleep_unless_elected
+from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes
+from aliquot.services.scheduler.ports.sharedkeys import KeySettings, SharedKeys, sleep_unless_elected
 
 log = logging.getLogger(__name__)
 

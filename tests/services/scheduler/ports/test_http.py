@@ -19,10 +19,10 @@ from aliquot.adapters.kubernetes.kube import Unreachable
 from aliquot.dialects.wire.extender import Binding
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.http import listen, make_runner
-from aliquot.services.scheduler import http as module
 from aliquot.services.scheduler.binder import Binder, Refused
-from aliquot.services.scheduler.http import Extender
-from aliquot.services.scheduler.verbserver import VerbServer
+from aliquot.services.scheduler.ports import http as module
+from aliquot.services.scheduler.ports.http import Extender
+from aliquot.services.scheduler.ports.verbserver import VerbServer
 from kit.manifests import MEM, Json
 from kit.podgroups import add_members, set_group
 from kit.watchobjects import a_cluster, live_node, live_pod, pod_json

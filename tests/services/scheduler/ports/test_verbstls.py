@@ -16,8 +16,8 @@ from aiohttp import web
 from aliquot.adapters.kubernetes.certificates import Pair, client_context, present, read_facts, signed_by, split, trust
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.services.daemon.http import Accepting, Limits, bind_port, listen, make_runner
-from aliquot.services.scheduler.certrotation import Keys, Lifetimes, renewed
-from aliquot.services.scheduler.verbstls import VerbsKeys, VerbsTls, serve_verbs
+from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes, renewed
+from aliquot.services.scheduler.ports.verbstls import VerbsKeys, VerbsTls, serve_verbs
 from kit.fakeapi import Api, Clock, forbidden
 
 SECRET = "/api/v1/namespaces/kube-system/secrets/aliquot-extender-tls"

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp.test_utils import TestClient, TestServer
 
 import aliquot
-from aliquot.services.scheduler.readport import read_app
+from aliquot.services.scheduler.ports.readport import read_app
 
 
 def asked(scene: Callable[[TestClient[Any, Any]], Awaitable[None]], unready: str = "") -> None:

@@ -17,8 +17,8 @@ from aliquot.dialects.wire.leases import leases_path
 from aliquot.dialects.wire.schedulerconfig import SERVER_NAME
 from aliquot.dialects.wire.webhooks import VERBS_SECRET
 from aliquot.services.daemon.http import Accepting
-from aliquot.services.scheduler.certrotation import Keys, Lifetimes
-from aliquot.services.scheduler.sharedkeys import KeySettings, SharedKeys
+from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes
+from aliquot.services.scheduler.ports.sharedkeys import KeySettings, SharedKeys
 
 log = logging.getLogger(__name__)
 

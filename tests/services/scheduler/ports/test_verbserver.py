@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from aliquot.adapters.kubernetes.certificates import issue, make_authority, present, server_context
 from aliquot.services.daemon.http import BodyError, Limits, listen, make_runner
-from aliquot.services.scheduler.verbserver import Answer, VerbServer, read_head
+from aliquot.services.scheduler.ports.verbserver import Answer, VerbServer, read_head
 
 _LARGEST = 100_000
 _PATIENCE = 60.0
