@@ -34,11 +34,13 @@ from kit.machine import Machine, PaperArbiter, cards, eventually, paper
 # Starts children on request, with and without a mark, and ends. `plain`: forked only, as a program that never execs.
 PROGRAM = """
 import os, subprocess, sys, time
+kept = []  # Python complains of a child that goes on without its Popen
 for line in sys.stdin:
     kind, _, folder = line.strip().partition(" ")
     if kind == "marked":
-        pid = subprocess.Popen(["sleep", "600"], env={"ALIQUOT_TENANT": folder, "PATH": os.environ["PATH"]},
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).pid
+        kept.append(subprocess.Popen(["sleep", "600"], env={"ALIQUOT_TENANT": folder, "PATH": os.environ["PATH"]},
+                                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+        pid = kept[-1].pid
     else:
         pid = os.fork()
         if pid == 0:
@@ -227,6 +229,7 @@ def machine(shared: Machine) -> Iterator[Machine]:
 ASKING = """
 import json, os, socket, subprocess, sys
 path, children, *amounts = sys.argv[1:]
+kept = []
 for gib in amounts:
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(60)
@@ -237,7 +240,7 @@ for gib in amounts:
     if "ok" in answer and children == "children":
         pipe, started = os.pipe()
         environment = {**os.environ, **answer["ok"]["set"]}
-        subprocess.Popen(["sh", "-c", "echo; exec sleep 600"], env=environment, stdout=started)
+        kept.append(subprocess.Popen(["sh", "-c", "echo; exec sleep 600"], env=environment, stdout=started))
         os.read(pipe, 1)
     print(answer["ok"]["name"] if "ok" in answer else answer["error"]["kind"], flush=True)
 sys.stdin.read()
