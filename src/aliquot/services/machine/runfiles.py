@@ -1,17 +1,22 @@
-"""The files of a run: its folder and its log."""
+"""The name of a run and its files: its folder and its log."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from aliquot.adapters.host import logfiles
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.storage.folders import remove_folder
+from aliquot.adapters.storage.store import Store
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
+from aliquot.services.machine.requests import RunRequest, readable_name
+
+_LOG = logging.getLogger("aliquot.tenants")
 
 
 def new_id(home: Home) -> str:
@@ -58,3 +63,38 @@ def remove_strays(tenants: str, known: Container[str]) -> None:
             remove_folder(Path(entry.path))
         elif entry.name.endswith(".json") and entry.name[:-5] not in known:
             os.unlink(entry.path)
+
+
+class RunNames:
+    """Names of runs. Those without one of their own are numbered, also over restarts."""
+
+    def __init__(self, home: Home, store: Store) -> None:
+        self._home, self._store = home, store
+        self._serial = int(store.setting("serial") or 0)  # of the last run without a name of its own
+
+    def new(self, request: RunRequest, taken: Container[str]) -> str:
+        """The name that the request asks for, or one that is free. Raises RefusedError."""
+        if request.name is not None:
+            if request.name in taken:
+                raise invalid(Invalid("name", request.name, "a name that no other run uses"))
+            return request.name
+        while True:
+            self._serial += 1
+            name = f"{readable_name(request.command)}-{self._serial}"
+            if name not in taken and not os.path.exists(self._home.log_of(name)):
+                break
+        serial = str(self._serial)
+        self._store.writer.put_newest(
+            "serial", lambda: self._store.set("serial", serial), log_error("serial_not_stored", name)
+        )
+        return name
+
+
+def log_error(key: str, name: str) -> Callable[[Exception | None], None]:
+    """Logs what went wrong in a write that is done later, for the tenant of that name."""
+
+    def log(error: Exception | None) -> None:
+        if error is not None:
+            _LOG.error(key, extra={"data": {"tenant": name, "error": str(error)}})
+
+    return log

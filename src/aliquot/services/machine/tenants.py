@@ -30,12 +30,11 @@ from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.choice import Choice
-from aliquot.model.claim import AppClass, Claim
+from aliquot.model.claim import Claim
 from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import deal
-from aliquot.model.refusal import Invalid
 from aliquot.model.residency import Residency
 from aliquot.model.tenancy import Tenancy, shares_of
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
@@ -43,11 +42,20 @@ from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
+from aliquot.services.machine.groupmembers import GroupMembers
 from aliquot.services.machine.history import RunHistory
 from aliquot.services.machine.members import Orphans, user_of
 from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
-from aliquot.services.machine.requests import RunRequest, never_fits, readable_name
-from aliquot.services.machine.runfiles import make_folder, new_id, new_log, remove_log, remove_strays
+from aliquot.services.machine.requests import RunRequest, never_fits
+from aliquot.services.machine.runfiles import (
+    RunNames,
+    log_error,
+    make_folder,
+    new_id,
+    new_log,
+    remove_log,
+    remove_strays,
+)
 from aliquot.services.machine.settings import Factors, keep_rules, stored_rules
 from aliquot.services.runtime.groups import Groups
 from aliquot.wording.refusals import one_sentence
@@ -113,11 +121,12 @@ class LocalMachine:
         self.ledger = Ledger(board)
         self.chooser = Chooser(board, POLICIES["binpack"]())
         self.queue = Queue(self.ledger, self.chooser)
-        self.queue.preferred = self._cards_of_group
         self.groups = groups  # None: no run shares a card in space
+        self.group_members = GroupMembers(groups, self.tenancies, self.queue)
+        self.queue.preferred = self.group_members.cards
         self._places = {card.uuid: (node.name, card.index) for node in self.nodes for card in node.cards}
         self.rules = stored_rules(store)
-        self._serial = int(store.setting("serial") or 0)  # of the last run without a name of its own
+        self._names = RunNames(home, store)
         self.history = RunHistory(store.history, store.writer, self.directory)
         self.rebooted = False  # since the previous daemon; set by `restore`
         self.clock = clock  # of the queue
@@ -179,11 +188,11 @@ class LocalMachine:
             else:
                 dead.append(tenancy)
         if self.groups is not None:
-            self.groups.restore({group: self._group(group) for group in self._group_ids()})
+            self.groups.restore(self.group_members.by_group())
         for tenancy in dead:  # only now it is known which groups have living members
             self.history.add(tenancy, None)
             self._discard(tenancy)
-        self._writer.put(self._store_boot, _log_error("boot_not_stored", "-"))
+        self._writer.put(self._store_boot, log_error("boot_not_stored", "-"))
         remove_strays(self.home.tenants, self.tenancies)
 
     def _store_boot(self) -> None:
@@ -239,7 +248,7 @@ class LocalMachine:
         if broken is not None:
             raise invalid(broken)
         if request.group:
-            self.may_join(request.group, request.app_class, caller.uid)
+            self.group_members.may_join(request.group, request.app_class, caller.uid)
         started = self._start_time(caller)
         name = self._name(request)
         entry = QueuedRequest(
@@ -364,7 +373,7 @@ class LocalMachine:
     def _stored(self, entry: QueuedRequest, tenancy: Tenancy, grant: Grant, error: Exception | None) -> None:
         """The tenant is on the disk, or it cannot be: now its run starts, or is refused; first its group's server."""
         if error is None and tenancy.group and self.groups is not None and tenancy.id in self.tenancies:
-            members = [one for one in self._group(tenancy.group_id) if one is not tenancy]
+            members = [one for one in self.group_members.of(tenancy.group_id) if one is not tenancy]
             self.groups.join([*members, tenancy], lambda failed: self._ready(entry, tenancy, grant, failed))
         else:
             self._ready(entry, tenancy, grant, error)
@@ -406,37 +415,6 @@ class LocalMachine:
                 "denied", text=f"this daemon runs as {user_name(os.geteuid())} and serves only that user"
             )
 
-    def may_join(self, group: str, app_class: AppClass, user: int) -> None:
-        """Raises RefusedError where a run of that class and user cannot be a member of the group."""
-        runs = [
-            tenancy.app_class for tenancy in self.tenancies.values() if (tenancy.group, tenancy.user) == (group, user)
-        ]
-        waits = [entry.claim.app_class for entry in self.queue if (entry.claim.group, entry.uid) == (group, user)]
-        broken = self.group_refusal(group, app_class, runs + waits)
-        if broken is not None:
-            raise invalid(broken)
-
-    def group_refusal(self, group: str, app_class: AppClass, others: Sequence[AppClass] = ()) -> Invalid | None:
-        """Why nothing of that class can be in the group, whose members have the others."""
-        if self.groups is None:
-            return Invalid("together", group, "nothing here: this daemon starts no MPS server")
-        return self.groups.refusal(group, app_class, others)
-
-    def _group_ids(self) -> set[str]:
-        return {tenancy.group_id for tenancy in self.tenancies.values() if tenancy.group}
-
-    def _group(self, group_id: str) -> list[Tenancy]:
-        """Its members."""
-        return [tenancy for tenancy in self.tenancies.values() if tenancy.group and tenancy.group_id == group_id]
-
-    def _cards_of_group(self, entry: QueuedRequest) -> tuple[str, ...]:
-        """Where other members of its group are; none, if the claim names cards itself."""
-        if not entry.claim.group or (entry.claim.cards is not None and entry.claim.cards.uuids):
-            return ()
-        same = (entry.claim.group, entry.uid)
-        others = [tenancy for tenancy in self.tenancies.values() if (tenancy.group, tenancy.user) == same]
-        return tuple(dict.fromkeys(share.uuid for tenancy in others for share in tenancy.shares))
-
     def move_on(self, caller: Caller) -> bool:
         """A process asks once. If it asks again, it missed the answer, or its command was `aliquot run` again. The
         earlier tenant goes on without it, as long as other processes of it are alive. False if there is none."""
@@ -444,20 +422,7 @@ class LocalMachine:
 
     def _name(self, request: RunRequest) -> str:
         taken = {tenancy.tenant.name for tenancy in self.tenancies.values()} | {entry.name for entry in self.queue}
-        if request.name is not None:
-            if request.name in taken:
-                raise invalid(Invalid("name", request.name, "a name that no other run uses"))
-            return request.name
-        while True:
-            self._serial += 1
-            name = f"{readable_name(request.command)}-{self._serial}"
-            if name not in taken and not os.path.exists(self.home.log_of(name)):
-                break
-        serial = str(self._serial)
-        self._writer.put_newest(
-            "serial", lambda: self.store.set("serial", serial), _log_error("serial_not_stored", name)
-        )
-        return name
+        return self._names.new(request, taken)
 
     def logs_in_use(self) -> set[str]:
         """The logs of runs that run or wait."""
@@ -506,7 +471,7 @@ class LocalMachine:
         self.tenancies.pop(tenant_id, None)
         self._orphans.discard(tenant_id)
         self.ledger.forget(tenant_id)
-        failed = _log_error("tenant_cleanup_failed", tenancy.tenant.name)
+        failed = log_error("tenant_cleanup_failed", tenancy.tenant.name)
         try:
             self.arbiter.remove(tenant_id)
         except OSError as error:
@@ -514,7 +479,7 @@ class LocalMachine:
         self._writer.put(lambda: self.store.remove(tenant_id), failed)
         remove_folder(self.directory(tenant_id))
         if tenancy.group and self.groups is not None:
-            self.groups.left(tenancy.group_id, self._group(tenancy.group_id))
+            self.groups.left(tenancy.group_id, self.group_members.of(tenancy.group_id))
 
     def members(self, tenancy: Tenancy, found: Scan) -> dict[int, int]:
         """Its live processes, with their start times (members.py)."""
@@ -534,14 +499,6 @@ class LocalMachine:
         if isinstance(name, str) and name in names:
             return names[name]
         raise RefusedError("unknown-name", name=str(name)[:80], names=sorted(names))
-
-
-def _log_error(key: str, name: str) -> Callable[[Exception | None], None]:
-    def log(error: Exception | None) -> None:
-        if error is not None:
-            _LOG.error(key, extra={"data": {"tenant": name, "error": str(error)}})
-
-    return log
 
 
 def _exhaust(steps: Iterator[None]) -> None:

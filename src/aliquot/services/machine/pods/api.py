@@ -132,9 +132,10 @@ class PodApi:
             field, value = largest_request(pod, claim)
             field = {POD: "", CRON_JOB: "spec.jobTemplate.spec.template."}.get(item.kind, "spec.template.") + field
             raise invalid(Invalid(f"{label}: {field}", value, f"this machine has {card_sizes(machine.cards)}; {why}"))
-        broken = machine.group_refusal(claim.group, claim.app_class) if claim is not None and claim.group else None
-        if broken is not None:
-            raise invalid(Invalid(f"{label}: {annotation_field(TOGETHER)}", broken.value, broken.allowed))
+        if claim is not None and claim.group:
+            broken = machine.group_members.refusal(claim.group, claim.app_class)
+            if broken is not None:
+                raise invalid(Invalid(f"{label}: {annotation_field(TOGETHER)}", broken.value, broken.allowed))
 
     def _check_count(
         self, bare: list[LocalPod], workloads: list[Workload], replaced: list[LocalPod], user: int
