@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Page, cut
@@ -27,8 +28,7 @@ _GRACE = 3.0  # seconds; a process this young on a card may be about to register
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PageSlot:
+class PageSlot(NamedTuple):
     """A process's slot on its tenant's page, the bytes it reports, and those that the driver takes in addition.
 
     `proven`: the driver knows the context on this card that the process registered."""

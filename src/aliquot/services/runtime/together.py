@@ -7,7 +7,6 @@ members' processes. So to the arbiter the server is the group's one context, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from aliquot.adapters.gpu.page import Use
 from aliquot.adapters.host import processes
@@ -45,8 +44,7 @@ def read(context: Context, now: float, stamp: int, before: int) -> tuple[Use, bo
         context.all_launches += max(0, use.launches - (0 if part.last is None else part.last.launches))
     # Each says how long it had work, not when: they are taken as independent of each other.
     context.all_busy_ns += round((1.0 - idle) * max(0, stamp - before))
-    joint = replace(
-        own,
+    joint = own._replace(
         launches=own.launches + context.all_launches,
         busy_ns=context.all_busy_ns,
         busy_since_ns=stamp if outstanding else 0,
