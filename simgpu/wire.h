@@ -86,13 +86,15 @@ enum sim_inert { SIM_SLICES_INERT = 1, SIM_PAUSE_INERT = 2 };
 #define LANE_SPACE   UINT32_MAX /* in place of a stream: waits for room in the ring */
 
 enum lane_kind {
-    LANE_RUN = 1,  /* occupies the card for duration_ns */
+    LANE_RUN = 1,  /* occupies the card, or an engine for copies, for duration_ns */
     LANE_MARK,     /* nothing: an event, or the wait for another stream */
     LANE_HOST,     /* done when the process says so in host[stream] */
 };
 enum lane_flag {
     LANE_BARRIER = 1,     /* the legacy default stream: after everything submitted before it ... */
     LANE_NONBLOCKING = 2, /* ... except on streams that asked not to care */
+    LANE_TO_CARD = 4,     /* LANE_RUN: a copy from the host, done by an engine beside kernels ... */
+    LANE_TO_HOST = 8,     /* ... or to it, by another one */
 };
 struct lane_item {
     uint64_t stamp;        /* CLOCK_MONOTONIC ns */

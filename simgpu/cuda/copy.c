@@ -1,4 +1,5 @@
-/* copy.c - copies and fills. They take their time on the card like kernels do, in the order of their stream. */
+/* copy.c - copies and fills. They take their time in the order of their stream: between host and card on an
+ * engine beside kernels, within the card like a kernel. */
 #include "driver.h"
 #include <stdio.h>
 #include <stdlib.h>

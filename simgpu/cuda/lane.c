@@ -169,6 +169,8 @@ static uint64_t publish(CUcontext context, const struct CUstream_st *stream, con
         item->flags = LANE_BARRIER;
         context->legacy_seq = seq;
     } else if (stream->flags & CU_STREAM_NON_BLOCKING) item->flags = LANE_NONBLOCKING;
+    if (op->kind == OP_COPY && op->copy.to_host != op->copy.from_host)
+        item->flags |= op->copy.to_host ? LANE_TO_HOST : LANE_TO_CARD;
     context->last[stream->slot] = seq;
     __atomic_store_n(&lane->head, lane->head + 1, __ATOMIC_RELEASE);
     return seq;

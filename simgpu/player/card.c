@@ -3,7 +3,7 @@
  * Groups with something to run take turns, each for its slice. To switch costs time, taken from the slice of the one
  * that is switched in, and cannot be interrupted: so two groups with slices below that cost switch for ever and get
  * nothing done, as on the real card. One that is alone keeps the card past its slice, and then loses it at once, in the
- * middle of a kernel, when another one has something to run.
+ * middle of a kernel, when another one has something to run. Copies between host and card take no turns (copies.c).
  */
 #include "player.h"
 
@@ -98,23 +98,20 @@ static void step(struct card *card, uint64_t limit)
             if (arrival < limit) limit = arrival;
         } while ((g = g->next) != card->runlist);
     }
+    copies_settle(card);
     choose(card);
-    if (!card->active) {
-        card->now = limit;
-        return;
-    }
-    if (card->now < card->switch_end) {
-        uint64_t until = card->switch_end < limit ? card->switch_end : limit;
-        usage_add(&card->usage, card->now, until);
-        card->now = until;
-        return;
-    }
     struct runner runner[TOGETHER_MAX];
-    uint64_t until;
-    unsigned count = running(card, runner, &until);
-    if (!count) return; /* its switch is over, and it was paused meanwhile: choose again */
-    if (until > limit) until = limit;
-    usage_add(&card->usage, card->now, until);
+    struct copy copy[ENGINES];
+    unsigned count = 0;
+    uint64_t until = copies_running(card, copy), end = NEVER;
+    if (card->active && card->now < card->switch_end) end = card->switch_end;
+    else if (card->active) {
+        count = running(card, runner, &end);
+        if (!count) return; /* its switch is over, and it was paused meanwhile: choose again */
+    }
+    if (end < until) until = end;
+    if (limit < until) until = limit;
+    if (card->active) usage_add(&card->usage, card->now, until);
     for (unsigned i = 0; i < count; i++) {
         struct work *work = runner[i].work;
         if (!work->started) work->started = card->now;
@@ -122,6 +119,7 @@ static void step(struct card *card, uint64_t limit)
         work->left -= until - card->now;
         usage_charge(runner[i].group, card->now, until);
     }
+    copies_advance(card, copy, until);
     card->now = until;
     for (unsigned i = 0; i < count; i++)
         if (!runner[i].work->left) lane_finish(runner[i].group->lane, runner[i].stream, until);
@@ -145,13 +143,21 @@ static uint64_t idle_until(struct card *card)
     return next;
 }
 
-uint64_t card_next(struct card *card)
+/* When something will happen next to kernels. */
+static uint64_t turns_until(struct card *card)
 {
     if (!card->active) return idle_until(card);
     if (card->now < card->switch_end) return card->switch_end;
     struct runner runner[TOGETHER_MAX];
     uint64_t until;
     return running(card, runner, &until) ? until : card->now;
+}
+
+uint64_t card_next(struct card *card)
+{
+    struct copy copy[ENGINES];
+    uint64_t next = turns_until(card), copied = copies_running(card, copy);
+    return copied < next ? copied : next;
 }
 
 /* How long all that the current group holds would run. */
@@ -161,7 +167,7 @@ static uint64_t current_left(struct card *card)
     unsigned count = mps_runners(card->current, group);
     uint64_t most = 0;
     for (unsigned i = 0; i < count; i++) {
-        uint64_t left = lane_left(group[i]->lane);
+        uint64_t left = lane_left(group[i]->lane, false);
         if (left > most) most = left;
     }
     return most;

@@ -143,6 +143,11 @@ static void enqueue(struct lane *lane, const struct lane_item *item)
     append(lane, slot);
 }
 
+unsigned item_engine(const struct lane_item *item)
+{
+    return item->flags & LANE_TO_CARD ? 1 : item->flags & LANE_TO_HOST ? 2 : 0;
+}
+
 static struct lane *sorted; /* qsort has no argument for it */
 
 static int by_seq(const void *left, const void *right)
@@ -276,7 +281,7 @@ static bool barred(const struct lane *lane, const struct lane_item *item)
 }
 
 /* Whether the first entry of a stream may run now: its channel is enabled and what it comes after is done. */
-static bool eligible(const struct lane *lane, int stream, uint64_t now)
+bool lane_eligible(const struct lane *lane, int stream, uint64_t now)
 {
     const struct queue *queue = &lane->queue[stream];
     const struct lane_item *item = &lane->work[queue->first].item;
@@ -286,17 +291,17 @@ static bool eligible(const struct lane *lane, int stream, uint64_t now)
     return !(item->flags & LANE_BARRIER) || !barred(lane, item);
 }
 
-/* The one begun goes on; else the oldest that may run. Returns its stream, -1: none. */
+/* The one begun goes on; else the oldest that may run and is not an engine's. Returns its stream, -1: none. */
 int lane_pick(struct lane *lane, uint64_t now)
 {
     int best = -1;
     uint64_t best_seq = NEVER;
-    if (lane->running >= 0 && eligible(lane, lane->running, now)) return lane->running;
+    if (lane->running >= 0 && lane_eligible(lane, lane->running, now)) return lane->running;
     for (int word = 0; word < LANE_STREAMS / 64; word++)
         for (uint64_t bits = lane->active[word]; bits; bits &= bits - 1) {
             int stream = word * 64 + __builtin_ctzll(bits);
             uint64_t seq = lane->work[lane->queue[stream].first].item.seq;
-            if (seq < best_seq && eligible(lane, stream, now)) {
+            if (seq < best_seq && !copy_engine(lane, stream) && lane_eligible(lane, stream, now)) {
                 best = stream;
                 best_seq = seq;
             }
@@ -315,6 +320,7 @@ void lane_finish(struct lane *lane, int stream, uint64_t now)
         result->start_ns = work->started ? work->started : now;
         result->end_ns = now;
     }
+    if (work->item.kind == LANE_RUN) queue->engine = item_engine(&work->item);
     queue->seq = work->item.seq;
     __atomic_store_n(&lane->shared->done[stream], work->item.seq, __ATOMIC_RELEASE);
     queue->first = work->next;
@@ -341,14 +347,14 @@ static uint64_t reach(const struct lane *lane, uint32_t stream, uint64_t seq, ui
 }
 
 /* How long all that it holds would run. */
-uint64_t lane_left(const struct lane *lane)
+uint64_t lane_left(const struct lane *lane, bool copies)
 {
     uint64_t left = 0;
     for (int word = 0; word < LANE_STREAMS / 64; word++)
         for (uint64_t bits = lane->active[word]; bits; bits &= bits - 1) {
             int stream = word * 64 + __builtin_ctzll(bits);
             for (uint16_t slot = lane->queue[stream].first; slot != NONE; slot = lane->work[slot].next)
-                left += lane->work[slot].left;
+                if (copies || !item_engine(&lane->work[slot].item)) left += lane->work[slot].left;
         }
     return left;
 }
@@ -357,7 +363,7 @@ uint64_t lane_left(const struct lane *lane)
 static uint64_t roomy(const struct lane *lane, uint64_t now)
 {
     uint64_t waiting = lane->shared->head - lane->shared->tail;
-    return waiting > LANE_RING / 2 ? now + lane_left(lane) / HELD * (waiting - LANE_RING / 2) : now;
+    return waiting > LANE_RING / 2 ? now + lane_left(lane, true) / HELD * (waiting - LANE_RING / 2) : now;
 }
 
 /* Ends the waits that are over. Returns when the next one may be, or NEVER. */
@@ -379,7 +385,7 @@ uint64_t lane_serve_waits(struct group *group)
         } else {
             stream %= LANE_STREAMS;
             over = lane->queue[stream].seq >= seq;
-            next = reach(lane, stream, seq, now);
+            next = reach(lane, stream, seq, copy_engine(lane, (int)stream) ? copies_earliest(group, (int)stream) : now);
         }
         if (over) {
             __atomic_store_n(&wait->state, WAIT_OVER, __ATOMIC_RELEASE);
@@ -387,5 +393,5 @@ uint64_t lane_serve_waits(struct group *group)
         } else if (next < when) when = next;
     }
     /* Paused, or at a host function: only somebody outside can bring it on, and that will be heard of. */
-    return group_runnable(group) || lane->shared->head != lane->shared->tail ? when : NEVER;
+    return group_runnable(group) || copies_wanted(group) || lane->shared->head != lane->shared->tail ? when : NEVER;
 }

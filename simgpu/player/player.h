@@ -70,6 +70,7 @@ struct work {
 struct queue {               /* one stream */
     uint16_t first, last;    /* into work[] */
     struct object *channel;  /* never NULL while there is work */
+    unsigned engine;         /* that did the latest copy, if no kernel came after it; 0: none */
     uint64_t seq;            /* the latest finished */
 };
 struct lane {
@@ -180,6 +181,16 @@ void group_join(struct card *card, struct group *group);
 void group_leave(struct group *group);
 bool group_has_work(struct group *group);               /* of its own, that may run now */
 
+/* ---- copies.c: between host and card, beside kernels ---- */
+#define ENGINES 2            /* one for each direction */
+struct copy { struct group *group; struct work *work; int stream; }; /* work NULL: the engine is idle */
+unsigned copy_engine(const struct lane *lane, int stream); /* of the stream's first entry, from 1; 0: none */
+uint64_t copies_running(struct card *card, struct copy *copy); /* what every engine does now -> until when, or NEVER */
+void copies_settle(struct card *card);                  /* ends what takes no time */
+void copies_advance(struct card *card, struct copy *copy, uint64_t until); /* before the card's time moves */
+bool copies_wanted(struct group *group);                /* whether an engine has, or waits for, something to do for it */
+uint64_t copies_earliest(struct group *group, int stream); /* when the stream's first entry, a copy, can be running */
+
 /* ---- mps.c: several groups in the time of one ---- */
 #define TOGETHER_MAX 64
 int mps_follow(struct connection *connection, const struct sim_follow *request); /* 0 or an errno */
@@ -196,8 +207,10 @@ struct lane *lane_again(struct group *group);           /* that of the last play
 void lane_kill(struct lane *lane);                      /* nothing more will be done on it; ends every wait on it */
 void lane_free(struct lane *lane);                      /* the same, and it is gone */
 uint64_t lane_admit(struct group *group, uint64_t now);  /* -> when the process changes something next */
-int lane_pick(struct lane *lane, uint64_t now);         /* -> a stream whose first entry may run, or -1 */
-uint64_t lane_left(const struct lane *lane);            /* ns of work that it holds */
+bool lane_eligible(const struct lane *lane, int stream, uint64_t now); /* whether the stream's first entry may run */
+int lane_pick(struct lane *lane, uint64_t now);         /* -> a stream whose first entry may run in its turn, or -1 */
+unsigned item_engine(const struct lane_item *item);     /* which engine copies it, from 1; 0: no copy */
+uint64_t lane_left(const struct lane *lane, bool copies); /* ns of work that it holds, with or without copies */
 void lane_finish(struct lane *lane, int stream, uint64_t now);
 uint64_t lane_serve_waits(struct group *group);         /* ends those that are over -> when to look again */
 void lane_forget_channel(struct lane *lane, const struct object *channel);

@@ -37,6 +37,7 @@ class Server:
         self.session = Session()
         self.streams: list[c.c_void_p | None] = [None]
         self.out = self.session.allocate(4096)
+        self.kept: object = None  # the host's side of the latest copy
 
     def hand_over(self) -> None:
         socket.send_fds(self.link, [b"{}"], [rm_file()])
@@ -61,6 +62,21 @@ class Server:
 
     def done(self, stream: int = 0) -> bool:
         return self.session.cuda.status("cuStreamQuery", self.streams[stream]) == 0
+
+    def copy(self, size: int, stream: int = 0) -> float:
+        """Begin to copy that much to the card, behind a small copy; returns the milliseconds that it took, where
+        `stream` is 0, and does not wait for it otherwise."""
+        cuda, to, host = self.session.cuda, self.session.allocate(size), (c.c_uint8 * size)()
+        first, second, elapsed = self.session.event(), self.session.event(), c.c_float()
+        self.kept = host
+        cuda.call("cuMemcpyHtoDAsync_v2", to, host, 1, self.streams[stream])
+        cuda.call("cuEventRecord", first, self.streams[stream])
+        cuda.call("cuMemcpyHtoDAsync_v2", to, host, size, self.streams[stream])
+        cuda.call("cuEventRecord", second, self.streams[stream])
+        if not stream:
+            cuda.call("cuEventSynchronize", second)
+            cuda.call("cuEventElapsedTime", c.byref(elapsed), first, second)
+        return elapsed.value
 
     def times(self, slot: int) -> list[int]:
         """How often the kernels of this slot ended, and when the last one began and ended."""

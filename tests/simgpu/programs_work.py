@@ -164,3 +164,30 @@ def faults() -> list[int]:
     again.launch(100)
     again.synchronize()
     return codes
+
+
+def copies() -> dict[str, float]:
+    """A kernel of 4 ms and two copies of 2 ms that may all begin at the same instant: when each ends, in
+    milliseconds, and when a third one ends that goes in the direction of the first."""
+    session = Session()
+    cuda = session.cuda
+    size = 50_000_000
+    card, host = session.allocate(size), (c.c_uint8 * size)()
+    kernel, into, out, third = (session.stream(1) for _ in range(4))
+    began, ended = session.event(), {name: session.event() for name in ("kernel", "into", "out", "third")}
+    session.launch(300_000, stream=kernel)  # time enough to submit all the rest
+    cuda.call("cuEventRecord", began, kernel)
+    session.launch(4_000, stream=kernel)
+    for stream in (into, out, third):
+        cuda.call("cuStreamWaitEvent", stream, began, 0)
+    cuda.call("cuMemcpyHtoDAsync_v2", card, host, size, into)
+    cuda.call("cuMemcpyDtoHAsync_v2", host, card, size, out)
+    cuda.call("cuMemcpyHtoDAsync_v2", card, host, size, third)
+    for stream, event in zip((kernel, into, out, third), ended.values(), strict=True):
+        cuda.call("cuEventRecord", event, stream)
+    session.synchronize()
+    seen, elapsed = {}, c.c_float()
+    for name, event in ended.items():
+        cuda.call("cuEventElapsedTime", c.byref(elapsed), began, event)
+        seen[name] = elapsed.value
+    return seen

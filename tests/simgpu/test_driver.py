@@ -155,6 +155,11 @@ def test_kernels_take_as_long_as_they_have_iterations(player: Player) -> None:
     assert (seen["missing"], seen["block too large"]) == (500, 1)
 
 
+def test_copies_of_both_directions_run_beside_a_kernel(player: Player) -> None:
+    ended = player.run("copies")
+    assert ended == pytest.approx({"kernel": 4.0, "into": 2.002, "out": 2.002, "third": 4.004}, abs=0.001)
+
+
 def test_streams_keep_their_order_and_wait_for_each_other(player: Player) -> None:
     assert player.run("streams") == {
         "busy": 600,

@@ -282,6 +282,30 @@ def test_work_begins_when_it_is_handed_over_even_if_the_player_sleeps(player: Pl
     assert end - start == 1_000_000
 
 
+def test_copies_wait_for_no_turn(player: Player) -> None:
+    busy, file = busy_tenant(player)
+    assert file.set_slice(busy.group(), 1_000_000) == OK
+    other = player.start("serve")
+    assert other.hear() == "ready"
+    assert 10.0 < other.ask({"do": "copy", "size": 250_000_000}) < 1000, "in turns it would take five seconds"
+    assert player.shares([busy], 0.05) == pytest.approx([1.0], abs=0.001), "nor does it wait for them"
+
+
+def test_copies_stop_while_their_channels_are_paused(player: Player) -> None:
+    tenant = player.start("serve")
+    assert tenant.hear() == "ready"
+    file = tenant.rm_file()
+    stream = tenant.ask({"do": "stream"})
+    tenant.ask({"do": "launch", "us": 1, "stream": stream})  # its channel is there
+    tenant.ask({"do": "synchronize"})
+    assert file.pause(tenant.group()) == OK
+    tenant.ask({"do": "copy", "size": 2_500_000, "stream": stream})
+    time.sleep(0.1)
+    assert not tenant.ask({"do": "done", "stream": stream})
+    assert file.resume(tenant.group()) == OK
+    wait_until(lambda: tenant.ask({"do": "done", "stream": stream}), "the copy ends")
+
+
 def test_each_card_is_shared_by_itself() -> None:
     with Player("--cards", "2", "--memory", "8192") as player:
         first = player.start("serve", CUDA_VISIBLE_DEVICES="0")

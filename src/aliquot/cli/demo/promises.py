@@ -47,9 +47,7 @@ REAL = Bounds(
     points=2.0, whole=0.97, added_us=300.0, added_rank="p99", beside=0.01, resume_ms=100.0, wake_s=1.0, note=""
 )
 SIMULATED = Bounds(
-    points=5.0, whole=0.90, added_us=1000.0, added_rank="p50", beside=0.02, resume_ms=300.0, wake_s=10.0,
-    # A simulated card copies and computes by turns, so a copy of another tenant waits for busy ones; a real card has
-    # engines for copies.
+    points=5.0, whole=0.90, added_us=1000.0, added_rank="p50", beside=0.02, resume_ms=300.0, wake_s=5.0,
     note="Simulated cards share this machine's processor: their bounds are wider than those of real cards.",
 )  # fmt: skip
 
