@@ -108,7 +108,7 @@ def test_a_line_of_the_page_is_read_field_by_field_as_it_is_written(c: C) -> Non
     fields = [page.MEMORY, page.OVERHEAD, page.LAUNCHES, page.WAITING, page.GATE, page.PAUSED, page.WAKE, page.REFUSED]
     fields += [page.RESCUED, page.BUSY, page.BUSY_SINCE]
     assert fields == [c[f"struct alq_use.{field}"] for field in _USE]
-    assert list(page.Use.__dataclass_fields__) == _USE
+    assert list(page.Use._fields) == _USE
     for at, field in enumerate(fields):  # the format's own idea of where each field is
         line = bytearray(page._USE_SIZE)
         line[field] = 7
