@@ -292,6 +292,15 @@ class Rig:
         until(lambda: guest.pid in self.standing(folder.name).processes, "the registration")
         return guest
 
+    def preempted(self) -> tuple[Guest, Guest]:
+        """Online work (client 11) that has taken the card from offline work (22), which is paused."""
+        online = self.registered(self.tenant("on", AppClass.ONLINE), 11)
+        offline = self.registered(self.tenant("off", AppClass.OFFLINE), 22)
+        offline.launch()
+        online.launch()
+        until(lambda: not self.driver.runs(22), "the pause")
+        return online, offline
+
     def child(
         self, folder: Path, client: int, slot: int = 0, uid: int = -1, wrapper: tuple[str, ...] = ()
     ) -> subprocess.Popen[str]:

@@ -155,11 +155,7 @@ class TestComingAndGoing:
         until(lambda: not rig.daemon.standings())
 
     def test_a_tenant_that_was_removed_while_paused_is_resumed(self, rig: Rig) -> None:
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        online.launch()
-        until(lambda: not rig.driver.runs(22))
+        rig.preempted()
         rig.daemon.remove("off")
         until(lambda: rig.driver.runs(22))
 

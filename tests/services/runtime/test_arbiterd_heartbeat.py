@@ -85,11 +85,7 @@ class TestHeartbeat:
         assert len(set(beats)) >= 2
 
     def test_after_a_stall_undone_pauses_are_ordered_again(self, rig: Rig) -> None:
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        online.launch()
-        until(lambda: not rig.driver.runs(22))
+        rig.preempted()
         loop = rig.daemon._loops[UUIDS[0]]
         rig.driver.paused.clear()  # the tenants' own doing
         rig.driver.slices[11, 1] = rig.driver.slices[22, 1] = STOCK
@@ -98,11 +94,7 @@ class TestHeartbeat:
         until(lambda: [rig.driver.slices[client, 1] for client in (11, 22)] == [slices.LONG, slices.TINY], "the slices")
 
     def test_a_context_that_resumed_itself_is_paused_again_but_seldom(self, rig: Rig) -> None:
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        online.launch()
-        until(lambda: not rig.driver.runs(22))
+        _, offline = rig.preempted()
         rig.driver.calls.clear()
         until(lambda: offline.use().paused)
         offline.set(pages.PAUSED, 0)
@@ -145,11 +137,7 @@ class TestRefusal:
         until(lambda: (22, 2) in rig.driver.paused, "the next pause of the other")
 
     def test_an_expelled_process_is_not_left_paused(self, rig: Rig) -> None:
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        online.launch()
-        until(lambda: not rig.driver.runs(22))
+        _, offline = rig.preempted()
         offline.hello()  # a second time
         until(offline.ended)
         until(lambda: rig.driver.runs(22), "its resume")

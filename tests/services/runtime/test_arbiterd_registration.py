@@ -59,11 +59,7 @@ class TestRegistration:
 
     def test_registering_again_ends_no_pause(self, rig: Rig) -> None:
         """Or a process could end any pause of its own by telling of its groups all the time."""
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        online.launch()
-        until(lambda: not rig.driver.runs(22), "the pause")
+        _, offline = rig.preempted()
         rig.driver.calls.clear()
         offline.group(22, rig.rm_file).done(1)
         until(lambda: ("get", 22, None) in rig.driver.calls, "a look at its slice")
