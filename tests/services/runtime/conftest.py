@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,3 +16,11 @@ from kit.arbiterd import Rig, running
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """A daemon at work, which leaves no file open."""
     yield from running(lambda: Rig(tmp_path, monkeypatch))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_garbage_of_other_tests() -> None:
+    """What earlier tests left to the collector would close its files in the middle of a test that counts files."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
