@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from bench.gpu.stage import Stage
 from bench.gpu.words import Ask
 
 from aliquot.adapters.host.home import POOLS, pool_name
+from aliquot.services.mover.control import Quit, encode
 
 WORKLOAD = ROOT / "bench" / "gpu" / "workloads" / "parked.py"
 READY_SECONDS = 180.0  # PyTorch starts, and an allocation may wait
@@ -145,15 +147,22 @@ def begin(lab: Lab, stage: Stage, ask: Ask, size: float, *more: str, env: str = 
 @contextlib.contextmanager
 def crowded(lab: Lab, pool: float, factor: float = 2.0) -> Iterator[Crowd]:
     """A fresh daemon with so many GiB of host memory; its pool is removed at the end."""
-    with (
-        lab.node(more=("--host-pool", f"{int(pool) if lab.simulate is None else gib(lab, pool) + 2}GiB")) as node,
-        lab.stage(node) as stage,
-    ):
-        answer(words.oversubscribe(factor), node.env)
-        try:
+    with contextlib.ExitStack() as last:  # the daemon would start another mover
+        host_pool = f"{int(pool) if lab.simulate is None else gib(lab, pool) + 2}GiB"
+        with lab.node(more=("--host-pool", host_pool)) as node, lab.stage(node) as stage:
+            last.callback(_end_pool, Path(POOLS, pool_name(str(node.folder), os.geteuid())))
+            answer(words.oversubscribe(factor), node.env)
             yield Crowd(lab, node, stage)
-        finally:
-            shutil.rmtree(Path(POOLS, pool_name(str(node.folder), os.geteuid())), ignore_errors=True)
+
+
+def _end_pool(folder: Path) -> None:
+    """Its mover would stay for a minute, and with it the memory: two pools may be more than the machine has."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mover:
+        mover.settimeout(5.0)
+        mover.connect(str(folder / "sock"))
+        mover.send(encode(Quit()))
+        mover.recv(1)  # until it is gone
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

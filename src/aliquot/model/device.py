@@ -18,15 +18,16 @@ _SOLD_GIB = {
 }
 
 
-# Of a card on which memory moves: the process that moves it needs half a GiB for itself.
-MOST_RESERVED_MIB = 1024
-RESERVED_PART = 16  # one of so many parts, where the card is small
+# Of a card on which memory moves: the process that moves it needs half a GiB for itself. Contexts of new tenants may
+# take of it too, and are larger on larger cards.
+USUAL_RESERVE_MIB = 1024
+SMALL_CARD_PART, LARGE_CARD_PART = 16, 64  # one of so many parts: at most of a small card, at least of a large one
 CONTEXT_MIB = 512  # of a program's memory that stays on the card while the rest is parked: its CUDA context
 
 
 def reserve_mib(memory_mib: int) -> int:
     """Memory of a card of that size that parkable work leaves alone, so that the mover can start on a full card."""
-    return min(MOST_RESERVED_MIB, memory_mib // RESERVED_PART)
+    return min(memory_mib // SMALL_CARD_PART, max(USUAL_RESERVE_MIB, memory_mib // LARGE_CARD_PART))
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aliquot.model.device import CONTEXT_MIB, MOST_RESERVED_MIB, RESERVED_PART
+from aliquot.model.device import CONTEXT_MIB, LARGE_CARD_PART, SMALL_CARD_PART, USUAL_RESERVE_MIB
 from aliquot.placement.columns import Columns, Ints
 
 
@@ -48,7 +48,7 @@ def elastic_rooms(board: Columns, rows: Ints, *, pooled: bool = True) -> tuple[I
 
 def reserve(memory: Ints) -> Ints:
     """MiB of cards of those sizes that are not booked when more is booked than they have."""
-    return np.minimum(memory // RESERVED_PART, MOST_RESERVED_MIB)
+    return np.minimum(memory // SMALL_CARD_PART, np.maximum(USUAL_RESERVE_MIB, memory // LARGE_CARD_PART))
 
 
 def spare(board: Columns, rows: Ints | slice) -> Ints:

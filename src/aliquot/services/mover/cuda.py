@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -15,7 +16,7 @@ _FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _READ_WRITE = 3
 _PORTABLE = 1
 _NOT_BLOCKING = 1
-
+_STREAMS = 8  # that a card has from the start: two tenants that leave or return at once have three each
 
 # The context is of no more use, and every call in it fails from now on.
 _LASTING = {46, 214, 220, 700, 702, 710, *range(714, 720)}
@@ -43,6 +44,9 @@ class Card:
         device = c_int()
         self._call("cuDeviceGet", byref(device), self.ordinal)
         self._call("cuDevicePrimaryCtxRetain", byref(self._context), device)
+        self.enter()
+        # A stream takes memory of the card, and when memory has to leave there may be none: they are made once.
+        self._streams = [self._new_stream() for _ in range(_STREAMS)]
         self._ready = True
 
     def enter(self) -> None:
@@ -55,6 +59,11 @@ class Card:
 
     def stream(self) -> c_void_p:
         """For one move."""
+        with contextlib.suppress(IndexError):
+            return self._streams.pop()
+        return self._new_stream()
+
+    def _new_stream(self) -> c_void_p:
         made = c_void_p()
         self._call("cuStreamCreate", byref(made), c_uint(_NOT_BLOCKING))
         return made
@@ -64,8 +73,8 @@ class Card:
         self._call("cuStreamSynchronize", stream)
 
     def end(self, stream: c_void_p) -> None:
-        """It is not used any more."""
-        self._call("cuStreamDestroy_v2", stream)
+        """Its copies are done; another move may use it."""
+        self._streams.append(stream)
 
     def open(self, file: int, size: int) -> Window:
         """The piece behind a file, mapped here."""
