@@ -45,8 +45,17 @@ class Card:
         self._call("cuDeviceGet", byref(device), self.ordinal)
         self._call("cuDevicePrimaryCtxRetain", byref(self._context), device)
         self.enter()
-        # A stream takes memory of the card, and when memory has to leave there may be none: they are made once.
-        self._streams = [self._new_stream() for _ in range(_STREAMS)]
+        # A stream takes memory of the card, and when memory has to leave there may be none: they are made once. Moves
+        # for which there is none share the first: each then waits for the other's copies as well.
+        try:
+            self._shared = self._new_stream()
+        except CudaError:
+            self._call("cuDevicePrimaryCtxRelease_v2", device)
+            raise
+        self._streams: list[c_void_p] = []
+        with contextlib.suppress(CudaError):
+            while len(self._streams) < _STREAMS:
+                self._streams.append(self._new_stream())
         self._ready = True
 
     def enter(self) -> None:
@@ -59,9 +68,10 @@ class Card:
 
     def stream(self) -> c_void_p:
         """For one move."""
-        with contextlib.suppress(IndexError):
+        try:
             return self._streams.pop()
-        return self._new_stream()
+        except IndexError:
+            return self._shared
 
     def _new_stream(self) -> c_void_p:
         made = c_void_p()
@@ -74,7 +84,8 @@ class Card:
 
     def end(self, stream: c_void_p) -> None:
         """Its copies are done; another move may use it."""
-        self._streams.append(stream)
+        if stream is not self._shared:
+            self._streams.append(stream)
 
     def open(self, file: int, size: int) -> Window:
         """The piece behind a file, mapped here."""
