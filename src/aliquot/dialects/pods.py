@@ -304,7 +304,7 @@ def user_of(pod: Pod, names: Iterable[str], problems: list[Invalid]) -> int | No
     users = [said.get(name, (field, found)) for name in names]
     for field, value in users:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < LARGEST_USER:
-            problems.append(Invalid(field, value, f"the number of a user other than root, for example 1000: {why}"))
+            problems.append(Invalid(field, value, f"the number of a user other than root, for example 70000: {why}"))
             return None
         if value != users[0][1]:
             problems.append(Invalid(field, value, f"the same user as {users[0][0]}, {users[0][1]}: {why}"))

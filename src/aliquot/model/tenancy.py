@@ -45,13 +45,14 @@ class Tenancy:
 
     @property
     def group_id(self) -> str:
-        """The group on these cards: one owner's, of one name. Empty: it is in none. As long as a tenant's id: it names
-        a folder with sockets."""
+        """The group on these cards: one owner's, of one name. Empty: it is in none. It names a folder with sockets: of
+        runs it is as short as a tenant's id. Of Pods it is long, so that no name can be found which has the id of
+        another namespace's group."""
         if not self.group:
             return ""
         cards = sorted(share.uuid for share in self.shares)
         words = (str(self.user), self.namespace, self.group, *cards)
-        return hashlib.sha256("\0".join(words).encode()).hexdigest()[:10]
+        return hashlib.sha256("\0".join(words).encode()).hexdigest()[: 32 if self.namespace else 10]
 
     @property
     def key(self) -> str:

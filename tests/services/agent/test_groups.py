@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.gpu import mpslauncher, player
-from aliquot.adapters.gpu.mps import CONTROL, Mps, preloaded
+from aliquot.adapters.gpu.mps import CONTROL, Mps, preloaded, too_long
 from aliquot.adapters.host import processes
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.devices.plugins import Refused
@@ -98,6 +98,31 @@ def test_pod_in_no_group_gets_none_of_it(rig: Rig) -> None:
     assert "/dev/shm" not in seen.mounts
 
 
+def test_only_a_group_has_the_user(rig: Rig) -> None:
+    """Containers of a member may run as others, and processes of another user than a tenant's are spared."""
+    rig.node.run(pod := rig.member("a"))
+    rig.restart()
+    tenants = rig.node.arbiter.tenants
+    assert (tenants[pod["metadata"]["uid"]].uid, tenants[rig.tenancy(pod).group_id].uid) == (None, USER)
+
+
+def test_group_of_another_namespace_that_has_its_id_is_not_joined(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.node.run(pod := rig.member("a"))
+    assert len(rig.tenancy(pod).group_id) == 32
+    assert too_long(Path("/run/aliquot/g") / rig.tenancy(pod).group_id) == 0
+    monkeypatch.setattr(Tenancy, "group_id", property(lambda tenancy: "0" * 32))
+    with pytest.raises(Refused, match="group b/other/normal has the id of another owner's group: give it another name"):
+        rig.node.run(rig.member("b", "other", namespace="b"))
+
+
+def test_user_that_is_an_account_of_the_node_is_refused(rig: Rig) -> None:
+    rig.node.run(known := rig.member("a"))
+    rig.node.agent.groups.account_of = {USER: "alice"}.get
+    with pytest.raises(Refused, match=f"runAsUser {USER} is the account alice of this node, .* 70000"):
+        rig.node.run(rig.member("b"))
+    rig.node.started(known)
+
+
 @pytest.mark.parametrize("other", [{"group": "b"}, {"namespace": "b"}, {"user": USER - 1}, {"card": 1}])
 def test_another_name_namespace_user_or_card_has_a_control_of_its_own(rig: Rig, other: dict[str, Any]) -> None:
     pods = [rig.member("a"), rig.member("b", **other)]
@@ -178,6 +203,18 @@ def test_member_is_refused_with_the_chart_value_where_it_is_off(rig: Rig) -> Non
     assert rig.node.started(known).env["CUDA_MPS_PIPE_DIRECTORY"], "what runs goes on"
     with pytest.raises(Refused, match=r"agent\.together\.enabled=true .*\(aliquot:together\)"):
         rig.node.run(rig.member("b"))
+
+
+def test_tenant_of_no_group_cannot_join_one_by_its_annotation_where_it_is_off(rig: Rig) -> None:
+    rig.node.together = False
+    rig.restart()
+    pod = rig.member("a")
+    del pod["metadata"]["annotations"]["aliquot.dev/together"]
+    rig.node.run(pod)
+    pod["metadata"]["annotations"]["aliquot.dev/together"] = "team"
+    rig.node.bound(pod)
+    with pytest.raises(Refused, match="aliquot:together"):
+        rig.node.started(pod)
 
 
 def test_node_says_whether_its_agent_runs_groups(rig: Rig) -> None:

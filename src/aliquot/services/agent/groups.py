@@ -6,11 +6,12 @@ A group is one namespace's, of one name, class, user and set of cards: that is i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from aliquot.adapters.gpu.mps import PIPES_VARIABLE, MpsError
 from aliquot.adapters.gpu.page import PageError
+from aliquot.adapters.host.users import node_account
 from aliquot.model.edits import Mount
 from aliquot.model.reason import Reason
 from aliquot.model.tenancy import Tenancy
@@ -21,10 +22,18 @@ from aliquot.wording import reasons
 
 
 class PodGroups:
-    """See the head of the file. One thread; `serves`: whether Pods may join that are no tenants yet."""
+    """See the head of the file. One thread; `serves`: whether Pods may join that are no members yet; `account_of`: the
+    name of the node's account with that number."""
 
-    def __init__(self, groups: Groups | None, tenants: PodTenants, *, serves: bool) -> None:
-        self._groups, self._tenants, self.serves = groups, tenants, serves
+    def __init__(
+        self,
+        groups: Groups | None,
+        tenants: PodTenants,
+        *,
+        serves: bool,
+        account_of: Callable[[int], str | None] = node_account,
+    ) -> None:
+        self._groups, self._tenants, self.serves, self.account_of = groups, tenants, serves, account_of
         self._joining: dict[str, Tenancy] = {}  # their containers are prepared at this moment
         self._settled: dict[str, frozenset[str]] = {}  # the members of each group, as the arbiter knows them
 
@@ -46,22 +55,36 @@ class PodGroups:
         if not tenancy.group:
             yield
             return
-        known = tenancy.id in self._tenants.tenancies  # its container restarts
-        if self._groups is None or not (self.serves or known):
-            why = reasons.line(Reason.TOGETHER, reasons.Facts())
-            raise Refused(reasons.with_code(f"this node's agent {why}", Reason.TOGETHER))
+        groups = self._check(tenancy)
         self._joining[tenancy.id] = tenancy
         try:
-            members = [one for one in self._members()[tenancy.group_id] if one.id != tenancy.id]
             try:
-                await self._groups.start([*members, tenancy])
+                await groups.start([*self._others(tenancy), tenancy])
             except (MpsError, PageError, OSError) as error:
                 raise Refused(f"the aliquot agent of this node cannot start the Pod's group: {error}") from error
             finally:
                 self._settled[tenancy.group_id] = frozenset()  # others may have come or gone meanwhile: look again
             yield
         finally:
-            del self._joining[tenancy.id]
+            self._joining.pop(tenancy.id, None)  # two containers of the Pod can be prepared at once
+
+    def _check(self, tenancy: Tenancy) -> Groups:
+        """The groups, where it may join. Raises Refused."""
+        old = self._tenants.tenancies.get(tenancy.id)
+        is_member = old is not None and old.group_id == tenancy.group_id  # its container restarts
+        if self._groups is None or not (self.serves or is_member):
+            why = reasons.line(Reason.TOGETHER, reasons.Facts())
+            raise Refused(reasons.with_code(f"this node's agent {why}", Reason.TOGETHER))
+        if any(_owner(other) != _owner(tenancy) for other in self._others(tenancy)):
+            raise Refused(f"group {tenancy.group} has the id of another owner's group: give it another name")
+        account = None if is_member or tenancy.user is None else self.account_of(tenancy.user)
+        if account is not None:
+            raise Refused(
+                f"runAsUser {tenancy.user} is the account {account} of this node, and the group's MPS server would run "
+                "as it: set the Pod's spec.securityContext.runAsUser to a number that no account of the node has, for "
+                "example 70000"
+            )
+        return self._groups
 
     def environment(self, tenancy: Tenancy) -> dict[str, str]:
         """What a member's containers get in addition."""
@@ -82,6 +105,9 @@ class PodGroups:
                 self._groups.left(group, members.get(group, ()))
         self._settled = identities
 
+    def _others(self, tenancy: Tenancy) -> list[Tenancy]:
+        return [one for one in self._members().get(tenancy.group_id, ()) if one.id != tenancy.id]
+
     def _members(self) -> dict[str, list[Tenancy]]:
         found: dict[str, list[Tenancy]] = {}
         for tenancy in {**self._joining, **self._tenants.tenancies}.values():
@@ -91,3 +117,7 @@ class PodGroups:
 
     def _identities(self) -> dict[str, frozenset[str]]:
         return {group: frozenset(one.id for one in members) for group, members in self._members().items()}
+
+
+def _owner(tenancy: Tenancy) -> tuple[str, str, int | None]:
+    return tenancy.namespace, tenancy.group, tenancy.user

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -72,7 +72,7 @@ class PodTenants:
         for tenancy in self._store.tenancies():
             self.tenancies[tenancy.id] = tenancy
             try:
-                self._arbiter.add(tenancy.tenant, self.folder_of(tenancy.id))
+                self._arbiter.add(_tenant(tenancy), self.folder_of(tenancy.id))
             except (PageError, OSError) as error:
                 # Nothing enforces its share until the Pod is created again.
                 log.warning("tenant_not_restored", extra={"data": {"pod": tenancy.key, "why": str(error)}})
@@ -95,7 +95,7 @@ class PodTenants:
                 self._arbiter.remove(tenancy.id)
         self._ended.pop(tenancy.id, None)
         try:
-            self._arbiter.add(tenancy.tenant, self.folder_of(tenancy.id))
+            self._arbiter.add(_tenant(tenancy), self.folder_of(tenancy.id))
         except (PageError, OSError) as error:
             raise AdmissionError(f"{self.folder_of(tenancy.id)}: {error}") from error
 
@@ -154,6 +154,11 @@ class PodTenants:
         tenancy = self.tenancies.pop(uid)
         del self._ended[uid]
         log.info("tenant_released", extra={"data": {"pod": tenancy.key, "uid": uid}})
+
+
+def _tenant(tenancy: Tenancy) -> Tenant:
+    """Without a user: containers run as any. That of a group's member is the user of its MPS server."""
+    return replace(tenancy.tenant, uid=None)
 
 
 def _booked(tenancy: Tenancy) -> tuple[object, ...]:
