@@ -287,7 +287,7 @@ class NodeReporter:
         if amounts and self.published:
             # The kubelet makes the allocatable amount equal to the capacity, but only every 10 seconds.
             body: dict[str, object] = {"status": {"capacity": amounts, "allocatable": amounts}}
-            if not self._counted:
+            if not self._counted and not self._leaving:  # the mark stays for the next agent
                 body["metadata"] = {"annotations": {COUNTED: None}}
             self.changed(await self._kube.patch(f"/api/v1/nodes/{self._name}/status", body, into=NodeObject))
 

@@ -186,6 +186,17 @@ def test_amount_goes_when_the_agent_stops_and_the_mark_stays(node: Node) -> None
     assert node.amounts == (str(ALL), str(ALL))
 
 
+def test_mark_stays_when_an_agent_stops_before_it_has_published(node: Node) -> None:
+    node.round()
+    node.agent_node.store.close()
+    node.agent_node.start()
+    node.seen()
+    reporter = node.agent_node.agent.reporter
+    play(reporter.announce_departure())
+    play(reporter._write())
+    assert (node.amounts, node.mark) == ((None, None), MEMORY)
+
+
 def test_amount_of_another_plugin_is_left_alone(node: Node) -> None:
     node.labelled(QGPU)
     node.object["status"] = {side: {MEMORY: "4096"} for side in ("capacity", "allocatable")}
