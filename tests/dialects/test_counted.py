@@ -83,6 +83,7 @@ def test_claim_of_a_manifest_counts_on_the_webhook() -> None:
 def test_refusal_says_what_to_do(offer: Offer) -> None:
     assert "at most 50,000 MiB" in ENABLED_BY[offer]
     assert "the webhook adds that to new Pods, so create the Pod again" in ENABLED_BY[offer]
+    assert "write aliquot.dev/card-place: 1 as a limit of each container with aliyun.com/gpu-mem" in ENABLED_BY[offer]
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,8 @@ _SHARED_NEEDS = f"capacity {MEMORY}, or label {NODE_LABEL}=true and cards that t
 _CORE_NEEDS = f"label {ACK_LABEL}={_CORE_MEM}"
 _DEVICES_NEED = (
     f"and at most {native.MOST_DEVICES:,} MiB in all, because this Pod has no {native.PLACE}: the webhook adds that to "
-    "new Pods, so create the Pod again"
+    f"new Pods, so create the Pod again; without the webhook write {native.PLACE}: 1 as a limit of each container with "
+    f"{MEMORY}"
 )
 ENABLED_BY = {
     Offer.GPUSHARE: _SHARED_NEEDS,

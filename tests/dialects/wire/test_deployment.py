@@ -137,7 +137,7 @@ def test_cluster_options_reach_their_objects() -> None:
     assert "runtimeClassName" not in scheduler
     assert "nodeSelector" not in scheduler
     assert "--memory-unit=MiB" in agent["containers"][0]["args"]
-    assert "--memory-unit=auto" in scheduler["containers"][0]["args"], "which reads it off the nodes"
+    assert "--memory-unit=MiB" in scheduler["containers"][0]["args"], "also while no node advertises it"
     assert "--webhook-failure=ignore" in scheduler["containers"][0]["args"]
     mounts = {mount["mountPath"]: mount["name"] for mount in agent["containers"][0]["volumeMounts"]}
     volumes = {volume["name"]: volume["hostPath"]["path"] for volume in agent["volumes"]}

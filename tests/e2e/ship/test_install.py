@@ -105,7 +105,7 @@ SAID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {"imagePullSecrets[0].name": "mine", "imagePullSecrets[1].name": "yours"},
     ),
     "runtime class": (("--runtime-class", "nvidia"), {"agent.runtimeClassName": "nvidia"}),
-    "memory unit": (("--memory-unit", "MiB"), {"agent.memoryUnit": "MiB"}),
+    "memory unit": (("--memory-unit", "MiB"), {"agent.memoryUnit": "MiB", "scheduler.memoryUnit": "MiB"}),
     "driver folder": (("--driver-folder", "/etc/cdi"), {"agent.driverFolder": "/etc/cdi"}),
     "node selector": (
         ("--node-selector", "pool=gpu", "--node-selector", "zone=a"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,8 +36,8 @@ def small_node(name: str = "small") -> Json:
     return node_json(name, 16, labels=LABELS, **{MEMORY: "16384", COUNT: "1"})
 
 
-def a_cluster(*nodes: Json, rules: Rules = MIB) -> Cluster:
-    cluster = Cluster("binpack", rules)
+def a_cluster(*nodes: Json, rules: Rules = MIB, says_mib: bool = False) -> Cluster:
+    cluster = Cluster("binpack", rules, says_mib=says_mib)
     for node in nodes:
         cluster.set_node(as_node(node))
     return cluster
@@ -54,6 +55,10 @@ def test_pod_without_a_place_goes_to_small_nodes_only_and_is_told_what_to_do() -
     assert answer["NodeNames"] == ["small"]
     (why,) = {**answer["FailedNodes"], **(answer["FailedAndUnresolvableNodes"] or {})}.values()
     assert "this Pod has no aliquot.dev/card-place: the webhook adds that to new Pods, so create the Pod again" in why
+    assert (
+        "without the webhook write aliquot.dev/card-place: 1 as a limit of each container with aliyun.com/gpu-mem"
+        in why
+    )
     refused = cluster.assume(claim_of(cluster, as_pod(pod)), "big")
     assert not isinstance(refused, Placed)
     assert [refusal.reason for refusal in refused] == [Reason.MODE]
@@ -85,6 +90,28 @@ def test_new_pods_get_a_place_while_such_a_node_is_there() -> None:
     del unmarked["metadata"]["annotations"][COUNTED]
     cluster.set_node(as_node(unmarked))
     assert places(claim, cluster.admission_rules) == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "needed"),
+    [([], {"main": 1}), (["small"], {"main": 1}), (["small", "old"], {}), (["big", "old"], {"main": 1})],
+    ids=["none yet", "only with our agent", "one of gpushare's own plugin", "such a node"],
+)
+def test_new_pods_get_a_place_where_the_unit_is_given_and_no_node_lacks_places(
+    nodes: list[str], needed: dict[str, int]
+) -> None:
+    """An autoscaler may have removed the last large node, or not added the first one yet."""
+    old = small_node("old")
+    del old["metadata"]["annotations"]
+    known = {"small": small_node(), "big": big_node(), "old": old}
+    cluster = a_cluster(says_mib=True)
+    for name in ("old", *nodes):
+        cluster.set_node(as_node(known[name]))
+    if "old" not in nodes:
+        cluster.drop_node("old")
+    claim = parse_pod(a_mib_pod("p", 4096, place=False), cluster.rules)
+    assert isinstance(claim, Claim)
+    assert places(claim, cluster.admission_rules) == needed
 
 
 def test_unit_is_known_from_the_amount_that_the_agent_counts() -> None:

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from aliquot.adapters.kubernetes.kube import Server
+from aliquot.dialects import MemoryUnit
 from aliquot.dialects.wire.webhooks import ServiceRef
 from aliquot.services.dashboard.access import NO_DASHBOARD, Listen
 from aliquot.services.scheduler.ports.verbstls import VerbsTls
@@ -175,3 +176,25 @@ def test_nobody_is_evicted_where_anybody_may_call_the_verbs() -> None:
         assert not evicts(bind_address="0.0.0.0")
 
     asyncio.run(scene())
+
+
+def test_unit_that_is_given_holds_before_the_first_node_comes() -> None:
+    async def scene() -> list[bool]:
+        units = (MemoryUnit.MIB, MemoryUnit.GIB, None)
+        made = (Scheduler(Server("http://127.0.0.1:9"), Settings(memory_unit=unit)) for unit in units)
+        return [scheduler.cluster.admission_rules.counted for scheduler in made]
+
+    assert asyncio.run(scene()) == [True, False, False]
+
+
+@pytest.mark.parametrize(("listed_after", "answered_after"), [(0.4, 0.4), (60.0, 1.0)], ids=["soon", "late"])
+def test_review_waits_a_second_for_the_first_list_of_nodes(listed_after: float, answered_after: float) -> None:
+    async def scene() -> float:
+        scheduler = Scheduler(Server("http://127.0.0.1:9"), Settings(metrics=NO_DASHBOARD))
+        loop = asyncio.get_running_loop()
+        loop.call_later(listed_after, scheduler.nodes.synced.set)
+        began = loop.time()
+        await scheduler._nodes_listed()
+        return loop.time() - began
+
+    assert play(scene()) == pytest.approx(answered_after)

@@ -211,6 +211,8 @@ def _edit_scheduler(deployment: Json, options: Options, config: str) -> None:
         "--scheduler-name": names,
         "--webhook-failure": options.webhook_failure,
     }
+    if options.memory_unit == gpushare.MemoryUnit.MIB:  # else it derives the unit from the nodes there are
+        changes["--memory-unit"] = options.memory_unit
     for container in workloads.containers(deployment):
         if container["name"] == _KUBE_SCHEDULER:
             container["image"] = options.kube_scheduler_image

@@ -17,7 +17,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -65,6 +65,7 @@ log = logging.getLogger(__name__)
 
 _WEBHOOK, _TLS = "the webhook", "the port with TLS"
 _BIND_GRACE = 10.0  # seconds that binds in progress have to finish at shutdown
+_LIST_GRACE = 1.0  # seconds that a review waits for the first list of Nodes; the API server waits 2 for us
 _REVIEW_GRACE = 3.0  # seconds in which API servers still send reviews: they learn late that our endpoint is gone
 
 
@@ -104,7 +105,8 @@ class Scheduler:
         self.settings = settings
         self.kube = kube = Kube(server, agent="aliquot-scheduler")
         rules = Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB, settings.served, _own_account(server))
-        self.cluster = cluster = Cluster(settings.priority, rules, settings.shortlist)
+        says_mib = settings.memory_unit is MemoryUnit.MIB
+        self.cluster = cluster = Cluster(settings.priority, rules, settings.shortlist, says_mib=says_mib)
         self.calls = Calls(_stamp)
         self.verbs_keys = None if settings.tls is None else VerbsKeys(kube, settings.tls, clock=time.time)
         self.events = Events(kube, "aliquot-scheduler", time.time)
@@ -307,7 +309,13 @@ class Scheduler:
             on_call=lambda verb: self.calls.count(verb, "ok", 0.0),
             clock=time.time,
             on_waiting=lambda why: self._port_state(_WEBHOOK, why),
+            before_review=self._nodes_listed,
         )
+
+    async def _nodes_listed(self) -> None:
+        """The rules of reviews depend on the Nodes. API servers that call us by URL do not wait until we are ready."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.nodes.synced.wait(), _LIST_GRACE)
 
     async def _verbs_with_tls(self) -> None:
         assert self.settings.tls is not None

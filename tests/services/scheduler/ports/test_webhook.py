@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import logging
@@ -16,11 +17,11 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.dialects import Rules
+from aliquot.dialects import MemoryUnit, Rules
 from aliquot.dialects.wire.admission import AdmissionSettings
 from aliquot.services.daemon.http import Limits, make_runner
 from aliquot.services.scheduler.ports.webhook import review_app
-from kit.manifests import QGPU_CORE, QGPU_MEMORY, asking
+from kit.manifests import QGPU_CORE, QGPU_MEMORY, a_container, a_pod, asking
 
 Json = dict[str, Any]
 
@@ -41,13 +42,15 @@ def review_of(pod: object) -> Json:
 class Webhook:
     """A webhook without TLS, and how often it was called."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Callable[[], Rules] = Rules, before: Callable[[], Awaitable[None]] | None = None) -> None:
         self.calls: list[str] = []
+        self._rules, self._before = rules, before
 
     def ask(self, use: Callable[[aiohttp.ClientSession], Awaitable[Any]]) -> Any:
         async def scenario() -> Any:
             limits = Limits(8, unfinished=16 << 20)
-            runner = make_runner(review_app(Rules, AdmissionSettings(), self.calls.append, limits), limits)
+            app = review_app(self._rules, AdmissionSettings(), self.calls.append, limits, self._before)
+            runner = make_runner(app, limits)
             await runner.setup()
             try:
                 await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -96,6 +99,19 @@ def test_review_is_answered_and_counted(path: str) -> None:
     response = json.loads(text)["response"]
     assert (status, response["uid"], response["allowed"]) == (200, "u-1", True)
     assert webhook.calls == ["review"]
+
+
+def test_review_is_answered_by_the_rules_that_are_known_after_the_wait() -> None:
+    rules = [Rules()]
+
+    async def listed() -> None:
+        await asyncio.sleep(0)
+        rules.append(Rules(gpushare_unit=MemoryUnit.MIB, counted=True))
+
+    pod = a_pod("p", a_container("main", {"aliyun.com/gpu-mem": 4096}))
+    status, text = Webhook(lambda: rules[-1], listed).post(json.dumps(review_of(pod)).encode())
+    assert status == 200
+    assert b"card-place" in base64.b64decode(json.loads(text)["response"]["patch"])
 
 
 def test_invalid_pod_is_refused_with_http_200() -> None:

@@ -10,7 +10,7 @@ from aliquot.dialects import NodeReader, dra, gpushare, hami, native
 from aliquot.dialects.kube import closing_taints
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of, served_by_other
-from aliquot.model.node import Node
+from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
 
 
@@ -22,6 +22,7 @@ class ReportedNodes:
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # those that Kubernetes keeps Pods from, and why
     by_claims: set[str] = field(default_factory=set)  # those whose cards kube-scheduler gives to ResourceClaims
     counted: set[str] = field(default_factory=set)  # those whose agents count gpu-mem without devices
+    placeless: set[str] = field(default_factory=set)  # those with gpu-mem of gpushare's own plugin: without places
     others: dict[str, tuple[str, ...]] = field(default_factory=dict)  # those whose cards other plugins hand out
     taints: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)  # those that keep Pods away
     addresses: dict[str, str] = field(default_factory=dict)  # within the cluster
@@ -47,6 +48,7 @@ class ReportedNodes:
         self.counted.discard(name)
         if native.counts(node.metadata.annotations or {}, gpushare.MEMORY):
             self.counted.add(name)
+        self.placeless.discard(name)
         reported = reader.read(node)
         if not isinstance(reported, Node):
             self.unusable[name] = reported
@@ -54,6 +56,8 @@ class ReportedNodes:
             self.others.pop(name, None)
             return None
         self.unusable.pop(name, None)
+        if Offer.GPUSHARE in reported.offers and native.INVENTORY not in (node.metadata.annotations or {}):
+            self.placeless.add(name)
         # No agent would give a Pod its cards there now; what runs stays booked.
         if node.agent_away:
             reported = replace(reported, cards=tuple(replace(card, healthy=False) for card in reported.cards))
@@ -86,6 +90,7 @@ class ReportedNodes:
         """A node is gone. What a ConfigMap or a DRA driver says of it stays: it may come back."""
         self.by_claims.discard(name)
         self.counted.discard(name)
+        self.placeless.discard(name)
         for known in (self.unusable, self.closed, self.taints, self.addresses, self.others):
             known.pop(name, None)
         self._reported.pop(name, None)

@@ -47,6 +47,7 @@ class Cluster:
     policy: str
     rules: Rules = dialects.DEFAULT_RULES
     shortlist: int = 0  # how many of the nodes that fit a Pod's first filter call answers; 0: all
+    says_mib: bool = False  # by the command line gpu-mem is counted in MiB, whatever nodes there are now
     board: Board = field(default_factory=Board)
     pending: dict[str, Pending] = field(default_factory=dict)  # by uid, as all of these
     assumed: dict[str, Placed] = field(default_factory=dict)
@@ -163,8 +164,9 @@ class Cluster:
 
     @property
     def admission_rules(self) -> Rules:
-        """The rules for Pods that are created now."""
-        return replace(self.rules, counted=bool(self.reported.counted))
+        """The rules for Pods that are created now. A node that counts gpu-mem may also come later, by an autoscaler."""
+        expected = self.says_mib and not self.reported.placeless
+        return replace(self.rules, counted=bool(self.reported.counted) or expected)
 
     def use_unit(self, unit: MemoryUnit) -> bool:
         """From now on gpu-mem is counted in that. True where it was not: Pods read before must be read again."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -104,14 +104,16 @@ async def serve_webhook(
     on_call: Callable[[str], None],
     clock: Callable[[], float],
     on_waiting: Callable[[str | None], None] = lambda why: None,
+    before_review: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run the webhook until cancelled. Raises OSError if its port is taken. `clock` returns seconds since 1970.
 
-    `on_waiting` gets the reason why it does not listen, if one is known; None once it does.
+    `on_waiting` gets the reason why it does not listen, if one is known; None once it does. Every review waits
+    for `before_review`, which must not take long.
     """
     keys = WebhookKeys(kube, settings, is_leader=is_leader, clock=clock)
     limits = Limits(_CONNECTIONS, unfinished=_ALL_BODIES)
-    app = review_app(rules, settings.admission, on_call, limits)
+    app = review_app(rules, settings.admission, on_call, limits, before_review)
     if settings.clients is not None:
         require_clients(keys.context, settings.clients.authorities)
         app.middlewares.append(named_only(settings.clients.names))
@@ -155,7 +157,11 @@ def named_only(names: frozenset[str]) -> Middleware:
 
 
 def review_app(
-    rules: Callable[[], Rules], admission: AdmissionSettings, on_call: Callable[[str], None], limits: Limits
+    rules: Callable[[], Rules],
+    admission: AdmissionSettings,
+    on_call: Callable[[str], None],
+    limits: Limits,
+    before_review: Callable[[], Awaitable[None]] | None = None,
 ) -> web.Application:
     """The HTTP application that answers reviews. Bad input gets a sentence, never a traceback."""
 
@@ -165,6 +171,8 @@ def review_app(
             raw = await limits.read_body(request, LARGEST_BODY)
         except BodyError as error:
             return _error(error.status, str(error), close=True)
+        if before_review is not None:
+            await before_review()
         if len(raw) < _LARGE:
             result = _reviewed(raw, rules(), admission)
         else:  # thousands of containers: filter and the probes must not wait for it
