@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.gpu.mps import CONTROL, Mps, MpsError, pipes
+from aliquot.adapters.gpu import mps as module
+from aliquot.adapters.gpu.mps import CONTROL, Mps, MpsError, logs, pipes, shm
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.procscan import with_environment
 from kit.machine import eventually
@@ -53,10 +55,56 @@ def test_start_waits_for_its_own_control_and_not_for_what_another_left(mps: Mps,
 
 
 def test_control_that_cannot_be_noted_is_ended(mps: Mps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    done, noted = os.replace, []
+
+    def full(old: str, new: str) -> None:
+        noted.append(new)
+        if len(noted) > 1:  # the first has no process yet
+            raise OSError(28, "No space left on device")
+        done(old, new)
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(MpsError, match="No space left"):
         mps.start(folder, os.geteuid(), ["GPU-0"])
     eventually(lambda: not with_environment("ALIQUOT_TENANT", str(folder)))  # not even as `sleep 600`
+
+
+@pytest.mark.parametrize("which", [logs, shm])
+def test_folder_that_is_a_link_is_refused(mps: Mps, folder: Path, which: Callable[[Path], Path]) -> None:
+    which(folder).symlink_to(folder.parent)
+    with pytest.raises(MpsError, match=str(which(folder))):
+        replace(mps, of_pods=True).start(folder, os.geteuid(), ["GPU-0"])
+
+
+def test_folder_that_is_there_already_becomes_the_user_s(mps: Mps, folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    logs(folder).mkdir()
+    os.chown(logs(folder), 65533, -1)
+    mps.start(folder, 0, ["GPU-0"])
+    assert logs(folder).stat().st_uid == 0
+
+
+def test_control_that_cannot_be_ended_stays_known(mps: Mps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> bool:
+        raise PermissionError
+
+    control = mps.start(folder, os.geteuid(), ["GPU-0"])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_DIES", 0.1)
+        patch.setattr(processes, "send_signal", forbidden)
+        with pytest.raises(MpsError, match=f"process {control[0]}, cannot be ended"):
+            mps.stop(folder)
+    assert mps.running(folder) == control
+    mps.stop(folder)
+    assert not processes.lives(*control)
+    assert not any(path.name.startswith(folder.name) for path in folder.parent.iterdir())
+
+
+def test_user_of_a_control_is_the_noted_one_and_not_the_folder_s(mps: Mps, folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    control = mps.start(folder, 0, ["GPU-0"])
+    os.chown(folder, 65533, -1)
+    mps.stop(folder)
+    assert not processes.lives(*control)

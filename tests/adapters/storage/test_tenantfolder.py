@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,15 @@ def test_malformed_version_is_refused(tmp_path: Path, said: bytes) -> None:
     (tmp_path / "uid" / "version").write_bytes(said)
     with pytest.raises(PageError, match="is of version"):
         prepare(tmp_path / "uid")
+
+
+def test_folder_of_a_group_stays_as_it_was_made(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    tmp_path.chmod(0o711)
+    page, door = tenantfolder.prepare_folder(tmp_path, CARD, 65533, folder_too=False)
+    page.close()
+    door.close()
+    found = {path.name: (path.stat().st_uid, path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+    assert found == {"page": (65533, 0o600), "sock": (65533, 0o600)}
+    assert (tmp_path.stat().st_uid, tmp_path.stat().st_mode & 0o777) == (0, 0o711)

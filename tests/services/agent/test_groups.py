@@ -262,6 +262,8 @@ def test_control_of_pods_has_the_group_s_shared_memory_and_user_and_leaves_the_a
     rig.node.run(pod := rig.member("a"))
     control = rig.control(pod)
     assert control is not None
+    group = (rig.folder / rig.tenancy(pod).group_id).stat()
+    assert (group.st_uid, group.st_mode & 0o7777) == (0, 0o711), "its user cannot put a link there, which root mounts"
     inside = Path(f"/proc/{control[0]}/root/dev/shm")
     assert inside.stat().st_ino == (rig.folder / rig.tenancy(pod).group_id / "s").stat().st_ino
     assert Path("/dev/shm").stat().st_ino != inside.stat().st_ino

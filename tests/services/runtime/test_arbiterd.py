@@ -20,7 +20,7 @@ from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Timeline
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
-from aliquot.model.tenant import Allotment, Level, SharingRules, State
+from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
 from aliquot.services.runtime import audit
 from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.contexts import Context
@@ -216,6 +216,14 @@ class TestComingAndGoing:
             rig.tenant("b")
         assert open_files() == before
         assert not rig.daemon.standings()
+
+    def test_folder_of_a_group_keeps_its_owner(self, rig: Rig) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("needs root")
+        for name, group in (("g", "g"), ("member", "g")):
+            tenant = Tenant(name, name, ONLINE, (Allotment(UUIDS[0]),), uid=65533, group=group)
+            rig.daemon.add(tenant, rig.folder / name)
+        assert [(rig.folder / name).stat().st_uid for name in ("g", "member")] == [0, 65533]
 
     def test_a_link_in_the_place_of_the_socket_is_not_chowned(self, tmp_path: Path) -> None:
         """The folder is the tenant's: it may put a link to a file of root's where the daemon just made a socket."""

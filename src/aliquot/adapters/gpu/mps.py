@@ -34,6 +34,7 @@ _LONGEST = "/p/control_privileged"  # of the sockets in a group's folder
 _SUN_PATH = 107  # bytes of a unix socket's name
 _COMES_UP = 15.0  # seconds until it must listen
 _QUITS = 10.0  # seconds until it must have ended when asked
+_DIES = 5.0  # seconds until it must have ended when killed
 _LOOK = 0.01
 _children: dict[int, subprocess.Popen[bytes]] = {}  # controls that this process has started: it waits for them
 
@@ -107,7 +108,8 @@ class Mps:
             raise MpsError(f"{CONTROL} is not installed")
         self._clear(program, folder, user)
         try:
-            _make(folder, user, [pipes(folder), logs(folder), *([shm(folder)] if self.of_pods else [])])
+            _make(user, [pipes(folder), logs(folder), *([shm(folder)] if self.of_pods else [])])
+            _note(folder, user, None, None, self._preload)  # first: a daemon that is killed now shall know its user
             command, more = self._command(program, "-f", user=user, shm=str(shm(folder)))
             child = subprocess.Popen(  # noqa: S603
                 command,
@@ -120,17 +122,21 @@ class Mps:
             raise MpsError(f"{CONTROL} cannot be started: {error.filename or folder}: {error.strerror}") from error
         _children[child.pid] = child
         try:
-            return self._wait_for(child, folder)
+            return self._wait_for(child, folder, user)
         except (MpsError, OSError) as error:
             child.kill()
             _children.pop(child.pid, None)  # `running` may have waited for it
             child.wait()
             raise error if isinstance(error, MpsError) else MpsError(f"{CONTROL} cannot be noted: {error}") from error
 
-    def _wait_for(self, child: subprocess.Popen[bytes], folder: Path) -> tuple[int, int]:
+    @property
+    def _preload(self) -> Sequence[str]:
+        return self.front.get("LD_PRELOAD", ())
+
+    def _wait_for(self, child: subprocess.Popen[bytes], folder: Path, user: int) -> tuple[int, int]:
         """Until it listens: its pid and start time. Raises MpsError, and OSError where it cannot be noted."""
         started = processes.start_time(child.pid)
-        _note(folder, child.pid, started, self.front.get("LD_PRELOAD", ()))
+        _note(folder, user, child.pid, started, self._preload)
         deadline = time.monotonic() + _COMES_UP
         while started is None or not (pipes(folder) / "control").exists():
             if started is None or child.poll() is not None or time.monotonic() > deadline:
@@ -160,13 +166,20 @@ class Mps:
         return None
 
     def stop(self, folder: Path) -> None:
-        """End control and server, and remove the folder. Never raises for what is gone already."""
+        """End control and server, and remove the folder. Never raises for what is gone already; raises MpsError, and
+        keeps the record, if the control cannot be ended."""
         with contextlib.suppress(OSError):
-            user = os.lstat(folder).st_uid
+            user = _user(folder)
             program = self.program()
             if program is not None and (pipes(folder) / "control").exists():
                 self._quit(program, folder, user)
             self._end(folder, user)
+        running = self.running(folder)
+        if running is not None:
+            raise MpsError(
+                f"{CONTROL}, process {running[0]}, cannot be ended: may the daemon or agent end processes of other "
+                "users? On a node set chart value agent.together.enabled=true again, or end the process by hand"
+            )
         remove_folder(folder)
         for record in (_record(folder), _record(folder).with_suffix(".new")):
             record.unlink(missing_ok=True)
@@ -213,32 +226,43 @@ class Mps:
         for pid, started in with_environment(TENANT_VARIABLE, str(folder), uid=user).items():
             with contextlib.suppress(PermissionError):
                 processes.send_signal(pid, signal.SIGKILL, started, user=user)
-        self.running(folder)
+        deadline = time.monotonic() + _DIES
+        while self.running(folder) is not None and time.monotonic() < deadline:
+            time.sleep(_LOOK)
 
 
 def _record(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.json")
 
 
-def _note(folder: Path, pid: int, started: int | None, preload: Sequence[str]) -> None:
+def _user(folder: Path) -> int:
+    """Whose control it is. Raises OSError if nothing is there."""
+    try:
+        return int(json.loads(_record(folder).read_text())["user"])
+    except (OSError, ValueError, KeyError, TypeError):  # of an older release
+        return os.lstat(folder).st_uid
+
+
+def _note(folder: Path, user: int, pid: int | None, started: int | None, preload: Sequence[str]) -> None:
     fresh = _record(folder).with_suffix(".new")
     with open_private(str(fresh), os.O_TRUNC) as file:
-        found = {"pid": pid, "started": started, "boot": processes.boot_id(), "preload": list(preload)}
-        file.write(json.dumps(found).encode())
+        found = {"user": user, "pid": pid, "started": started, "boot": processes.boot_id()}
+        file.write(json.dumps({**found, "preload": list(preload)}).encode())
     os.replace(fresh, _record(folder))  # at once: without it, a daemon after a crash would know no control
 
 
-def _make(folder: Path, user: int, folders: Sequence[Path]) -> None:
-    """The folders for pipes, logs and shared memory, the owner's own: nobody else may connect."""
+def _make(user: int, folders: Sequence[Path]) -> None:
+    """The folders for pipes, logs and shared memory, the owner's own: nobody else may connect. Raises OSError, also for
+    a link."""
     for made in folders:
         with contextlib.suppress(FileExistsError):
             made.mkdir(mode=0o700)
+        opened = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:  # not by its path: the folder's owner may have put a file of somebody else there meanwhile
             if os.geteuid() == 0:
-                opened = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:  # not by its path: the folder's owner may have put a file of somebody else there meanwhile
-                    os.fchown(opened, user, -1)
-                finally:
-                    os.close(opened)
+                os.fchown(opened, user, -1)
+        finally:
+            os.close(opened)
 
 
 def _identity(user: int) -> dict[str, Any]:

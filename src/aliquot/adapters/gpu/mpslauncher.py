@@ -5,17 +5,21 @@
 The control must outlive the agent's container, and its server shares /dev/shm with the members' containers. So it
 leaves the agent's cgroup, which the container runtime ends with the container; with ENTER=host it sees the host's
 files, where the driver is; and it has a mount namespace of its own, with the folder SHM at /dev/shm. Then it becomes
-USER. An error is an exit status of FAILED plus the error's number: nobody reads what it writes.
+USER, which is not root, in no group of the node, and is no better protected from the kernel when memory is short than
+its members. An error is an exit status of FAILED plus the error's number: nobody reads what it writes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
 import sys
 
 FAILED = 100
 HOST = "host"  # ENTER
+NO_GROUP = 65534
 CGROUP = "/sys/fs/cgroup/aliquot-together"
 _NEWNS, _NEWCGROUP = 0x00020000, 0x02000000
 _BIND, _REC, _SLAVE = 0x1000, 0x4000, 0x80000
@@ -65,13 +69,17 @@ def _mount_shm(folder: str) -> None:
 
 def launch(user: int, shm: str, enter: str, command: list[str]) -> None:
     """Does not return. Raises OSError."""
+    if user <= 0:
+        raise OSError(errno.EINVAL, f"user {user} is not allowed")
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("0")  # the agent's is that of a part of the node; to have less is always allowed
     if enter == HOST:
         _enter_host()
     _leave_cgroup()
     if shm:
         _mount_shm(shm)
     os.setgroups([])
-    os.setgid(user)
+    os.setgid(NO_GROUP)
     os.setuid(user)
     os.chdir("/")
     os.execv(command[0], command)  # noqa: S606

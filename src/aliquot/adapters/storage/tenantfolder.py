@@ -25,8 +25,11 @@ from aliquot.model.tenant import Allotment
 LAYOUT = "version"
 
 
-def prepare_folder(directory: Path, allotments: Sequence[Allotment], uid: int | None) -> tuple[Page, socket.socket]:
+def prepare_folder(
+    directory: Path, allotments: Sequence[Allotment], uid: int | None, *, folder_too: bool = True
+) -> tuple[Page, socket.socket]:
     """Create or adopt the folder. Returns its page, and its socket, which listens. `uid` None: for all users.
+    `folder_too`: the folder itself belongs to the user as well; that of a group is made by services/runtime/groups.py.
 
     Owners and modes are set each time, which corrects those of an older version. Raises OSError and PageError.
     """
@@ -44,7 +47,8 @@ def prepare_folder(directory: Path, allotments: Sequence[Allotment], uid: int | 
             _open_folder(directory)
         elif os.geteuid() == 0:
             os.fchown(page.fileno(), uid, -1)
-            os.chown(directory, uid, -1, follow_symlinks=False)
+            if folder_too:
+                os.chown(directory, uid, -1, follow_symlinks=False)
         undo.pop_all()
     return page, listener
 

@@ -166,7 +166,9 @@ class Arbiterd:
                     "tenant_folder_recreated", extra={"data": {"tenant": tenant.name, "folder": str(directory)}}
                 )
                 self._drop(self._tenancies.pop(tenant.id))
-            page, listener = tenantfolder.prepare_folder(directory, tenant.allotments, tenant.uid)
+            page, listener = tenantfolder.prepare_folder(
+                directory, tenant.allotments, tenant.uid, folder_too=not tenant.is_group
+            )
             tenancy = Tenancy(tenant, directory, page, listener)
             self._tenancies[tenant.id] = tenancy
             if self.parking is not None:

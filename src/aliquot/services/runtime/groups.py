@@ -6,6 +6,7 @@ control starts before its first member may, is found again after a restart of th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -101,6 +102,7 @@ class Groups:
         """After a restart: go on with these, and end all others."""
         for group, members in groups.items():
             try:
+                self._make_folder(members[-1])
                 self._arbiter.add(self._tenant(members), self._folder / group)
             except Exception as error:  # its owner may have broken the folder; others go on
                 _log_error(group)(error)
@@ -117,18 +119,26 @@ class Groups:
         return replace(tenant, name=f"group {members[0].group}", root=root, started=started)
 
     def _start(self, members: Sequence[Tenancy]) -> None:
-        group, user = members[-1].group_id, members[-1].user
-        user = os.geteuid() if user is None else user
-        folder = self._folder / group
-        self._folder.mkdir(mode=0o711, exist_ok=True)
-        if not folder.exists():
-            folder.mkdir(mode=0o700)
-            if os.geteuid() == 0:
-                os.chown(folder, user, -1)
+        folder, user = self._make_folder(members[-1]), _user(members[-1])
         self._arbiter.add(self._tenant(members), folder)  # first: the server's slices shall be right from its start
         pid, _ = self._mps.start(folder, user, [share.uuid for share in members[-1].shares])
         self._change(members)
         _LOG.info("group_ready", extra={"data": {"group": members[-1].group, "user": user, "pid": pid}})
+
+    def _make_folder(self, member: Tenancy) -> Path:
+        """The group's. That of Pods is root's, which mounts what is in it; of runs it is their user's."""
+        folder = self._folder / member.group_id
+        self._folder.mkdir(mode=0o711, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.geteuid() == 0:
+                os.fchown(opened, 0 if self._mps.of_pods else _user(member), -1)
+                os.fchmod(opened, 0o711 if self._mps.of_pods else 0o700)
+        finally:
+            os.close(opened)
+        return folder
 
     def _change(self, members: Sequence[Tenancy]) -> None:
         self._arbiter.change(self._tenant(members))
@@ -137,6 +147,10 @@ class Groups:
         self._mps.stop(self._folder / group)
         self._arbiter.remove(group)
         _LOG.info("group_ended", extra={"data": {"group": group}})
+
+
+def _user(member: Tenancy) -> int:
+    return os.geteuid() if member.user is None else member.user
 
 
 def _log_error(group: str) -> Callable[[Exception | None], None]:
