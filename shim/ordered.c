@@ -240,19 +240,22 @@ void alq_ordered_park(int card)
 
 /* ---- allocating ---- */
 
-/* The oldest that is done, or was freed on this stream. */
+/* The oldest that was freed on this stream, whatever is before it: that asks the driver nothing. Or else the oldest that is done. */
 static bool find(const struct alq_ordered *r, uint64_t size, CUstream key, struct block *found)
 {
-    unsigned looks = 0;
-    for (uint32_t i = bucket[bucket_of(size)].first; i != ALQ_NONE && looks < LOOKS && !ending[r->card]; i = block_at(i)->next) {
-        const struct block *block = block_at(i);
-        if (block->entry.size != size || block->entry.card != r->card || pools[block->entry.from - 1].handle != r->pool)
-            continue;
-        looks++;
-        if ((key && block->stream == key) || is_done(block)) {
-            *found = *block;
-            remove_block(i);
-            return true;
+    for (int same = key ? 1 : 0; same >= 0; same--) {
+        unsigned looks = 0;
+        for (uint32_t i = bucket[bucket_of(size)].first; i != ALQ_NONE && looks < LOOKS && !ending[r->card]; i = block_at(i)->next) {
+            const struct block *block = block_at(i);
+            if (block->entry.size != size || block->entry.card != r->card || pools[block->entry.from - 1].handle != r->pool ||
+                (same && block->stream != key))
+                continue;
+            looks++;
+            if (same || is_done(block)) {
+                *found = *block;
+                remove_block(i);
+                return true;
+            }
         }
     }
     return false;
@@ -413,18 +416,18 @@ void alq_ordered_pool_ended(CUmemoryPool handle)
     pthread_mutex_unlock(&lock);
 }
 
-/* What the pool holds of the card is what the driver's has, and ours. */
+/* What the pool holds of the card is what the driver's has, and ours. Of other attributes the value may be as short as an int. */
 int alq_cuMemPoolGetAttribute(fn_cuMemPoolGetAttribute *real, int ptsz, CUmemoryPool handle, int attribute, void *value)
 {
     (void)ptsz;
     int result = real(handle, attribute, value);
-    if (result || !value)
+    if (result || !value || attribute < POOL_RESERVED_NOW || attribute > USED_HIGH)
         return result;
     pthread_mutex_lock(&lock);
     const struct pool *pool = known(handle);
     if (pool)
         *(uint64_t *)value += attribute == POOL_RESERVED_NOW ? pool->used + pool->kept : attribute == RESERVED_HIGH ? pool->reserved_high :
-                              attribute == POOL_USED_NOW ? pool->used : attribute == USED_HIGH ? pool->used_high : 0;
+                              attribute == POOL_USED_NOW ? pool->used : pool->used_high;
     pthread_mutex_unlock(&lock);
     return result;
 }

@@ -111,6 +111,35 @@ def test_freed_memory_is_used_again_at_once_on_its_stream_and_elsewhere_when_its
     }  # fmt: skip
 
 
+def test_memory_of_the_same_stream_is_found_behind_much_that_is_not_done(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        s, t = stream(), stream()
+        others, (_, p) = [alloc_async(MIB, t)[1] for _ in range(40)], alloc_async(MIB, s)
+        cuda.fake_unfinished(1)
+        assert not any(free_async(q, t) for q in others) and free_async(p, s) == 0
+        say(again=alloc_async(MIB, s)[1] == p)
+        """)
+    )
+    assert seen == {"again": True}
+
+
+def test_answer_about_a_pool_that_is_an_int_has_four_bytes(parkable: Tenant) -> None:
+    """They are the last of their page, and nothing is behind it."""
+    seen = parkable.run(
+        with_helpers("""
+        import ctypes, mmap
+        pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+        start = ctypes.addressof(c_char.from_buffer(pages))
+        assert ctypes.CDLL(None).mprotect(c_void_p(start + mmap.PAGESIZE), c_size_t(mmap.PAGESIZE), 0) == 0
+        alloc_async(MIB)
+        last = c_int.from_address(start + mmap.PAGESIZE - 4)
+        say(result=cuda.cuMemPoolGetAttribute(default(), 1, byref(last)), value=last.value)
+        """)
+    )
+    assert seen == {"result": 0, "value": 1}
+
+
 def test_stream_of_each_thread_is_never_taken_for_the_same(parkable: Tenant) -> None:
     seen = parkable.run(
         with_helpers("""

@@ -322,7 +322,7 @@ static int graph_alloc(void *graph, uint64_t n, uint64_t *p);
 static int graph_free(void *graph, uint64_t p);
 PUBLIC int cuDeviceGetMemPool(void **p, int d) { *p = &defaults[d]; return 0; }
 PUBLIC int cuDeviceGetDefaultMemPool(void **p, int d) { *p = &defaults[d]; return 0; }
-static int fake_cuMemPoolGetAttribute(void *p, int a, void *v) { struct pool *q = p; asked_dead += q->dead; if (forbidden) return forbidden; *(uint64_t *)v = a == POOL_RESERVED_NOW ? q->reserved : a == POOL_USED_NOW ? q->used : a == 4 ? q->threshold : 0; return 0; }
+static int fake_cuMemPoolGetAttribute(void *p, int a, void *v) { struct pool *q = p; asked_dead += q->dead; if (forbidden) return forbidden; if (a < 4) { *(int *)v = 1; return 0; } *(uint64_t *)v = a == POOL_RESERVED_NOW ? q->reserved : a == POOL_USED_NOW ? q->used : a == 4 ? q->threshold : 0; return 0; }
 static int fake_cuMemPoolSetAttribute(void *p, int a, void *v) { if (a == 4) ((struct pool *)p)->threshold = *(uint64_t *)v; return 0; }
 static int fake_cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t n, void *pool, void *s)
 { int status = 0; capturing(s, &status); return status ? graph_alloc(((struct stream *)s)->graph, n, p) : pool_alloc(p, n, pool); }
