@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -232,6 +233,8 @@ class NodeReporter:
         except (ApiError, Unreachable) as error:
             log.warning("departure_not_announced", extra={"data": {"why": str(error)}})
             return False
+        with suppress(ApiError, Unreachable):  # `run` tries again while there is time
+            await self._write_amounts()
         return True
 
     @property

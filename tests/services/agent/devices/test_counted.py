@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from aliquot import dialects
-from aliquot.dialects import MemoryUnit, Rules
+from aliquot.adapters.kubernetes.kube import ApiError
+from aliquot.dialects import MemoryUnit, PodReader, Rules
 from aliquot.dialects.gpushare import COUNT, MEMORY
 from aliquot.dialects.native import COUNTED, PLACE
-from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
@@ -186,6 +187,26 @@ def test_amount_goes_when_the_agent_stops_and_the_mark_stays(node: Node) -> None
     assert node.amounts == (str(ALL), str(ALL))
 
 
+def test_amount_is_gone_once_the_departure_is_announced(node: Node) -> None:
+    """The agent may be killed soon after, and then nobody else removes it."""
+    node.round()
+    assert play(node.agent_node.agent.reporter.announce_departure())
+    assert (node.amounts, node.mark) == ((None, None), MEMORY)
+
+
+def test_departure_counts_as_announced_even_if_the_amount_cannot_be_removed(node: Node) -> None:
+    node.round()
+
+    async def patch(path: str, body: Json, **more: Any) -> Any:
+        if "status" in body:
+            raise ApiError(500, "InternalError", path)
+        return await node.patch(path, body, **more)
+
+    node.agent_node.api.patch = patch  # type: ignore[attr-defined]
+    assert play(node.agent_node.agent.reporter.announce_departure())
+    assert node.amounts == (str(ALL), str(ALL))
+
+
 def test_mark_stays_when_an_agent_stops_before_it_has_published(node: Node) -> None:
     node.round()
     node.agent_node.store.close()
@@ -284,6 +305,28 @@ def test_pod_that_was_bound_past_the_webhook_is_told_once_that_it_has_no_card(no
     ((about, reason, text),) = node.agent_node.emitted
     assert (about, reason) == ("past", "GPUMissing")
     assert "create the Pod again" in text
+
+
+def test_only_pods_that_may_lack_a_card_are_read(node: Node) -> None:
+    """Every look reads them, and a node may have hundreds of Pods."""
+    node.round()
+    served, ended = a_mib_pod("served", 0, 4096), a_mib_pod("ended", 0, 4096, place=False)
+    admitted(node, served)
+    node.agent_node.started(served)
+    ended["status"] = {"phase": "Succeeded"}
+    for pod in (ended, a_qgpu_pod("other"), a_mib_pod("past", 0, 4096, place=False)):
+        node.agent_node.bound(pod)
+    read: list[str] = []
+
+    class Reader(PodReader):
+        def read(self, pod: PodObject, *more: Any) -> Any:
+            read.append(pod.metadata.name)
+            return super().read(pod, *more)
+
+    counted = node.agent_node.agent.counted
+    counted._reader = Reader(MIB)
+    counted.report()
+    assert read == ["past"]
 
 
 def test_of_a_sick_card_only_what_pods_hold_by_gpu_mem_is_counted(node: Node) -> None:

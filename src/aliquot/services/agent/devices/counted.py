@@ -86,7 +86,7 @@ class CountedResources:
         self._reported = frozenset(found)
 
     def _lacks_card(self, pod: PodObject) -> bool:
-        if pod.finished or pod.metadata.uid in self._tenants.tenancies:
+        if pod.finished or pod.metadata.uid in self._tenants.tenancies or not asks_for(pod, (gpushare.MEMORY,)):
             return False
         claim = self._reader.read(pod).claim
         return isinstance(claim, Claim) and gpushare.lacks_place(claim)
