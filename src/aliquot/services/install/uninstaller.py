@@ -264,11 +264,12 @@ class Uninstaller:
         for attempt in range(_TRIES):
             patch, status = node_leftovers(node, labelled, mark)
             try:
+                if status is not None:  # first: without our annotations the amounts would count as another program's
+                    node, wrote = await self._kube.patch(f"{path}/status", status, form="strategic"), True
+                    patch, _ = node_leftovers(node, labelled, mark)
                 if patch is not None:
                     await self._kube.patch(path, patch, into=bytes)
-                if status is not None:
-                    await self._kube.patch(f"{path}/status", status, form="strategic", into=bytes)
-                return wrote or bool(patch or status)
+                return wrote or patch is not None
             except ApiError as error:
                 if error.status == 404:
                     return wrote
