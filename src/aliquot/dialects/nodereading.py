@@ -15,6 +15,9 @@ from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.node import LIMITED_SHARING, Isolation, Node, Offer
 from aliquot.model.refusal import Invalid
 
+# The note of a node whose agent has another --memory-unit.
+OTHER_UNIT = f"its agent counts {gpushare.MEMORY} in MiB, and this cluster in GiB: it takes no such Pods"
+
 
 def parse_node(
     node: object | NodeObject, rules: Rules = DEFAULT_RULES, unhealthy: frozenset[int] = frozenset()
@@ -39,7 +42,7 @@ def parse_node(
     cards = _limited(cards, offers, rules, factor)
     counted = native.counts(view.annotations, gpushare.MEMORY)
     if counted and rules.gpushare_unit is MemoryUnit.GIB:
-        notes.append(f"its agent counts {gpushare.MEMORY} in MiB, and this cluster in GiB: it takes no such Pods")
+        notes.append(OTHER_UNIT)
     offers = gpushare.offers_in(rules.gpushare_unit, offers, () if inventory is None else cards, counted=counted)
     result = Node(
         name=view.name,

@@ -121,6 +121,21 @@ def test_factor_of_oversubscription_that_does_not_hold_is_found(factor: str, wha
     assert what in finding.what
 
 
+def test_node_that_counts_in_another_unit_is_found_with_the_settings_to_change() -> None:
+    node = a_node("n1", *[80] * 8, labels={"gpushare": "true"}, capacity={MEM: str(8 * 81_920), COUNT: "8"})
+    node["metadata"]["annotations"]["aliquot.dev/counted-resources"] = MEM
+    finding = next(finding for finding in findings(node) if "this cluster in GiB" in finding.what)
+    assert (finding.check, finding.about) == ("memory-unit", ("n1",))
+    assert "scheduler.memoryUnit and agent.memoryUnit" in str(finding.advice)
+
+
+def test_unknown_mode_of_ack_is_found_as_a_label() -> None:
+    labels = {"gpushare": "true", "ack.node.gpu.schedule": "shared"}
+    (finding,) = findings(a_node("n1", 16, labels=labels, capacity={MEM: "16", COUNT: "1"}))
+    assert finding.check == "labels"
+    assert "kubectl label node n1 --overwrite ack.node.gpu.schedule=" in str(finding.advice)
+
+
 def test_oversubscribed_node_that_advertises_as_much_is_well() -> None:
     node = a_node(
         "n1", 16, labels={**QGPU, "aliquot.dev/oversubscribe": "1.5"}, capacity={QGPU_MEMORY: "24", QGPU_CORE: "100"}

@@ -8,7 +8,7 @@ import msgspec
 
 from aliquot import dialects
 from aliquot.dialects import Rules, dra, elastic, gpushare, hami, kai, native, qgpu, t9k
-from aliquot.dialects.nodereading import qgpu_bars_whole_cards
+from aliquot.dialects.nodereading import OTHER_UNIT, qgpu_bars_whole_cards
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.schedulerconfig import DIALECTS
 from aliquot.model.node import Node, Offer
@@ -142,6 +142,17 @@ def _cards(node: Node) -> Iterator[Finding]:
         yield found("cards", node.name, what, fix)
 
 
+def _advice(note: str) -> tuple[str, str]:
+    """The check that finds what the note of a node with an inventory says, and the fix."""
+    if note == OTHER_UNIT:
+        fix = "set --memory-unit to the same for scheduler and agents (scheduler.memoryUnit and agent.memoryUnit of the"
+        return "memory-unit", f"{fix} chart)"
+    if gpushare.ACK_LABEL in note:
+        return "labels", f"kubectl label node NODE --overwrite {gpushare.ACK_LABEL}=share"
+    fix = f"kubectl label node NODE {elastic.OVERSUBSCRIBE}=1.5 --overwrite, and agent.hostPool of the chart"
+    return "oversubscribe", fix
+
+
 def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
     """What the agent found against what the kubelet advertises; or what had to be assumed where there is no agent."""
     name, annotations = node.name, obj.metadata.annotations or {}
@@ -152,8 +163,8 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
                 yield Finding("cards", Level.NOTE, (name,), f"had to be guessed at: {note}", fix)
         return
     for note in node.notes:  # with an inventory nothing about the cards is assumed: these are about its labels
-        fix = f"kubectl label node NODE {elastic.OVERSUBSCRIBE}=1.5 --overwrite, and agent.hostPool of the chart"
-        yield found("oversubscribe", name, note, fix)
+        check, fix = _advice(note)
+        yield found(check, name, note, fix)
     rest = {key: value for key, value in annotations.items() if key != native.INVENTORY}
     metadata = msgspec.structs.replace(obj.metadata, annotations=rest)
     bare = dialects.parse_node(msgspec.structs.replace(obj, metadata=metadata), rules)
