@@ -128,7 +128,7 @@ class AgentNode:
 
     def _restore_groups(self) -> None:
         async def restore() -> None:
-            self.agent.groups.restore()
+            self.agent.groups.start()
             self.agent.groups.close()  # what it began is done when this returns; later work is done at once
 
         play(restore())

@@ -128,9 +128,10 @@ _TABLE: dict[tuple[Reason, str], Words] = {
     ),
     (Reason.TOGETHER, ""): Words(
         "does not run Pods side by side (annotation aliquot.dev/together): requires chart value "
-        "agent.together.enabled=true",
+        "agent.together.enabled=true, and nvidia-cuda-mps-control and CDI on the node (see the agent's status)",
         "does not run Pods side by side (annotation aliquot.dev/together): set chart value agent.together.enabled=true "
-        "(the agent's --together), or remove the annotation and the Pods take turns",
+        "(the agent's --together), with nvidia-cuda-mps-control and CDI on the node (see the agent's status), "
+        "or remove the annotation and the Pods take turns",
     ),
     (Reason.MIXED, ""): Words(
         "does not mix online and offline Pods: requires {requires}",

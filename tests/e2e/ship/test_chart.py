@@ -181,6 +181,11 @@ def test_helm_leaves_simulated_cards_to_pods_that_are_kept(helm: Helm, pods: str
     assert len(found) == len(kept)
 
 
+def test_values_of_a_release_without_groups_of_pods_render(helm: Helm) -> None:
+    """As `helm upgrade --reuse-values` has them."""
+    assert render(helm, "--set=agent.together=null") == render(helm)
+
+
 def test_chart_package_has_only_chart_files(helm: Helm, tmp_path: Path) -> None:
     done(helm("package", str(CHART), f"--destination={tmp_path}"))
     (archive,) = tmp_path.glob("aliquot-*.tgz")

@@ -12,15 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aliquot.adapters.gpu import mpslauncher, player
 from aliquot.adapters.gpu.mps import CONTROL, Mps, preloaded, too_long
 from aliquot.adapters.host import processes
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.devices.plugins import Refused
 from kit.agentnode import AgentNode
-from kit.grantedpods import Json, a_qgpu_pod
+from kit.grantedpods import NODE, Json, a_qgpu_pod
 
 USER = 65533  # not root, and nobody on any machine
 
@@ -218,11 +220,17 @@ def test_tenant_of_no_group_cannot_join_one_by_its_annotation_where_it_is_off(ri
 
 
 def test_node_says_whether_its_agent_runs_groups(rig: Rig) -> None:
-    facts = [rig.node.agent.reporter._facts]
-    rig.node.mps = (rig.folder, Mps({}, {}, "/nonexistent"))
+    assert _says(rig) == "true"
+    rig.node.cdi = None
     rig.restart()
-    facts.append(rig.node.agent.reporter._facts)
-    assert [fact["aliquot.dev/together"] for fact in facts] == ["true", "false"]
+    assert _says(rig) == "false", "not before its runtime is known to have CDI"
+    runtime = {"containerRuntimeVersion": "containerd://2.1.0", "kubeletVersion": "v1.34.0"}
+    node = {"metadata": {"name": NODE}, "status": {"nodeInfo": runtime}}
+    rig.node.agent.reporter.changed(msgspec.convert(node, NodeObject))
+    assert _says(rig) == "true"
+    rig.node.cdi, rig.node.mps = True, (rig.folder, Mps({}, {}, "/nonexistent"))
+    rig.restart()
+    assert _says(rig) == "false"
 
 
 def test_member_whose_control_cannot_start_is_refused_and_leaves_nothing(rig: Rig) -> None:
@@ -241,6 +249,17 @@ def test_member_without_cdi_is_refused_with_what_to_do(rig: Rig) -> None:
     rig.restart()
     with pytest.raises(Refused, match="needs it: enable CDI"):
         rig.node.run(rig.member("a"))
+    assert list(rig.folder.glob("*")) == [], "no control was started for it"
+
+
+def test_groups_go_on_where_the_database_was_lost(rig: Rig) -> None:
+    rig.node.run(pod := rig.member("a"))
+    control = rig.control(pod)
+    assert control is not None
+    rig.node.store.remove(pod["metadata"]["uid"])
+    rig.restart()
+    assert rig.control(pod) == control
+    assert rig.node.arbiter.tenants[rig.tenancy(pod).group_id].root == control[0]
 
 
 def test_libraries_of_a_control_are_known_as_long_as_it_runs(rig: Rig) -> None:
@@ -272,6 +291,11 @@ def test_control_of_pods_has_the_group_s_shared_memory_and_user_and_leaves_the_a
         assert Path(f"/proc/{control[0]}/cgroup").read_text().strip().endswith(Path(mpslauncher.CGROUP).name)
     rig.deleted(pod)
     assert not processes.lives(*control)
+
+
+def _says(rig: Rig) -> str:
+    rig.node.agent.reporter.publish((), here=True)
+    return rig.node.agent.reporter._inventory["aliquot.dev/together"]
 
 
 def _until(condition: Any) -> None:

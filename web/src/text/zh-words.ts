@@ -41,7 +41,7 @@ const REASONS: Record<Reason, (refused: Refused) => string> = {
   containers: () => "每个容器单独放得下，合在一起放不下",
   mode: ({ dialect }) => `节点没有为 ${dialect ?? ""} 的 Pod 启用`,
   "other-plugin": () => "节点的 GPU 由其他设备插件或 DRA 驱动分配；节点所有者可用标签 aliquot.dev/share-cards-with-other-plugins=true 共享",
-  together: () => "节点的 agent 没有启用并排运行（注解 aliquot.dev/together）：需要 chart 值 agent.together.enabled=true，或去掉该注解",
+  together: () => "节点的 agent 没有启用并排运行（注解 aliquot.dev/together）：需要 chart 值 agent.together.enabled=true，并且节点上有 nvidia-cuda-mps-control 和 CDI（见 agent 的状态），或去掉该注解",
   mixed: () => "节点不允许在线与离线 Pod 混部",
   "qgpu-node": () => "qGPU 节点不提供整卡",
   "whole-node": ({ own }) => (own ? "需要整个节点，但节点上有其他 Pod" : "另一个 Pod 独占整个节点"),

@@ -31,17 +31,27 @@ class PodGroups:
         tenants: PodTenants,
         *,
         serves: bool,
+        has_cdi: Callable[[], bool] = lambda: True,
         account_of: Callable[[int], str | None] = node_account,
     ) -> None:
-        self._groups, self._tenants, self.serves, self.account_of = groups, tenants, serves, account_of
+        self._groups, self._tenants, self.serves = groups, tenants, serves
+        self._has_cdi, self.account_of = has_cdi, account_of
         self._joining: dict[str, Tenancy] = {}  # their containers are prepared at this moment
         self._settled: dict[str, frozenset[str]] = {}  # the members of each group, as the arbiter knows them
 
-    def restore(self) -> None:
-        """Go on with the groups of the tenants that the database has, and end all others. In the event loop."""
+    def start(self) -> None:
+        """Go on with the groups of the tenants that the database has. In the event loop."""
         if self._groups is not None:
             self._groups.worker.start()
-            self._groups.restore(self._members())
+            self._restore(end_others=False)
+
+    def recovered(self) -> None:
+        """All tenants are known, also where the database was lost: go on with their groups, and end all others."""
+        self._restore(end_others=True)
+
+    def _restore(self, *, end_others: bool) -> None:
+        if self._groups is not None:
+            self._groups.restore(self._members(), end_others=end_others)
             self._settled = self._identities()
 
     def close(self) -> None:
@@ -75,6 +85,11 @@ class PodGroups:
         if self._groups is None or not (self.serves or is_member):
             why = reasons.line(Reason.TOGETHER, reasons.Facts())
             raise Refused(reasons.with_code(f"this node's agent {why}", Reason.TOGETHER))
+        if not self._has_cdi():  # without it, mounts are said at Allocate, where it is not known whose they will be
+            raise Refused(
+                "this node runs containers without CDI, and a Pod of a group (aliquot.dev/together) needs it: enable "
+                "CDI in the container runtime and in the agent (--cdi), or remove the annotation"
+            )
         if any(_owner(other) != _owner(tenancy) for other in self._others(tenancy)):
             raise Refused(f"group {tenancy.group} has the id of another owner's group: give it another name")
         account = None if is_member or tenancy.user is None else self.account_of(tenancy.user)

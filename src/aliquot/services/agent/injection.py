@@ -138,11 +138,6 @@ class MountInjector:
         return Allocation(env=env, mounts=(*driver.mounts, *libraries.mounts, *mounts))
 
     def inject(self, resource: str, ids: frozenset[str], injection: Injection, pod: PodObject) -> None:
-        if injection.mounts:  # at Allocate it was not known whose they would be
-            raise Refused(
-                "this node runs containers without CDI, and a Pod of a group (aliquot.dev/together) needs it: enable "
-                "CDI in the container runtime and in the agent (--cdi), or remove the annotation"
-            )
         by_annotation = reads_environment(pod, injection.container, injection.environment)
         if injection.environment and not by_annotation and not self._by_file:
             raise Refused(

@@ -73,9 +73,9 @@ class NodeReporter:
         name: str,
         *,
         changed: Callable[[], None],
-        facts: Mapping[str, str] | None = None,
+        facts: Callable[[], dict[str, str]] = dict,
     ) -> None:
-        self._facts = dict(facts or {})  # more annotations of the Node, which do not change
+        self._facts = facts  # more annotations of the Node
         self.node_known = asyncio.Event()  # the Node was read, with its container runtime
         self._kube, self._events, self._name, self._changed = kube, events, name, changed
         self._seen: NodeObject | None = None
@@ -163,7 +163,7 @@ class NodeReporter:
 
     def node(self, cards: tuple[Card, ...], rules: Rules) -> Node:
         """The Node with these cards. Its offers come from its labels alone: what it advertises is our own doing."""
-        key = (cards, self._labels, rules)
+        key = (cards, self._labels, rules, self._facts())
         if self._read is not None and self._read[0] == key:
             return self._read[1]
         node = self._parse(cards, self._labels, rules)
@@ -171,7 +171,9 @@ class NodeReporter:
         return node
 
     def _parse(self, cards: tuple[Card, ...], labels: dict[str, str] | None, rules: Rules) -> Node:
-        metadata = Metadata(name=self._name, labels=labels, annotations=dialects.render_inventory(cards) | self._facts)
+        metadata = Metadata(
+            name=self._name, labels=labels, annotations=dialects.render_inventory(cards) | self._facts()
+        )
         node = dialects.parse_node(NodeObject(metadata), rules)
         if isinstance(node, Node):
             return node
@@ -188,7 +190,7 @@ class NodeReporter:
         has accepted all our resources."""
         agent = render_agent(aliquot.__version__, here=here and not self._leaving)
         self._counted = dict(counted or {})
-        self._inventory = dialects.render_inventory(cards) | agent | self._facts | render_counted(self._counted)
+        self._inventory = dialects.render_inventory(cards) | agent | self._facts() | render_counted(self._counted)
         if not self.published or self._amounts_to_write():
             self._wake.set()
 

@@ -97,7 +97,7 @@ class Agent:
             self.events,
             settings.node_name,
             changed=self._node_changed,
-            facts=elastic.render_node(settings.host_pool, settings.oversubscribe) | native.render_together(together),
+            facts=self._facts,
         )
         cdi = CdiInjector(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.libraries)
         self.injector = RuntimeInjector(
@@ -108,7 +108,7 @@ class Agent:
         self.tenants = PodTenants(
             parts.store, parts.arbiter, settings.tenants, clock=time.monotonic, remove_injections=self.injector.remove
         )
-        self.groups = PodGroups(parts.groups, self.tenants, serves=together)
+        self.groups = PodGroups(parts.groups, self.tenants, serves=together, has_cdi=self._has_cdi)
         self.pod_cache = PodCache(
             kube, settings.node_name, on_ended=self.tenants.mark_ended, on_running=self.tenants.mark_running
         )
@@ -238,7 +238,7 @@ class Agent:
                 "pods": self.tenants.restore(),
                 "cards": len(self.parts.health.cards),
             }
-            self.groups.restore()
+            self.groups.start()
             stack.callback(self.groups.close)
             log.info("agent_started", extra={"data": {"version": aliquot.__version__, **data}})
             tasks = [asyncio.create_task(run_forever(work)) for work in self._works()]
@@ -310,6 +310,11 @@ class Agent:
         health = self.parts.health
         why = health.why.get(uuid)
         return next((describe_out(card, why) for card in health.cards if why is not None and card.uuid == uuid), None)
+
+    def _facts(self) -> dict[str, str]:
+        """More annotations of the Node."""
+        elastic_memory = elastic.render_node(self.settings.host_pool, self.settings.oversubscribe)
+        return elastic_memory | native.render_together(self.groups.serves and self._has_cdi())
 
     def _has_cdi(self) -> bool:
         if self.settings.cdi is not None:
@@ -404,6 +409,7 @@ class Agent:
         await self.pods.synced.wait()
         await self.reporter.node_known.wait()
         await self.recovery.restore()
+        self.groups.recovered()
         self.restored.set()
 
     async def _serve_claims(self) -> None:

@@ -98,15 +98,15 @@ class Groups:
         else:
             self.worker.put(lambda: self._stop(group), _log_error(group))
 
-    def restore(self, groups: Mapping[str, Sequence[Tenancy]]) -> None:
-        """After a restart: go on with these, and end all others."""
+    def restore(self, groups: Mapping[str, Sequence[Tenancy]], *, end_others: bool = True) -> None:
+        """After a restart: go on with these, and end all others, unless members of them may yet be found."""
         for group, members in groups.items():
             try:
                 self._make_folder(members[-1])
                 self._arbiter.add(self._tenant(members), self._folder / group)
             except Exception as error:  # its owner may have broken the folder; others go on
                 _log_error(group)(error)
-        if self._folder.is_dir():
+        if end_others and self._folder.is_dir():
             for left in self._folder.glob(f"{ASIDE}*"):  # by a daemon that was killed
                 remove_folder(left)
             for name in {entry.name.partition(".")[0] for entry in self._folder.iterdir()} - groups.keys() - {""}:
