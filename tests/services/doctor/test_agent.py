@@ -292,6 +292,15 @@ def test_amount_that_the_agent_counts() -> None:
         assert [finding.level for finding in about] == [level], about
 
 
+def test_amount_of_a_node_that_has_lost_cards_is_still_counted() -> None:
+    capacity = {"aliyun.com/gpu-count": "2", "aliquot.dev/card-place": "2000", "aliyun.com/gpu-mem": "32768"}
+    marked = {**inventory(*CARDS), "aliquot.dev/counted-resources": "aliyun.com/gpu-mem"}
+    node = the_node(labels={"gpushare": "true"}, annotations=marked, capacity=capacity)
+    found = agent_findings(the_site(agent=the_agent()), node, Rules(gpushare_unit=MemoryUnit.MIB))
+    (about,) = (finding for finding in found if "gpu-mem" in finding.what)
+    assert about.level is Level.OK
+
+
 def test_an_inventory_that_is_not_on_the_node() -> None:
     found = [finding for finding in wrong(findings(node=the_node(annotations={}))) if finding.check == "inventory"]
     assert "has no annotation aliquot.dev/inventory" in found[0].what

@@ -54,8 +54,10 @@ class Token:
     numa: int | None
 
 
-def adverts(node: Node, rules: Rules) -> tuple[Advert, ...] | Invalid:
-    """The resources that the node offers, or why it cannot advertise them."""
+def adverts(node: Node, rules: Rules, *, marked: bool = False) -> tuple[Advert, ...] | Invalid:
+    """The resources that the node offers, or why it cannot advertise them. `marked`: its agent has counted gpu-mem
+    before. That stays so when it has fewer cards: a kubelet with devices of it counts nothing for five minutes when
+    they are back, and Pods run without such devices."""
     if not node.cards:
         return ()
     nameless = next((card for card in node.cards if not card.uuid), None)
@@ -68,7 +70,7 @@ def adverts(node: Node, rules: Rules) -> tuple[Advert, ...] | Invalid:
     found = []
     for resource, amounts in by_resource.items():
         many = sum(amounts.values()) > MOST_DEVICES
-        counted = many and resource == gpushare.MEMORY and rules.gpushare_unit is MemoryUnit.MIB
+        counted = (many or marked) and resource == gpushare.MEMORY and rules.gpushare_unit is MemoryUnit.MIB
         if many and not counted:
             allowed = f"no more than {MOST_DEVICES} devices of one resource, the most that the kubelet handles"
             return Invalid(f'status.capacity["{resource}"]', sum(amounts.values()), allowed)

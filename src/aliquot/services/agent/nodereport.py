@@ -200,6 +200,11 @@ class NodeReporter:
         return bool(self._counted) and not self._amounts_to_write()
 
     @property
+    def marked(self) -> bool:
+        """Whether the Node says that its agent counts such resources: this one, or an earlier one."""
+        return self._seen is not None and bool(parse_counted(self._seen.metadata.annotations or {}))
+
+    @property
     def uncounted(self) -> tuple[str, ...]:
         """The resources whose amounts are not in the Node's status yet."""
         return tuple(resource for resource in self._amounts_to_write() if resource in self._counted)

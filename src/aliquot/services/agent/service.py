@@ -333,6 +333,8 @@ class Agent:
             return f"the kubelet has not accepted {', '.join(sorted(self.advertiser.missing))} yet"
         if self.advertiser.refused is not None:
             return f"no resource can be advertised: {self.advertiser.refused.sentence()}"
+        if self.counted.refused is not None:
+            return f"gpu-mem cannot be offered: {self.counted.refused.sentence()}"
         if self.reporter.uncounted:
             return f"{', '.join(self.reporter.uncounted)} is not in the Node's status yet"
         waits_for = self.dra.ready()

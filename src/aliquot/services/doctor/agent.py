@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from aliquot import dialects
-from aliquot.dialects import Rules, native, qgpu
+from aliquot.dialects import Rules, gpushare, native, qgpu
 from aliquot.dialects.wire.advertising import adverts
 from aliquot.dialects.wire.cdi import passes_cdi, reads_cdi
 from aliquot.model.control import INERT
@@ -224,7 +224,8 @@ def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
     parsed = dialects.parse_node(bare, rules)
     if not isinstance(parsed, Node):
         return  # a finding of nodes.py
-    wanted = adverts(replace(parsed, cards=parsed.cards if here is None else here), rules)
+    marked = native.counts(node["metadata"].get("annotations") or {}, gpushare.MEMORY)
+    wanted = adverts(replace(parsed, cards=parsed.cards if here is None else here), rules, marked=marked)
     if isinstance(wanted, Invalid):
         fix = f"correct it: kubectl edit node {site.node_name}; kubectl describe node shows the same as an event"
         yield found("resources", site.node_name, f"cannot be advertised: {wanted.sentence()}", fix)

@@ -233,6 +233,23 @@ def test_small_node_offers_devices_and_places_and_no_amount(node: Node) -> None:
     assert (node.amounts, node.mark) == ((None, None), None)
 
 
+def test_node_that_loses_cards_stays_counted(node: Node) -> None:
+    """With devices of gpu-mem the kubelet would have to forget them before the cards may come back."""
+    node.round()
+    node.agent_node.health.cards = (replace(CARDS[0], memory_mib=16_384),)
+    for _ in range(2):
+        node.round()
+        assert devices(node) == {COUNT: 1, PLACE: 1000}
+        assert (node.amounts, node.mark) == (("16384", "16384"), MEMORY)
+        node.agent_node.store.close()
+        node.agent_node.start()  # the next agent knows it by the mark
+        node.agent_node.agent.pods.synced.set()
+        node.seen()
+    node.agent_node.health.cards = CARDS
+    node.round()
+    assert node.amounts == (str(ALL), str(ALL))
+
+
 def test_nothing_is_counted_while_the_kubelet_has_devices_of_it(node: Node) -> None:
     """It would refuse every new Pod: there are no such devices any more."""
     kubelet = node.agent_node.kubelet
@@ -242,6 +259,9 @@ def test_nothing_is_counted_while_the_kubelet_has_devices_of_it(node: Node) -> N
     ((about, reason, text),) = node.agent_node.emitted
     assert (about, reason) == (NODE, "CannotAdvertise")
     assert "655360 is not allowed: at most 50,000 while the kubelet has devices of it" in text
+    agent = node.agent_node.agent
+    agent.advertiser.offered = {}  # no kubelet accepts them here
+    assert str(agent.ready()).startswith("gpu-mem cannot be offered: status.capacity")
     kubelet.registered = frozenset()
     node.round()
     assert (node.amounts, node.mark) == ((str(ALL), str(ALL)), MEMORY)

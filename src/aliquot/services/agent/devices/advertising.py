@@ -35,7 +35,7 @@ class Advertiser:
         self.counted: tuple[Advert, ...] = ()  # amounts instead of devices (counted.py)
         self.refused: Invalid | None = None  # why no resource can be advertised
         self._nvidia_gpu_free_at = float("-inf")
-        self._built_from: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]], bool] | None = None
+        self._built_from: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]], bool, bool] | None = None
 
     @property
     def missing(self) -> frozenset[str]:
@@ -48,10 +48,12 @@ class Advertiser:
             await self._holders.refresh()
         held = self._holders.cards
         taken = Offer.HAMI in node.offers and self._nvidia_gpu_is_taken(hami.TOKENS * len(node.cards), self._clock())
-        if (node, held, taken) == self._built_from:  # building up to 50,000 devices each second would cost too much
+        key = (node, held, taken, self._reporter.marked)
+        if key == self._built_from:  # building up to 50,000 devices each second would cost too much
             return
-        self._built_from = (node, held, taken)
-        wanted = adverts(replace(node, offers=node.offers - hami.OFFERS) if taken else node, rules)
+        self._built_from = key
+        offering = replace(node, offers=node.offers - hami.OFFERS) if taken else node
+        wanted = adverts(offering, rules, marked=self._reporter.marked)
         self.refused = wanted if isinstance(wanted, Invalid) else None
         if taken:
             self._reporter.report_refused(TAKEN)

@@ -52,16 +52,19 @@ class CountedResources:
         self._kubelet, self._pods, self._tenants = kubelet, pods, tenants
         self._reporter, self._events, self._reader = reporter, events, PodReader(rules)
         self._reported: frozenset[str] = frozenset()  # Pods without a card, by UID
+        self.refused: Invalid | None = None  # why nothing can be counted
 
     def amounts(self, adverts: tuple[Advert, ...], cards: Iterable[Card]) -> dict[str, int]:
         """By resource, the amount for the Node's status. `adverts`: those that are counted."""
+        self.refused = None
         if not adverts:
             return {}
         if not self._reporter.counts:  # else the kubelet has had no devices of it since
             devices = self._kubelet.device_resources()
             known = next((advert for advert in adverts if advert.resource in devices), None)
             if known is not None:
-                self._reporter.report_refused(_still_devices(known))
+                self.refused = _still_devices(known)
+                self._reporter.report_refused(self.refused)
                 return {}
         cards = tuple(cards)
         held = {} if all(card.usable for card in cards) else self._held_mib([advert.resource for advert in adverts])
