@@ -213,11 +213,39 @@ void alq_ordered_trim(int card, CUmemoryPool handle, uint64_t keep)
     alq_exit(card);
 }
 
+uint64_t alq_ordered_kept(int card)
+{
+    uint64_t bytes = 0;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < POOLS; i++)
+        bytes += pools[i].card == card ? pools[i].kept : 0;
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
+/* Gives back what is kept as soon as some of it is done; until then at most, and at once where that is over. True: there is more
+ * room than before. While the memory is away or on its way nothing is given back. */
+bool alq_ordered_wait(int card, uint64_t until)
+{
+    while (alq_ordered_kept(card)) {
+        uint64_t bytes = 0;
+        if (alq_enter_resident(card)) {
+            bytes = give_back(card, 0, 0);
+            alq_exit(card);
+        }
+        if (bytes || alq_now() >= until)
+            return bytes;
+        alq_sleep_ms(1);
+    }
+    return false;
+}
+
 /* After a wait. The lock is held over the question, so that the pool does not end meanwhile. */
 void alq_ordered_settle(void)
 {
     for (unsigned i = 0; i < POOLS; i++) {
-        if (__atomic_load_n(&pools[i].kept, __ATOMIC_RELAXED) <= LITTLE || pthread_mutex_trylock(&lock))
+        uint64_t little = __atomic_load_n(&pools[i].handle, __ATOMIC_RELAXED) ? LITTLE : 0;     /* of one that ended nothing is used again */
+        if (__atomic_load_n(&pools[i].kept, __ATOMIC_RELAXED) <= little || pthread_mutex_trylock(&lock))
             continue;
         struct pool pool = pools[i];
         uint64_t threshold = 0;
@@ -227,7 +255,7 @@ void alq_ordered_settle(void)
         if (!asked || pool.used + pool.kept <= threshold || !alq_enter_resident(pool.card))
             continue;
         uint64_t keep = threshold > pool.used ? threshold - pool.used : 0;
-        give_back(pool.card, i + 1, keep > LITTLE ? keep : LITTLE);
+        give_back(pool.card, i + 1, keep > little ? keep : little);
         alq_exit(pool.card);
     }
 }
@@ -405,14 +433,24 @@ static struct pool *known(CUmemoryPool handle)
     return NULL;
 }
 
-/* What was allocated from it lives on until it is freed. */
-void alq_ordered_pool_ended(CUmemoryPool handle)
+/* What was allocated from it lives on until it is freed. Returns its place, or 0. */
+uint64_t alq_ordered_pool_ends(CUmemoryPool handle)
 {
     alq_ordered_trim(0, handle, 0);
     pthread_mutex_lock(&lock);
     struct pool *pool = known(handle);
     if (pool)
         __atomic_store_n(&pool->handle, NULL, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&lock);
+    return pool ? (uint64_t)(pool - pools) + 1 : 0;
+}
+
+/* It did not: it was a device's own, which the driver does not end. */
+void alq_ordered_pool_stays(uint64_t from, CUmemoryPool handle)
+{
+    pthread_mutex_lock(&lock);
+    if (from && !pools[from - 1].handle && !known(handle))      /* another thread may have used it, or the place, meanwhile */
+        __atomic_store_n(&pools[from - 1].handle, handle, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&lock);
 }
 

@@ -205,14 +205,12 @@ void alq_parking_publish(struct alq_page *page, unsigned slot)
 static const char *asker[ALQ_CARDS];
 static __thread char self;      /* its address stands for the thread */
 
-bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began)
+static bool ask_for_room(int card, uint64_t bytes, uint64_t began)
 {
     struct alq_move *move = move_of(card);
     uint64_t now = alq_now();
     if (!move || alq_stale(card))
         return false;
-    if (!*began)
-        *began = now;
     const char *nobody = NULL;
     uint64_t room = __atomic_load_n(&move->room, __ATOMIC_ACQUIRE);
     if (__atomic_load_n(&asker[card], __ATOMIC_ACQUIRE) == &self) {
@@ -224,10 +222,21 @@ bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began)
         __atomic_store_n(&move->room, bytes, __ATOMIC_RELEASE);
         alq_link_wake(card);
     }
-    if (now - *began >= __atomic_load_n(&alq_page()->card[card].room_ms, __ATOMIC_RELAXED) * 1000000ull)
+    if (now - began >= __atomic_load_n(&alq_page()->card[card].room_ms, __ATOMIC_RELAXED) * 1000000ull)
         return false;
     futex_wait(&move->order, __atomic_load_n(&move->order, __ATOMIC_ACQUIRE), ROOM_NS);
     return true;
+}
+
+/* What this process keeps for nothing goes before others do; what it will soon keep for nothing, before the allocation fails. */
+bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began)
+{
+    uint64_t now = alq_now();
+    if (!*began)
+        *began = now;
+    bool early = now - *began < ALQ_KEPT_NS;    /* later, another thread frees and allocates what this one waits for */
+    return (alq_ordered_wait(card, 0) && early) || ask_for_room(card, bytes, *began) ||
+           (early && alq_ordered_wait(card, *began + ALQ_KEPT_NS));
 }
 
 void alq_room_done(int card, uint64_t began)

@@ -117,7 +117,14 @@ static bool trim_and_reserve(int card, uint64_t bytes, uint64_t need, CUstream s
     else
         ALQ_REAL(cuStreamSynchronize)(stream);
     trim_all(card);
-    return alq_reserve(card, bytes, need);
+    uint64_t until = alq_now() + ALQ_KEPT_NS;
+    bool done;
+    while (!(done = alq_reserve(card, bytes, need)) && alq_now() < until) {     /* what was freed on other streams, if it is enough */
+        uint64_t others = alq_used(card) - alq_ordered_kept(card), limit = alq_limit(card);
+        if (need > limit || others > limit - need || !alq_ordered_wait(card, until))
+            break;
+    }
+    return done;
 }
 
 /* Reserves; when that is past the quota, first takes back what this process's pools hold for nothing. With `may_wait` it
@@ -415,7 +422,7 @@ int alq_cuMemPoolDestroy(fn_cuMemPoolDestroy *real, int ptsz, CUmemoryPool handl
 {
     (void)ptsz;
     struct pool gone = { .handle = NULL };
-    alq_ordered_pool_ended(handle);
+    uint64_t ordered = alq_ordered_pool_ends(handle);
     pthread_mutex_lock(&lock);
     struct pool *pool = find(handle);
     if (pool) {
@@ -428,6 +435,8 @@ int alq_cuMemPoolDestroy(fn_cuMemPoolDestroy *real, int ptsz, CUmemoryPool handl
     size_t at = 0;
     if (result == CUDA_SUCCESS)
         alq_take(ALQ_POOL_IN, (uintptr_t)handle, &entry);
+    else
+        alq_ordered_pool_stays(ordered, handle);
     if (!gone.handle)
         return result;
     pthread_mutex_lock(&lock);

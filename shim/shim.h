@@ -255,10 +255,14 @@ int alq_ordered_alloc(const struct alq_ordered *r);
 void alq_ordered_free(const struct alq_entry *entry, CUstream stream, int ptsz);
 void alq_ordered_ended(const struct alq_entry *entry);  /* it was freed in another way */
 void alq_ordered_trim(int card, CUmemoryPool pool, uint64_t keep);  /* a pool: NULL: all of the card */
+#define ALQ_KEPT_NS 3000000000ull           /* that an allocation waits for memory that this process freed; less than parking waits for calls */
+uint64_t alq_ordered_kept(int card);
+bool alq_ordered_wait(int card, uint64_t until);
 void alq_ordered_settle(void);
 void alq_ordered_park(int card);
 CUmemoryPool alq_ordered_pool(uint64_t from);
-void alq_ordered_pool_ended(CUmemoryPool pool);
+uint64_t alq_ordered_pool_ends(CUmemoryPool pool);
+void alq_ordered_pool_stays(uint64_t from, CUmemoryPool pool);
 void alq_ordered_leave(int card, bool begin);
 void alq_ordered_drop(int card);
 bool alq_is_primary(CUcontext context, CUdevice device);    /* contexts.c: the device's own */

@@ -205,6 +205,23 @@ def test_full_card_has_kept_memory_given_back_first(parkable: Tenant) -> None:
     assert seen == {"result": 0, "taken": GIB + 100 * MIB, "full": 2, "used": GIB + 100 * MIB}
 
 
+@pytest.mark.parametrize("full", ["quota", "card"])
+@pytest.mark.parametrize("call", ["alloc", "alloc_async", "piece"])
+def test_allocation_waits_for_what_was_freed_on_other_streams(tenant: Tenant, full: str, call: str) -> None:
+    """Of the quota or of the card, 4 GiB are left for it."""
+    tenant.grant(4 * GIB if full == "quota" else 64 * GIB)
+    tenant.page.set_parkable(0, True)
+    tenant.page.set_reserve(0, 0 if full == "quota" else 60 * GIB)
+    seen = tenant.run(
+        with_helpers(f"""
+        assert free_async(alloc_async(3 * GIB, other := stream())[1], other) == 0
+        cuda.fake_unfinished(-9)
+        say(result={call}(2 * GIB)[0], taken=taken(), used=used(), more={call}(3 * GIB)[0])
+        """)
+    )
+    assert seen == {"result": 0, "taken": 2 * GIB, "used": 2 * GIB, "more": 2}
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -249,18 +266,30 @@ def test_pool_of_the_programs_own_may_end_before_what_was_allocated_from_it(park
         assert free_async(q) == 0
         assert cuda.cuMemPoolDestroy(own) == 0
         left = taken(), used()
-        freed = free_async(p); wait(); again = pool(); _, r = alloc_from(again, 10 * MIB)
+        freed = free_async(p); wait(); gone = taken(), used(); again = pool(); _, r = alloc_from(again, 10 * MIB)
         own_again = r != p
         assert free(r) == 0
         trim(of=again); wait()
         asked_dead = cuda.fake_asked_dead()
         assert alloc(4 * GIB - MIB)[0] == 0
-        say(asked=asked, left=left, freed=freed, own_again=own_again, asked_dead=asked_dead)
+        say(asked=asked, left=left, freed=freed, gone=gone, own_again=own_again, asked_dead=asked_dead)
         """)
     )
     assert seen == {
-        "asked": [30 * MIB, 0, 0], "left": [10 * MIB, 10 * MIB], "freed": 0, "own_again": True, "asked_dead": 0,
+        "asked": [30 * MIB, 0, 0], "left": [10 * MIB, 10 * MIB], "freed": 0, "gone": [0, 0], "own_again": True,
+        "asked_dead": 0,
     }  # fmt: skip
+
+
+def test_pool_that_the_driver_does_not_end_goes_on(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        _, p = alloc_async(10 * MIB)
+        refused = cuda.cuMemPoolDestroy(default()) != 0
+        say(refused=refused, pool=about(17, p) == default().value, used=ask(USED))
+        """)
+    )
+    assert seen == {"refused": True, "pool": True, "used": 10 * MIB}
 
 
 def test_memory_may_be_freed_the_plain_way_and_ends_with_the_devices_own_context(parkable: Tenant) -> None:

@@ -275,7 +275,7 @@ PUBLIC int cuThreadExchangeStreamCaptureMode(int *mode) { static __thread int no
 
 /* ---- events: done, unless a test says that work goes on ---- */
 static int unfinished, events, event_waits;
-PUBLIC void fake_unfinished(int on) { unfinished = on; }
+PUBLIC void fake_unfinished(int on) { unfinished = on; }   /* below 0: until it was asked so often */
 PUBLIC int fake_events(void) { return events; }             /* that were made and not destroyed */
 PUBLIC int fake_event_waits(void) { return event_waits; }   /* of streams */
 PUBLIC int cuEventCreate(void **e, unsigned flags) { (void)flags; events++; *e = malloc(1); return 0; }
@@ -334,7 +334,7 @@ static int fake_cuMemPoolCreate(void **p, const CUmemPoolProps *props)
 static int fake_cuMemGetDefaultMemPool(void **p, CUmemLocation *where, int type)
 { *p = type == ALLOCATION_MANAGED ? &managed : where->type == LOCATION_DEVICE ? &defaults[where->id] : &on_host; return 0; }
 static int fake_cuMemGetMemPool(void **p, CUmemLocation *where, int type) { return fake_cuMemGetDefaultMemPool(p, where, type); }
-static int fake_cuMemPoolDestroy(void *p) { ((struct pool *)p)->dead = 1; shrink(p, 0); linger(); return 0; }
+static int fake_cuMemPoolDestroy(void *p) { if (p == &defaults[0] || p == &defaults[1]) return INVALID_VALUE; ((struct pool *)p)->dead = 1; shrink(p, 0); linger(); return 0; }
 static int fake_cuMemPoolTrimTo(void *p, size_t keep) { shrink(p, keep); return 0; }
 
 /* ---- graphs: their memory is taken at the first launch, and kept until trimmed ---- */
@@ -436,7 +436,7 @@ static int fake_nvmlDeviceGetMemoryInfo_v2(void *d, nvmlMemory_v2_t *m) { (void)
 #define COUNT(symbol) __atomic_fetch_add(&calls[ALQ_AT_##symbol], 1, __ATOMIC_RELAXED)
 #define PLAIN(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); return 0; }
 #define WAITS(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); waited(); return 0; }
-#define ASKED(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); return unfinished ? CUDA_ERROR_NOT_READY : 0; }
+#define ASKED(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); return unfinished > 0 || (unfinished && unfinished++) ? CUDA_ERROR_NOT_READY : 0; }
 #define BODIED(symbol, name, ptsz, params, args) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); return fake_##name args; }
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #define GATE(name, kinds, params, args, stream) ALQ_##kinds(PLAIN, name, params, args)
