@@ -140,11 +140,12 @@ static bool is_done(const struct block *block) { return ALQ_REAL(cuEventQuery)(b
 
 /* ---- streams ---- */
 
-/* What two calls on the same stream have in common; NULL: nothing, each thread has its own. */
+/* What two calls on the same stream have in common. Each thread has its own of one kind: an odd number, which is no pointer. */
 static CUstream key_of(CUstream stream, int ptsz)
 {
+    static __thread uint64_t self;
     stream = stream ? stream : ptsz ? PER_THREAD : LEGACY;
-    return stream == PER_THREAD ? NULL : stream;
+    return stream == PER_THREAD ? (CUstream)((uintptr_t)&self | 1) : stream;
 }
 
 static int record(CUevent event, CUstream stream, int ptsz)
@@ -271,7 +272,7 @@ void alq_ordered_park(int card)
 /* The oldest that was freed on this stream, whatever is before it: that asks the driver nothing. Or else the oldest that is done. */
 static bool find(const struct alq_ordered *r, uint64_t size, CUstream key, struct block *found)
 {
-    for (int same = key ? 1 : 0; same >= 0; same--) {
+    for (int same = 1; same >= 0; same--) {
         unsigned looks = 0;
         for (uint32_t i = bucket[bucket_of(size)].first; i != ALQ_NONE && looks < LOOKS && !ending[r->card]; i = block_at(i)->next) {
             const struct block *block = block_at(i);
