@@ -85,7 +85,7 @@ class PodGroups:
         if self._groups is None or not (self.serves or is_member):
             why = reasons.line(Reason.TOGETHER, reasons.Facts())
             raise Refused(reasons.with_code(f"this node's agent {why}", Reason.TOGETHER))
-        if not self._has_cdi():  # without it, mounts are said at Allocate, where it is not known whose they will be
+        if not self._has_cdi():  # Allocate would have to name the mounts, and does not know for which Pod it is called
             raise Refused(
                 "this node runs containers without CDI, and a Pod of a group (aliquot.dev/together) needs it: enable "
                 "CDI in the container runtime and in the agent (--cdi), or remove the annotation"
