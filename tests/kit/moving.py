@@ -70,7 +70,7 @@ def main(pieces: int, mib: int, until: Path, kind: str = "plain") -> dict[str, o
     write(0)
     print("ready", flush=True)
     try:
-        while not until.exists():
+        while not until.exists() or not steps:  # at least one, however early it has to end
             while hold.exists():
                 print("holds", flush=True) if not held else None
                 held = True
