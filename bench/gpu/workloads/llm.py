@@ -132,4 +132,5 @@ def main() -> None:
             serve(model, Path(sys.argv[1]), firsts, tokens)
 
 
-main()
+if __name__ == "__main__":
+    main()

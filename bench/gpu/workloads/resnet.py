@@ -41,4 +41,5 @@ def main() -> None:
         play(Path(sys.argv[1]), Path(sys.argv[2]), request, PERIOD)
 
 
-main()
+if __name__ == "__main__":
+    main()

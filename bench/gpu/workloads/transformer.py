@@ -33,4 +33,5 @@ def main() -> None:
     play(Path(sys.argv[1]), Path(sys.argv[2]), step, 0.0)
 
 
-main()
+if __name__ == "__main__":
+    main()
