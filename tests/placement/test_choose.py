@@ -17,7 +17,7 @@ from aliquot.placement import POLICY_NAMES
 from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
-from aliquot.placement.packing import Packing
+from aliquot.placement.policies.packing import Packing
 from kit.boards import a_cluster, arriving, card_sizes
 from kit.builders import GIB, a_claim, a_container, a_slice
 

@@ -16,7 +16,7 @@ from aliquot.placement.book import Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
-from aliquot.placement.policies import packed_keys, spread_keys
+from aliquot.placement.policies.ranking import packed_keys, spread_keys
 from aliquot.wording.placement import why_there
 from kit.builders import GIB, a_claim, a_container, a_node, a_slice
 

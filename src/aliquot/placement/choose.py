@@ -23,8 +23,8 @@ from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Floats, Ints
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.placement.fit import fits, shortages, spare_cards
-from aliquot.placement.packing import Packing, dense, fgd
-from aliquot.placement.policies import (
+from aliquot.placement.policies.packing import Packing, dense, fgd
+from aliquot.placement.policies.ranking import (
     Policy,
     Preferred,
     binpack,

@@ -11,8 +11,8 @@ from aliquot.model.grant import Grant
 from aliquot.placement.board import Board, Bools, Floats, Ints
 from aliquot.placement.demand import Demand
 from aliquot.placement.fit import fits, spare_cards
-from aliquot.placement.packing import Packing
-from aliquot.placement.policies import Policy, Preferred, packed_keys, spread_keys
+from aliquot.placement.policies.packing import Packing
+from aliquot.placement.policies.ranking import Policy, Preferred, packed_keys, spread_keys
 
 Keys = Sequence[tuple[Rule, Floats]]  # [row, slot] each, the weightiest first; the smaller wins
 

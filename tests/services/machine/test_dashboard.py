@@ -11,7 +11,7 @@ from aliquot.model.node import Node, Offer
 from aliquot.model.status.dashboard import SERIES
 from aliquot.model.status.machine import Status
 from aliquot.placement.board import Board
-from aliquot.placement.waste import Waste
+from aliquot.placement.policies.waste import Waste
 from aliquot.services.dashboard.contract import FREE, MIXED, OUT, WHOLE
 from aliquot.services.machine.dashboard import MachineView
 from kit.fakedaemon import a_container, machine_status

@@ -23,7 +23,7 @@ from aliquot.model.node import Isolation
 from aliquot.model.status.machine import DaemonStatus
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Level, SharingRules, Standing, State
-from aliquot.placement.waste import Waste
+from aliquot.placement.policies.waste import Waste
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.daemon.metrics import exposition
 from aliquot.services.machine import tenants as module

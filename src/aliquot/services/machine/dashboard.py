@@ -32,7 +32,7 @@ from aliquot.model.status.dashboard import (
     Waiting,
 )
 from aliquot.model.status.machine import CardStatus, NodeStatus, Status, TenantStatus
-from aliquot.placement.waste import Waste
+from aliquot.placement.policies.waste import Waste
 from aliquot.services.daemon.metrics import exposition
 from aliquot.services.dashboard.contract import FULL, card_class, packed, percent
 from aliquot.services.dashboard.nodeview import node_view, pod_view, tenants_by_card, trouble, waiting_views

@@ -31,7 +31,7 @@ from aliquot.model.device import Card
 from aliquot.model.node import Isolation
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import AUTO, SharingRules
-from aliquot.placement.waste import Waste
+from aliquot.placement.policies.waste import Waste
 from aliquot.services.daemon.control import about, listen, unlink
 from aliquot.services.daemon.home import StartError, make_home, take_lock
 from aliquot.services.daemon.loopdelay import LoopDelay

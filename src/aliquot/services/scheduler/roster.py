@@ -12,8 +12,8 @@ from aliquot.dialects.podgroups import KUBERNETES, GroupObject, group_key, membe
 from aliquot.dialects.wire.objects import Names, PodObject
 from aliquot.model.group import Group, Membership, Shortfall
 from aliquot.model.refusal import Invalid
-from aliquot.placement.attempts import Attempts
 from aliquot.placement.board import Ints
+from aliquot.placement.groups.attempts import Attempts
 
 
 class Standing(Enum):

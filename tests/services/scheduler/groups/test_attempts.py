@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects.podgroups import COSCHEDULING, POD_GROUP
 from aliquot.dialects.wire.extender import parse_args
-from aliquot.placement.attempts import Attempts, pause_after
+from aliquot.placement.groups.attempts import Attempts, pause_after
 from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.groups.admission import count, expire_holds
 from aliquot.services.scheduler.groups.gathering import LIMIT, Gathering

@@ -31,7 +31,7 @@ from aliquot.model.refusal import Invalid, Reason, Refusal
 from aliquot.placement.board import Board, Ints, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
-from aliquot.placement.reservations import Reservations
+from aliquot.placement.preemption.reservations import Reservations
 from aliquot.services.scheduler.candidates import Candidates, Filtered
 from aliquot.services.scheduler.cluster.nodes import ReportedNodes
 from aliquot.services.scheduler.cluster.pods import BoundPodReader, Pending, Placed

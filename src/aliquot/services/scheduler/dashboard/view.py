@@ -29,7 +29,7 @@ from aliquot.model.status.dashboard import (
     Waiting,
 )
 from aliquot.placement.board import Ints
-from aliquot.placement.waste import Waste
+from aliquot.placement.policies.waste import Waste
 from aliquot.services.dashboard.contract import percent
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard import claimpods

@@ -9,7 +9,7 @@ An extender sees one Pod at a time. So the first member that kube-scheduler asks
 A plan is made in one step, so two groups never hold halves of what both need. A group may still come to have some
 members on nodes and too few: a bind failed, or a member was deleted. Such a group has begun, and goes first: whatever
 another group is given must leave it room for the rest. Among those that have begun, the order is that of `Group.order`.
-A group that holds places in vain pauses (placement/attempts.py), and then others may have them.
+A group that holds places in vain pauses (placement/groups/attempts.py), and then others may have them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.group import Group, Shortfall
 from aliquot.model.refusal import Invalid, Refusal
-from aliquot.placement.attempts import Pause
 from aliquot.placement.board import Ints
-from aliquot.placement.groups import Member, Need, Plan, place_together, release
+from aliquot.placement.groups.attempts import Pause
+from aliquot.placement.groups.planning import Member, Need, Plan, place_together, release
 from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.roster import Standing
 

@@ -7,5 +7,5 @@ evictions.py    trial and real evictions, their events, and how long a refused o
 evictionapi.py  the calls: Eviction, nominatedNodeName, and the touch that has kube-scheduler try a Pod again
 tenants.py      which Pods of a node may be evicted for another one
 
-How room is reserved in the ledger: placement/reservations.py.
+How room is reserved in the ledger: placement/preemption/reservations.py.
 """

@@ -10,7 +10,7 @@ from aliquot.dialects.wire.events import ObjectRef
 from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
-from aliquot.placement.victims import Plan, Tenant
+from aliquot.placement.preemption.victims import Plan, Tenant
 from aliquot.services.daemon.events import EventSink
 from aliquot.services.scheduler.cluster import Cluster, Pending
 from aliquot.services.scheduler.preemption import evictionapi

@@ -5,7 +5,7 @@ wait for good.
 
     asked     kube-scheduler asked about nodes for a Pod, and no card of them has room. Those nodes pass all of
               kube-scheduler's own conditions: only there is anybody evicted
-    planned   the victims (placement.victims), each allowed by a dry run of its eviction: nobody goes unless all may
+    planned   the victims (placement.preemption), each allowed by a dry run of its eviction: nobody goes unless all may
     promised  the Pod's nominatedNodeName says where its room will be. Written with the version that was read, so of
               several replicas one acts, and kube-scheduler evicts nobody else for the Pod meanwhile
     leaving   the victims terminate, with their grace periods; what is free of the room is kept for the Pod
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
-from aliquot.placement.victims import Plan
+from aliquot.placement.preemption.victims import Plan
 from aliquot.services.daemon.events import EventSink
 from aliquot.services.scheduler.cluster import Cluster, Pending
 from aliquot.services.scheduler.preemption import evictionapi

@@ -11,8 +11,8 @@ from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.placement.book import occupant_of
-from aliquot.placement.reservations import Reservation
-from aliquot.placement.victims import Plan, plan_on
+from aliquot.placement.preemption.reservations import Reservation
+from aliquot.placement.preemption.victims import Plan, plan_on
 from aliquot.services.scheduler.cluster import Cluster, Pending
 from aliquot.services.scheduler.preemption import evictionapi
 from aliquot.services.scheduler.preemption.evictionapi import Evictee, Unsure

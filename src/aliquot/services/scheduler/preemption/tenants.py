@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from aliquot.model.claim import Claim
 from aliquot.placement.board import Occupant
-from aliquot.placement.victims import Outlook, Plan, Tenant, plan_on
+from aliquot.placement.preemption.victims import Outlook, Plan, Tenant, plan_on
 from aliquot.services.scheduler.cluster import Cluster
 
 _MOST_NODES = 64  # examined for one Pod: each takes some milliseconds

@@ -13,8 +13,8 @@ from aliquot.model.node import Offer
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
-from aliquot.placement.reserve import Reserve
-from aliquot.placement.workload import Shape
+from aliquot.placement.policies.reserve import Reserve
+from aliquot.placement.policies.workload import Shape
 from aliquot.sim.churn import churn, come_and_go
 from aliquot.sim.trace import generate
 from kit.builders import a_claim, a_container, a_node

@@ -17,10 +17,10 @@ from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
-from aliquot.placement.packing import Packing
-from aliquot.placement.potential import Potential, Weights
-from aliquot.placement.prices import remainder_values
-from aliquot.placement.workload import Shape, Workload
+from aliquot.placement.policies.packing import Packing
+from aliquot.placement.policies.potential import Potential, Weights
+from aliquot.placement.policies.prices import remainder_values
+from aliquot.placement.policies.workload import Shape, Workload
 from kit.builders import GIB, a_claim, a_container, a_node, a_slice, asking, whole_node
 
 Node_ = tuple[int, list[int], str]  # free CPU, free milli of each card, model

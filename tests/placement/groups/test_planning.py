@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aliquot.placement.groups import Member, Need, place_together
+from aliquot.placement.groups.planning import Member, Need, place_together
 from aliquot.services.scheduler.cluster import Placed
 from kit.manifests import MEM
 from kit.watchobjects import a_cluster, as_pod, claim_of, free, live_node, pod_json

@@ -9,7 +9,7 @@ from aliquot.model.claim import Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.placement.board import Board, Occupant
-from aliquot.placement.waste import Waste
+from aliquot.placement.policies.waste import Waste
 
 HALF, QUARTER, WHOLE = Usage(memory_mib=12 << 10), Usage(memory_mib=6 << 10), Usage(memory_mib=24 << 10, exclusive=1)
 

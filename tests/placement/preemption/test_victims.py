@@ -11,8 +11,8 @@ from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.grant import Grant
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.choose import POLICIES, Chooser
-from aliquot.placement.reservations import free_part
-from aliquot.placement.victims import Outlook, Plan, Tenant, plan_on
+from aliquot.placement.preemption.reservations import free_part
+from aliquot.placement.preemption.victims import Outlook, Plan, Tenant, plan_on
 from kit.boards import NAMES, boards, claims, occupants
 from kit.builders import GIB, a_board, a_node, asking, whole_cards, whole_node
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from aliquot.model.claim import Usage
 from aliquot.model.device import CORE_MILLI
 from aliquot.placement.board import Board
-from aliquot.placement.potential import Potential, Weights
-from aliquot.placement.prices import GRAIN
-from aliquot.placement.workload import Shape
+from aliquot.placement.policies.potential import Potential, Weights
+from aliquot.placement.policies.prices import GRAIN
+from aliquot.placement.policies.workload import Shape
 
 _MOST_KINDS = 64  # each is a column over all nodes; rarer ones matter little
 _ONLY_FRAGMENTS = Weights(value=0.0, fragments=1.0, stranded=0.0, ahead=0.0)

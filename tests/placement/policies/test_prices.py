@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.placement.prices import remainder_values
+from aliquot.placement.policies.prices import remainder_values
 
 _pieces = st.dictionaries(st.integers(1, 1000), st.integers(1, 50), min_size=1, max_size=8)
 

@@ -20,10 +20,10 @@ from aliquot.model.device import CORE_MILLI
 from aliquot.placement.board import Board, Bools, Floats, Ints
 from aliquot.placement.demand import Demand
 from aliquot.placement.fit import fitting_cards, memory_need
-from aliquot.placement.policies import Fill
-from aliquot.placement.potential import Potential, Weights
-from aliquot.placement.reserve import Reserve
-from aliquot.placement.workload import Workload
+from aliquot.placement.policies.potential import Potential, Weights
+from aliquot.placement.policies.ranking import Fill
+from aliquot.placement.policies.reserve import Reserve
+from aliquot.placement.policies.workload import Workload
 
 # The published score is int(100 * sigmoid(-growth / 1000)): these are the growths where it changes. Without the
 # rounding the same rule packs 0.7 points worse: every tiny difference then scatters Pods over the nodes.

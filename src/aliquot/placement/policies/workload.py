@@ -16,7 +16,7 @@ import numpy as np
 from aliquot.model.device import CORE_MILLI
 from aliquot.placement.board import Board, Bools, Floats, Ints
 from aliquot.placement.demand import Demand, milli_of
-from aliquot.placement.prices import GRAIN
+from aliquot.placement.policies.prices import GRAIN
 
 COVER = 0.95  # of the Pods seen; rarer shapes tell little and cost time
 _FIRST_LESSON = 32

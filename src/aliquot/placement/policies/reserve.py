@@ -23,7 +23,7 @@ import numpy as np
 from aliquot.model.device import CORE_MILLI
 from aliquot.placement.board import Board, Floats, Ints
 from aliquot.placement.demand import Demand
-from aliquot.placement.workload import Shape
+from aliquot.placement.policies.workload import Shape
 
 _MARGIN = 4.0  # standard deviations; of 2 to 16, 4 to 8 let large Pods wait least
 _PRICE = float(CORE_MILLI)  # milli-GPU for every card of a place that is lost: more than any other term comes to

@@ -23,8 +23,8 @@ import numpy as np
 
 from aliquot.model.device import CORE_MILLI
 from aliquot.placement.board import Board, Bools, Floats, Ints
-from aliquot.placement.prices import remainder_values
-from aliquot.placement.workload import Shape, typical_pods
+from aliquot.placement.policies.prices import remainder_values
+from aliquot.placement.policies.workload import Shape, typical_pods
 
 
 @dataclass(frozen=True, slots=True)
