@@ -28,7 +28,7 @@ from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.services.agent.injection import TENANT, Libraries
 from aliquot.services.agent.service import Agent
 from aliquot.services.agent.settings import Parts, Settings
-from aliquot.services.runtime.groups import Groups
+from aliquot.services.runtime.together.groups import Groups
 from kit.agentfakes import Api, Arbiter, Health, Kubelet
 from kit.grantedpods import CARDS, NODE, Json, containers_of
 from kit.manifests import QGPU

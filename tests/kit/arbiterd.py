@@ -27,8 +27,8 @@ from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.tenant import Allotment, SharingRules, Standing, Tenant
-from aliquot.services.runtime import cardloop
 from aliquot.services.runtime.arbiterd import Arbiterd
+from aliquot.services.runtime.cards import cardloop
 
 UUIDS = ("GPU-0", "GPU-1")
 SUBDEVICE = 0x100  # + the index of the card

@@ -22,8 +22,8 @@ from aliquot.services.agent.api.control import AgentControl
 from aliquot.services.agent.api.status import NodeState, resource_statuses, status
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.loopdelay import LoopDelay
-from aliquot.services.runtime.billing import Billing
-from aliquot.services.runtime.usagereport import usage_families
+from aliquot.services.runtime.usage.billing import Billing
+from aliquot.services.runtime.usage.report import usage_families
 
 CARDS = (Card(0, 16384, "GPU-a", "A30"), Card(1, 16384, "GPU-b", "A30", healthy=False))
 TRAIN = Tenancy("u1", "ml", "train-0", AppClass.OFFLINE, (Share(0, 4096, 300, uuid="GPU-a"),), 1000.0)

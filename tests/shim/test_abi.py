@@ -11,7 +11,7 @@ import pytest
 
 from aliquot.adapters.gpu import link, page, rm
 from aliquot.arbiter import slices
-from aliquot.services.runtime import cardloop
+from aliquot.services.runtime.cards import cardloop
 
 ROOT = Path(__file__).parents[2]
 _USE = [

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
-from aliquot.services.runtime import health
+from aliquot.services.runtime.cards import health
 
 
 def nvml_memory_limit(cgroup: str, limit: int) -> list[str | None]:

@@ -28,7 +28,7 @@ _CLOSE = 0.0005  # seconds before a request: what ended then may have left the c
 
 
 class Step(NamedTuple):
-    """A line of the daemon's log of steps (services/runtime/trace.py)."""
+    """A line of the daemon's log of steps (services/runtime/cards/trace.py)."""
 
     what: str
     whose: str

@@ -23,7 +23,7 @@ from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.requests import RunRequest, parse_run_request
 from aliquot.services.machine.tenants import LocalMachine
-from aliquot.services.runtime.groups import Groups
+from aliquot.services.runtime.together.groups import Groups
 from kit.machine import PaperArbiter, cards
 
 

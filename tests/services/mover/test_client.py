@@ -22,8 +22,8 @@ from aliquot.services.mover.client import MoverClient
 from aliquot.services.mover.cuda import Card, CudaError
 from aliquot.services.mover.pool import UNIT, Part
 from aliquot.services.mover.store import Kept, Key, Store
-from aliquot.services.runtime.parking import Parking
-from aliquot.services.runtime.registration import Tenancy
+from aliquot.services.runtime.elastic.parking import Parking
+from aliquot.services.runtime.processes.registration import Tenancy
 
 SOME = control.Living([], [], complete=False, cards=[])
 DAEMONS: list[MoverClient] = []

@@ -21,9 +21,9 @@ from aliquot.arbiter.timeline import Timeline
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
-from aliquot.services.runtime import audit
-from aliquot.services.runtime.cardloop import CardLoop
-from aliquot.services.runtime.contexts import Context
+from aliquot.services.runtime.cards.cardloop import CardLoop
+from aliquot.services.runtime.limits import audit
+from aliquot.services.runtime.processes.contexts import Context
 from kit.arbiterd import UUIDS, Rig, open_files, tell, until
 
 ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE

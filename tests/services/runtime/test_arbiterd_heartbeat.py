@@ -18,7 +18,7 @@ from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import SetSlice
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Level, Tenant
-from aliquot.services.runtime import cardloop
+from aliquot.services.runtime.cards import cardloop
 from kit.arbiterd import UUIDS, Rig, until
 
 ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE

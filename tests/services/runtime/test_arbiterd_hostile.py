@@ -20,8 +20,9 @@ from aliquot.adapters.gpu import link, rm
 from aliquot.adapters.gpu import page as pages
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import FindingKind, Level, SharingRules
-from aliquot.services.runtime import audit, owners, registration
-from aliquot.services.runtime.cardloop import CardLoop
+from aliquot.services.runtime.cards.cardloop import CardLoop
+from aliquot.services.runtime.limits import audit, owners
+from aliquot.services.runtime.processes import registration
 from kit.arbiterd import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
 
 quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -334,7 +335,7 @@ def test_accept_without_free_file_descriptors_pauses(court: Court, monkeypatch: 
         def accept(self) -> None:
             raise OSError(24, "too many open files")
 
-    monkeypatch.setattr("aliquot.services.runtime.registration.time.sleep", naps.append)
+    monkeypatch.setattr("aliquot.services.runtime.processes.registration.time.sleep", naps.append)
     door: Any = Full()
     full = registration.Tenancy(tenancy.tenant, tenancy.directory, tenancy.page, door)
     court.rig.daemon._registrar._accept(full)

@@ -18,7 +18,7 @@ from aliquot.adapters.gpu import link
 from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, FindingKind, Tenant
-from aliquot.services.runtime import audit
+from aliquot.services.runtime.limits import audit
 from kit.arbiterd import UUIDS, Guest, Rig, ask, running, until
 from kit.logged import logged
 from kit.privileges import needs_mounts

@@ -29,7 +29,7 @@ def prepare_folder(
     directory: Path, allotments: Sequence[Allotment], uid: int | None, *, folder_too: bool = True
 ) -> tuple[Page, socket.socket]:
     """Create or adopt the folder. Returns its page, and its socket, which listens. `uid` None: for all users.
-    `folder_too`: the folder itself belongs to the user as well; that of a group is made by services/runtime/groups.py.
+    `folder_too`: the folder itself belongs to the user as well; runtime/together/groups.py makes that of a group.
 
     Owners and modes are set each time, which corrects those of an older version. Raises OSError and PageError.
     """

@@ -283,7 +283,7 @@ def _serve(
     from aliquot.model.node import Isolation
     from aliquot.services.daemon import home as daemon_home
     from aliquot.services.machine import service
-    from aliquot.services.runtime.billing import KEEP_DAYS
+    from aliquot.services.runtime.usage.billing import KEEP_DAYS
 
     # A log file needs timestamps; a terminal does not, and systemd's journal adds its own.
     to_file = not sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ

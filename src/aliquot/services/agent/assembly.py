@@ -32,11 +32,11 @@ from aliquot.services.agent.settings import ClaimUsers, Parts, Settings
 from aliquot.services.mover.client import MoverClient, pool_folder
 from aliquot.services.proof.startup import Mode, plan_control
 from aliquot.services.runtime.arbiterd import Arbiterd
-from aliquot.services.runtime.billing import KEEP_DAYS, open_billing
-from aliquot.services.runtime.groups import Groups
-from aliquot.services.runtime.hardlimits import HardLimits
-from aliquot.services.runtime.health import CardHealth
-from aliquot.services.runtime.meter import CardMeter
+from aliquot.services.runtime.cards.health import CardHealth
+from aliquot.services.runtime.cards.meter import CardMeter
+from aliquot.services.runtime.limits.hardlimits import HardLimits
+from aliquot.services.runtime.together.groups import Groups
+from aliquot.services.runtime.usage.billing import KEEP_DAYS, open_billing
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from aliquot.model.reason import Reason
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.tenants import PodTenants
-from aliquot.services.runtime.groups import Groups
+from aliquot.services.runtime.together.groups import Groups
 from aliquot.wording import reasons
 
 

@@ -34,7 +34,7 @@ from aliquot.model.residency import Arrival, Where
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind, Standing
 from aliquot.services.daemon.events import EventSink, ObjectRef, pod_ref
-from aliquot.services.runtime.moves import MovePace
+from aliquot.services.runtime.elastic.moves import MovePace
 from aliquot.wording.amounts import memory
 from aliquot.wording.parking import arrival_words
 

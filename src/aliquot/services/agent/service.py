@@ -71,8 +71,8 @@ from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.memory import collect_garbage
 from aliquot.services.daemon.qgpumetrics import qgpu_families
 from aliquot.services.daemon.tasks import run_forever, termination_signal
-from aliquot.services.runtime.billing import Billing
-from aliquot.services.runtime.usagereport import usage_families
+from aliquot.services.runtime.usage.billing import Billing
+from aliquot.services.runtime.usage.report import usage_families
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -17,9 +17,9 @@ from aliquot.services.agent import nodereport
 from aliquot.services.agent.api.live import Traced
 from aliquot.services.agent.injection import Libraries
 from aliquot.services.agent.tenants import Tenants
-from aliquot.services.runtime.billing import Billing
-from aliquot.services.runtime.groups import Groups
-from aliquot.services.runtime.meter import CardMeter
+from aliquot.services.runtime.cards.meter import CardMeter
+from aliquot.services.runtime.together.groups import Groups
+from aliquot.services.runtime.usage.billing import Billing
 
 
 class Arbiter(Tenants, Traced, Protocol):
@@ -36,7 +36,7 @@ class Arbiter(Tenants, Traced, Protocol):
 
 
 class Health(nodereport.Health, Protocol):
-    """services/runtime/health.py."""
+    """services/runtime/cards/health.py."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...

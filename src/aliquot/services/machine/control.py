@@ -47,9 +47,9 @@ from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.requests import parse_run_request
 from aliquot.services.machine.status import status
 from aliquot.services.machine.tenants import LocalMachine
-from aliquot.services.runtime.billing import Billing
-from aliquot.services.runtime.meter import CardMeter
-from aliquot.services.runtime.usagereport import answer_usage
+from aliquot.services.runtime.cards.meter import CardMeter
+from aliquot.services.runtime.usage.billing import Billing
+from aliquot.services.runtime.usage.report import answer_usage
 
 _LOG = logging.getLogger("aliquot.control")
 _SWEEP = 0.25  # seconds between checks of tenants without a root process

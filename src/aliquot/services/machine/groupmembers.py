@@ -1,4 +1,4 @@
-"""Who is in which group of runs on this machine, running or queued. services/runtime/groups.py starts the groups."""
+"""Who is in which group of runs on this machine, running or queued. runtime/together/groups.py starts the groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import invalid
 from aliquot.services.machine.queue import Queue, QueuedRequest
-from aliquot.services.runtime.groups import Groups
+from aliquot.services.runtime.together.groups import Groups
 
 
 class GroupMembers:

@@ -44,10 +44,10 @@ from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.logs import RunLogs
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import Arbiter, LocalMachine
-from aliquot.services.runtime.billing import KEEP_DAYS, Measuring, open_billing
-from aliquot.services.runtime.groups import Groups
-from aliquot.services.runtime.meter import CardMeter
-from aliquot.services.runtime.usagereport import usage_families
+from aliquot.services.runtime.cards.meter import CardMeter
+from aliquot.services.runtime.together.groups import Groups
+from aliquot.services.runtime.usage.billing import KEEP_DAYS, Measuring, open_billing
+from aliquot.services.runtime.usage.report import usage_families
 from aliquot.wording.amounts import duration, memory, release_delay
 
 USUAL = Listen("127.0.0.1", 9478, usual=True)

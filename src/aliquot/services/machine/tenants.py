@@ -57,7 +57,7 @@ from aliquot.services.machine.runfiles import (
     remove_strays,
 )
 from aliquot.services.machine.settings import Factors, keep_rules, stored_rules
-from aliquot.services.runtime.groups import Groups
+from aliquot.services.runtime.together.groups import Groups
 from aliquot.wording.refusals import one_sentence
 
 _LOG = logging.getLogger("aliquot.tenants")

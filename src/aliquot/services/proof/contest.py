@@ -31,9 +31,9 @@ from aliquot.model.claim import AppClass
 from aliquot.model.control import CardControl, ControlLevel, ControlReason
 from aliquot.model.tenant import Allotment, Level, Tenant
 from aliquot.services.proof import load
-from aliquot.services.runtime import contextcontrol
-from aliquot.services.runtime.contexts import Context
-from aliquot.services.runtime.registration import Registrar, Tenancy
+from aliquot.services.runtime.processes import contextcontrol
+from aliquot.services.runtime.processes.contexts import Context
+from aliquot.services.runtime.processes.registration import Registrar, Tenancy
 
 PREFIX = "proof-"  # of our folders' names
 REFUSED = CardControl(ControlLevel.GATE, ControlReason.REFUSED)

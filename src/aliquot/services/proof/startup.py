@@ -27,7 +27,7 @@ from aliquot.services.proof.contest import (
     Found,
     InterruptedContestError,
 )
-from aliquot.services.runtime.proving import CardWork
+from aliquot.services.runtime.cards.proving import CardWork
 
 _FILE = "control.json"
 _IDLE = 1.0  # seconds without work of a tenant that is there

@@ -31,14 +31,14 @@ from aliquot.model.residency import Arrival, Residency
 from aliquot.model.tenant import Allotment, Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
 from aliquot.services.mover.client import MoverClient
-from aliquot.services.runtime.audit import Auditor, PageSlot, Registry
-from aliquot.services.runtime.cardloop import CardLoop
-from aliquot.services.runtime.hardlimits import HardLimits
-from aliquot.services.runtime.memoryquota import MemoryQuota
-from aliquot.services.runtime.owners import ProcessOwners, as_owner
-from aliquot.services.runtime.parking import Parking
-from aliquot.services.runtime.proving import CardWork, card_work
-from aliquot.services.runtime.registration import Registrar, Tenancy, log_fault
+from aliquot.services.runtime.cards.cardloop import CardLoop
+from aliquot.services.runtime.cards.proving import CardWork, card_work
+from aliquot.services.runtime.elastic.parking import Parking
+from aliquot.services.runtime.limits.audit import Auditor, PageSlot, Registry
+from aliquot.services.runtime.limits.hardlimits import HardLimits
+from aliquot.services.runtime.limits.memoryquota import MemoryQuota
+from aliquot.services.runtime.limits.owners import ProcessOwners, as_owner
+from aliquot.services.runtime.processes.registration import Registrar, Tenancy, log_fault
 from aliquot.wording.control import why_gated
 
 _WHOLE, _BEYOND = 8, 4  # every so many sweeps all slots; else this far beyond the last that a process had

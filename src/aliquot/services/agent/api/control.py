@@ -32,8 +32,8 @@ from aliquot.services.daemon.control import (
     send,
     unlink,
 )
-from aliquot.services.runtime.billing import Billing
-from aliquot.services.runtime.usagereport import answer_usage
+from aliquot.services.runtime.usage.billing import Billing
+from aliquot.services.runtime.usage.report import answer_usage
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from aliquot.services.daemon.control import RefusedError
 from aliquot.services.daemon.http import Limits, bind_port, listen, make_runner
 from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.metrics import CONTENT_TYPE
-from aliquot.services.runtime.billing import Billing
-from aliquot.services.runtime.usagereport import answer_usage
+from aliquot.services.runtime.usage.billing import Billing
+from aliquot.services.runtime.usage.report import answer_usage
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -17,9 +17,9 @@ from aliquot.arbiter.roster import Reading
 from aliquot.model.claim import AppClass
 from aliquot.model.control import CardControl, ControlLevel
 from aliquot.model.tenant import Level
-from aliquot.services.runtime.contextcontrol import set_gate
-from aliquot.services.runtime.contexts import Context
-from aliquot.services.runtime.registration import Tenancy
+from aliquot.services.runtime.processes.contextcontrol import set_gate
+from aliquot.services.runtime.processes.contexts import Context
+from aliquot.services.runtime.processes.registration import Tenancy
 
 _CONTENTION = 0.2  # seconds that two contexts must have had work without a break
 _SOONEST, _LATEST = 1.0, 60.0  # seconds until the next trial after one without a verdict: each is twice as late

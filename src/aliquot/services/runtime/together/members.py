@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from aliquot.adapters.gpu.page import Use
 from aliquot.adapters.host import processes
 from aliquot.model.tenant import Tenant
-from aliquot.services.runtime.contexts import Context, busy_ns
+from aliquot.services.runtime.processes.contexts import Context, busy_ns
 
 NO_SERVER = (
     "is a group's member whose MPS server has not registered, so that its launches wait: stop all members of the group "

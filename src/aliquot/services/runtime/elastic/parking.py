@@ -35,8 +35,8 @@ from aliquot.model.residency import ParkReason, Residency, Where
 from aliquot.model.tenant import SharingRules, Tenant
 from aliquot.services.mover import control
 from aliquot.services.mover.client import MoverClient
-from aliquot.services.runtime.cardloop import CardLoop
-from aliquot.services.runtime.moves import (
+from aliquot.services.runtime.cards.cardloop import CardLoop
+from aliquot.services.runtime.elastic.moves import (
     FAILURES,
     OBSTACLES,
     Arrivals,
@@ -46,7 +46,7 @@ from aliquot.services.runtime.moves import (
     wants_of,
     where_of,
 )
-from aliquot.services.runtime.registration import Tenancy, context_name
+from aliquot.services.runtime.processes.registration import Tenancy, context_name
 from aliquot.wording.parking import reason_words
 
 ROOM_WAIT = 30.0  # seconds that an allocation waits for room that others have

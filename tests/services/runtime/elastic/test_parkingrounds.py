@@ -1,4 +1,4 @@
-"""Rounds of services/runtime/parking.py in virtual time: a real page, on which the test writes what a shim would."""
+"""Rounds of runtime/elastic/parking.py in virtual time: a real page, on which the test writes what a shim would."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from aliquot.arbiter.residency import RETRY_MOST
 from aliquot.model.claim import AppClass
 from aliquot.model.residency import Where
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
-from aliquot.services.runtime.parking import ROOM_WAIT, Parking
-from aliquot.services.runtime.registration import Process, Tenancy
+from aliquot.services.runtime.elastic.parking import ROOM_WAIT, Parking
+from aliquot.services.runtime.processes.registration import Process, Tenancy
 
 GIB = 1 << 30
 CARD = "GPU-0"

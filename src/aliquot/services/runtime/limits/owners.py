@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from aliquot.adapters.gpu.page import SLOTS
 from aliquot.adapters.host import processes
 from aliquot.model.tenant import Finding, FindingKind, Tenant
-from aliquot.services.runtime import together
-from aliquot.services.runtime.memoryquota import Owner
-from aliquot.services.runtime.registration import Tenancy
+from aliquot.services.runtime.limits.memoryquota import Owner
+from aliquot.services.runtime.processes.registration import Tenancy
+from aliquot.services.runtime.together import members
 
 _UNSEEN = "its process id cannot be seen from here: an agent in a container needs the host's (hostPID: true)"
 
@@ -77,7 +77,7 @@ class ProcessOwners:
 
     def _not_the_server(self, group: Tenant, pid: int) -> str | None:
         """Why it is not the MPS server of that group. Its shares would be those of the group, and no member pays."""
-        why = together.not_the_server(group, pid)
+        why = members.not_the_server(group, pid)
         if why is not None:
             text = f"has tried to register as the MPS server of {group.name}, and was refused: {why}"
             self._impostors[group.id] = Finding(group.allotments[0].uuid, pid, FindingKind.UNREGISTERED, text, group.id)

@@ -19,8 +19,8 @@ from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Page, cut
 from aliquot.adapters.host.processes import own_number
 from aliquot.model.tenant import Finding, FindingKind
-from aliquot.services.runtime.memoryquota import MemoryQuota, OnCard, Owner
-from aliquot.services.runtime.trace import STEPS
+from aliquot.services.runtime.cards.trace import STEPS
+from aliquot.services.runtime.limits.memoryquota import MemoryQuota, OnCard, Owner
 
 _EVERY = 1.0
 _GRACE = 3.0  # seconds; a process this young on a card may be about to register

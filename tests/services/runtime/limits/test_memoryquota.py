@@ -15,7 +15,7 @@ from aliquot.adapters.host import processes
 from aliquot.arbiter import overuse
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Finding, FindingKind, SharingRules, Tenant
-from aliquot.services.runtime import audit
+from aliquot.services.runtime.limits import audit
 from kit.arbiterd import UUIDS, Rig, open_files, until
 from kit.logged import logged
 

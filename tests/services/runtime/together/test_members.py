@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from aliquot.adapters.gpu.page import BUSY, LAUNCHES, WAITING, Page
 from aliquot.model.tenant import Allotment, Level
-from aliquot.services.runtime import contextcontrol, together
-from aliquot.services.runtime.contexts import Context
+from aliquot.services.runtime.processes import contextcontrol
+from aliquot.services.runtime.processes.contexts import Context
+from aliquot.services.runtime.together import members
 
 PARTS = st.floats(0.0, 1.0, allow_subnormal=False)
 
@@ -27,7 +28,7 @@ def test_what_a_server_had_is_divided_among_its_members_without_a_rest(
 ) -> None:
     server = context("server")
     server.parts = [context(name, member=name) for name in busy]
-    parts, left = together.spread(
+    parts, left = members.spread(
         [server, context("x")], {"server": had, "x": other}, {**busy, "server": 1.0, "x": other}
     )
     assert sum(parts.values()) == pytest.approx(had + other)
@@ -45,27 +46,27 @@ def pages(tmp_path: Path) -> list[Page]:
 
 
 def test_server_does_what_its_members_do(pages: list[Page]) -> None:
-    server, *members = (context(f"c{at}", page, member="ab"[at - 1] if at else "") for at, page in enumerate(pages))
-    server.parts = members
-    for one in (server, *members):
+    server, *parts = (context(f"c{at}", page, member="ab"[at - 1] if at else "") for at, page in enumerate(pages))
+    server.parts = parts
+    for one in (server, *parts):
         one.last = one.page.use(0, 0)
-    for member, launches, busy in zip(members, (3, 4), (500_000, 500_000), strict=True):
+    for member, launches, busy in zip(parts, (3, 4), (500_000, 500_000), strict=True):
         member.page._write(member.page._at(0, 0) + LAUNCHES, launches.to_bytes(8, "little"))
         member.page._write(member.page._at(0, 0) + BUSY, busy.to_bytes(8, "little"))
-    use, waits = together.read(server, 1.0, 2_000_000, 1_000_000)
+    use, waits = members.read(server, 1.0, 2_000_000, 1_000_000)
     assert (use.launches, use.busy_ns, use.busy_since_ns, waits) == (7, 750_000, 0, False)
-    members[0].page.set_word(0, 0, WAITING, 1)
-    assert together.read(server, 1.0, 2_000_000, 1_000_000)[1]
+    parts[0].page.set_word(0, 0, WAITING, 1)
+    assert members.read(server, 1.0, 2_000_000, 1_000_000)[1]
 
 
 def test_gate_and_wake_of_a_server_are_those_of_its_members(pages: list[Page]) -> None:
-    server, *members = (context(f"c{at}", page, member="ab"[at - 1] if at else "") for at, page in enumerate(pages))
-    server.parts = members
-    for one in (server, *members):
+    server, *parts = (context(f"c{at}", page, member="ab"[at - 1] if at else "") for at, page in enumerate(pages))
+    server.parts = parts
+    for one in (server, *parts):
         one.last = one.page.use(0, 0)
     contextcontrol.pause(server)
-    assert [member.page.use(0, 0).gate for member in members] == [1, 1]
+    assert [member.page.use(0, 0).gate for member in parts] == [1, 1]
     contextcontrol.resume(server)
-    assert [member.page.use(0, 0).gate for member in members] == [0, 0]
+    assert [member.page.use(0, 0).gate for member in parts] == [0, 0]
     assert contextcontrol.arm(server)
-    assert [member.page.use(0, 0).wake for member in members] == [1, 1]
+    assert [member.page.use(0, 0).wake for member in parts] == [1, 1]

@@ -27,10 +27,11 @@ from aliquot.model.claim import AppClass
 from aliquot.model.control import CardControl
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 from aliquot.model.usage import Spent, Stretch
-from aliquot.services.runtime import contextcontrol, together
-from aliquot.services.runtime.contexts import Context, TenantTotals, busy_ns, most_active, weakest
-from aliquot.services.runtime.proving import Proving
-from aliquot.services.runtime.trace import STEPS, Trace
+from aliquot.services.runtime.cards.proving import Proving
+from aliquot.services.runtime.cards.trace import STEPS, Trace
+from aliquot.services.runtime.processes import contextcontrol
+from aliquot.services.runtime.processes.contexts import Context, TenantTotals, busy_ns, most_active, weakest
+from aliquot.services.runtime.together import members
 from aliquot.wording.control import why_gated
 
 BEAT = 0.1  # seconds between heartbeats: a shim undoes a pause by itself after ALQ_STALE_NS without one
@@ -233,7 +234,7 @@ class CardLoop:
         elapsed = now - self._read_at
         before = stamp - int(elapsed * 1e9)
         for name, context in self._contexts.items():
-            use, waits = together.read(context, now, stamp, before)
+            use, waits = members.read(context, now, stamp, before)
             uses[name] = (use, waits)
             if context.last is not None and elapsed > 0:
                 busy[name] = max(0, busy_ns(use, stamp) - busy_ns(context.last, before)) / (elapsed * 1e9)
@@ -248,8 +249,8 @@ class CardLoop:
         parts = divide(busy, *self.arbiter.weights())
         for part in self._parts.values():
             use = part.page.use(part.slot, part.card)
-            busy[part.name], part.last = together.busy_part(part, use, stamp, before), use
-        shown, shown_busy = together.spread(self._contexts.values(), parts, busy)
+            busy[part.name], part.last = members.busy_part(part, use, stamp, before), use
+        shown, shown_busy = members.spread(self._contexts.values(), parts, busy)
         if self._read_at:
             lost = self._count_paused(busy, parts, elapsed)
             if self._bills:  # else nothing would ever be taken
@@ -607,7 +608,7 @@ class CardLoop:
             if self._servers(part.tenant):
                 self.findings.pop((part.pid, FindingKind.UNREGISTERED), None)
             elif now - part.joined > _SERVER_COMES:
-                self._report(part, FindingKind.UNREGISTERED, together.NO_SERVER)
+                self._report(part, FindingKind.UNREGISTERED, members.NO_SERVER)
 
     def _report(self, context: Context, kind: FindingKind, text: str) -> None:
         """One finding of a kind per process: its owner can provoke as many as it likes."""
@@ -631,7 +632,7 @@ class CardLoop:
         used, refused = totals.measure(contexts, now)
         held = [context for context in contexts if not context.is_part] + (self._servers(totals.group) if parts else [])
         state = most_active({self.arbiter.state(context.name) for context in held})
-        if state is State.RUNNING and parts == contexts and not any(together.has_work(part) for part in parts):
+        if state is State.RUNNING and parts == contexts and not any(members.has_work(part) for part in parts):
             state = State.IDLE  # others of its group work
         timed = self._totals.get(totals.group, totals)
         return Standing(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.services.runtime.parking import ROOM_WAIT
+from aliquot.services.runtime.elastic.parking import ROOM_WAIT
 from kit.runtime import GIB, Node
 from simgpu.rig import ROOT
 

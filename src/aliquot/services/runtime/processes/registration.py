@@ -25,8 +25,8 @@ from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, MoverHe
 from aliquot.adapters.gpu.page import Page
 from aliquot.adapters.host.peers import has_ended
 from aliquot.model.tenant import Level, Tenant
-from aliquot.services.runtime.channelgroups import ChannelGroups, Placement
-from aliquot.services.runtime.contexts import Context
+from aliquot.services.runtime.processes.channelgroups import ChannelGroups, Placement
+from aliquot.services.runtime.processes.contexts import Context
 
 _MOST_GROUPS = 64  # of one process: a context has one for compute and a few for copies
 _MOST_MESSAGES = 500  # of one process in a second; an honest one sends a few

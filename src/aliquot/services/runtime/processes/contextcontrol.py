@@ -9,7 +9,7 @@ from dataclasses import replace
 from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.gpu import rm
 from aliquot.model.tenant import Level
-from aliquot.services.runtime.contexts import Context
+from aliquot.services.runtime.processes.contexts import Context
 
 
 def set_slice(context: Context, microseconds: int) -> None:

@@ -14,7 +14,7 @@ from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Finding, Tenant
-from aliquot.services.runtime import cardloop
+from aliquot.services.runtime.cards import cardloop
 from kit.arbiterd import UUIDS, Guest, Rig, until
 
 

@@ -12,8 +12,8 @@ from aliquot.adapters.gpu.nvml import NvmlError
 from aliquot.arbiter.overuse import MARGIN
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Tenant
-from aliquot.services.runtime import audit
-from aliquot.services.runtime.hardlimits import HardLimits
+from aliquot.services.runtime.limits import audit
+from aliquot.services.runtime.limits.hardlimits import HardLimits
 from kit.arbiterd import UUIDS, Rig, until
 from kit.logged import logged
 

@@ -18,9 +18,9 @@ from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.storage import tenantfolder
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Tenant
-from aliquot.services.runtime import registration
-from aliquot.services.runtime.channelgroups import ChannelGroups
-from aliquot.services.runtime.registration import Registrar, Tenancy
+from aliquot.services.runtime.processes import registration
+from aliquot.services.runtime.processes.channelgroups import ChannelGroups
+from aliquot.services.runtime.processes.registration import Registrar, Tenancy
 from kit.logged import logged
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aliquot.adapters.gpu.page import Move, State
 from aliquot.model.residency import Arrival, ParkReason, Where
-from aliquot.services.runtime.moves import Arrivals, MovePace
+from aliquot.services.runtime.elastic.moves import Arrivals, MovePace
 
 KEY = ("u1", "GPU-0")
 LEFT = Arrival(*KEY, Where.PARKED, 12 << 30, 0.4, ParkReason.IDLE)

@@ -14,7 +14,7 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.status.usage import UsageEntry, UsageReport
 from aliquot.model.usage import Spent, UsageRow
 from aliquot.services.daemon.control import RefusedError, invalid
-from aliquot.services.runtime.billing import Billing
+from aliquot.services.runtime.usage.billing import Billing
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from aliquot.adapters.gpu.nvml import NvmlError
 from aliquot.model.device import Card
-from aliquot.services.runtime.trace import STEPS
+from aliquot.services.runtime.cards.trace import STEPS
 
 EVERY = 1.0  # seconds
 

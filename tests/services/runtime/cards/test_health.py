@@ -11,8 +11,8 @@ import pytest
 
 from aliquot.adapters.gpu.nvml import NvmlError, Xid
 from aliquot.model.device import Card
-from aliquot.services.runtime import health as module
-from aliquot.services.runtime.health import CardHealth
+from aliquot.services.runtime.cards import health as module
+from aliquot.services.runtime.cards.health import CardHealth
 from kit.arbiterd import until
 from kit.logged import logged
 

@@ -1,4 +1,4 @@
-"""The contexts on a card, and the totals of its tenants. Only the card's own thread (cardloop.py) touches them."""
+"""The contexts on a card, and the totals of its tenants. Only the card's own thread (cards/cardloop) touches them."""
 
 from __future__ import annotations
 

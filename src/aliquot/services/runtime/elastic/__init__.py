@@ -1,0 +1,2 @@
+"""Elastic memory (docs/elastic-memory.md): has tenants' memory leave the cards and return (`parking`), and reads from
+the pages what moves (`moves`). services/mover keeps what has left."""
