@@ -121,3 +121,39 @@ def test_mover_is_in_no_mps_server_of_others(folder: Path, monkeypatch: pytest.M
         f"CUDA_MPS_PIPE_DIRECTORY={folder}/none".encode()
     ]
     made.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user's")
+def test_folder_that_another_user_made_first_is_taken_back_and_its_socket_never_asked(folder: Path) -> None:
+    """Its name is known to everybody, and it is where every user may make folders."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as impostor:
+        impostor.bind(str(folder / "sock"))
+        impostor.listen(8)
+        impostor.setblocking(False)
+        (folder / "parked").mkdir()
+        (folder / "parked" / "a@0@1@GPU-0").touch()
+        (folder / "memory").touch()
+        os.chown(folder, 65534, 65534)
+        assert not client(folder, 0).keeps()
+        assert not client(folder, 0).living(SOME)
+        made = client(folder, 4 * UNIT)
+        assert made.living(SOME)
+        assert made.state is not None
+        assert made.state.size == 4 * UNIT
+        with pytest.raises(BlockingIOError):
+            impostor.accept()
+        assert os.lstat(folder).st_uid == 0
+        aside = [other for other in folder.parent.glob("pool.*") if other.is_dir()]
+        assert os.lstat(aside[0]).st_uid == 65534
+        assert (aside[0] / "memory").exists(), "what is another's is left alone"
+        made.close()
+
+
+def test_mover_of_another_user_is_not_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(folder / "sock"))
+        listener.listen(8)
+        monkeypatch.setattr("aliquot.services.mover.client.credentials", lambda connection: (1, 4711, 4711))
+        assert not client(folder, 0).living(SOME)
+        assert not client(folder, 0)._connect()
+    (folder / "sock").unlink()

@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,8 +99,10 @@ def _leftovers(root: Path, folders: Sequence[Path], kubelet: Path) -> Iterator[P
     pools = root / Path(POOLS).relative_to("/")
     for state in (folders[1], folders[3], vendors):  # agents run as root
         pool = pools / pool_name(f"/{state.relative_to(root)}", 0)
-        if pool.is_dir():
-            yield pool
+        with contextlib.suppress(FileNotFoundError):
+            found = os.lstat(pool)  # every user may make folders there: one that is not the agent's stays
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                yield pool
 
 
 def _refuse_held(home: Home) -> None:

@@ -21,8 +21,10 @@ import msgspec
 from aliquot import __version__
 from aliquot.adapters.gpu.mps import PIPES_VARIABLE
 from aliquot.adapters.host.home import POOLS, pool_name
+from aliquot.adapters.host.peers import credentials
 from aliquot.services.mover import control
 from aliquot.services.mover.control import PoolState
+from aliquot.services.mover.folder import is_private
 from aliquot.services.mover.pool import UNIT
 
 _ANSWER = 5.0  # seconds
@@ -70,7 +72,7 @@ class MoverClient:
         """Whether anything is written down as kept, also where no mover runs."""
         try:
             with os.scandir(self.folder / "parked") as logs:
-                return any(logs)
+                return is_private(self.folder) and any(logs)
         except OSError:
             return False
 
@@ -115,7 +117,7 @@ class MoverClient:
             if self._connection is not None:  # its successor finds all that it keeps
                 self._ask(control.Quit())
                 self.close()
-        if not self.size and not (self.folder / "memory").exists():
+        if not self.size and not (is_private(self.folder) and (self.folder / "memory").exists()):
             return (
                 False  # it could only say that it keeps nothing: that what left is lost, which another folder may have
             )
@@ -152,11 +154,18 @@ class MoverClient:
         return state.version == __version__ and state.size >= self.size // UNIT * UNIT
 
     def _connect(self) -> bool:
+        """To a mover of this user: another's would get the tenants' memory."""
+        if not is_private(self.folder):
+            return False
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(_ANSWER)
         try:
             connection.connect(str(self.folder / "sock"))
+            _, uid, _ = credentials(connection)
         except OSError:
+            connection.close()
+            return False
+        if uid != os.geteuid():
             connection.close()
             return False
         self._connection = connection

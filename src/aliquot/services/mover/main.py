@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import stat
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from aliquot import __version__
 from aliquot.adapters.gpu.page import Why
 from aliquot.services.mover import control, wire
 from aliquot.services.mover.cuda import Card, CudaError
+from aliquot.services.mover.folder import is_private, take
 from aliquot.services.mover.service import Mover
 from aliquot.services.mover.store import Key, Store
 
@@ -207,10 +207,12 @@ class Process:
 
 def main(folder: Path, size: int) -> None:
     """Serve until not needed. Exit code 0 at once where another mover has the folder."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        sys.exit(f"{folder} is another user's, or open to others: remove it")
+    try:
+        take(folder)
+    except OSError as error:
+        sys.exit(f"{folder} is another user's, and cannot be taken from them ({error.strerror}): remove it as root")
+    if not is_private(folder):
+        sys.exit(f"{folder} is open to others, or no folder: remove it")
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
