@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shim.harness import Built, Tenant
+from shim.harness import GIB, Built, Tenant
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +20,11 @@ def tenant(tmp_path: Path, built: Built) -> Iterator[Tenant]:
     made = Tenant(tmp_path, built)
     yield made
     made.close()
+
+
+@pytest.fixture
+def parkable(tenant: Tenant) -> Tenant:
+    """A tenant whose memory may leave the card."""
+    tenant.grant(4 * GIB)
+    tenant.page.set_parkable(0, True)
+    return tenant

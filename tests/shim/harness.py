@@ -46,6 +46,11 @@ def preloaded(libraries: str) -> str:
     return f"{os.environ.get('ALIQUOT_TEST_PRELOAD', '')} {libraries}".strip()
 
 
+def with_helpers(code: str) -> str:
+    """A program that begins in the device's own context."""
+    return "primary()\n" + textwrap.dedent(code)
+
+
 class Built:
     """The files that tests need, made once: the shim, the driver and resource manager of straw, some programs."""
 

@@ -137,6 +137,102 @@ def launch(on: c_void_p | None = None) -> int:
     return int(cuda.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, on, None, None))
 
 
+# ---- memory that can leave ----
+
+RESERVED, RESERVED_HIGH, USED, USED_HIGH, THRESHOLD = 5, 6, 7, 8, 4  # attributes of a pool
+
+
+def primary(device: int = 0) -> c_void_p:
+    """The device's own context, current from now on."""
+    made = c_void_p()
+    assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(byref(made), device) == cuda.cuCtxSetCurrent(made) == 0
+    return made
+
+
+def step() -> None:
+    """Tell the test, and wait for it."""
+    say(step=1)
+    heard()
+
+
+def taken() -> int:
+    """Bytes of the first card."""
+    return int(cuda.fake_taken(0))
+
+
+def wait() -> None:
+    assert cuda.cuCtxSynchronize() == 0
+
+
+def default() -> c_void_p:
+    pool = c_void_p()
+    assert cuda.cuDeviceGetDefaultMemPool(byref(pool), 0) == 0
+    return pool
+
+
+def pool(**more: int) -> c_void_p:
+    made, props = c_void_p(), PoolProps(type=1, location=Location(DEVICE, 0), **more)
+    assert cuda.cuMemPoolCreate(byref(made), byref(props)) == 0
+    return made
+
+
+def alloc_from(of: c_void_p, n: int, on: c_void_p | None = None) -> tuple[int, int]:
+    p = c_uint64()
+    return cuda.cuMemAllocFromPoolAsync(byref(p), c_size_t(n), of, on), p.value
+
+
+def ask(attribute: int, of: c_void_p | None = None) -> int:
+    value = c_uint64()
+    assert cuda.cuMemPoolGetAttribute(of or default(), attribute, byref(value)) == 0
+    return value.value
+
+
+def tell(attribute: int, value: int, of: c_void_p | None = None) -> None:
+    assert cuda.cuMemPoolSetAttribute(of or default(), attribute, byref(c_uint64(value))) == 0
+
+
+def trim(keep: int = 0, of: c_void_p | None = None) -> None:
+    assert cuda.cuMemPoolTrimTo(of or default(), c_size_t(keep)) == 0
+
+
+def about(attribute: int, p: int) -> int:
+    """An attribute of a pointer."""
+    value = c_uint64()
+    assert cuda.cuPointerGetAttribute(byref(value), attribute, c_uint64(p)) == 0
+    return value.value
+
+
+def plain() -> int:
+    """Allocations that the driver's own pools served."""
+    return int(cuda.fake_calls(b"cuMemAllocAsync") + cuda.fake_calls(b"cuMemAllocFromPoolAsync"))
+
+
+def map_(h: int, n: int, at: int = 0x100000000) -> None:
+    assert cuda.cuMemMap(c_uint64(at), c_size_t(n), c_size_t(0), c_uint64(h), c_ulonglong(0)) == 0
+
+
+def access(n: int, at: int = 0x100000000) -> None:
+    assert cuda.cuMemSetAccess(c_uint64(at), c_size_t(n), byref((c_int * 3)(DEVICE, 0, 3)), c_size_t(1)) == 0
+
+
+def unmap(n: int, at: int = 0x100000000) -> None:
+    assert cuda.cuMemUnmap(c_uint64(at), c_size_t(n)) == 0
+
+
+def release(h: int) -> int:
+    return int(cuda.cuMemRelease(c_uint64(h)))
+
+
+def export(h: int) -> int:
+    return int(cuda.cuMemExportToShareableHandle(byref(c_int()), c_uint64(h), 1, c_ulonglong(0)))
+
+
+def array() -> c_void_p:
+    made, shape = c_void_p(), Array3D(1024, 1024, 1, 1, 1, 0)
+    assert cuda.cuArray3DCreate_v2(byref(made), byref(shape)) == 0
+    return made
+
+
 # ---- the resource manager, as the driver speaks to it ----
 
 ROOT, CLIENT_DEVICE, SUBDEVICE, GROUP, CHANNEL, COMPUTE = 0x41, 0x80, 0x2080, 0xA06C, 0xC86F, 0xCBC0

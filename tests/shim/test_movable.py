@@ -5,46 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import textwrap
 import time
-
-import pytest
 
 from aliquot.adapters.gpu.link import MoverHello, receive
 from aliquot.adapters.gpu.page import Move, Order, Page, State, Stays, Why
 from aliquot.services.mover import wire
-from shim.harness import GIB, MIB, Tenant, eventually
-
-HELPERS = """
-def taken(): return cuda.fake_taken(0)
-def map_(h, n, at=0x100000000):
-    assert cuda.cuMemMap(c_uint64(at), c_size_t(n), c_size_t(0), c_uint64(h), c_ulonglong(0)) == 0
-def access(n, at=0x100000000):
-    assert cuda.cuMemSetAccess(c_uint64(at), c_size_t(n), byref((c_int * 3)(DEVICE, 0, 3)), c_size_t(1)) == 0
-def unmap(n, at=0x100000000): assert cuda.cuMemUnmap(c_uint64(at), c_size_t(n)) == 0
-def release(h): return cuda.cuMemRelease(c_uint64(h))
-def export(h): return cuda.cuMemExportToShareableHandle(byref(c_int()), c_uint64(h), 1, c_ulonglong(0))
-def array():
-    made, about = c_void_p(), Array3D(1024, 1024, 1, 1, 1, 0)
-    assert cuda.cuArray3DCreate_v2(byref(made), byref(about)) == 0
-    return made
-def step():
-    say(step=1)
-    heard()
-context()
-"""
-
-
-def with_helpers(code: str) -> str:
-    return HELPERS + textwrap.dedent(code)
-
-
-@pytest.fixture
-def parkable(tenant: Tenant) -> Tenant:
-    """A tenant whose memory may leave, and which has a slot already."""
-    tenant.grant(4 * GIB)
-    tenant.page.set_parkable(0, True)
-    return tenant
+from shim.harness import GIB, MIB, Tenant, eventually, with_helpers
 
 
 def test_memory_is_pieces_and_all_of_it_comes_back(parkable: Tenant) -> None:
@@ -117,7 +83,7 @@ def test_reserve_is_nothing_to_tenants_that_stay(tenant: Tenant) -> None:
 def test_page_says_what_cannot_leave(parkable: Tenant) -> None:
     program = parkable.start(
         with_helpers("""
-        _, p = alloc(10 * MIB); step()
+        context(); _, p = alloc(10 * MIB); step()  # not the device's own: the driver's pool serves the next one
         _, a = alloc_async(MIB); step()
         b = array(); step()
         assert free_async(a) == 0; step()
@@ -204,7 +170,7 @@ def test_what_the_dead_left_is_cleared_when_their_memory_is_given_back(parkable:
 def test_process_that_was_taken_for_dead_shows_its_memory_again(parkable: Tenant) -> None:
     program = parkable.start(
         with_helpers("""
-        alloc(10 * MIB); alloc_async(MIB); step()
+        context(); alloc(10 * MIB); alloc_async(MIB); step()
         for name in os.listdir("/proc/self/fd"):
             if int(name) >= 512: os.close(int(name))
         alloc(4 * MIB); step()

@@ -2,60 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 
 from aliquot.adapters.gpu.page import Order, State, Stays
-from shim.harness import GIB, MIB, Tenant, eventually
-
-HELPERS = """
-RESERVED, RESERVED_HIGH, USED, USED_HIGH, THRESHOLD = 5, 6, 7, 8, 4
-def taken(): return cuda.fake_taken(0)
-def primary(device=0):
-    made = c_void_p()
-    assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(byref(made), device) == cuda.cuCtxSetCurrent(made) == 0
-    return made
-def default():
-    pool = c_void_p()
-    assert cuda.cuDeviceGetDefaultMemPool(byref(pool), 0) == 0
-    return pool
-def pool(**more):
-    made, props = c_void_p(), PoolProps(type=1, location=Location(DEVICE, 0), **more)
-    assert cuda.cuMemPoolCreate(byref(made), byref(props)) == 0
-    return made
-def alloc_from(of, n, on=None):
-    p = c_uint64()
-    return cuda.cuMemAllocFromPoolAsync(byref(p), c_size_t(n), of, on), p.value
-def ask(attribute, of=None):
-    value = c_uint64()
-    assert cuda.cuMemPoolGetAttribute(of or default(), attribute, byref(value)) == 0
-    return value.value
-def tell(attribute, value, of=None):
-    assert cuda.cuMemPoolSetAttribute(of or default(), attribute, byref(c_uint64(value))) == 0
-def trim(keep=0, of=None): assert cuda.cuMemPoolTrimTo(of or default(), c_size_t(keep)) == 0
-def about(attribute, p):
-    value = c_uint64()
-    assert cuda.cuPointerGetAttribute(byref(value), attribute, c_uint64(p)) == 0
-    return value.value
-def plain(): return cuda.fake_calls(b"cuMemAllocAsync") + cuda.fake_calls(b"cuMemAllocFromPoolAsync")
-def wait(): assert cuda.cuCtxSynchronize() == 0
-def step():
-    say(step=1)
-    heard()
-primary()
-"""
-
-
-def with_helpers(code: str) -> str:
-    return HELPERS + textwrap.dedent(code)
-
-
-@pytest.fixture
-def parkable(tenant: Tenant) -> Tenant:
-    tenant.grant(4 * GIB)
-    tenant.page.set_parkable(0, True)
-    return tenant
+from shim.harness import GIB, MIB, Tenant, eventually, with_helpers
 
 
 def test_stream_ordered_memory_can_leave_and_is_told_as_that_of_its_pool(parkable: Tenant) -> None:

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from aliquot.adapters.gpu.page import Stays
-from shim.harness import GIB, Tenant
+from shim.harness import Tenant
 
 HELPERS = """
 from ctypes import addressof
@@ -22,13 +22,6 @@ def range_(p):
 def asked(name): return cuda.fake_calls(name)
 made = context()
 """
-
-
-@pytest.fixture
-def parkable(tenant: Tenant) -> Tenant:
-    tenant.grant(4 * GIB)
-    tenant.page.set_parkable(0, True)
-    return tenant
 
 
 def run(tenant: Tenant, code: str) -> dict[str, object]:
