@@ -55,7 +55,6 @@ typedef int CUfunction_attribute;
 typedef int CUfunc_cache;
 typedef int CUlimit;
 typedef int CUjit_option;
-typedef int CUstreamCaptureMode;
 typedef int CUmemAllocationHandleType;
 typedef int CUmemAllocationGranularity_flags;
 typedef int CUmemAccess_flags;
@@ -64,7 +63,8 @@ typedef int CUexecAffinityType;
 typedef int CUpointer_attribute;
 typedef struct { CUexecAffinityType type; int value; } CUexecAffinityParam;
 
-typedef enum { CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_CAPTURE_STATUS_ACTIVE } CUstreamCaptureStatus;
+typedef enum { CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED } CUstreamCaptureMode;
+typedef enum { CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_INVALIDATED } CUstreamCaptureStatus;
 typedef enum {
     CU_MEM_LOCATION_TYPE_INVALID, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST,
     CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT,

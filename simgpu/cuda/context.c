@@ -236,7 +236,7 @@ static CUresult given(CUcontext *context)
 API cuCtxSynchronize_v2(CUcontext context)
 {
     CUresult result = given(&context);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS || (result = capture_permits_wait(context)) != CUDA_SUCCESS) return result;
     result = lane_wait_all(context);
     pools_trim(context->device);
     return result;

@@ -173,6 +173,13 @@ CUstream stream_make(CUcontext context, unsigned flags, int priority);
 void streams_free(CUcontext context);
 CUresult stream_sync(CUstream stream);
 
+/* ---- capture.c: what may be called while streams capture ---- */
+CUresult capture_permits(void);                       /* a call that the modes of captures are about, of this thread */
+CUresult capture_permits_wait(CUcontext context);     /* for all of a context's work */
+CUresult capture_misused(CUgraph graph);              /* what is asked of a stream that captures: breaks it */
+CUresult capture_state(CUgraph graph);                /* CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: it is broken */
+void capture_forget(CUgraph graph);
+
 /* ---- event.c ---- */
 void event_release(CUevent event);
 

@@ -63,7 +63,7 @@ API cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
 API cuEventQuery(CUevent event)
 {
     CUresult result = event_of(event);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS || (result = capture_permits()) != CUDA_SUCCESS) return result;
     if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
     if (!event->seq) return CUDA_SUCCESS;
     if (event->context->dead) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -78,7 +78,7 @@ API cuEventQuery(CUevent event)
 API cuEventSynchronize(CUevent event)
 {
     CUresult result = event_of(event);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS || (result = capture_permits()) != CUDA_SUCCESS) return result;
     if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
     if (!event->seq) return CUDA_SUCCESS;
     if (event->context->dead) return CUDA_ERROR_CONTEXT_IS_DESTROYED;

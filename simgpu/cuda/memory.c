@@ -12,7 +12,7 @@ static CUresult allocate(CUdeviceptr *address, size_t bytes)
     CUcontext context;
     struct range range;
     CUresult result = context_current(&context);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS || (result = capture_permits()) != CUDA_SUCCESS) return result;
     if (!address || !bytes) return CUDA_ERROR_INVALID_VALUE;
     uint64_t charged = (bytes + GRAIN - 1) / GRAIN * GRAIN;
     if (charged < bytes) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -127,6 +127,7 @@ API cuMemFree_v2(CUdeviceptr address)
     if (!range_find(address, &range) || range.base != address) return CUDA_ERROR_INVALID_VALUE;
     if (range.kind != RANGE_DEVICE && range.kind != RANGE_MANAGED && range.kind != RANGE_POOL)
         return CUDA_ERROR_INVALID_VALUE;
+    if ((result = capture_permits()) != CUDA_SUCCESS) return result;
     result = lane_wait_all(range.context);
     if (!range_remove(address, &range)) return CUDA_ERROR_INVALID_VALUE;
     ledger_release(range.context->device, range.charged);

@@ -29,6 +29,7 @@ void streams_free(CUcontext context)
         CUstream stream = context->streams;
         context->streams = stream->next;
         handle_drop(stream, H_STREAM);
+        if (stream->capture_origin) capture_forget(stream->capture);
         free(stream);
     }
 }
@@ -64,14 +65,17 @@ CUresult stream_of(CUstream handle, CUstream *stream)
 
 CUresult stream_issue(CUstream stream, const struct op *op)
 {
-    if (stream->capture) return graph_note(stream->capture, op);
+    if (stream->capture) {
+        CUresult state = capture_state(stream->capture);
+        return state == CUDA_SUCCESS ? graph_note(stream->capture, op) : state;
+    }
     return lane_submit(stream->context, stream, op, NULL);
 }
 
 CUresult stream_sync(CUstream stream)
 {
     CUcontext context = stream->context;
-    if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (stream->capture) return capture_misused(stream->capture);
     pthread_mutex_lock(&context->lock);
     uint64_t seq = context->last[stream->slot];
     pthread_mutex_unlock(&context->lock);
@@ -111,6 +115,7 @@ API cuStreamDestroy_v2(CUstream handle)
             break;
         }
     pthread_mutex_unlock(&context->lock);
+    if (handle->capture_origin) capture_forget(handle->capture);
     free(handle);
     return CUDA_SUCCESS;
 }
@@ -119,7 +124,7 @@ API cuStreamSynchronize(CUstream handle)
 {
     CUstream stream;
     CUresult result = stream_of(handle, &stream);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS || (result = capture_permits()) != CUDA_SUCCESS) return result;
     result = stream_sync(stream);
     if (result == CUDA_SUCCESS) pools_trim(stream->context->device);
     return result;
@@ -131,7 +136,8 @@ API cuStreamQuery(CUstream handle)
     CUresult result = stream_of(handle, &stream);
     if (result != CUDA_SUCCESS) return result;
     CUcontext context = stream->context;
-    if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if ((result = capture_permits()) != CUDA_SUCCESS) return result;
+    if (stream->capture) return capture_misused(stream->capture);
     lane_retire(context);
     if (context->fault != CUDA_SUCCESS) return context->fault;
     if (lane_reached(context, stream->slot, context->last[stream->slot])) return CUDA_SUCCESS;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,43 @@ def rows() -> dict[str, Any]:
     }
 
 
+def captures(mode: str, call: str, own: str) -> dict[str, Any]:
+    """What a call answers while another thread captures in that mode, and what becomes of it. `own` is the mode
+    of the calling thread."""
+    session = Session()
+    cuda = session.cuda
+    busy, other = session.stream(1), session.stream(1)
+    p = session.allocate(4096)
+    seen: dict[str, Any] = {}
+
+    def capture(begun: threading.Event, go_on: threading.Event) -> None:
+        cuda.call("cuCtxSetCurrent", session.context)
+        cuda.call("cuStreamBeginCapture_v2", busy, int(mode))
+        begun.set()
+        go_on.wait(20)
+        status = c.c_int()
+        cuda.call("cuStreamIsCapturing", busy, c.byref(status))
+        seen["status"] = status.value
+        (seen["launch"],) = attempt(lambda: session.launch(1000, stream=busy))
+        seen["end"] = cuda.status("cuStreamEndCapture", busy, c.byref(c.c_void_p()))
+
+    events = threading.Event(), threading.Event()
+    thread = threading.Thread(target=capture, args=events)
+    thread.start()
+    events[0].wait(20)
+    before = c.c_int(int(own))
+    cuda.call("cuThreadExchangeStreamCaptureMode", c.byref(before))
+    arguments: dict[str, tuple[Any, ...]] = {
+        "cuMemAlloc_v2": (c.byref(c.c_uint64()), 4096), "cuMemFree_v2": (p,), "cuStreamSynchronize": (other,),
+        "cuStreamQuery": (None,), "cuCtxSynchronize": (),
+    }  # fmt: skip
+    seen["call"] = cuda.status(call, *arguments[call])
+    events[1].set()
+    thread.join()
+    seen["after"] = cuda.status("cuCtxSynchronize")
+    return seen
+
+
 def graphs() -> dict[str, Any]:
     """Captured and built by hand; memory of a graph is taken at its first launch."""
     session = Session()
@@ -162,15 +200,23 @@ def graphs() -> dict[str, Any]:
         session.launch(1000, stream=stream, out=out)
     status = c.c_int()
     cuda.call("cuStreamIsCapturing", stream, c.byref(status))
-    refused = cuda.status("cuStreamSynchronize", stream)
     graph = c.c_void_p()
     cuda.call("cuStreamEndCapture", stream, c.byref(graph))
+    cuda.call("cuStreamBeginCapture_v2", stream, 0)
+    refused = cuda.status("cuStreamSynchronize", stream)
+    broken = cuda.status("cuStreamEndCapture", stream, c.byref(c.c_void_p()))
     nothing = session.read(out, 1)[0]
     executable = c.c_void_p(cuda.get("cuGraphInstantiateWithFlags", graph, c.c_uint64(0)))
     for _ in range(2):
         cuda.call("cuGraphLaunch", executable, stream)
     cuda.call("cuStreamSynchronize", stream)
-    seen = {"capturing": status.value, "refused": refused, "before": nothing, "after": session.read(out, 1)[0]}
+    seen = {
+        "capturing": status.value,
+        "refused": refused,
+        "broken": broken,
+        "before": nothing,
+        "after": session.read(out, 1)[0],
+    }
 
     start = session.free_memory()
     built = c.c_void_p(cuda.get("cuGraphCreate", 0))

@@ -181,12 +181,42 @@ def test_graphs_are_captured_built_and_launched(player: Player) -> None:
     assert player.run("graphs") == {
         "capturing": 1,
         "refused": 900,
+        "broken": 901,
         "before": 0,
         "after": 6,
         "added": 0,
         "launched": 64 * MIB,
         "destroyed": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("mode", "call", "own", "breaks"),
+    [
+        ("global", "cuMemAlloc_v2", "global", True),
+        ("global", "cuMemFree_v2", "global", True),
+        ("global", "cuStreamSynchronize", "global", True),
+        ("global", "cuCtxSynchronize", "global", True),
+        ("global", "cuMemFree_v2", "relaxed", False),
+        ("global", "cuMemAlloc_v2", "thread-local", False),
+        ("global", "cuStreamQuery", "relaxed", False),
+        ("global", "cuCtxSynchronize", "relaxed", True),
+        ("thread-local", "cuMemAlloc_v2", "global", False),
+        ("thread-local", "cuMemFree_v2", "global", False),
+        ("thread-local", "cuStreamSynchronize", "global", False),
+        ("thread-local", "cuCtxSynchronize", "global", True),
+        ("relaxed", "cuMemFree_v2", "global", False),
+        ("relaxed", "cuCtxSynchronize", "global", True),
+    ],
+)
+def test_some_calls_break_captures_of_others(player: Player, mode: str, call: str, own: str, breaks: bool) -> None:
+    """As an H200 with driver 580 does it."""
+    modes = ["global", "thread-local", "relaxed"]
+    seen = player.run("captures", modes.index(mode), call, modes.index(own))
+    if breaks:
+        assert seen == {"call": 900, "status": 2, "launch": 901, "end": 901, "after": 0}
+    else:
+        assert seen == {"call": 0, "status": 1, "launch": 0, "end": 0, "after": 0}
 
 
 def test_a_fault_ends_the_context_and_nothing_else(player: Player) -> None:
