@@ -199,7 +199,8 @@ void alq_parking_publish(struct alq_page *page, unsigned slot)
 
 /* ---- room ---- */
 
-#define ROOM_NS 10000000L
+#define ROOM_NS   10000000L
+#define ABSENT_NS 10000000000ull    /* a daemon that is not heard of may have been killed or upgraded: the next one makes room */
 
 /* One thread at a time asks for room; the others try again meanwhile, and ask when it has its answer. */
 static const char *asker[ALQ_CARDS];
@@ -209,7 +210,7 @@ static bool ask_for_room(int card, uint64_t bytes, uint64_t began)
 {
     struct alq_move *move = move_of(card);
     uint64_t now = alq_now();
-    if (!move || alq_stale(card))
+    if (!move || (alq_stale(card) && now - began >= ABSENT_NS))
         return false;
     const char *nobody = NULL;
     uint64_t room = __atomic_load_n(&move->room, __ATOMIC_ACQUIRE);

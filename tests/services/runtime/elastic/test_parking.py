@@ -265,6 +265,22 @@ def test_daemon_and_mover_may_die_while_a_tenant_is_parked(node: Node) -> None:
     assert (result["wrong"], result["error"]) == (0, 0)
 
 
+def test_allocation_waits_for_room_while_the_daemon_is_replaced(node: Node) -> None:
+    """Killed, or upgraded: nobody can make room meanwhile, and the next one does."""
+    sleeper = Mover(node, node.tenant("offline", memory=13 * GIB), 12)
+    sleeper.ready()
+    sleeper.hold()
+    until(lambda: residency(node, sleeper.name), "it is known")
+    asker = Asker(node, node.tenant("online", memory=12 * GIB), 10)
+    node.kill_daemon()
+    time.sleep(1.0)  # its last sign of life is too old
+    asker.ask()
+    time.sleep(1.5)
+    node.restart_daemon()
+    assert [error for error, _ in asker.answers()] == [0]
+    assert sleeper.end()["wrong"] == 0
+
+
 def test_killed_mover_comes_back_to_a_full_card_and_memory_moves_on(node: Node) -> None:
     """Its context takes 64 MiB of the card, as each piece does: without a reserve the tenant that waits takes them."""
     sleeper = Mover(node, node.tenant("normal", memory=13 * GIB, park_after=600.0), 12)

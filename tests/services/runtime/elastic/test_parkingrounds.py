@@ -135,3 +135,35 @@ def test_memory_that_has_just_returned_may_leave_again(rig: Rig) -> None:
     assert rig.parking.request("sleeper", leave=True) is None
     rig.rounds(0.2)
     assert rig.order == (Order.LEAVE, Why.NOTHING)
+
+
+def test_allocation_is_not_refused_before_others_can_have_connected(rig: Rig) -> None:
+    """A new daemon knows the processes of the one before it as they connect: any of them may make room."""
+    sleeper = rig.tenancies.pop("sleeper")
+    rig.write(rig.online, room=10 * GIB)
+    rig.rounds(4)
+    assert rig.online.page.move(0, 0).room == 10 * GIB
+    rig.tenancies["sleeper"] = sleeper
+    rig.rounds(0.2)
+    assert rig.order == (Order.LEAVE, Why.NOTHING)
+    assert rig.online.page.move(0, 0).room == 10 * GIB
+
+
+def test_park_by_hand_is_not_forgotten_where_the_tenant_is_not_to_be_asked_yet(rig: Rig) -> None:
+    rig.rounds(0.2)
+    assert rig.parking.request("sleeper", leave=True) is None
+    rig.parking._seen["sleeper", CARD].retry_at = rig.now + 2  # a try of a round before failed meanwhile
+    rig.rounds(1)
+    assert rig.order[0] == Order.STAY
+    rig.rounds(2)
+    assert rig.order == (Order.LEAVE, Why.NOTHING)
+
+
+def test_wake_withdraws_an_order_to_leave_that_was_not_heard(rig: Rig) -> None:
+    rig.rounds(0.2)
+    assert rig.parking.request("sleeper", leave=True) is None
+    rig.rounds(0.2)
+    assert rig.order[0] == Order.LEAVE
+    assert rig.parking.request("sleeper", leave=False) is None
+    rig.rounds(1)
+    assert rig.order[0] == Order.STAY

@@ -55,6 +55,7 @@ _CALM = 0.5
 _STILL = 2.0  # seconds between two looks at a card where nothing may leave, and nothing had left
 _STUCK = 20.0  # a move that shows no progress for so long is not counted on
 _MARGIN = 256 << 20  # bytes of a card that the driver may need itself
+_RECONNECTED = 5.0  # seconds after our start in which processes of the daemon before us may still connect
 _SETTLED = 60.0  # seconds after our start in which tenants may still be added that were there before
 _LIVING = 1.0  # seconds between two messages to the mover
 _AGAIN = {Why.BUSY: 1.0, Why.CAPTURE: 1.0, Why.POOL: 2.0, Why.ROOM: 0.5, Why.ERROR: 10.0, Why.MOVER: 1.0}
@@ -182,6 +183,11 @@ class Parking:
                 if name == tenant:
                     seen.retry_at, seen.failures = float("-inf"), 0  # at once, also where the last try failed
                     seen.hearing = Hearing()
+            tenancy = self._tenancies.get(tenant)
+            if not leave and tenancy is not None and tenancy.page.fileno() >= 0:  # an order that it never heard
+                slots = [process.slot for process in tenancy.processes if process.slot is not None]
+                for uuid in tenancy.page.uuids:
+                    self._stay(tenancy, uuid, slots)
         self.wake()
         return None
 
@@ -296,14 +302,18 @@ class Parking:
 
     def _withdraw(self, tenancy: Tenancy, uuid: str, slots: list[int], seen: _Seen) -> None:
         """It does not begin to leave: it stays, and another may be chosen."""
-        at = tenancy.page.index[uuid]
-        for slot in slots:
-            if is_unheard(tenancy.page.move(slot, at)):
-                tenancy.page.order(slot, at, Order.STAY)
+        self._stay(tenancy, uuid, slots)
         seen.why = Why.BUSY
         again = round(seen.hearing.ask_at - self._clock())
         data = {"tenant": tenancy.tenant.id, "card": uuid, "asked_again_in": again}
         log.info("memory_leave_unheard", extra={"data": data})
+
+    @staticmethod
+    def _stay(tenancy: Tenancy, uuid: str, slots: list[int]) -> None:
+        at = tenancy.page.index[uuid]
+        for slot in slots:
+            if is_unheard(tenancy.page.move(slot, at)):
+                tenancy.page.order(slot, at, Order.STAY)
 
     def _occupant(
         self, tenant: Tenant, uuid: str, seen: _Seen, moves: list[Move], uses: list[Use], now: float
@@ -412,6 +422,8 @@ class Parking:
                         continue
                     if leave:
                         self._note_reason(uuid, occupants, order.tenant, asked)
+                    if order.tenant in asked:
+                        self._asked.pop(order.tenant, None)
                     self._perform(order.tenant, uuid, leave=leave, now=now)
                 self._note_obstacles(uuid, decision.waiting or {})
                 self._refuse_room(uuid, list(occupants.values()), memory, decision, now)
@@ -436,7 +448,6 @@ class Parking:
                 continue
             if leave and occupant.where is Where.RESIDENT and occupant.resident:
                 orders.append(Leave(name))
-                self._asked.pop(name, None)
             elif leave or (occupant.where is Where.RESIDENT and not occupant.parked):
                 self._asked.pop(name, None)
         return orders
@@ -481,6 +492,8 @@ class Parking:
         self, uuid: str, occupants: list[Occupant], memory: Memory, decision: Decision, now: float
     ) -> None:
         """Let allocations fail for which nothing can make room: programs expect that, and go on."""
+        if now - self._began < _RECONNECTED:  # whoever could leave may not have connected yet
+            return
         with self._lock:
             asking = {
                 (occupant.tenant, process.slot, room): (tenancy.page, at)
