@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.dialects import NodeReader, PodReader, Rules, hami, parse_grant, parse_node, parse_pod
+from aliquot.dialects import NodeReader, PodReader, Rules, hami, parse_grant, parse_node, parse_pod, render_pod
 from aliquot.dialects.hami import LABEL
 from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Role, Slice
@@ -56,6 +56,10 @@ def refusal_of(*limits: Json, annotations: dict[str, str] | None = None) -> str:
         ({GPU: 1, CORES: 30}, Slice(memory_percent=100, core_milli=300), 1),
         ({GPU: 1, MEM: 3000, CORES: 100}, Slice(3000, core_milli=1000, exclusive=True), 1),
         ({GPU: 1, MEM: 0, CORES: 0}, WHOLE, 1),
+        ({MEM: 3000}, Slice(3000), 1),
+        ({PERCENT: 25, GPU: 0}, Slice(memory_percent=25), 1),
+        ({CORES: 30}, Slice(memory_percent=100, core_milli=300), 1),
+        ({PERCENT: 100}, WHOLE, 1),
     ],
 )
 def test_part_of_each_card(limits: Json, part: Slice, count: int) -> None:
@@ -100,7 +104,6 @@ def test_each_container_asks_for_its_own_cards() -> None:
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ({MEM: 3000}, f'limits["{GPU}"] is missing: the number of cards'),
         ({PRIORITY: 1}, f'limits["{GPU}"] is missing: the number of cards'),
         ({GPU: "0.5"}, "a whole number of cards"),
         ({GPU: 1, MEM: "3Gi"}, "whole MiB of each card"),
@@ -172,8 +175,10 @@ def test_scheduler_policies_are_the_pods_own_preference(
 @pytest.mark.parametrize(
     ("key", "text", "said"),
     [
-        ("hami.io/gpu-scheduler-policy", "mutex", "binpack or spread"),
-        ("hami.io/gpu-scheduler-policy", "topology-aware", "binpack or spread"),
+        ("hami.io/node-scheduler-policy", "mutex", "binpack or spread"),
+        ("hami.io/gpu-scheduler-policy", "topology-aware", "binpack, spread or mutex"),
+        ("hami.io/gpu-scheduler-policy", "binpack,numa", "binpack, spread or mutex"),
+        ("hami.io/gpu-scheduler-policy", "binpack,spread", "binpack, spread or mutex"),
         ("nvidia.com/vgpu-mode", "mig", "without MIG and MPS"),
         ("nvidia.com/numa-bind", "true", "does not place by NUMA node"),
         ("hami.io/device-scoring-weights", "{}", "no such weights"),
@@ -182,6 +187,38 @@ def test_scheduler_policies_are_the_pods_own_preference(
 )
 def test_unsupported_annotation_is_refused(key: str, text: str, said: str) -> None:
     assert said in refusal_of({GPU: 1, MEM: 1}, annotations={key: text})
+
+
+@pytest.mark.parametrize(
+    ("text", "preference"),
+    [
+        ("mutex", None),
+        (" binpack , mutex ", Preference(Order.BINPACK, Order.BINPACK)),
+        ("mutex,spread", Preference(Order.BINPACK, Order.SPREAD)),
+    ],
+)
+def test_mutex_takes_cards_for_the_pod_alone(text: str, preference: Preference | None) -> None:
+    claim = claim_of({GPU: 2, MEM: 3000}, {GPU: 1}, annotations={hami.CARD_POLICY: text})
+    assert [part.slice for part in claim.containers] == [Slice(3000, exclusive=True), WHOLE]
+    assert claim.preference == preference
+    assert parse_pod(render_pod(claim, RULES), RULES) == claim
+
+
+def test_mutex_is_refused_for_a_part_of_a_shared_card() -> None:
+    assert "is a part of a card that others use too" in refusal_of({SHARED: 1}, annotations={hami.CARD_POLICY: "mutex"})
+
+
+def test_part_of_a_card_without_a_number_is_refused_in_a_pod_that_the_webhook_has_not_seen() -> None:
+    pod = a_pod("p", a_container("c", {MEM: 3000}))
+    read = read_object(pod, PodObject, "pod")
+    assert isinstance(read, PodObject)
+    found = PodReader(RULES).read(read).claim
+    assert isinstance(found, tuple)
+    assert found == parse_pod(pod, RULES, created=True)
+    assert found[0].sentence() == (
+        f'spec.containers[0].resources.limits["{GPU}"] is missing: the number of cards: the webhook adds 1 to new'
+        " Pods, so create the Pod again; without it write 1"
+    )
 
 
 @pytest.mark.parametrize(("key", "text"), [("nvidia.com/vgpu-mode", "hami-core"), ("nvidia.com/numa-bind", "false")])

@@ -177,6 +177,8 @@ def hami_claims(draw: st.DrawFn) -> tuple[Claim, Rules]:
     chosen = CardFilter(*lists) if any(lists) else None
     app_class = draw(st.sampled_from(AppClass))
     containers = draw(placed(hami_slices()))
+    if draw(st.booleans()):  # HAMi's policy mutex
+        containers = [replace(part, slice=replace(part.slice, exclusive=True)) for part in containers]
     shareable = any(container.count == 1 and not container.slice.exclusive for container in containers)
     return _claim(
         draw,

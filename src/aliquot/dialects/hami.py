@@ -1,7 +1,8 @@
 """HAMi: a number of different cards, and of each of them memory in MiB or percent, and compute in percent.
 
     resource of a container         allowed       meaning
-    nvidia.com/gpu                  1 or more     cards; without a part of their memory or compute: whole cards
+    nvidia.com/gpu                  1 or more     cards; without a part of their memory or compute: whole cards.
+                                                  1 where only gpumem, gpumem-percentage or gpucores is given
     nvidia.com/gpu.shared           1             a quarter of one card, or as much of it as the next three say
     nvidia.com/gpumem               1 or more     MiB of each
     nvidia.com/gpumem-percentage    1..100        of each card's memory
@@ -19,6 +20,7 @@ nodes with our label.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.pods import NVIDIA_GPU, Container, Json, Pod, Words, annotation_field, unnamed
@@ -37,6 +39,7 @@ CORES = "nvidia.com/gpucores"
 PRIORITY = "nvidia.com/priority"
 PARTS = (MEMORY, PERCENTAGE, CORES, PRIORITY)  # which no node advertises
 SHARED = "nvidia.com/gpu.shared"
+_OF_ONE_CARD = (MEMORY, PERCENTAGE, CORES)  # each of them alone asks for one card
 COUNTED = (CARDS, SHARED)  # which nodes advertise
 RESOURCES = (*COUNTED, *PARTS)
 
@@ -63,6 +66,7 @@ _WHOLE = Slice(memory_percent=100, exclusive=True)
 _SHARED_PERCENT = 25  # of a card's memory, for nvidia.com/gpu.shared alone
 _CLASSES = {0: AppClass.ONLINE, 1: AppClass.OFFLINE}
 _PRIORITIES = {app_class: priority for priority, app_class in _CLASSES.items()}
+_MUTEX = "mutex"  # of CARD_POLICY: no other Pod on its cards
 # Of HAMi's chart, where a Pod names only the other of the two.
 _DEFAULT_ORDER = {NODE_POLICY: Order.BINPACK, CARD_POLICY: Order.SPREAD}
 
@@ -84,15 +88,31 @@ def parse_pod(pod: Pod) -> Claim | list[Invalid]:
             containers.append(container.claim(piece, count))
     app_class = _app_class(asking, problems)
     cards, preference = _card_filter(pod, problems), _preference(pod, problems)
+    alone = _alone(pod, problems)
     _refuse_unsupported(pod, problems)
     if problems:
         return problems
+    if alone:
+        containers = [replace(part, slice=replace(part.slice, exclusive=True)) for part in containers]
     offer = Offer.HAMI_SHARED if pod.asking(SHARED) else Offer.HAMI
     return pod.claim(DIALECT, offer, containers, app_class=app_class, cards=cards, preference=preference)
 
 
+def without_cards(pod: Pod) -> list[Container]:
+    """The containers that ask for a part of a card and not how many: HAMi's webhook adds 1, and ours does.
+
+    The kubelet gives a container its cards only if it asks for some.
+    """
+    return [container for container in pod.asking(*_OF_ONE_CARD) if not container.asks(*COUNTED)]
+
+
+def uncalled(pod: Pod) -> list[Invalid]:
+    """Those of a Pod that exists, to which no webhook adds anything any more."""
+    allowed = "the number of cards: the webhook adds 1 to new Pods, so create the Pod again; without it write 1"
+    return [Invalid(container.field(CARDS), None, allowed) for container in without_cards(pod)]
+
+
 def _cards(container: Container, problems: list[Invalid]) -> int | None:
-    """The kubelet gives a container its cards only if it asks for some."""
     if container.asks(SHARED):
         if container.asks(CARDS):
             allowed = f"either {CARDS} or {SHARED}; remove one of them"
@@ -100,6 +120,8 @@ def _cards(container: Container, problems: list[Invalid]) -> int | None:
         allowed = f"1, a part of one card: for more of it add {PERCENTAGE}, for several cards request {CARDS}"
         return container.count(SHARED, problems, allowed=allowed, most=1)
     if not container.asks(CARDS):
+        if container.asks(*_OF_ONE_CARD):
+            return 1
         problems.append(
             Invalid(container.field(CARDS), None, "the number of cards, at least 1: required with the other resources")
         )
@@ -168,18 +190,37 @@ def _card_filter(pod: Pod, problems: list[Invalid]) -> CardFilter | None:
     return CardFilter(types, not_types, uuids, not_uuids) if types or not_types or uuids or not_uuids else None
 
 
+def _policies(pod: Pod, key: str, problems: list[Invalid]) -> list[str]:
+    """Its words, separated by commas, without blanks."""
+    return [word.strip() for word in pod.text(key, problems).split(",") if word.strip()]
+
+
 def _preference(pod: Pod, problems: list[Invalid]) -> Preference | None:
     found: dict[str, Order] = {}
-    for key in (NODE_POLICY, CARD_POLICY):
-        text = pod.text(key, problems)
-        if text in tuple(Order):
-            found[key] = Order(text)
-        elif text:
-            problems.append(Invalid(annotation_field(key), text, "binpack or spread, or omit the annotation"))
+    for key, others, allowed in (
+        (NODE_POLICY, (), "binpack or spread"),
+        (CARD_POLICY, (_MUTEX,), f"binpack, spread or {_MUTEX}"),
+    ):
+        orders = [word for word in _policies(pod, key, problems) if word not in others]
+        if len(orders) == 1 and orders[0] in tuple(Order):
+            found[key] = Order(orders[0])
+        elif orders:
+            text = pod.text(key, problems)
+            problems.append(Invalid(annotation_field(key), text, f"{allowed}, or omit the annotation"))
     if not found:
         return None
-    orders = {**_DEFAULT_ORDER, **found}
-    return Preference(orders[NODE_POLICY], orders[CARD_POLICY])
+    orders_of = {**_DEFAULT_ORDER, **found}
+    return Preference(orders_of[NODE_POLICY], orders_of[CARD_POLICY])
+
+
+def _alone(pod: Pod, problems: list[Invalid]) -> bool:
+    """Whether no other Pod may use its cards."""
+    if _MUTEX not in _policies(pod, CARD_POLICY, []):
+        return False
+    if pod.asking(SHARED):
+        allowed = f"binpack or spread: {SHARED} is a part of a card that others use too"
+        problems.append(Invalid(annotation_field(CARD_POLICY), pod.text(CARD_POLICY, []), allowed))
+    return True
 
 
 def _refuse_unsupported(pod: Pod, problems: list[Invalid]) -> None:
@@ -194,7 +235,7 @@ def _refuse_unsupported(pod: Pod, problems: list[Invalid]) -> None:
         problems.append(Invalid(annotation_field(_NUMA), numa, allowed))
     weights = pod.text(_WEIGHTS, problems)
     if weights:
-        allowed = f"omit it: aliquot has no such weights; {CARD_POLICY} may be binpack or spread"
+        allowed = f"omit it: aliquot has no such weights; {CARD_POLICY} may be binpack, spread or {_MUTEX}"
         problems.append(Invalid(annotation_field(_WEIGHTS), weights, allowed))
 
 
@@ -212,7 +253,14 @@ def words(claim: Claim) -> Words:
         annotations = {key: ",".join(names) for key, names in zip(keys, lists, strict=True) if names}
     if claim.preference is not None:
         annotations |= {NODE_POLICY: claim.preference.nodes.value, CARD_POLICY: claim.preference.cards.value}
+    if any(_only_by_policy(container.slice) for container in claim.containers):
+        annotations[CARD_POLICY] = ",".join(filter(None, (annotations.get(CARD_POLICY), _MUTEX)))
     return Words(limits, annotations)
+
+
+def _only_by_policy(piece: Slice) -> bool:
+    """Whether only the policy says that the card is for this container alone."""
+    return piece.exclusive and piece != _WHOLE and piece.core_milli != CORE_MILLI
 
 
 def _spell(container: ContainerClaim, offer: Offer) -> dict[str, int]:

@@ -78,12 +78,17 @@ _OUR_ANNOTATIONS = frozenset(
 )
 
 
-def parse_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invalid, ...] | None:
-    """The Pod's claim, every rule it violates, or None for a Pod without GPUs. Accepts any JSON, never raises."""
+def parse_pod(
+    pod: object, rules: Rules = DEFAULT_RULES, *, created: bool = False
+) -> Claim | tuple[Invalid, ...] | None:
+    """The Pod's claim, every rule it violates, or None for a Pod without GPUs. Accepts any JSON, never raises.
+
+    `created`: the Pod exists, and no webhook adds anything to it any more.
+    """
     view = read_pod(pod)
     if view is None:
         return None
-    claim = _parse(view, rules)[0]
+    claim = _parse(view, rules, created=created)[0]
     if claim is None:
         return tuple(misspelled_requests(view, rules.served)) or None
     # Only here: what `PodReader` keeps does not depend on these labels, and a Pod that exists cannot change them.
@@ -93,7 +98,7 @@ def parse_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invali
     return (*(claim if isinstance(claim, tuple) else ()), *marks)
 
 
-def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:
+def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:
     """The result of `parse_pod`; and the Pod, with its requests if they were read."""
     served = (dialect for dialect in _DIALECTS if dialect.name in rules.served)
     spoken = [(dialect, field) for dialect in served if (field := dialect.first_mention(view)) is not None]
@@ -111,6 +116,7 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
         ]
         return tuple(problems), view
     claim = dialect.parse(view, rules)
+    problems += hami.uncalled(view) if created and dialect.name == hami.DIALECT else []
     if isinstance(claim, list):
         problems += claim
     else:
@@ -169,7 +175,7 @@ class PodReader:
         key = self._shape(pod)
         known = self._known.get(key)
         if known is None:
-            claim, view = _parse(pod_view(pod), self.rules)
+            claim, view = _parse(pod_view(pod), self.rules, created=True)
             view = view if isinstance(claim, Claim) else with_requests(view)
             known = PodRequest(claim, view.cpu_milli, view.memory_mib)
             self._keep(key, known)

@@ -304,6 +304,7 @@ def test_bound_pod_shows_whether_webhook_reviewed_it(case: tuple[Claim, Rules, G
 # KAI: only annotations ask for cards.
 
 KAI = Rules(served=frozenset({"kai"}))
+HAMI = Rules(served=frozenset({"hami"}))
 
 
 @pytest.mark.parametrize("resources", [{}, {"limits": {"cpu": "1"}}, {"requests": {"cpu": "1"}}, None])
@@ -318,6 +319,22 @@ def test_container_of_kai_gets_the_resource_by_which_the_kubelet_calls_us(resour
     assert "resources" not in found["spec"]["containers"][1]
     assert found["spec"]["schedulerName"] == "kai-scheduler"
     assert patched(found, answer(asked(found), chosen, KAI)) == found
+
+
+@pytest.mark.parametrize("by", ["limits", "requests"])
+@pytest.mark.parametrize("part", ["nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores"])
+def test_container_of_hami_with_only_a_part_of_a_card_gets_one_card(part: str, by: str) -> None:
+    main, counted = {"name": "main", "resources": {by: {part: "30"}}}, {"nvidia.com/gpu": "2", part: "30"}
+    shared = {"nvidia.com/gpu.shared": "1", part: "30"}
+    pod = a_pod("p", main, {"name": "two", "resources": {by: counted}}, {"name": "none"}, init=[{**main, "name": "i"}])
+    pod["spec"]["containers"].append({"name": "shared", "resources": {by: shared}})
+    found = patched(pod, answer(asked(pod), AdmissionSettings(), HAMI))
+    one, two, none, other = found["spec"]["containers"]
+    assert one["resources"]["limits"] == {part: "30", "nvidia.com/gpu": "1"}
+    assert found["spec"]["initContainers"][0]["resources"]["limits"] == one["resources"]["limits"]
+    assert (two["resources"]["limits"], other["resources"]["limits"]) == (counted, shared)
+    assert "resources" not in none
+    assert patched(found, answer(asked(found), AdmissionSettings(), HAMI)) == found
 
 
 # gpushare in MiB, with a node that counts more of it than the kubelet handles as devices.

@@ -9,7 +9,8 @@ patch:
     env              for runtimes without CDI: each promised variable from an annotation that the binding will set
     limits           of our resources, where there are only requests; also in the template of a workload (podlimits.py);
                      and of `native.PLACE`, for Pods whose annotations alone ask for cards (KAI), and for those of
-                     gpushare where a node counts more MiB than the kubelet handles as devices
+                     gpushare where a node counts more MiB than the kubelet handles as devices; and of nvidia.com/gpu,
+                     1, where a container asks only for a part of a card (HAMi)
     reviewed         an annotation, so that the API server need not ask again (webhooks.py)
 
 Reviewing the patched Pod again changes nothing. One webhook both mutates and refuses: `reinvocationPolicy: IfNeeded`
@@ -29,7 +30,7 @@ import msgspec
 
 from aliquot.dialects import gpushare, hami, native
 from aliquot.dialects.lookalikes import outside_template
-from aliquot.dialects.pods import Json, list_at, mapping_at
+from aliquot.dialects.pods import Json, list_at, mapping_at, read_pod
 from aliquot.dialects.registry import parse_pod, places, render_env
 from aliquot.dialects.rules import Rules
 from aliquot.dialects.t9k import missing_tolerations
@@ -190,8 +191,7 @@ def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSetting
         patch.append({"op": "add", "path": "/metadata/annotations", "value": {native.REVIEWED: _YES}})
     elif annotations.get(native.REVIEWED) != _YES:
         patch.append({"op": "add", "path": f"/metadata/annotations/{escaped(native.REVIEWED)}", "value": _YES})
-    more = {name: {native.PLACE: str(count)} for name, count in places(claim, rules).items()}
-    patch += complete_limits(pod, ("spec",), _resources(rules), more=more)
+    patch += complete_limits(pod, ("spec",), _resources(rules), more=_more_limits(pod, claim, rules))
     missing = missing_tolerations(pod, claim)
     if missing and not spec.get("tolerations"):
         patch.append({"op": "add", "path": "/spec/tolerations", "value": missing})
@@ -205,6 +205,13 @@ def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSetting
         for container in claim.containers:
             patch += _env_operations(spec, claim, container, rules, warnings)
     return patch, warnings
+
+
+def _more_limits(pod: Json, claim: Claim, rules: Rules) -> dict[str, dict[str, str]]:
+    """By container, what it lacks so that the kubelet calls us."""
+    more = {name: {native.PLACE: str(count)} for name, count in places(claim, rules).items()}
+    view = read_pod(pod) if claim.dialect == hami.DIALECT else None
+    return more if view is None else {container.name: {hami.CARDS: "1"} for container in hami.without_cards(view)}
 
 
 def _forged_grants(annotations: Json) -> list[str]:

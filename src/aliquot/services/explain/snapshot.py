@@ -232,8 +232,9 @@ class Snapshot:
         without a place the Pods that would have to go for it.
         """
         cluster, key = self.cluster, pod_key(manifest)
-        claim = dialects.parse_pod(manifest, cluster.rules)
-        if isinstance(claim, Claim) and not kube.mapping(manifest.get("metadata")).get("uid"):
+        created = bool(kube.mapping(manifest.get("metadata")).get("uid"))
+        claim = dialects.parse_pod(manifest, cluster.rules, created=created)
+        if isinstance(claim, Claim) and not created:
             claim = dialects.as_admitted(claim)
         if claim is None and (claims := self.claims.of(manifest, cluster.board.node, bool(cluster.reported.by_claims))):
             return Verdict(key, claims=claims)
