@@ -19,7 +19,7 @@ help: ## print this list
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is %d.%d: Python 3.11 or newer is required, as in make PYTHON=python3.12" % sys.version_info[:2])'
 	@echo "installing into $(VENV): about a minute, once"
-	@$(STEP) "1/3 virtual environment" $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(STEP) "1/3 virtual environment" $(PYTHON) -m venv $(VENV)  # another Python would break it
 	@$(STEP) "2/3 C compiler" $(PIP) $(BUILD)
 	@$(STEP) "3/3 Aliquot" $(PIP) --no-build-isolation --editable .
 	@touch $@
