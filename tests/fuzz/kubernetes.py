@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from aliquot import dialects
-from aliquot.dialects.kube import expand, node_refusals
+from aliquot.dialects.kube.conditions import expand, node_refusals
 from aliquot.dialects.wire import extender as wire
 from aliquot.dialects.wire.admission import AdmissionSettings, review
 from aliquot.dialects.wire.leases import LeaseObject

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects import Rules
+from aliquot.dialects.kube.podterms import PodTerms, terms_of
 from aliquot.dialects.pods import read_pod
-from aliquot.dialects.podterms import PodTerms, terms_of
 from aliquot.dialects.wire.objects import NodeObject, read_object
 from aliquot.model.refusal import Reason
 from aliquot.services.explain.residents import Residents

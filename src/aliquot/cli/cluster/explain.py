@@ -149,18 +149,18 @@ def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str
 
 
 def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) -> list[dict[str, Any]]:
-    from aliquot.dialects import kube
+    from aliquot.dialects.kube.conditions import WORKLOADS, expand
     from aliquot.model.refusal import Invalid
 
     found: list[dict[str, Any]] = []
     for manifest in manifests:
-        made = kube.expand(manifest.value, nodes)
+        made = expand(manifest.value, nodes)
         if isinstance(made, Invalid):
             raise manifest.error(made.sentence())
         found += made
     kinds = sorted({str(manifest.value["kind"]) for manifest in manifests})
     # A workload may well make no Pod, with "replicas: 0": such a file is read, and all of its no Pods fit.
-    if not found and not any(kind in kube.WORKLOADS for kind in kinds):
+    if not found and not any(kind in WORKLOADS for kind in kinds):
         only = f", only {', '.join(kinds)}" if kinds else ""
         raise InputError(f"{path}:1:1: has no Pod in it{only}: a Pod, Deployment, StatefulSet or Job is wanted")
     return found

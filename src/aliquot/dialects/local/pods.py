@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aliquot.dialects.podfields import unknown_fields
+from aliquot.dialects.local.podfields import unknown_fields
 from aliquot.dialects.pods import Json
 from aliquot.model.refusal import Invalid
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from aliquot.dialects import dra, hami, native
-from aliquot.dialects.kube import selects_node
+from aliquot.dialects.kube.conditions import selects_node
 from aliquot.dialects.wire.objects import Amounts, Metadata, NodeObject
 from aliquot.model.quantity import QuantityError, parse_quantity
 from aliquot.model.refusal import Invalid

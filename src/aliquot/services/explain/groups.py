@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aliquot.dialects import kube
+from aliquot.dialects.kube.conditions import mapping
 from aliquot.dialects.podgroups import GroupObject, api_of, group_key, membership
 from aliquot.dialects.wire.objects import PodObject, pod_names, read_object
 from aliquot.model.claim import Claim
@@ -89,7 +89,7 @@ class GroupMembers:
 def _was_asked(manifest: Json) -> bool:
     """Whether kube-scheduler has asked our scheduler about a waiting Pod: it repeats our words in the Pod's condition.
     A Pod without a node that its own rules allow never gets that far."""
-    conditions = kube.mapping(manifest.get("status")).get("conditions")
+    conditions = mapping(manifest.get("status")).get("conditions")
     return any(
         isinstance(condition, dict)
         and condition.get("type") == "PodScheduled"

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aliquot.dialects.kube import unselected
+from aliquot.dialects.kube.conditions import unselected
+from aliquot.dialects.kube.podterms import PodTerm, PodTerms, SpreadTerm, conflicting
 from aliquot.dialects.pods import Json
-from aliquot.dialects.podterms import PodTerm, PodTerms, SpreadTerm, conflicting
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.quantity import QuantityError, parse_quantity
 from aliquot.model.refusal import Reason, Refusal

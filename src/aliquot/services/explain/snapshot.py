@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import Rules, kube
+from aliquot.dialects import Rules
+from aliquot.dialects.kube.conditions import mapping, node_refusals
+from aliquot.dialects.kube.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.pods import read_pod
-from aliquot.dialects.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, pod_view, read_object
 from aliquot.dialects.wire.otherplugins import hand_out, read_slices, share_command
 from aliquot.model.claim import Claim
@@ -232,7 +233,7 @@ class Snapshot:
         without a place the Pods that would have to go for it.
         """
         cluster, key = self.cluster, pod_key(manifest)
-        created = bool(kube.mapping(manifest.get("metadata")).get("uid"))
+        created = bool(mapping(manifest.get("metadata")).get("uid"))
         claim = dialects.parse_pod(manifest, cluster.rules, created=created)
         if isinstance(claim, Claim) and not created:
             claim = dialects.as_admitted(claim)
@@ -244,7 +245,7 @@ class Snapshot:
             return Verdict(key, broken=claim)
         if claim.key in self.running:
             return Verdict(key, claim, self.running[claim.key].grant, remark="runs there already")
-        spec = kube.mapping(manifest.get("spec"))
+        spec = mapping(manifest.get("spec"))
         gates = scheduling_gates(spec)
         if gates:
             return Verdict(key, claim, gates=gates)
@@ -271,7 +272,7 @@ class Snapshot:
 
     def _open_rows(self, manifest: Json, gate: _Gate, terms: PodTerms) -> tuple[Ints, tuple[Refusal, ...]]:
         """The rows that kube-scheduler lets the Pod on, and what keeps it from others because of the Pods there."""
-        spec = kube.mapping(manifest.get("spec"))
+        spec = mapping(manifest.get("spec"))
         near = self._there().refusals(_kind(terms, spec), terms, spec)
         rows = gate.rows.copy()
         rows[[self.cluster.board.row_of[refusal.node] for refusal in near]] = False
@@ -323,7 +324,7 @@ class Snapshot:
             self._residents = Residents(self.nodes)
             for pod in self.pods:
                 if pod.read.spec.node_name and not pod.read.finished:
-                    terms = terms_of(pod_view(pod.read), kube.mapping(pod.manifest.get("spec")))
+                    terms = terms_of(pod_view(pod.read), mapping(pod.manifest.get("spec")))
                     ending = pod.read.metadata.deletion_timestamp is not None
                     self._residents.add(pod.read.spec.node_name, terms, ending=ending)
         return self._residents
@@ -349,7 +350,7 @@ class Snapshot:
 
     def _gate(self, manifest: Json, claim: Claim) -> _Gate:
         """kube-scheduler's conditions; computed once per kind of Pod."""
-        spec = kube.mapping(manifest.get("spec"))
+        spec = mapping(manifest.get("spec"))
         try:
             key = json.dumps([dialects.tolerations(claim), *(spec.get(gate) for gate in _GATES)], default=str)
         except (ValueError, RecursionError):  # nested deeper than anything Kubernetes would take
@@ -366,7 +367,7 @@ class Snapshot:
             for name, broken in self.cluster.reported.unusable.items()
         ]
         for name, node in self.nodes.items():
-            refusals = kube.node_refusals(manifest, claim, node)
+            refusals = node_refusals(manifest, claim, node)
             if refusals:
                 closed += refusals
                 rows[board.row_of[name]] = False

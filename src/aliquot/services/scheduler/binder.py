@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from aliquot import dialects
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Unreachable
-from aliquot.dialects.kube import closing_taints, untolerated
+from aliquot.dialects.kube.conditions import closing_taints, untolerated
 from aliquot.dialects.pods import Json
 from aliquot.dialects.wire import extender
 from aliquot.dialects.wire.extender import Binding

@@ -8,8 +8,8 @@ from typing import Any
 from uuid import uuid4
 
 from aliquot.adapters.host.home import Home
+from aliquot.dialects.kube.podterms import scheduling_gates
 from aliquot.dialects.local.objects import pod_of, template_of
-from aliquot.dialects.podterms import scheduling_gates
 from aliquot.model.localpod import MOST_EVENTS, Applier, LocalPod, Phase, PodEvent, PodState, Workload
 from aliquot.services.machine.pods import launchspec
 from aliquot.wording.refusals import held_back

@@ -26,9 +26,9 @@ from aliquot.adapters.host.supervisors import SupervisorError, Supervisors, make
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.objectstore import ObjectStore
+from aliquot.dialects.kube.podterms import scheduling_gates
 from aliquot.dialects.local.objects import amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
-from aliquot.dialects.podterms import scheduling_gates
 from aliquot.model.choice import Choice
 from aliquot.model.grant import Grant
 from aliquot.model.localpod import LocalPod, Phase, Workload

@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from aliquot.dialects.kube.podterms import scheduling_gates
 from aliquot.dialects.local.objects import CRON_JOB, amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.dialects.local.status import render_pod, render_workload
-from aliquot.dialects.podterms import scheduling_gates
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.localpod import ContainerState, LocalPod, Phase, Workload
 from aliquot.model.status.machine import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aliquot.dialects import NodeReader, dra, gpushare, hami, native
-from aliquot.dialects.kube import closing_taints
+from aliquot.dialects.kube.conditions import closing_taints
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of, served_by_other
 from aliquot.model.node import Node, Offer

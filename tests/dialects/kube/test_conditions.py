@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import parse_pod
-from aliquot.dialects.kube import expand, node_refusals
+from aliquot.dialects.kube.conditions import expand, node_refusals
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid, Reason
 from kit.watchobjects import as_node

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from aliquot.dialects.podfields import unknown_fields
+from aliquot.dialects.local.podfields import unknown_fields
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.mark.parametrize(

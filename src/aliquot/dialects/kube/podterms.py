@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aliquot.dialects import gpushare, hami, native, qgpu, t9k
-from aliquot.dialects.kube import as_text, condition_text, holds, mapping, sequence
+from aliquot.dialects.kube.conditions import as_text, condition_text, holds, mapping, sequence
 from aliquot.dialects.pods import Json, Pod, total_request
 
 _COUNTED_ELSEWHERE = frozenset(
