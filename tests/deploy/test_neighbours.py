@@ -8,10 +8,10 @@ import pytest
 
 from aliquot.dialects import Rules, parse_node, parse_pod
 from aliquot.dialects.t9k import TAINT
-from aliquot.dialects.wire.admission import AdmissionSettings, review
 from aliquot.dialects.wire.schedulerconfig import KubeSchedulerSettings, render_config
 from aliquot.dialects.wire.upkeep import may_need_upkeep, upkeep
-from aliquot.dialects.wire.webhooks import ServiceRef, webhook_configuration
+from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
+from aliquot.dialects.wire.webhook.configuration import ServiceRef, webhook_configuration
 from kit.chart import Json, installed, runs_on
 from kit.manifests import QGPU, SGN, XGN, a_container, a_node, a_pod
 

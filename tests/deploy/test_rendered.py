@@ -17,7 +17,7 @@ from aliquot.cli.cluster.scheduler import scheduler
 from aliquot.cli.main import COMMANDS
 from aliquot.dialects import gpushare, hami, kai, qgpu, t9k
 from aliquot.dialects.wire import schedulerconfig
-from aliquot.dialects.wire.webhooks import CONFIGURATION, SECRET, VERBS_SECRET
+from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, SECRET, VERBS_SECRET
 from kit.chart import CHART, ROOT, Json, Objects, containers, installed
 
 NAMESPACE = "aliquot-system"

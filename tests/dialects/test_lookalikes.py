@@ -14,7 +14,7 @@ from aliquot.dialects.registry import PodReader
 from aliquot.dialects.rules import DIALECTS
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.objects import PodObject, read_object
-from aliquot.dialects.wire.webhooks import webhook_configuration
+from aliquot.dialects.wire.webhook.configuration import webhook_configuration
 from aliquot.model.claim import Claim
 from kit.strategies import anything
 

@@ -7,10 +7,10 @@ import pytest
 
 from aliquot.dialects import Rules, parse_node, parse_pod
 from aliquot.dialects.lookalikes import prefixes
-from aliquot.dialects.wire.admission import AdmissionSettings, review
 from aliquot.dialects.wire.leases import LeaseObject, render_lease
 from aliquot.dialects.wire.upkeep import may_need_upkeep, upkeep
-from aliquot.dialects.wire.webhooks import ServiceRef, webhook_configuration
+from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
+from aliquot.dialects.wire.webhook.configuration import ServiceRef, webhook_configuration
 from aliquot.model.claim import Claim
 from aliquot.model.node import Node, Offer
 from kit.manifests import (

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from aliquot.dialects import registry
-from aliquot.dialects.wire.admission import GRANT_ANNOTATIONS
+from aliquot.dialects.wire.webhook.admission import GRANT_ANNOTATIONS
 from testbed import objects
 from testbed.client import Client, Refused
 from testbed.plane import HOST, ControlPlane

@@ -16,8 +16,8 @@ import aliquot
 from aliquot.adapters.kubernetes.kube import Kube, find_server
 from aliquot.cli.install.options import packaged_objects
 from aliquot.cli.install.uninstall import default_objects
-from aliquot.dialects.wire.deployment import RECORD, Identity, Options, tailor_objects
-from aliquot.dialects.wire.installrecord import new_record, rollback_target
+from aliquot.dialects.wire.install.deployment import RECORD, Identity, Options, tailor_objects
+from aliquot.dialects.wire.install.record import new_record, rollback_target
 from aliquot.services.install.clusterobjects import ClusterObjects
 from aliquot.services.install.installer import Installer
 from aliquot.services.install.rollout import Rollout

@@ -20,8 +20,8 @@ import yaml
 
 from aliquot.adapters.kubernetes.certificates import Pair, issue, make_authority, read_facts, split
 from aliquot.dialects import Rules, parse_pod, render_grant
-from aliquot.dialects.wire.admission import AdmissionSettings, render_env_annotations
-from aliquot.dialects.wire.webhooks import FailurePolicy
+from aliquot.dialects.wire.webhook.admission import AdmissionSettings, render_env_annotations
+from aliquot.dialects.wire.webhook.configuration import FailurePolicy
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share

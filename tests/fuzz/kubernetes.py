@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from aliquot import dialects
 from aliquot.dialects.kube.conditions import expand, node_refusals
 from aliquot.dialects.wire import extender as wire
-from aliquot.dialects.wire.admission import AdmissionSettings, review
+from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
 from aliquot.dialects.wire.leases import LeaseObject
-from aliquot.dialects.wire.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
 from aliquot.dialects.wire.objects import NodeObject, PodObject
-from aliquot.dialects.wire.webhooks import parse_secret
+from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
+from aliquot.dialects.wire.webhook.configuration import parse_secret
 from aliquot.model.claim import Claim
 from aliquot.model.node import Node
 from aliquot.model.quantity import QuantityError, parse_count, parse_quantity

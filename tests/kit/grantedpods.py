@@ -10,8 +10,8 @@ import msgspec
 
 from aliquot import dialects
 from aliquot.dialects import DEFAULT_RULES, Rules
-from aliquot.dialects.wire.admission import env_annotation
 from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.webhook.admission import env_annotation
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share

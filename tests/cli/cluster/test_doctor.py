@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from aliquot.cli.cluster.doctor import doctor
-from aliquot.dialects.wire.webhooks import webhook_configuration
+from aliquot.dialects.wire.webhook.configuration import webhook_configuration
 from aliquot.services.doctor.scheduler import broken_pod, exclusive_pod
 from kit.kubectl import FakeCluster, invoked
 from kit.manifests import COUNT, MEM, a_node, gpushare_node, gpushare_pod, on_card

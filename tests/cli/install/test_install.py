@@ -24,8 +24,8 @@ from aliquot.cli.install.install import install, upgrade
 from aliquot.cli.install.options import packaged_objects
 from aliquot.cli.install.uninstall import uninstall
 from aliquot.cli.main import cli
-from aliquot.dialects.wire import installrecord
-from aliquot.dialects.wire.deployment import MANAGED_LABEL, Options, identity
+from aliquot.dialects.wire.install import record as installrecord
+from aliquot.dialects.wire.install.deployment import MANAGED_LABEL, Options, identity
 from kit.kubectl import invoked
 
 SERVER = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

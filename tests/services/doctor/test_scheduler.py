@@ -11,7 +11,7 @@ import pytest
 
 from aliquot import dialects
 from aliquot.dialects import QgpuRules, Rules
-from aliquot.dialects.wire.webhooks import webhook_configuration
+from aliquot.dialects.wire.webhook.configuration import webhook_configuration
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.scheduler import (
     Probe,

@@ -11,7 +11,7 @@ import pytest
 
 from aliquot.adapters.kubernetes.kube import Server
 from aliquot.dialects import MemoryUnit
-from aliquot.dialects.wire.webhooks import ServiceRef
+from aliquot.dialects.wire.webhook.configuration import ServiceRef
 from aliquot.services.dashboard.access import NO_DASHBOARD, Listen
 from aliquot.services.scheduler.ports.verbstls import VerbsTls
 from aliquot.services.scheduler.ports.webhook import WebhookSettings

@@ -192,7 +192,7 @@ class _Cluster:
     def control(self) -> Control:
         """The Lease and the webhook, and what the webhook does to Pods."""
         from aliquot.dialects.wire.leases import leases_path
-        from aliquot.dialects.wire.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
+        from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, CONFIGURATIONS_PATH
         from aliquot.services.doctor.scheduler import Control, trial_pods
 
         lease = self._one("scheduler", f"{leases_path(self.lease_namespace)}/{self.lease_name}")
@@ -205,7 +205,7 @@ class _Cluster:
 
     def workloads(self) -> list[Json]:
         """Deployments and DaemonSets with our label; none where it was put there in another way, or may not be seen."""
-        from aliquot.dialects.wire.deployment import SELECTOR
+        from aliquot.dialects.wire.install.deployment import SELECTOR
 
         found: list[Json] = []
         for path, kind in (("deployments", "Deployment"), ("daemonsets", "DaemonSet")):
@@ -215,7 +215,7 @@ class _Cluster:
 
     def authority(self) -> str | None:
         """The certificate that signs the webhook's; Secrets are seldom readable, and the trials tell as much."""
-        from aliquot.dialects.wire.webhooks import CA_CERTIFICATES, SECRET, secrets_path
+        from aliquot.dialects.wire.webhook.configuration import CA_CERTIFICATES, SECRET, secrets_path
 
         try:
             secret = self.kubectl.get(f"{secrets_path(self.lease_namespace)}/{SECRET}")

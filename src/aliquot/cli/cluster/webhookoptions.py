@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def webhook_settings(options: dict[str, Any], served: frozenset[str]) -> WebhookSettings | None:
     """Take the webhook's options out of `options`. Raises InputError if they contradict each other."""
-    from aliquot.dialects.wire.admission import AdmissionSettings
-    from aliquot.dialects.wire.webhooks import FailurePolicy, ServiceRef
+    from aliquot.dialects.wire.webhook.admission import AdmissionSettings
+    from aliquot.dialects.wire.webhook.configuration import FailurePolicy, ServiceRef
     from aliquot.services.scheduler.ports.webhook import WebhookSettings
 
     port = options.pop("webhook_port", 0)

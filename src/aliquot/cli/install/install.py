@@ -18,8 +18,8 @@ from aliquot.services.doctor.findings import Level
 
 if TYPE_CHECKING:
     from aliquot.adapters.kubernetes.kube import Kube
-    from aliquot.dialects.wire.deployment import Options
-    from aliquot.dialects.wire.installrecord import Record
+    from aliquot.dialects.wire.install.deployment import Options
+    from aliquot.dialects.wire.install.record import Record
     from aliquot.services.doctor.findings import Finding
     from aliquot.services.install.clusterobjects import ClusterObjects
     from aliquot.services.install.installer import Installer
@@ -147,8 +147,8 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps, *, upgrade: boo
 
 
 async def _plan(installer: Installer, given: dict[str, Any], steps: Steps, *, upgrade: bool) -> _Plan:
-    from aliquot.dialects.wire.deployment import tailor_objects
-    from aliquot.dialects.wire.installrecord import new_record, rollback_target, with_objects_of
+    from aliquot.dialects.wire.install.deployment import tailor_objects
+    from aliquot.dialects.wire.install.record import new_record, rollback_target, with_objects_of
     from aliquot.services.install.preflight import inspect
 
     objects, namespace = installer.objects, installer.rollout.namespace
@@ -205,7 +205,7 @@ def _check(found: Preflight, given: dict[str, Any]) -> None:
 
 
 async def _options(objects: ClusterObjects, given: dict[str, Any], found: Preflight) -> Options:
-    from aliquot.dialects.wire.deployment import Options
+    from aliquot.dialects.wire.install.deployment import Options
     from aliquot.dialects.wire.schedulerconfig import parse_version
     from aliquot.services.install.installer import options_with
     from aliquot.services.install.preflight import has_prometheus_operator, kube_scheduler_image
@@ -271,7 +271,7 @@ def _version() -> str:
 async def _dry_run(objects: ClusterObjects, plan: _Plan, output: str) -> None:
     import msgspec
 
-    from aliquot.dialects.wire.deployment import identity
+    from aliquot.dialects.wire.install.deployment import identity
 
     if output == "yaml":
         import yaml
@@ -329,7 +329,7 @@ def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> 
         click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
         return
     from aliquot.cli.cluster.doctor import lines_of
-    from aliquot.dialects.wire.deployment import example_pod, label_arguments
+    from aliquot.dialects.wire.install.deployment import example_pod, label_arguments
 
     for line in lines_of(findings):
         click.echo(printable(line))

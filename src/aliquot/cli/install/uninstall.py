@@ -18,7 +18,7 @@ from aliquot.cli.install.steps import Steps, find_cluster, run
 
 if TYPE_CHECKING:
     from aliquot.adapters.kubernetes.kube import Kube
-    from aliquot.dialects.wire.deployment import Identity, Json
+    from aliquot.dialects.wire.install.deployment import Identity, Json
     from aliquot.services.install.uninstaller import Cleaned, Uninstaller
 
 _MOST_NAMED = 10
@@ -112,7 +112,7 @@ def _this_node(given: dict[str, Any]) -> None:
 
 
 async def _work(kube: Kube, given: dict[str, Any], steps: Steps) -> int:
-    from aliquot.dialects.wire.deployment import SIMULATED_CARDS
+    from aliquot.dialects.wire.install.deployment import SIMULATED_CARDS
     from aliquot.services.install.clusterobjects import InstallError
     from aliquot.services.install.uninstaller import Uninstaller
 
@@ -223,7 +223,7 @@ def _names(pods: Sequence[Json]) -> str:
 
 def default_objects(namespace: str) -> list[Identity]:
     """All objects that an installation of this version may have created."""
-    from aliquot.dialects.wire.deployment import Options, identity, tailor_objects
+    from aliquot.dialects.wire.install.deployment import Options, identity, tailor_objects
 
     options = Options(image="", kube_scheduler_image="", namespace=namespace, monitoring=True)
     return [identity(obj) for obj in tailor_objects(packaged_objects(), options, aliquot.__version__)]

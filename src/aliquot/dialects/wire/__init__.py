@@ -1,1 +1,5 @@
-"""Kubernetes' own forms, as structs and patches: extender, admission, webhooks, events, leases, CDI, what we deploy."""
+"""Kubernetes' own forms, as structs and patches: objects, extender, events, leases, CDI, what another plugin says.
+
+webhook/  our admission webhook, as the API server sees it
+install/  our own objects in a cluster
+"""

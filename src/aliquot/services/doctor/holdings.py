@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from aliquot import dialects
 from aliquot.dialects import QgpuRules, Rules, gpushare, hami, native, qgpu, t9k
-from aliquot.dialects.wire.admission import reads_environment
 from aliquot.dialects.wire.cdi import VENDOR
 from aliquot.dialects.wire.objects import PodObject, read_object
+from aliquot.dialects.wire.webhook.admission import reads_environment
 from aliquot.model.claim import Claim
 from aliquot.model.edits import Spec
 from aliquot.model.grant import Grant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from aliquot.dialects import native
-from aliquot.dialects.wire.deployment import COMPONENT_LABEL, VERSION_LABEL
+from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, VERSION_LABEL
 from aliquot.dialects.wire.workloads import not_ready, rollout_status
 from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part
 

@@ -61,7 +61,7 @@ def default_location() -> SchedulerLocation:
 
 def find_scheduler(kubectl: Kubectl) -> SchedulerLocation:
     """The Deployment with our labels; the default location where there is none, or where we may not look."""
-    from aliquot.dialects.wire.deployment import COMPONENT_LABEL, NAME_LABEL
+    from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, NAME_LABEL
     from aliquot.dialects.wire.ownpods import account_of_deployment
 
     try:

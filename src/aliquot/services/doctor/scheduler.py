@@ -11,8 +11,8 @@ import msgspec
 
 from aliquot import dialects
 from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
-from aliquot.dialects.wire import webhooks
 from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
+from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, WEBHOOK
 from aliquot.model.claim import Claim
 from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok, part
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot
@@ -225,7 +225,7 @@ def webhook_findings(
     configuration: Json | None, ca: str | None, broken: Probe, exclusive: Probe, *, served: frozenset[str] = _ALL
 ) -> Iterator[Finding]:
     """Whether the webhook is there, trusted, and does its work. `ca` is in base64, as a Secret has it."""
-    name = f"MutatingWebhookConfiguration {webhooks.CONFIGURATION}"
+    name = f"MutatingWebhookConfiguration {CONFIGURATION}"
     if configuration is None:
         what = "does not exist: mistakes are told only after `kubectl apply`, and T9k Pods get no toleration"
         what += ", and Pods of KAI's get no card" * (kai.DIALECT in served)
@@ -268,8 +268,8 @@ def _refuses(probe: Probe, name: str, served: frozenset[str]) -> Iterator[Findin
         yield ok("webhook", "refuses a Pod that breaks a rule, and says which")
     elif probe.pod is not None:
         what = "let a Pod in that breaks a rule: the API server does not reach the webhook, or does not trust it"
-        fix = f'the API server\'s log tells: "failed calling webhook {webhooks.WEBHOOK}"; is its Service or URL right?'
-        fix += f" If the webhook was switched off: kubectl delete mutatingwebhookconfiguration {webhooks.CONFIGURATION}"
+        fix = f'the API server\'s log tells: "failed calling webhook {WEBHOOK}"; is its Service or URL right?'
+        fix += f" If the webhook was switched off: kubectl delete mutatingwebhookconfiguration {CONFIGURATION}"
         yield found("webhook", name, what, fix)
     elif "failed calling webhook" in refusal:
         yield found("webhook", name, f"cannot be called, and keeps Pods out: {refusal[:300]}", _CALL_FAILED)
@@ -296,6 +296,6 @@ def _tolerates(probe: Probe, name: str) -> Iterator[Finding]:
         yield ok("webhook", "gives T9k Pods their toleration")
 
 
-_ANEW = f"kubectl delete mutatingwebhookconfiguration {webhooks.CONFIGURATION}; the scheduler makes it anew"
+_ANEW = f"kubectl delete mutatingwebhookconfiguration {CONFIGURATION}; the scheduler makes it anew"
 _CALL_FAILED = "is the scheduler running, and is the Service or URL of the configuration its own?"
 _MAY_CREATE = "ask for a role that may create Pods, or name a --namespace where you may"

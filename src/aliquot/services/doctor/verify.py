@@ -11,9 +11,9 @@ from typing import Any
 from aliquot import dialects
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects.native import INVENTORY
-from aliquot.dialects.wire.deployment import label_arguments
+from aliquot.dialects.wire.install.deployment import label_arguments
 from aliquot.dialects.wire.leases import leases_path
-from aliquot.dialects.wire.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
+from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, CONFIGURATIONS_PATH
 from aliquot.services.doctor.findings import Finding, Json, Level, grouped, part
 from aliquot.services.doctor.locate import served_by
 from aliquot.services.doctor.nodes import node_findings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
-from aliquot.dialects.wire.deployment import FIELD_MANAGER, RECORD, Identity, Json, identity
-from aliquot.dialects.wire.installrecord import Record, parse_record
+from aliquot.dialects.wire.install.deployment import FIELD_MANAGER, RECORD, Identity, Json, identity
+from aliquot.dialects.wire.install.record import Record, parse_record
 from aliquot.model.refusal import Invalid
 
 _FORCE = {"fieldManager": FIELD_MANAGER, "force": "true"}

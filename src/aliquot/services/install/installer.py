@@ -18,7 +18,7 @@ import msgspec
 
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.dialects import hami
-from aliquot.dialects.wire.deployment import (
+from aliquot.dialects.wire.install.deployment import (
     DAEMON_SET,
     FIELD_MANAGER,
     MANAGED_LABEL,
@@ -29,7 +29,7 @@ from aliquot.dialects.wire.deployment import (
     Options,
     identity,
 )
-from aliquot.dialects.wire.installrecord import Record, previous_record, render_record, unpack
+from aliquot.dialects.wire.install.record import Record, previous_record, render_record, unpack
 from aliquot.dialects.wire.objects import NodeObject, read_object
 from aliquot.dialects.wire.otherplugins import may_serve_nvidia_gpu
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.dialects.wire import workloads
-from aliquot.dialects.wire.deployment import DAEMON_SET, DEPLOYMENT, MANAGED_LABEL, MANAGER, SELECTOR, Json
-from aliquot.dialects.wire.installrecord import Record, settled_record
+from aliquot.dialects.wire.install.deployment import DAEMON_SET, DEPLOYMENT, MANAGED_LABEL, MANAGER, SELECTOR, Json
+from aliquot.dialects.wire.install.record import Record, settled_record
 from aliquot.services.install.clusterobjects import ClusterObjects
 from aliquot.services.install.otherplugins import OtherNode, nodes_of_others
 from aliquot.services.install.rollout import PROGRAMS, Rollout

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aliquot.adapters.host.home import POOLS
-from aliquot.dialects.wire.deployment import COMPONENT_LABEL, MANAGED_LABEL, MANAGER, NAME_LABEL, Json
-from aliquot.dialects.wire.leftovers import KUBELET, had_agent, parse_left_behind
+from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, MANAGED_LABEL, MANAGER, NAME_LABEL, Json
+from aliquot.dialects.wire.install.leftovers import KUBELET, had_agent, parse_left_behind
 from aliquot.model.refusal import Invalid
 
 COMPONENT = "sweep"

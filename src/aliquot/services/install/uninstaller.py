@@ -24,7 +24,7 @@ from aliquot.dialects.dra import CLAIMS, DEVICE_CLASSES
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.dialects.dra.pods import claim_names
 from aliquot.dialects.wire import workloads
-from aliquot.dialects.wire.deployment import (
+from aliquot.dialects.wire.install.deployment import (
     COMPONENT_LABEL,
     DAEMON_SET,
     DEPLOYMENT,
@@ -39,8 +39,8 @@ from aliquot.dialects.wire.deployment import (
     cards_without_agents,
     identity,
 )
-from aliquot.dialects.wire.installrecord import Record, previous_record
-from aliquot.dialects.wire.leftovers import LeftBehind, node_leftovers
+from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers
+from aliquot.dialects.wire.install.record import Record, previous_record
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.services.install import sweeper
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report

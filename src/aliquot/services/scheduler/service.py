@@ -27,9 +27,9 @@ from aliquot.adapters.kubernetes.credentials import KubeConfigError
 from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector
 from aliquot.dialects import DIALECTS, MemoryUnit, QgpuRules, Rules, gpushare, kai
-from aliquot.dialects.wire.admission import render_env_annotations
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.ownpods import account_of_token
+from aliquot.dialects.wire.webhook.admission import render_env_annotations
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.events import Events
 from aliquot.services.daemon.http import Accepting, bind_port, listen, make_runner

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.dialects import MemoryUnit, Rules
-from aliquot.dialects.wire.admission import AdmissionSettings
+from aliquot.dialects.wire.webhook.admission import AdmissionSettings
 from aliquot.services.daemon.http import Limits, make_runner
 from aliquot.services.scheduler.ports.webhook import review_app
 from kit.manifests import QGPU_CORE, QGPU_MEMORY, a_container, a_pod, asking

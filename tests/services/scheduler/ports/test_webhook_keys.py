@@ -11,7 +11,7 @@ import pytest
 
 from aliquot.adapters.kubernetes.certificates import read_facts, signed_by, split
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
-from aliquot.dialects.wire.webhooks import ServiceRef
+from aliquot.dialects.wire.webhook.configuration import ServiceRef
 from aliquot.services.scheduler.ports.certrotation import Lifetimes
 from aliquot.services.scheduler.ports.sharedkeys import sleep_unless_elected
 from aliquot.services.scheduler.ports.webhook import WebhookKeys, WebhookSettings

@@ -14,7 +14,7 @@ from typing import Any
 
 from aliquot.adapters.kubernetes.certificates import CertificateError, Pair, present, server_context
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
-from aliquot.dialects.wire.webhooks import (
+from aliquot.dialects.wire.webhook.configuration import (
     CA_CERTIFICATES,
     CA_KEY,
     CLIENT_CERTIFICATE,

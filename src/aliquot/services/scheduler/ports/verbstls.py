@@ -15,7 +15,7 @@ from aliquot.adapters.kubernetes.certificates import Pair, client_context, prese
 from aliquot.adapters.kubernetes.kube import Kube
 from aliquot.dialects.wire.leases import leases_path
 from aliquot.dialects.wire.schedulerconfig import SERVER_NAME
-from aliquot.dialects.wire.webhooks import VERBS_SECRET
+from aliquot.dialects.wire.webhook.configuration import VERBS_SECRET
 from aliquot.services.daemon.http import Accepting
 from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes
 from aliquot.services.scheduler.ports.sharedkeys import KeySettings, SharedKeys

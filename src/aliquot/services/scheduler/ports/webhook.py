@@ -1,6 +1,6 @@
 """The admission webhook: answers reviews over TLS and maintains its keys and its configuration.
 
-    reviews         dialects.wire.admission computes the answer; this module serves it, if wanted only to API servers
+    reviews         dialects.wire.webhook computes the answer; this module serves it, if wanted only to API servers
                     that show a client certificate
     keys            in a Secret that the replicas share (sharedkeys.py). The leader creates and renews them, the others
                     read them
@@ -28,8 +28,8 @@ from aiohttp.typedefs import Handler, Middleware
 from aliquot.adapters.kubernetes.certificates import certificate_names, require_clients
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects import DIALECTS, Rules
-from aliquot.dialects.wire.admission import AdmissionSettings, review
-from aliquot.dialects.wire.webhooks import (
+from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
+from aliquot.dialects.wire.webhook.configuration import (
     CONFIGURATION,
     CONFIGURATION_KIND,
     CONFIGURATIONS_PATH,
@@ -43,7 +43,7 @@ from aliquot.dialects.wire.webhooks import (
     slot_services,
     webhook_configuration,
 )
-from aliquot.dialects.wire.webhookslots import REPLICAS, render_slot, slot_to_take
+from aliquot.dialects.wire.webhook.slots import REPLICAS, render_slot, slot_to_take
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.http import Accepting, BodyError, Limits, bind_port, listen, make_runner
 from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes
@@ -77,7 +77,7 @@ class WebhookSettings:
     bind_address: str = "0.0.0.0"  # noqa: S104  # the API server connects from outside the Pod
     namespace: str = "kube-system"  # of the Secret
     secret: str = SECRET
-    slots: bool = False  # two more Services select one replica each (webhookslots.py)
+    slots: bool = False  # two more Services select one replica each (dialects/wire/webhook/slots.py)
     replica: str = ""  # the name of our Pod
     served: frozenset[str] = frozenset(DIALECTS)
     failure_policy: FailurePolicy = FailurePolicy.IGNORE

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects import Rules, parse_pod
-from aliquot.dialects.wire.admission import AdmissionSettings, review
-from aliquot.dialects.wire.podlimits import TEMPLATES, complete_limits
+from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
+from aliquot.dialects.wire.webhook.podlimits import TEMPLATES, complete_limits
 from aliquot.model.claim import Claim
-from dialects.wire.test_admission import patched
+from dialects.wire.webhook.test_admission import patched
 from kit.manifests import (
     APP_CLASS,
     COUNT,

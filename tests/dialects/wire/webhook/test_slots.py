@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.dialects.wire.webhookslots import SLOT_LABEL, SLOTS, slot_to_take
+from aliquot.dialects.wire.webhook.slots import SLOT_LABEL, SLOTS, slot_to_take
 from kit.strategies import anything
 
 Json = dict[str, Any]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from msgspec import convert
 
 from aliquot.dialects import MemoryUnit, Rules, parse_pod, render_env, render_grant, render_pod
-from aliquot.dialects.wire.admission import (
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.webhook.admission import (
     AdmissionSettings,
     env_annotation,
     reads_environment,
     render_env_annotations,
     review,
 )
-from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.refusal import Invalid

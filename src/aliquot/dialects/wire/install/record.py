@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.dialects.wire.deployment import (
+from aliquot.dialects.wire.install.deployment import (
     MANAGED_LABEL,
     MANAGER,
     NAME_LABEL,

@@ -11,7 +11,7 @@ patch:
                      and of `native.PLACE`, for Pods whose annotations alone ask for cards (KAI), and for those of
                      gpushare where a node counts more MiB than the kubelet handles as devices; and of nvidia.com/gpu,
                      1, where a container asks only for a part of a card (HAMi)
-    reviewed         an annotation, so that the API server need not ask again (webhooks.py)
+    reviewed         an annotation, so that the API server need not ask again (configuration.py)
 
 Reviewing the patched Pod again changes nothing. One webhook both mutates and refuses: `reinvocationPolicy: IfNeeded`
 calls it again if a later webhook has changed the Pod. A second, validating webhook would cost one call per Pod; and the
@@ -36,7 +36,7 @@ from aliquot.dialects.rules import Rules
 from aliquot.dialects.t9k import missing_tolerations
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.objects import ContainerObject, FieldRef, PodObject
-from aliquot.dialects.wire.podlimits import TEMPLATES, Operation, complete_limits, escaped
+from aliquot.dialects.wire.webhook.podlimits import TEMPLATES, Operation, complete_limits, escaped
 from aliquot.model.claim import Claim, ContainerClaim, Role
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share

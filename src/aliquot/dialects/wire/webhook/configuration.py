@@ -14,8 +14,8 @@ from typing import Any
 
 from aliquot.dialects.pods import list_at, mapping_at
 from aliquot.dialects.rules import DIALECTS
-from aliquot.dialects.wire.matchconditions import asks_for_gpu, asks_for_gpu_unreviewed, lacks_limits
-from aliquot.dialects.wire.webhookslots import SLOTS
+from aliquot.dialects.wire.webhook.matchconditions import asks_for_gpu, asks_for_gpu_unreviewed, lacks_limits
+from aliquot.dialects.wire.webhook.slots import SLOTS
 
 PATH = "/review"
 CONFIGURATION = "aliquot"  # the object's name
@@ -89,7 +89,7 @@ def webhook_configuration(
 
     The API server calls a webhook once, and a replica that was just killed is still an endpoint of the Service for a
     second or two. So there are several entries that do the same: all but the last let an object pass without
-    an answer, and all but the first select only what has not been reviewed. With `slots` (webhookslots.py), each
+    an answer, and all but the first select only what has not been reviewed. With `slots` (slots.py), each
     but the last goes to one replica.
     """
     bundle = base64.b64encode(ca_bundle).decode()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects.wire.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
+from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
 from aliquot.model.refusal import Invalid
 from kit.manifests import a_node
 

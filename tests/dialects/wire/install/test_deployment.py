@@ -9,8 +9,9 @@ import pytest
 
 from aliquot import dialects
 from aliquot.cli.install.options import packaged_objects
-from aliquot.dialects.wire import deployment, schedulerconfig
-from aliquot.dialects.wire.deployment import Identity, Options, tailor_objects
+from aliquot.dialects.wire import schedulerconfig
+from aliquot.dialects.wire.install import deployment
+from aliquot.dialects.wire.install.deployment import Identity, Options, tailor_objects
 from aliquot.model.claim import Claim
 
 FILE = packaged_objects()

@@ -1,7 +1,7 @@
 """Our objects in a cluster, without Helm: install.yaml adapted to the options of an installation. Pure.
 
 `tailor_objects` produces what the chart would render for a namespace, a mode, an image, ... Tests compare it with the
-file (tests/dialects/wire/test_deployment.py) and with the chart (tests/e2e/ship/test_install.py).
+file (tests/dialects/wire/install/test_deployment.py) and with the chart (tests/e2e/ship/test_install.py).
 """
 
 from __future__ import annotations

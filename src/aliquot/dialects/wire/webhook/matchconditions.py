@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from aliquot.dialects import gpushare, kai, lookalikes, native
 from aliquot.dialects.wire import schedulerconfig
-from aliquot.dialects.wire.admission import ENV_PREFIX, GRANT_ANNOTATIONS
+from aliquot.dialects.wire.webhook.admission import ENV_PREFIX, GRANT_ANNOTATIONS
 
 _SPEC = "object.spec"
 # `Job` and the other workloads have the template at the same place; a ReplicationController may have none.

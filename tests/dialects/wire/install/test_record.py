@@ -7,8 +7,8 @@ import json
 import pytest
 
 from aliquot.cli.install.options import packaged_objects
-from aliquot.dialects.wire.deployment import Options
-from aliquot.dialects.wire.installrecord import (
+from aliquot.dialects.wire.install.deployment import Options
+from aliquot.dialects.wire.install.record import (
     Record,
     new_record,
     parse_record,

@@ -11,8 +11,7 @@ from hypothesis import given
 from aliquot.dialects import gpushare, qgpu, t9k
 from aliquot.dialects.lookalikes import prefixes
 from aliquot.dialects.rules import DIALECTS
-from aliquot.dialects.wire.podlimits import TEMPLATES
-from aliquot.dialects.wire.webhooks import (
+from aliquot.dialects.wire.webhook.configuration import (
     FailurePolicy,
     InstallerMarks,
     ServiceRef,
@@ -21,6 +20,7 @@ from aliquot.dialects.wire.webhooks import (
     parse_secret,
     webhook_configuration,
 )
+from aliquot.dialects.wire.webhook.podlimits import TEMPLATES
 from kit.strategies import anything
 
 SERVICE = ServiceRef("kube-system", "aliquot-webhook")
