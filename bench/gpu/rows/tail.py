@@ -130,7 +130,8 @@ def _line(run: Mapping[str, Any]) -> str:
     steps = ", ".join(f"{step['step']} {step['took_us']} us" for step in worst["steps"]) or "no step of the daemon"
     return (
         f"run {run['run']}: added p99 {run['added_p99_us']:.0f} us; slowest {worst['us']:.0f} us ({worst['policy']}; "
-        f"launch {worst['launch_us']:.0f}, processor {worst['processor_us']:.0f}): {steps}"
+        f"launch {worst['launch_us']:.0f}, processor {worst['processor_us']:.0f}, "
+        f"displaced {worst['displaced']} times): {steps}"
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import heapq
 import math
+import resource
 import time
 from array import array
 from bisect import bisect_right
@@ -342,12 +343,13 @@ def serve(plan: Plan, gate: Gate, index: int = 0, on_progress: OnProgress | None
     gc.disable()
     begin = gate.begin()
     latencies: list[float] = []
-    slowest: list[tuple[float, float, float, float]] = []
+    slowest: list[tuple[float, float, float, float, int]] = []
     requests = late = 0
     due = time.monotonic()
     marks = Marks(due, plan.progress, index)
     while True:
         time.sleep(max(0.0, due - time.monotonic()))
+        displaced = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
         computed, started = time.thread_time(), time.monotonic()
         if gate.over(started):
             break
@@ -359,7 +361,9 @@ def serve(plan: Plan, gate: Gate, index: int = 0, on_progress: OnProgress | None
         marks.add(ended, requests * plan.kernels)
         if started >= begin:
             latencies.append(1e6 * (ended - started))
-            slow = ended - started, started, launched - started, time.thread_time() - computed
+            computed = time.thread_time() - computed
+            displaced = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - displaced
+            slow = ended - started, started, launched - started, computed, displaced
             if len(slowest) < _SLOWEST:
                 heapq.heappush(slowest, slow)
             else:
@@ -373,15 +377,17 @@ def serve(plan: Plan, gate: Gate, index: int = 0, on_progress: OnProgress | None
     gc.enable()
     result = _window(plan, burner, marks, begin, started)
     result |= {"requests": len(latencies), "late": late, "latency_us": percentiles(latencies)}
-    # Where the thread computed for less than it waited, it did not have a processor, or did not ask for one.
+    # Where the thread computed for less than it waited, it did not have a processor, or did not ask for one;
+    # `displaced` counts how often another thread took it.
     result["slowest"] = [
         {
             "begin": round(begun, 6),
             "us": round(1e6 * took, 1),
             "launch_us": round(1e6 * launching, 1),
             "processor_us": round(1e6 * computing, 1),
+            "displaced": displaced,
         }
-        for took, begun, launching, computing in sorted(slowest, reverse=True)
+        for took, begun, launching, computing, displaced in sorted(slowest, reverse=True)
     ]
     if plan.check:
         result["right"] = burner.checked((requests + 3) * plan.kernels)
