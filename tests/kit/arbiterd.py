@@ -28,7 +28,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.tenant import Allotment, SharingRules, Standing, Tenant
 from aliquot.services.runtime.arbiterd import Arbiterd
-from aliquot.services.runtime.cards import cardloop
+from aliquot.services.runtime.cards import heartbeat
 
 UUIDS = ("GPU-0", "GPU-1")
 SUBDEVICE = 0x100  # + the index of the card
@@ -240,8 +240,8 @@ class Rig:
         self._peer, self._watch = link.peer, link.watch
         self.patch.setattr(link, "peer", self.peer)
         self.patch.setattr(link, "watch", self.watch)
-        self.patch.setattr(cardloop, "BEAT", 0.02)  # standings are told as often
-        self.patch.setattr(cardloop, "CALM", 0.02)
+        self.patch.setattr(heartbeat, "BEAT", 0.02)  # standings are told as often
+        self.patch.setattr(heartbeat, "CALM", 0.02)
         self.daemon = self.another()
 
     def peer(self, connection: socket.socket) -> tuple[int, int]:

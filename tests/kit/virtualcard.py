@@ -26,7 +26,7 @@ from aliquot.model.tenant import SharingRules
 _STOCK = 2_048_000  # the slice of a context that nobody ordered anything of; nanoseconds, as all times in this file
 _RING = 200_000  # from a launch to the daemon's hearing of it
 _BEAT = 100_000_000  # the daemon looks at least this often
-_LONGEST_DRAIN, _DRAIN_CHECK = 100_000_000, 500_000  # as in cardloop.py
+_LONGEST_DRAIN, _DRAIN_CHECK = 100_000_000, 500_000  # as in runtime/cards/performing.py
 _MOST_ROUNDS = 50  # without time passing: more is a decision that never settles
 
 Event = Callable[[CardArbiter, float], None]

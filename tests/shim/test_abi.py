@@ -11,7 +11,7 @@ import pytest
 
 from aliquot.adapters.gpu import link, page, rm
 from aliquot.arbiter import slices
-from aliquot.services.runtime.cards import cardloop
+from aliquot.services.runtime.cards import heartbeat
 
 ROOT = Path(__file__).parents[2]
 _USE = [
@@ -156,4 +156,4 @@ def test_a_refused_control_is_no_object_that_is_gone(c: C) -> None:
 
 def test_the_daemon_looks_before_a_tenant_gives_it_up(c: C) -> None:
     """And what it does when it was late itself it does before a tenant could have."""
-    assert cardloop.BEAT < cardloop.CALM < cardloop.STALLED < c["ALQ_STALE_NS"] / 1e9
+    assert heartbeat.BEAT < heartbeat.CALM < heartbeat.STALLED < c["ALQ_STALE_NS"] / 1e9

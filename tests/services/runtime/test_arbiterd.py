@@ -128,7 +128,7 @@ class TestSharing:
         loop._join(Context("a/1", "a", 1, page, 0, 0, (), Level.HARDWARE), 0.0)
         loop._round(1.0)
         os.pwrite(page.fileno(), struct.pack("<Q", 1), Page._at(0, 0) + pages.LAUNCHES)
-        loop._perform([Arm("a/1")])
+        loop._performer.perform([Arm("a/1")])
         assert loop.arbiter.deadline == 0.0
         assert not loop.arbiter.roster.contexts["a/1"].quiet
         page.close()

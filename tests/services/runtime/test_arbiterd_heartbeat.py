@@ -18,7 +18,7 @@ from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import SetSlice
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Level, Tenant
-from aliquot.services.runtime.cards import cardloop
+from aliquot.services.runtime.cards import cardloop, findings
 from kit.arbiterd import UUIDS, Rig, until
 
 ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE
@@ -78,9 +78,9 @@ class TestHeartbeat:
             real(group, microseconds)
 
         rig.patch.setattr(rm, "set_slice", slow)
-        (name,) = loop._contexts
+        (name,) = loop._occupants.contexts
         orders = [SetSlice(name, 5000 + at) for at in range(8)]
-        loop._inbox.put(lambda now: (loop._perform(orders), None)[1])
+        loop._inbox.put(lambda now: (loop._performer.perform(orders), None)[1])
         until(lambda: len(beats) >= 8)
         assert len(set(beats)) >= 2
 
@@ -146,7 +146,7 @@ class TestRefusal:
 
     def test_a_slice_changed_behind_our_back_is_set_again_and_reported(self, rig: Rig) -> None:
         rig.patch.setattr(cardloop, "_FIRST_CHECKS", (0.02, 0.04, 0.3))
-        rig.patch.setattr(cardloop, "_SETTLED", 0.1)
+        rig.patch.setattr(findings, "_SETTLED", 0.1)
         rig.registered(rig.tenant("a"), 11)
         until(lambda: rig.driver.slices.get((11, 1)) == ALONE)
         time.sleep(0.1)

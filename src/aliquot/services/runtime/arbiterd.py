@@ -304,7 +304,7 @@ class Arbiterd:
 
     def findings(self) -> list[Finding]:
         """What is wrong on the cards."""
-        inside = [finding for loop in self._loops.values() for finding in list(loop.findings.values())]
+        inside = [finding for loop in self._loops.values() for finding in list(loop.findings.found.values())]
         return inside + self._inert() + self._auditor.findings + self._unwritable() + self._owners.impostors()
 
     def _inert(self) -> list[Finding]:

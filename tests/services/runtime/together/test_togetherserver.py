@@ -14,7 +14,7 @@ from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Finding, Tenant
-from aliquot.services.runtime.cards import cardloop
+from aliquot.services.runtime.cards import cardloop, findings
 from kit.arbiterd import UUIDS, Guest, Rig, until
 
 
@@ -71,7 +71,7 @@ class Group:
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
-    monkeypatch.setattr(cardloop, "_SERVER_COMES", 0.0)
+    monkeypatch.setattr(findings, "_SERVER_COMES", 0.0)
     rig = Rig(tmp_path, monkeypatch)
     made = Group(rig)
     yield made
