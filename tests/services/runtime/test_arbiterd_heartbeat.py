@@ -89,7 +89,7 @@ class TestHeartbeat:
         loop = rig.daemon._loops[UUIDS[0]]
         rig.driver.paused.clear()  # the tenants' own doing
         rig.driver.slices[11, 1] = rig.driver.slices[22, 1] = STOCK
-        loop._inbox.put(lambda now: setattr(loop, "_beaten", now - 10.0))
+        loop._inbox.put(lambda now: setattr(loop._heartbeat, "_last", now - 10.0))
         until(lambda: not rig.driver.runs(22), "the pause again")
         until(lambda: [rig.driver.slices[client, 1] for client in (11, 22)] == [slices.LONG, slices.TINY], "the slices")
 
