@@ -1,6 +1,15 @@
-"""gpushare (Aliyun): a card's memory, in one whole unit for the whole cluster, GiB or MiB."""
+"""gpushare (Aliyun): a card's memory, in one whole unit for the whole cluster, GiB or MiB.
 
-from aliquot.dialects.gpushare.pods import (
+names.py    resources, annotations, labels, the unit
+pods.py     what a Pod requests
+nodes.py    what a Node offers, and which of its cards are out of use
+grants.py   which cards a Pod has, in annotations and variables
+inspect.py  what the peer's extender answers about all of it
+"""
+
+from aliquot.dialects.gpushare.grants import parse_grant, render_assigned, render_env, render_grant
+from aliquot.dialects.gpushare.inspect import render_inspected, render_inspected_card, render_inspected_node
+from aliquot.dialects.gpushare.names import (
     ACK_LABEL,
     ALLOCATION,
     ANNOTATIONS,
@@ -11,7 +20,6 @@ from aliquot.dialects.gpushare.pods import (
     CORE,
     COUNT,
     DIALECT,
-    ENABLED_BY,
     INDEX,
     LABELS,
     MARKS,
@@ -20,29 +28,20 @@ from aliquot.dialects.gpushare.pods import (
     POD_TOTAL,
     RESOURCES,
     MemoryUnit,
+)
+from aliquot.dialects.gpushare.nodes import (
+    ENABLED_BY,
     advertised_unit,
     amounts,
-    as_admitted,
     capacity,
     card_order,
-    first_mention,
     labelled,
-    lacks_place,
     offers,
     offers_in,
-    parse_grant,
-    parse_pod,
     parse_unhealthy,
-    places,
-    render_assigned,
-    render_env,
-    render_grant,
-    render_inspected,
-    render_inspected_card,
-    render_inspected_node,
     usual_isolation,
-    words,
 )
+from aliquot.dialects.gpushare.pods import as_admitted, first_mention, lacks_place, parse_pod, places, words
 
 __all__ = [
     "ACK_LABEL",
