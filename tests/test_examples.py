@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from aliquot.adapters.gpu import player
 from aliquot.cli.main import cli
 from aliquot.dialects import Rules, parse_pod
-from aliquot.dialects.kube.conditions import expand
+from aliquot.dialects.kube.manifests import expand
 from aliquot.dialects.rules import EVERY
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.refusal import Invalid

@@ -27,7 +27,8 @@ from aliquot.dialects import (
     render_pod,
     taints,
 )
-from aliquot.dialects.kube.conditions import expand, node_refusals
+from aliquot.dialects.kube.conditions import node_refusals
+from aliquot.dialects.kube.manifests import expand
 from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
 from aliquot.model.claim import (
     AppClass,

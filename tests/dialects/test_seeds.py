@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from aliquot.dialects import parse_node, parse_pod, tolerations
-from aliquot.dialects.kube.conditions import expand
+from aliquot.dialects.kube.manifests import expand
 from aliquot.model.claim import AppClass, Claim, Slice
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from aliquot.adapters.host.control import LONGEST
 from aliquot.adapters.host.home import Home
-from aliquot.dialects.kube.conditions import WORKLOADS
+from aliquot.dialects.kube.manifests import WORKLOADS
 from aliquot.dialects.local.objects import POD, amounts_of, pod_of, read_objects, template_of
 from aliquot.model.localpod import Applier
 from aliquot.model.node import Node

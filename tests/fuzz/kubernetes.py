@@ -11,7 +11,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from aliquot import dialects
-from aliquot.dialects.kube.conditions import expand, node_refusals
+from aliquot.dialects.kube.conditions import node_refusals
+from aliquot.dialects.kube.manifests import expand
 from aliquot.dialects.wire import extender as wire
 from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
 from aliquot.dialects.wire.leases import LeaseObject

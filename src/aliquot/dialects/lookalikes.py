@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.elastic import PARK
-from aliquot.dialects.kube.conditions import mapping
+from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.latency import LATENCY
 from aliquot.dialects.pods import Json, Pod
 from aliquot.model.refusal import Invalid

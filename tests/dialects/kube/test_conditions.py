@@ -1,4 +1,4 @@
-"""Kubernetes' own verdicts: cordons, readiness, taints, selectors; and the Pods that a manifest makes."""
+"""Kubernetes' own verdicts: cordons, readiness, taints, selectors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import parse_pod
-from aliquot.dialects.kube.conditions import expand, node_refusals
+from aliquot.dialects.kube.conditions import node_refusals
 from aliquot.model.claim import Claim
-from aliquot.model.refusal import Invalid, Reason
+from aliquot.model.refusal import Reason
 from kit.watchobjects import as_node
 
 MEM = "aliyun.com/gpu-mem"
@@ -169,127 +169,3 @@ def test_affinity_needs_one_term_and_all_its_expressions() -> None:
 def test_pod_with_node_name_fits_only_that_node() -> None:
     assert refused(pod(nodeName="n1"), node()) == []
     assert refused(pod(nodeName="n2"), node()) == [(Reason.SELECTOR, "spec.nodeName=n2", "n1", True)]
-
-
-# the Pods a manifest makes
-
-
-def workload(kind: str, template: object = None, **spec: object) -> dict[str, Any]:
-    made = {"metadata": {"labels": {"app": "web"}}, "spec": pod()["spec"]} if template is None else template
-    return {"apiVersion": "apps/v1beta1", "kind": kind, "metadata": {"name": "web"}, "spec": {"template": made, **spec}}
-
-
-def pods_of(manifest: object) -> list[dict[str, Any]]:
-    made = expand(manifest)
-    assert isinstance(made, list), made
-    return made
-
-
-def only(manifest: object) -> dict[str, Any]:
-    (made,) = pods_of(manifest)
-    return made
-
-
-def names(manifest: object) -> list[str]:
-    return [pod["metadata"]["name"] for pod in pods_of(manifest)]
-
-
-def test_manifest_of_a_pod_is_one_pod() -> None:
-    assert expand(pod()) == [pod()]
-
-
-@pytest.mark.parametrize("kind", ["Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"])
-def test_workload_expands_to_replicas(kind: str) -> None:
-    assert names(workload(kind, replicas=3)) == ["web-0", "web-1", "web-2"]
-    assert names(workload(kind)) == ["web-0"]
-    assert names(workload(kind, replicas=0)) == []
-
-
-def test_daemon_set_expands_to_the_nodes_that_it_selects_and_tolerates() -> None:
-    taint = {"key": "a", "effect": "NoSchedule"}
-    nodes = [
-        node(labels={"disk": "ssd"}),
-        node(labels={"disk": "ssd"}, taints=[taint]),
-        node(labels={"disk": "ssd"}, unschedulable=True),
-        node(labels={"disk": "ssd"}, taints=[{**taint, "effect": "PreferNoSchedule"}]),
-        node(labels={"disk": "hdd"}),
-    ]
-    for at, made in enumerate(nodes):
-        made["metadata"]["name"] = f"n{at}"
-
-    def on(**spec: object) -> list[str]:
-        template = {"spec": {**pod()["spec"], **spec}}
-        made = expand(workload("DaemonSet", template), [as_node(node) for node in nodes])
-        assert isinstance(made, list)
-        return [made["metadata"]["name"] for made in made]
-
-    assert on() == ["web-n0", "web-n2", "web-n3", "web-n4"]
-    assert on(nodeSelector={"disk": "ssd"}) == ["web-n0", "web-n2", "web-n3"]
-    assert on(nodeSelector={"disk": "ssd"}, tolerations=[{"key": "a"}]) == ["web-n0", "web-n1", "web-n2", "web-n3"]
-    assert on(nodeSelector={"disk": "hdd"}, tolerations=[{"operator": "Exists"}]) == ["web-n4"]
-
-
-def test_job_expands_to_parallelism() -> None:
-    assert names(workload("Job", parallelism=2)) == ["web-0", "web-1"]
-    assert names(workload("Job", parallelism=4, completions=3)) == ["web-0", "web-1", "web-2"]
-    assert names(workload("Job", completions=3)) == ["web-0"]
-
-
-def test_replicas_know_their_owner_and_namespace() -> None:
-    claim = parse_pod(only(workload("StatefulSet")))
-    assert isinstance(claim, Claim)
-    assert (claim.key, claim.uid, claim.owner) == ("default/web-0", "default/web-0", "StatefulSet/default/web")
-
-
-def test_invalid_pod_template_is_reported() -> None:
-    template = {"annotations": {"aliyun.com/gpu-count": "2"}, "spec": pod()["spec"]}
-    assert isinstance(parse_pod(only(workload("Deployment", template))), tuple)
-
-
-def test_list_expands_to_its_items() -> None:
-    inner = {"kind": "List", "items": [workload("Job"), {"kind": "Service"}]}
-    assert names({"kind": "List", "items": [workload("Deployment", replicas=2), inner, pod()]}) == [
-        "web-0",
-        "web-1",
-        "web-0",
-        "p",
-    ]
-
-
-def test_the_items_of_a_pod_list_need_not_repeat_their_kind() -> None:
-    assert names({"kind": "PodList", "items": [{"metadata": {"name": "a"}}]}) == ["a"]
-
-
-@pytest.mark.parametrize("kind", ["Service", "Node", "ConfigMap"])
-def test_other_kinds_make_no_pods_to_place(kind: str) -> None:
-    assert expand(workload(kind)) == []
-
-
-def test_empty_document_has_no_pods() -> None:
-    assert expand(None) == []
-
-
-@pytest.mark.parametrize(
-    ("manifest", "field"),
-    [
-        ([], "manifest"),
-        ("Pod", "manifest"),
-        ({}, "kind"),
-        ({"kind": 3}, "kind"),
-        ({"kind": "List", "items": 3}, "items"),
-        ({"kind": "List", "items": [pod(), 3]}, "items[1]"),
-        ({"kind": "List", "items": [{"kind": "Job"}]}, "items[0].metadata"),
-        ({"kind": "Job", "metadata": {"name": "j"}}, "spec"),
-        ({"kind": "Job", "metadata": {}, "spec": {}}, "metadata.name"),
-        (workload("Job", "x"), "spec.template"),
-        (workload("Job", {"metadata": {}}), "spec.template"),
-        (workload("Deployment", replicas="3"), "spec.replicas"),
-        (workload("Deployment", replicas=-1), "spec.replicas"),
-        (workload("Deployment", replicas=True), "spec.replicas"),
-        (workload("Deployment", replicas=10**9), "spec.replicas"),
-    ],
-)
-def test_a_manifest_of_the_wrong_shape_is_an_error_that_names_the_field(manifest: object, field: str) -> None:
-    made = expand(manifest)
-    assert isinstance(made, Invalid)
-    assert made.field == field

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import Rules
-from aliquot.dialects.kube.conditions import expand
+from aliquot.dialects.kube.manifests import expand
 from aliquot.services.explain.snapshot import Snapshot, Verdict, take_snapshot
 from kit.manifests import (
     MEM,

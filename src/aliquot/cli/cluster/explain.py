@@ -149,7 +149,7 @@ def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str
 
 
 def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) -> list[dict[str, Any]]:
-    from aliquot.dialects.kube.conditions import WORKLOADS, expand
+    from aliquot.dialects.kube.manifests import WORKLOADS, expand
     from aliquot.model.refusal import Invalid
 
     found: list[dict[str, Any]] = []

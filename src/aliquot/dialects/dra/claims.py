@@ -14,7 +14,7 @@ import msgspec
 from aliquot.dialects.dra import CORE, DEVICE_CLASSES, DRIVER, MEMORY
 from aliquot.dialects.dra.config import ClaimConfig, parse_config
 from aliquot.dialects.dra.slices import device_name
-from aliquot.dialects.kube.conditions import mapping, sequence
+from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.wire.objects import Metadata
 from aliquot.model.claim import AppClass, Role
 from aliquot.model.device import CORE_MILLI, Card

@@ -10,7 +10,7 @@ from typing import Any
 from aliquot.dialects.dra import CORE, DEVICE_CLASSES, DRIVER, MEMORY
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.dialects.dra.config import ClaimConfig, parse_config
-from aliquot.dialects.kube.conditions import mapping, sequence
+from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.model.claim import AppClass, ContainerClaim, Role, Slice
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.quantity import QuantityError, parse_quantity

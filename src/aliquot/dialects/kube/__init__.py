@@ -1,5 +1,7 @@
 """What kube-scheduler and Kubernetes' controllers would do with a manifest, for commands that run without them. Pure.
 
-conditions.py  kube-scheduler's own conditions for a Pod on a node, and the Pods that a manifest makes
+manifests.py   the Pods that a manifest makes
+conditions.py  kube-scheduler's own conditions for a Pod on a node
 podterms.py    other resources, host ports, and which Pods are near
+shapes.py      JSON of any shape, read as what it should be
 """

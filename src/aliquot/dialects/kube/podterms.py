@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aliquot.dialects import gpushare, hami, native, qgpu, t9k
-from aliquot.dialects.kube.conditions import as_text, condition_text, holds, mapping, sequence
+from aliquot.dialects.kube.conditions import condition_text, holds
+from aliquot.dialects.kube.shapes import as_text, mapping, sequence
 from aliquot.dialects.pods import Json, Pod, total_request
 
 _COUNTED_ELSEWHERE = frozenset(

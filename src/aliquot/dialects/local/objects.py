@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aliquot.dialects.kube.conditions import WORKLOADS, expand, job_of
+from aliquot.dialects.kube.manifests import WORKLOADS, expand, job_of
 from aliquot.dialects.local.claims import parse_local_pod
 from aliquot.dialects.local.cron import ALLOWED, parse_schedule
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError
 from aliquot.dialects import MemoryUnit, QgpuRules, Rules, guess_gpushare_unit, hami, kai
-from aliquot.dialects.kube.conditions import mapping
+from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.rules import DIALECTS, parse_dialects
 from aliquot.model.refusal import Invalid
 

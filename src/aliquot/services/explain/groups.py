@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aliquot.dialects.kube.conditions import mapping
+from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.podgroups import GroupObject, api_of, group_key, membership
 from aliquot.dialects.wire.objects import PodObject, pod_names, read_object
 from aliquot.model.claim import Claim

@@ -16,8 +16,9 @@ import numpy as np
 
 from aliquot import dialects
 from aliquot.dialects import Rules
-from aliquot.dialects.kube.conditions import mapping, node_refusals
+from aliquot.dialects.kube.conditions import node_refusals
 from aliquot.dialects.kube.podterms import PodTerms, scheduling_gates, terms_of
+from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.pods import read_pod
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, pod_view, read_object
 from aliquot.dialects.wire.otherplugins import hand_out, read_slices, share_command

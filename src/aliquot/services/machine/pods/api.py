@@ -16,7 +16,7 @@ from typing import Any
 
 from aliquot.adapters.host.users import user_name
 from aliquot.dialects import QgpuRules, Rules
-from aliquot.dialects.kube.conditions import WORKLOADS
+from aliquot.dialects.kube.manifests import WORKLOADS
 from aliquot.dialects.local.claims import accepted_claim, largest_request
 from aliquot.dialects.local.objects import (
     CRON_JOB,
