@@ -157,3 +157,49 @@ def test_mover_of_another_user_is_not_asked(folder: Path, monkeypatch: pytest.Mo
         assert not client(folder, 0).living(SOME)
         assert not client(folder, 0)._connect()
     (folder / "sock").unlink()
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_tenants_that_claim_many_processes_do_not_keep_the_daemon_from_saying_who_lives(
+    folder: Path, complete: bool
+) -> None:
+    store = Store(folder, 8 * UNIT)
+    kept = [Key("t0000000", 255, 1, "GPU-0"), Key("t0000000", 255, 2, "GPU-0"), Key("t9999999", 0, 1, "GPU-0")]
+    for at, key in enumerate(kept):
+        store.write_kept(key, {1: Kept(UNIT, (Part(at * UNIT, UNIT),))})
+    mover = client(folder, 0)
+    tenants = [f"t{number:07}" for number in range(200)]
+    living = [(tenant, slot, 1) for tenant in tenants for slot in range(256)]
+    assert mover.living(control.Living(living, tenants, complete, cards=[]))
+    assert mover.state is not None
+    left = {path.name for path in (folder / "parked").iterdir()}
+    assert left == {kept[0].file} | (set() if complete else {kept[2].file})
+    mover.close()
+
+
+def test_connections_of_one_tenant_that_wait_for_the_mover_are_bounded(folder: Path) -> None:
+    made = parking(client(folder, 0))
+    tenant = Tenant("a", "a", AppClass.OFFLINE, (Allotment("GPU-0", 1 << 30, None),), 0)
+    other = Tenant("b", "b", AppClass.OFFLINE, (Allotment("GPU-0", 1 << 30, None),), 0)
+    shims = []
+    for who in (*[tenant] * 500, other):
+        shims.append(socket.socket(socket.AF_UNIX))
+        made.hand_over(Tenancy(who, folder, cast("Page", None), shims[-1]), shims[-1], 0, 1, 0)
+    open_ = [shim for shim in shims if shim.fileno() >= 0]
+    assert len(open_) < 100
+    assert shims[-1] in open_
+    while not made._inbox.empty():
+        made._take(made._inbox.get_nowait())
+    assert not made._handed
+    assert all(shim.fileno() < 0 for shim in shims)
+
+
+def test_log_of_the_mover_is_bounded(folder: Path) -> None:
+    log = folder.with_suffix(".log")
+    log.touch()
+    os.truncate(log, 9 << 20)
+    mover = client(folder, UNIT)
+    assert mover.living(SOME)
+    mover.quit()
+    assert log.stat().st_size < 1 << 20
+    assert log.with_name(f"{log.name}.1").stat().st_size > 8 << 20

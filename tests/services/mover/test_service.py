@@ -3,9 +3,12 @@ done when the test says so."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -226,7 +229,7 @@ def test_process_has_one_connection_for_each_card(tmp_path: Path, monkeypatch: p
         with connect(process, 3) as third:
             assert third.recv(100) == wire.answer(Why.MOVER)  # the one before still copies
         card.done.set()
-        process._sessions["a", 0, CARD][1].join(PATIENCE)
+        process._sessions["a", 0, CARD].thread.join(PATIENCE)
 
         def no_thread(_: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -238,5 +241,69 @@ def test_process_has_one_connection_for_each_card(tmp_path: Path, monkeypatch: p
         assert not process._sessions
         with connect(process, 5) as fifth:
             assert fifth.recv(100) == wire.answer(Why.NOTHING)
-            thread = process._sessions["a", 0, CARD][1]
+            thread = process._sessions["a", 0, CARD].thread
         thread.join(PATIENCE)
+
+
+# --- tenants that want more than their part ---------------------------------------------------------------------------
+
+
+def test_what_leaves_now_counts_towards_the_limit(mover: Mover) -> None:
+    """Nothing is copied yet, and a tenant can have many connections, and leave answers unread."""
+    mover.limits["a", CARD] = UNIT
+    made = mover.reserve(KEY, [(1, UNIT)])
+    with pytest.raises(PoolFullError):
+        mover.reserve(Key("a", 1, 1, CARD), [(1, UNIT)])
+    mover.give_up(KEY, made)
+    keep(mover, KEY, 1)
+    with pytest.raises(PoolFullError):
+        mover.reserve(KEY, [(2, UNIT)])
+    mover.only([], None)
+    keep(mover, KEY, 2)
+    assert mover.free() == UNIT
+
+
+def test_tenant_that_reads_no_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aliquot.services.mover.main._UNREAD", struct.pack("@2l", 0, 200_000))
+    process, card = Process(tmp_path, 2 * UNIT), _Card()
+    process._cards[CARD] = cast("Card", card)
+    card.done.set()
+    process._mover.add_memory(0, 2 * UNIT)
+    with connect(process, 1) as shim:
+        shim.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        shim.settimeout(1.0)
+        with contextlib.suppress(OSError):
+            for _ in range(100_000):
+                ask(shim, wire.OUT, 1)
+        thread = process._sessions["a", 0, CARD].thread
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        process._mover.only([], None)
+        assert process._mover.free() == 2 * UNIT
+
+
+def test_daemon_does_not_wait_for_a_connection_that_still_copies(tmp_path: Path) -> None:
+    """A tenant can connect as often as it likes: the daemon's other requests are answered meanwhile."""
+    process, card = Process(tmp_path, 2 * UNIT), _Card()
+    process._cards[CARD] = cast("Card", card)
+    process._mover.add_memory(0, 2 * UNIT)
+    with connect(process, 1) as first, contextlib.ExitStack() as others:
+        assert first.recv(100) == wire.answer(Why.NOTHING)
+        ask(first, wire.OUT, 1)
+        assert card.waits.acquire(timeout=PATIENCE)
+        began = time.monotonic()
+        shims = [others.enter_context(connect(process, serial)) for serial in range(2, 12)]
+        assert time.monotonic() - began < 0.9
+        assert [shim.recv(100) for shim in shims] == [wire.answer(Why.MOVER)] * 10
+        former = process._sessions["a", 0, CARD].thread
+        card.done.set()
+        former.join(PATIENCE)
+        last = others.enter_context(connect(process, 12))
+        assert last.recv(100) == wire.answer(Why.NOTHING)
+
+
+def test_only_the_tenants_that_there_are_keep_anything(mover: Mover) -> None:
+    keep(mover, KEY, 1)
+    keep(mover, OTHER, 1)
+    mover.only_of(["b"])
+    assert list(mover.kept) == [OTHER]

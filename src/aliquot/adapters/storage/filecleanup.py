@@ -35,7 +35,7 @@ _REGISTRATIONS, _DRA_FOLDER = "aliquot.dev-*-reg.sock", "aliquot.dev"  # adapter
 _SPECS = ("aliquot.*.yaml", ".aliquot-*")
 _VENDOR_STATE = "/var/lib/qgpu"  # database folder (--dbfile) of the vendor's DaemonSet, if it runs our agent
 _IN_VENDOR_STATE = {  # next to the vendor's own files
-    "shim", "player.log", "mover.log", "control.json",
+    "shim", "player.log", "mover.log", "mover.log.1", "control.json",
     *(f"{name}{end}" for name in ("meta.db", "usage.db") for end in ("", "-wal", "-shm"))
 }  # fmt: skip
 _OF_PODS = ("t", "a", "shim")  # mounted by running containers, or needed when they restart

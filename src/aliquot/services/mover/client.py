@@ -66,7 +66,7 @@ class MoverClient:
 
     def living(self, message: control.Living) -> bool:
         """Say who lives, and ask for the pool's state. Starts the mover where there is none."""
-        return self._ask(message)
+        return all(self._ask(part) for part in message.parts())
 
     def keeps(self) -> bool:
         """Whether anything is written down as kept, also where no mover runs."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 LONGEST = 1 << 20
+_AT_A_TIME = 1000  # processes in one packet: the kernel refuses packets of more than about 200 KiB
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
@@ -25,6 +28,32 @@ class Living(msgspec.Struct, frozen=True, tag="living"):
     tenants: list[str]
     complete: bool
     cards: list[str]  # with memory that may leave: the mover makes itself ready for them
+
+    def parts(self) -> Iterator[Living | Tenants]:
+        """The same in packets that can be sent: a tenant can have hundreds of processes, or claim so."""
+        if len(self.processes) <= _AT_A_TIME:
+            yield self
+            return
+        by_tenant: dict[str, list[tuple[str, int, int]]] = {tenant: [] for tenant in self.tenants}
+        for process in self.processes:
+            by_tenant.setdefault(process[0], []).append(process)
+        processes: list[tuple[str, int, int]] = []
+        tenants: list[str] = []
+        for tenant, its in by_tenant.items():
+            if processes and len(processes) + len(its) > _AT_A_TIME:
+                yield Living(processes, tenants, complete=False, cards=self.cards)
+                processes, tenants = [], []
+            processes += its
+            tenants.append(tenant)
+        yield Living(processes, tenants, complete=False, cards=self.cards)
+        if self.complete:
+            yield Tenants(list(by_tenant))
+
+
+class Tenants(msgspec.Struct, frozen=True, tag="tenants"):
+    """All tenants that there are. What was kept for others is forgotten."""
+
+    tenants: list[str]
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
@@ -47,7 +76,7 @@ class PoolState(msgspec.Struct, frozen=True):
     trouble: str | None = None  # why it did not get all of its memory
 
 
-Request = Serve | Living | Look | Quit
+Request = Serve | Living | Tenants | Look | Quit
 encode = msgspec.json.encode
 decode_request = msgspec.json.Decoder(Request).decode
 decode_state = msgspec.json.Decoder(PoolState).decode

@@ -11,16 +11,19 @@ import logging
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from aliquot import __version__
 from aliquot.adapters.gpu.page import Why
+from aliquot.adapters.host.logs import start_text_logging
 from aliquot.services.mover import control, wire
 from aliquot.services.mover.cuda import Card, CudaError
 from aliquot.services.mover.folder import is_private, take
@@ -30,9 +33,21 @@ from aliquot.services.mover.store import Key, Store
 _SIMULATED = "ALIQUOT_SIMGPU"
 _ALONE = 60.0  # seconds without a daemon and without anything kept
 _FORMER_END = 1.0  # seconds that a new connection waits for the end of the one before
+_UNREAD = struct.pack("@2l", 10, 0)  # seconds, microseconds: a shim that reads no answer for so long is given up
+_LOG_LIMIT = 16 << 20  # bytes: tenants can provoke as many lines as they like
 _TOUCHING = min(16, os.cpu_count() or 1)  # threads: one alone clears 1-2 GB/s
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A connection of a shim, and the thread that serves it. `former`: the one that it waits for, if any."""
+
+    shim: socket.socket
+    request: control.Serve
+    former: Session | None
+    thread: threading.Thread = field(init=False)
 
 
 class Process:
@@ -43,7 +58,7 @@ class Process:
         self._mover = Mover(self._store)
         self._cards: dict[str, Card] = {}
         self._lock = threading.Lock()  # cards
-        self._sessions: dict[tuple[str, int, str], tuple[socket.socket, threading.Thread]] = {}
+        self._sessions: dict[tuple[str, int, str], Session] = {}
         self._sessions_lock = threading.Lock()
         self._trouble: str | None = None
         self._daemons = 0
@@ -143,6 +158,8 @@ class Process:
                 self._mover.only(processes, None if complete else tenants)
                 for card in cards:
                     self._make_ready(card)
+            case control.Tenants(tenants):
+                self._mover.only_of(tenants)
             case control.Look():
                 pass
             case control.Quit():
@@ -150,27 +167,39 @@ class Process:
                 os._exit(0)
 
     def _begin_session(self, shim: socket.socket, request: control.Serve) -> None:
-        """One for each slot and card, so that no tenant has many: the one before is ended. While that still copies, the
-        shim is refused, and comes again."""
+        """One for each slot and card, so that no tenant has many: the one before is ended, and waited for in the new
+        one's thread. The daemon waits for nobody: what one tenant does must not hold up the others."""
         which = request.tenant, request.slot, request.card
-        thread = threading.Thread(target=self._serve_shim, args=(shim, request), daemon=True)
         with self._sessions_lock:
             former = self._sessions.get(which)
+            session = Session(shim, request, former if former is not None and former.thread.is_alive() else None)
+            session.thread = threading.Thread(target=self._serve_shim, args=(session,), daemon=True)
             try:
-                if former is not None:
+                if session.former is not None:
+                    if session.former.former is not None:
+                        raise RuntimeError("another connection waits for the end of the one before")
                     with contextlib.suppress(OSError):
-                        former[0].shutdown(socket.SHUT_RDWR)
-                    former[1].join(_FORMER_END)
-                    if former[1].is_alive():
-                        raise RuntimeError("the connection before is still busy")
-                thread.start()
-                self._sessions[which] = shim, thread
+                        session.former.shim.shutdown(socket.SHUT_RDWR)
+                session.thread.start()
+                self._sessions[which] = session
             except RuntimeError as error:
-                log.warning("refused", extra={"data": {"tenant": request.tenant, "why": str(error)}})
-                with shim, contextlib.suppress(OSError):
-                    shim.send(wire.answer(Why.MOVER), socket.MSG_DONTWAIT)
-            for other in [key for key, (_, thread) in self._sessions.items() if not thread.is_alive()]:
+                _refuse(session, str(error))
+            for other in [key for key, found in self._sessions.items() if not found.thread.is_alive()]:
                 del self._sessions[other]
+
+    def _waits_for_former(self, session: Session) -> bool:
+        """Whether the connection before has ended. While that still copies, the shim is refused, and comes again."""
+        if session.former is None:
+            return True
+        session.former.thread.join(_FORMER_END)
+        request = session.request
+        with self._sessions_lock:
+            former, session.former = session.former, None
+            if not former.thread.is_alive():
+                return True
+            self._sessions[request.tenant, request.slot, request.card] = former
+        _refuse(session, "the connection before is still busy")
+        return False
 
     def _make_ready(self, card: str) -> None:
         try:
@@ -178,10 +207,14 @@ class Process:
         except (CudaError, ValueError, OSError) as error:
             self._trouble = f"card {card}: {error}"
 
-    def _serve_shim(self, shim: socket.socket, request: control.Serve) -> None:
+    def _serve_shim(self, session: Session) -> None:
+        shim, request = session.shim, session.request
+        if not self._waits_for_former(session):
+            return
         key = Key(request.tenant, request.slot, request.serial, request.card)
         with shim:
             shim.setblocking(True)
+            shim.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _UNREAD)
             self._mover.limits[request.tenant, request.card] = request.limit
             try:
                 key.file  # noqa: B018 - a name that is none
@@ -203,6 +236,12 @@ class Process:
             parked=self._mover.parked(),
             trouble=self._trouble,
         )
+
+
+def _refuse(session: Session, why: str) -> None:
+    log.warning("refused", extra={"data": {"tenant": session.request.tenant, "why": why}})
+    with session.shim, contextlib.suppress(OSError):
+        session.shim.send(wire.answer(Why.MOVER), socket.MSG_DONTWAIT)
 
 
 def main(folder: Path, size: int) -> None:
@@ -233,5 +272,5 @@ def main(folder: Path, size: int) -> None:
 
 if __name__ == "__main__":
     os.umask(0o077)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s mover %(message)s %(data)s", level=logging.INFO)
+    start_text_logging(with_time=True, path=os.readlink("/proc/self/fd/2"), limit=_LOG_LIMIT)
     main(Path(sys.argv[1]), int(sys.argv[2]))

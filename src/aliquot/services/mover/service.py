@@ -44,6 +44,7 @@ class Mover:
         self._growing = True
         self.kept = self.store.kept()
         self.limits: dict[tuple[str, str], int | None] = {}  # by tenant and card
+        self._promised: Counter[tuple[str, str]] = Counter()  # bytes that leave now, by tenant and card
         self.warm = 0  # bytes of the pool that may be used
         self._reading: Counter[Kept] = Counter()  # copies from there to a card are under way
         self._late: set[Kept] = set()  # given back while they were read: free when that is over
@@ -86,11 +87,21 @@ class Mover:
         there, of = set(living), None if tenants is None else set(tenants)
         with self._lock:
             ended = [key for key in self.kept if (key.tenant, key.slot, key.serial) not in there]
-            for key in [key for key in ended if of is None or key.tenant in of]:
-                log.info("forgotten", extra={"data": {"tenant": key.tenant, "slot": key.slot, "card": key.card}})
-                for kept in self.kept.pop(key).values():
-                    self._free(kept)
-                self.store.forget(key)
+            self._forget(key for key in ended if of is None or key.tenant in of)
+
+    def only_of(self, tenants: Iterable[str]) -> None:
+        """Forget what was kept for other tenants."""
+        there = set(tenants)
+        with self._lock:
+            self._forget([key for key in self.kept if key.tenant not in there])
+
+    def _forget(self, ended: Iterable[Key]) -> None:
+        """With the lock held."""
+        for key in ended:
+            log.info("forgotten", extra={"data": {"tenant": key.tenant, "slot": key.slot, "card": key.card}})
+            for kept in self.kept.pop(key).values():
+                self._free(kept)
+            self.store.forget(key)
 
     def _free(self, kept: Kept) -> None:
         """With the lock held. While copies read from there, another tenant's bytes must not come there."""
@@ -123,9 +134,10 @@ class Mover:
             if limit == 0:
                 raise wire.WireError("its memory may not leave; a new connection may have another limit")
             size = sum(size for _, size in pieces)
-            if limit is not None and size + self._kept_for(key.tenant, key.card) > limit:
-                raise PoolFullError(f"tenant {key.tenant} would park more than its limit of {limit} bytes")
             self._grown.wait_for(lambda: size <= self.pool.free or size > self.pool.free + self._coming(), _GROWTH)
+            of = key.tenant, key.card
+            if limit is not None and size + self._kept_for(*of) + self._promised[of] > limit:
+                raise PoolFullError(f"tenant {key.tenant} would park more than its limit of {limit} bytes")
             try:
                 for piece, bytes_ in pieces:
                     made[piece] = Kept(bytes_, self.pool.take(bytes_))
@@ -133,6 +145,7 @@ class Mover:
                 for kept in made.values():
                     self.pool.give_back(kept.parts)
                 raise
+            self._promised[of] += size
         return made
 
     def _kept_for(self, tenant: str, card: str) -> int:
@@ -143,11 +156,19 @@ class Mover:
             for kept in pieces.values()
         )
 
-    def give_up(self, made: dict[int, Kept]) -> None:
+    def give_up(self, key: Key, made: dict[int, Kept]) -> None:
         """What was reserved is not needed."""
         with self._lock:
             for kept in made.values():
                 self.pool.give_back(kept.parts)
+            self._fulfil(key, made)
+
+    def _fulfil(self, key: Key, made: dict[int, Kept]) -> None:
+        """With the lock held: it is on its way no more."""
+        of = key.tenant, key.card
+        self._promised[of] -= sum(kept.size for kept in made.values())
+        if not self._promised[of]:
+            del self._promised[of]
 
     def find(self, key: Key, pieces: Iterable[tuple[int, int]]) -> dict[int, Kept] | None:
         """Where the pieces are: they stay as they are until `read`. None: not all of them are here."""
@@ -181,6 +202,7 @@ class Mover:
                 if former is not None:
                     self._free(former)
                 here[piece] = kept
+            self._fulfil(key, made)
 
     def returned(self, key: Key, found: dict[int, Kept]) -> None:
         """The shim has heard that they are back. Raises OSError: then their parts stay taken, as is written down."""
@@ -234,7 +256,7 @@ class _Session:
                 with contextlib.suppress(Exception):  # the others are waited for as well
                     self._copied(packet)
                     if packet.out:
-                        self._mover.give_up(packet.pieces)
+                        self._mover.give_up(self._key, packet.pieces)
 
     def _readable(self) -> bool:
         return bool(select.select([self._connection], [], [], 0)[0])
@@ -293,7 +315,7 @@ class _Session:
             except OSError:  # it cannot be written down: it stays on the card
                 packet.why = Why.ERROR
             if packet.why is not Why.NOTHING:
-                self._mover.give_up(packet.pieces)
+                self._mover.give_up(self._key, packet.pieces)
         self._connection.send(wire.answer(packet.why))
         if not packet.out and packet.why is Why.NOTHING:
             try:

@@ -13,6 +13,7 @@ import queue
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -58,6 +59,8 @@ _MARGIN = 256 << 20  # bytes of a card that the driver may need itself
 _RECONNECTED = 5.0  # seconds after our start in which processes of the daemon before us may still connect
 _SETTLED = 60.0  # seconds after our start in which tenants may still be added that were there before
 _LIVING = 1.0  # seconds between two messages to the mover
+_MOST_HANDED = 64  # connections of one tenant that wait for the mover: each is an open file
+_AT_A_TIME = 64  # messages between two rounds
 _AGAIN = {Why.BUSY: 1.0, Why.CAPTURE: 1.0, Why.POOL: 2.0, Why.ROOM: 0.5, Why.ERROR: 10.0, Why.MOVER: 1.0}
 _LONGER = frozenset({Why.BUSY, Why.CAPTURE})  # longer each time: its program may be so for ever
 
@@ -104,6 +107,8 @@ class Parking:
         self._clock = clock
         self._rules = SharingRules()
         self._inbox: queue.SimpleQueue[tuple[socket.socket, control.Serve] | None] = queue.SimpleQueue()
+        self._handed: Counter[str] = Counter()  # connections in the inbox, by tenant
+        self._handed_lock = threading.Lock()
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._asked: dict[str, bool] = {}  # by hand: tenant to leave (True) or return
         self._residency: dict[tuple[str, str], Residency] = {}
@@ -151,7 +156,12 @@ class Parking:
         return self._rules.host_pool > 0 and one_card and not tenant.group and (shared or tenant.park_after is not None)
 
     def hand_over(self, tenancy: Tenancy, connection: socket.socket, slot: int, serial: int, card: int) -> None:
-        """A shim's connection for the mover."""
+        """A shim's connection for the mover. One too many is closed: an honest process has one for each card."""
+        with self._handed_lock:
+            if self._handed[tenancy.tenant.id] >= _MOST_HANDED:
+                connection.close()
+                return
+            self._handed[tenancy.tenant.id] += 1
         allotment = tenancy.tenant.allotments[card]
         # Pieces are of whole units, so they may come to a little more than what was asked for.
         limit = None if allotment.memory_bytes is None else allotment.memory_bytes * 5 // 4 + (1 << 30)
@@ -207,7 +217,7 @@ class Parking:
         while not stopping.is_set():
             with contextlib.suppress(queue.Empty):
                 self._take(self._inbox.get(timeout=pause))
-                while True:
+                for _ in range(_AT_A_TIME):
                     self._take(self._inbox.get_nowait())
             try:
                 pause = _BUSY if self.round(self._clock()) else _CALM
@@ -220,6 +230,10 @@ class Parking:
         if message is None:
             return
         connection, request = message
+        with self._handed_lock:
+            self._handed[request.tenant] -= 1
+            if not self._handed[request.tenant]:
+                del self._handed[request.tenant]
         with connection:
             self.mover.serve(connection, request)
 
