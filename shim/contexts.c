@@ -4,9 +4,14 @@
 #define ORDINALS 64
 static CUcontext primary[ORDINALS];     /* each device's own context, as cuDevicePrimaryCtxRetain gave it out */
 
+CUcontext alq_primary(CUdevice device)
+{
+    return device >= 0 && device < ORDINALS ? __atomic_load_n(&primary[device], __ATOMIC_RELAXED) : NULL;
+}
+
 bool alq_is_primary(CUcontext context, CUdevice device)
 {
-    return context && device >= 0 && device < ORDINALS && __atomic_load_n(&primary[device], __ATOMIC_RELAXED) == context;
+    return context && alq_primary(device) == context;
 }
 
 struct ending { CUcontext context; uint64_t before; };
@@ -23,8 +28,11 @@ static void give_back_all(const struct ending *ending)
 {
     struct alq_entry entry;
     size_t at = 0;
-    while (ending->context && alq_take_where(ends, ending, &at, &entry))
-        entry.kind == ALQ_MOVABLE ? alq_free_movable(&entry) : alq_ended(&entry);
+    if (!ending->context)
+        return;
+    alq_wait_ended(ending->context);
+    while (alq_take_where(ends, ending, &at, &entry))
+        entry.kind == ALQ_MOVABLE ? alq_end_movable(&entry) : alq_ended(&entry);
 }
 
 #define USUAL_HEAP (8ull << 20)     /* of kernels' malloc(): what every context has, and NVML shows */
@@ -80,9 +88,7 @@ int alq_cuDevicePrimaryCtxRetain(fn_cuDevicePrimaryCtxRetain *real, int ptsz, CU
 /* Released by its last holder, or reset: it is gone when it is no longer active. */
 static int leave(fn_cuDevicePrimaryCtxRelease *real, CUdevice device)
 {
-    struct ending ending = { .before = alq_serial() };
-    if (device >= 0 && device < ORDINALS)
-        ending.context = __atomic_load_n(&primary[device], __ATOMIC_RELAXED);
+    struct ending ending = { .context = alq_primary(device), .before = alq_serial() };
     int card = alq_card_of_device(device);
     alq_pools_leave(card, true);
     int result = real(device);

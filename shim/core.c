@@ -99,6 +99,7 @@ static void forget_all(void)
     alq_handles_forget();
     alq_mover_forget();
     alq_parking_forget();
+    alq_captures_forget();
     alq_ordered_forget();
 }
 

@@ -31,11 +31,14 @@ static uint64_t settle(int card, uint64_t reserved)
     uint64_t holds = 0, used = 0;
     if (!held[card].live)
         return 0;
+    int mode;
+    bool relaxed = alq_relax(&mode);
     int result = ALQ_REAL(cuDeviceGetGraphMemAttribute)(held[card].device, GRAPH_RESERVED_NOW, &holds);
     if (result)
         holds = CAPTURE_FORBIDS(result) ? held[card].charged : 0;
     if (ALQ_REAL(cuDeviceGetGraphMemAttribute)(held[card].device, GRAPH_USED_NOW, &used))
         used = 0;
+    alq_unrelax(relaxed, &mode);
     alq_charge(card, (int64_t)(holds - held[card].charged - reserved));
     held[card].charged = holds;
     return holds > used ? holds - used : 0;

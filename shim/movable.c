@@ -306,26 +306,25 @@ int alq_movable_alloc(CUdeviceptr *p, uint64_t bytes, int card, CUdevice device)
         return CUDA_ERROR_INVALID_VALUE;
     uint32_t first = ALQ_NONE;
     uint64_t whole = (bytes + ALQ_UNIT - 1) / ALQ_UNIT * ALQ_UNIT;
+    int mode;
+    bool relaxed = alq_relax(&mode);
     pthread_mutex_lock(&alq_movable_lock);
     int result = bytes <= SMALL ? make_small(bytes, card, device, p) : make(whole, card, device, p, &first);
     pthread_mutex_unlock(&alq_movable_lock);
+    alq_unrelax(relaxed, &mode);
     if (!result) {
         alq_book((struct alq_entry){ .kind = ALQ_MOVABLE, .key = *p, .size = bytes, .now = first,
                                      .refs = (uint32_t)device, .owner = (uintptr_t)alq_context(), .card = (int8_t)card });
         alq_parking_begin(card);
+        alq_wait_ahead(alq_context());
     }
     return result;
 }
 
-/* cuMemFree waits for the work that may use the memory, and programs rely on that: so does this. */
-void alq_movable_free(const struct alq_entry *entry)
-{
-    ALQ_REAL(cuCtxSynchronize)();
-    alq_movable_release(entry);
-}
-
 void alq_movable_release(const struct alq_entry *entry)
 {
+    int mode;
+    bool relaxed = alq_relax(&mode);
     pthread_mutex_lock(&alq_movable_lock);
     if (entry->size <= SMALL) {
         free_small(entry->key, entry->size);
@@ -334,6 +333,7 @@ void alq_movable_release(const struct alq_entry *entry)
         ALQ_REAL(cuMemAddressFree)(entry->key, (entry->size + ALQ_UNIT - 1) / ALQ_UNIT * ALQ_UNIT);
     }
     pthread_mutex_unlock(&alq_movable_lock);
+    alq_unrelax(relaxed, &mode);
 }
 
 /* In a forked child nothing of it is there. */

@@ -51,19 +51,6 @@ static uint64_t size_of(uint64_t n)
 
 static unsigned bucket_of(uint64_t size) { return (unsigned)(size * 0x9e3779b97f4a7c15ull >> 32) % BUCKETS; }
 
-/* Others may capture in the strict mode meanwhile, which forbids our calls to everyone who is not relaxed. */
-static bool relax(int *mode)
-{
-    *mode = CAPTURE_MODE_RELAXED;
-    return ALQ_REAL(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS;
-}
-
-static void unrelax(bool relaxed, int *mode)
-{
-    if (relaxed)
-        ALQ_REAL(cuThreadExchangeStreamCaptureMode)(mode);
-}
-
 /* ---- with `lock` held ---- */
 
 /* 0: none is left. */
@@ -158,12 +145,9 @@ static int wait_for(CUstream stream, CUevent event, int ptsz)
     return ptsz ? ALQ_REAL(cuStreamWaitEvent_ptsz)(stream, event, 0) : ALQ_REAL(cuStreamWaitEvent)(stream, event, 0);
 }
 
-static void finish(CUstream stream, int ptsz)
+static int finish(CUstream stream, int ptsz)
 {
-    if (ptsz)
-        ALQ_REAL_AS(cuStreamSynchronize, cuStreamSynchronize_ptsz)(stream);
-    else
-        ALQ_REAL(cuStreamSynchronize)(stream);
+    return ptsz ? ALQ_REAL_AS(cuStreamSynchronize, cuStreamSynchronize_ptsz)(stream) : ALQ_REAL(cuStreamSynchronize)(stream);
 }
 
 /* ---- giving back ---- */
@@ -173,7 +157,7 @@ static uint64_t give_back(int card, uint64_t from, uint64_t keep)
 {
     uint64_t bytes = 0;
     int mode;
-    bool relaxed = relax(&mode);
+    bool relaxed = alq_relax(&mode);
     pthread_mutex_lock(&lock);
     for (unsigned b = 0; b < BUCKETS && !ending[card]; b++)
         for (uint32_t i = bucket[b].first, next; i != ALQ_NONE; i = next) {
@@ -189,7 +173,7 @@ static uint64_t give_back(int card, uint64_t from, uint64_t keep)
             remove_block(i);
         }
     pthread_mutex_unlock(&lock);
-    unrelax(relaxed, &mode);
+    alq_unrelax(relaxed, &mode);
     return bytes;
 }
 
@@ -250,8 +234,11 @@ void alq_ordered_settle(void)
             continue;
         struct pool pool = pools[i];
         uint64_t threshold = 0;
+        int mode;
+        bool relaxed = alq_relax(&mode);
         bool asked = !ending[pool.card] &&
                      (!pool.handle || !ALQ_REAL(cuMemPoolGetAttribute)(pool.handle, THRESHOLD, &threshold));
+        alq_unrelax(relaxed, &mode);
         pthread_mutex_unlock(&lock);
         if (!asked || pool.used + pool.kept <= threshold || !alq_enter_resident(pool.card))
             continue;
@@ -358,7 +345,7 @@ int alq_ordered_alloc(const struct alq_ordered *r)
     int mode, result = ALQ_NOT_HERE;
     if (!r->p || !r->n || size < r->n || !alq_is_primary(alq_context(), r->device))
         return ALQ_NOT_HERE;
-    bool relaxed = relax(&mode);
+    bool relaxed = alq_relax(&mode);
     pthread_mutex_lock(&lock);
     uint64_t from = ending[r->card] ? 0 : pool_of(r->pool, r->card);
     CUevent event = from ? take_event(r->card) : NULL;      /* without events nothing could be freed in order */
@@ -374,7 +361,7 @@ int alq_ordered_alloc(const struct alq_ordered *r)
         if (result && result != CUDA_ERROR_OUT_OF_MEMORY && entered != ALQ_GONE)
             result = ALQ_NOT_HERE;
     }
-    unrelax(relaxed, &mode);
+    alq_unrelax(relaxed, &mode);
     return result;
 }
 
@@ -399,17 +386,19 @@ static bool keep_block(const struct alq_entry *entry, CUstream stream, int ptsz)
 }
 
 /* It is out of the book. */
-void alq_ordered_free(const struct alq_entry *entry, CUstream stream, int ptsz)
+int alq_ordered_free(const struct alq_entry *entry, CUstream stream, int ptsz)
 {
     int mode, entered = alq_enter();
-    bool relaxed = relax(&mode);
+    bool relaxed = alq_relax(&mode);
     bool kept = entered != ALQ_GONE && alq_is_primary(alq_context(), (CUdevice)entry->refs) && keep_block(entry, stream, ptsz);
-    if (!kept)
-        finish(stream, ptsz);
-    unrelax(relaxed, &mode);
+    bool done = kept || !finish(stream, ptsz);      /* that is all that a free on a stream has to wait for */
+    alq_unrelax(relaxed, &mode);
     alq_leave(entered);
+    if (!done)
+        return alq_free_movable(entry);
     if (!kept)
-        alq_free_movable(entry);
+        alq_end_movable(entry);
+    return CUDA_SUCCESS;
 }
 
 void alq_ordered_ended(const struct alq_entry *entry)
@@ -504,7 +493,7 @@ void alq_ordered_drop(int card)
     struct alq_entry entry;
     size_t at = 0;
     while (alq_take_where(ordered_on, &card, &at, &entry))
-        alq_free_movable(&entry);
+        alq_end_movable(&entry);
     int entered = alq_enter();
     pthread_mutex_lock(&lock);
     spare_events[card] = 0;

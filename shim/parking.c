@@ -26,12 +26,11 @@ static uint32_t inside[ALQ_CARDS];  /* calls under way; a futex word */
 static uint32_t words[ALQ_CARDS];   /* calls that wait here and write a word, for which work on the card may wait */
 static CUcontext contexts[ALQ_CARDS][CONTEXTS];
 static bool too_many[ALQ_CARDS];    /* there are contexts whose work we cannot wait for */
-static struct { uint32_t under_way; int result; } finishing[ALQ_CARDS];   /* the first is a futex word */
+static struct { uint32_t under_way, late; int result; } finishing[ALQ_CARDS];     /* the first is a futex word */
 static bool left_behind[ALQ_CARDS]; /* a part is away, and a part is not; the card's thread alone uses it */
 /* Where the memory is, and how much. The page shows the same to the daemon, but others may clear that: the program may have
  * closed our file, and was taken for dead. */
 static struct { uint32_t state, wanted; uint64_t movable, parked; } known[ALQ_CARDS];
-int alq_captures;                   /* streams that capture: the card must not be waited for meanwhile */
 
 static struct alq_move *move_of(int card)
 {
@@ -250,51 +249,6 @@ void alq_room_done(int card, uint64_t began)
     __atomic_store_n(&asker[card], NULL, __ATOMIC_RELEASE);
 }
 
-/* ---- captures ---- */
-
-static int begun_capture(int result)
-{
-    if (!result)
-        __atomic_fetch_add(&alq_captures, 1, __ATOMIC_SEQ_CST);
-    return result;
-}
-
-int alq_cuStreamBeginCapture(fn_cuStreamBeginCapture *real, int ptsz, CUstream stream)
-{
-    (void)ptsz;
-    return ALQ_INSIDE(begun_capture(real(stream)));
-}
-
-int alq_cuStreamBeginCapture_v2(fn_cuStreamBeginCapture_v2 *real, int ptsz, CUstream stream, int mode)
-{
-    (void)ptsz;
-    return ALQ_INSIDE(begun_capture(real(stream, mode)));
-}
-
-int alq_cuStreamBeginCaptureToGraph(fn_cuStreamBeginCaptureToGraph *real, int ptsz, CUstream stream, CUgraph graph,
-                                    const CUgraphNode *after, const void *edges, size_t count, int mode)
-{
-    (void)ptsz;
-    return ALQ_INSIDE(begun_capture(real(stream, graph, after, edges, count, mode)));
-}
-
-int alq_cuStreamBeginRecaptureToGraph(fn_cuStreamBeginRecaptureToGraph *real, int ptsz, CUstream stream, int mode, CUgraph graph,
-                                      void *callback, void *with)
-{
-    (void)ptsz;
-    return ALQ_INSIDE(begun_capture(real(stream, mode, graph, callback, with)));
-}
-
-/* One that was invalidated ends with an error, but ends. */
-int alq_cuStreamEndCapture(fn_cuStreamEndCapture *real, int ptsz, CUstream stream, CUgraph *graph)
-{
-    bool was = alq_capturing(stream, ptsz);
-    int result = real(stream, graph);
-    if (was && __atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST) > 0)
-        __atomic_fetch_sub(&alq_captures, 1, __ATOMIC_SEQ_CST);
-    return result;
-}
-
 /* ---- moving ---- */
 
 /* Whether we waited long enough. What we wait for may itself wait for the word of a call that waits for us. */
@@ -325,6 +279,8 @@ static void *finish_work(void *which)
     ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&relaxed);
     for (int i = 0; i < CONTEXTS && !result; i++) {
         CUcontext context = __atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE);
+        if (__atomic_load_n(&finishing[card].late, __ATOMIC_SEQ_CST))
+            break;      /* calls go on, and a stream may capture now: that does not survive a wait for its context */
         if (context && !ALQ_REAL(cuCtxSetCurrent)(context))     /* one that was destroyed has no work */
             result = ALQ_REAL(cuCtxSynchronize)();
     }
@@ -340,6 +296,7 @@ static uint32_t finished(int card)
 {
     uint64_t deadline = alq_now() + FINISH_NS;
     pthread_t thread;
+    __atomic_store_n(&finishing[card].late, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&finishing[card].under_way, 1, __ATOMIC_SEQ_CST);
     if (pthread_create(&thread, NULL, finish_work, (void *)(intptr_t)card)) {
         __atomic_store_n(&finishing[card].under_way, 0, __ATOMIC_SEQ_CST);
@@ -347,8 +304,10 @@ static uint32_t finished(int card)
     }
     pthread_detach(thread);
     while (__atomic_load_n(&finishing[card].under_way, __ATOMIC_SEQ_CST)) {
-        if (is_late(card, &deadline))
+        if (is_late(card, &deadline)) {
+            __atomic_store_n(&finishing[card].late, 1, __ATOMIC_SEQ_CST);
             return ALQ_WHY_BUSY;
+        }
         futex_wait(&finishing[card].under_way, 1, ROUND_NS);
     }
     return finishing[card].result ? ALQ_WHY_ERROR : ALQ_WHY_NOTHING;
@@ -494,7 +453,6 @@ void alq_parking_begin(int card)
 void alq_parking_forget(void)
 {
     alq_parks = 0;
-    alq_captures = 0;
     counts_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     memset(known, 0, sizeof known);
     for (int i = 0; i < ALQ_CARDS; i++) {

@@ -59,7 +59,9 @@ int alq_cuMemAlloc_v2(fn_cuMemAlloc_v2 *real, int ptsz, CUdeviceptr *p, size_t n
     int result;
     do {
         int entered = alq_enter();
-        result = movable ? alq_movable_alloc(p, n, card, device) : real(p, n);
+        result = movable ? alq_may_allocate() : real(p, n);
+        if (movable && !result)
+            result = alq_movable_alloc(p, n, card, device);
         alq_leave(entered);
     } while (result == CUDA_ERROR_OUT_OF_MEMORY && alq_wait_for_room(card, bytes, &began));
     alq_room_done(card, began);
@@ -146,15 +148,36 @@ int alq_cuMemAllocPitch(fn_cuMemAllocPitch *real, int ptsz, uint32_t *p, unsigne
     return keep(result, ALQ_MEMORY, &key, card, bytes);
 }
 
-/* It is out of the book. */
-void alq_free_movable(const struct alq_entry *entry)
+static void end_movable(const struct alq_entry *entry)
 {
-    int entered = alq_enter();
-    alq_movable_free(entry);
-    alq_leave(entered);
+    alq_movable_release(entry);
     alq_charge(entry->card, -(int64_t)alq_rounded(entry->size));
     if (entry->from)
         alq_ordered_ended(entry);
+}
+
+/* It is out of the book, as above. */
+void alq_end_movable(const struct alq_entry *entry)
+{
+    int entered = alq_enter();
+    end_movable(entry);
+    alq_leave(entered);
+}
+
+/* cuMemFree waits for the work that may use the memory, wherever the caller is, and programs rely on that: so does this.
+ * Memory of a pool is the device's: what uses it is of the device's own context (ordered.c). */
+int alq_free_movable(const struct alq_entry *entry)
+{
+    CUcontext context = entry->owner ? (CUcontext)(uintptr_t)entry->owner : alq_primary((CUdevice)entry->refs);
+    int entered = alq_enter(), result = alq_wait_for_context(context);
+    if (!result) {
+        end_movable(entry);
+        alq_wait_ahead(context);
+    }
+    alq_leave(entered);
+    if (result)
+        alq_book(*entry);
+    return result;
 }
 
 int alq_cuMemFree_v2(fn_cuMemFree_v2 *real, int ptsz, CUdeviceptr p)
@@ -164,10 +187,8 @@ int alq_cuMemFree_v2(fn_cuMemFree_v2 *real, int ptsz, CUdeviceptr p)
     bool known = alq_take(ALQ_MEMORY, p, &entry) || alq_take(ALQ_OPENED, p, &entry);
     if (known)
         return give_back(real(p), &entry, known);
-    if (alq_take(ALQ_MOVABLE, p, &entry)) {
-        alq_free_movable(&entry);
-        return CUDA_SUCCESS;
-    }
+    if (alq_take(ALQ_MOVABLE, p, &entry))
+        return alq_free_movable(&entry);
     bool pooled = alq_take(ALQ_POOLED, p, &entry);      /* a pool's pointer may be freed this way as well */
     int result = real(p);
     if (pooled && result != CUDA_SUCCESS)

@@ -19,14 +19,6 @@ static int leaving[ALQ_CARDS];              /* threads that are ending the devic
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* held over reads of attributes and trims, never over waits */
 int alq_pools_live;                         /* there are pools or graph memory to settle; read without the lock */
 
-bool alq_capturing(CUstream stream, int ptsz)
-{
-    int status = CAPTURE_NONE;
-    int result = ptsz ? ALQ_REAL(cuStreamIsCapturing_ptsz)(stream, &status) : ALQ_REAL(cuStreamIsCapturing)(stream, &status);
-    /* an error other than "no such function" means the stream takes part in somebody's capture */
-    return result == CUDA_SUCCESS ? status != CAPTURE_NONE : result != CUDA_ERROR_NOT_FOUND;
-}
-
 /* ---- with `lock` held ---- */
 
 static struct pool *find(CUmemoryPool handle)
@@ -78,11 +70,14 @@ static uint64_t settle(struct pool *pool, uint64_t reserved)
         alq_charge(pool->card, -(int64_t)reserved);
         return 0;
     }
+    int mode;
+    bool relaxed = alq_relax(&mode);
     int result = ALQ_REAL(cuMemPoolGetAttribute)(pool->handle, POOL_RESERVED_NOW, &holds);
     if (result)
         holds = CAPTURE_FORBIDS(result) ? pool->charged : 0;
     if (ALQ_REAL(cuMemPoolGetAttribute)(pool->handle, POOL_USED_NOW, &used))
         used = 0;
+    alq_unrelax(relaxed, &mode);
     if (pool->managed && holds < pool->handed)
         holds = pool->handed;               /* the driver takes managed memory when it is touched; it counts from the start */
     alq_charge(pool->card, (int64_t)(holds - pool->charged - reserved));
@@ -94,6 +89,8 @@ static uint64_t settle(struct pool *pool, uint64_t reserved)
 
 static void trim_all(int card)
 {
+    int mode;
+    bool relaxed = alq_relax(&mode);
     alq_ordered_trim(card, NULL, 0);
     pthread_mutex_lock(&lock);
     for (int i = 0; i < count; i++)
@@ -103,6 +100,7 @@ static void trim_all(int card)
         }
     pthread_mutex_unlock(&lock);
     alq_graph_trim(card);
+    alq_unrelax(relaxed, &mode);
 }
 
 static bool trim_and_reserve(int card, uint64_t bytes, uint64_t need, CUstream stream, int ptsz, bool may_wait)
@@ -135,12 +133,10 @@ bool alq_make_room(int card, uint64_t bytes, uint64_t need, CUstream stream, int
         return true;
     if (!__atomic_load_n(&alq_pools_live, __ATOMIC_RELAXED))
         return false;
-    /* another thread may be capturing in the strict mode, which forbids such calls to everyone who is not relaxed */
-    int mode = CAPTURE_MODE_RELAXED;
-    bool swapped = ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
+    int mode;
+    bool relaxed = alq_relax(&mode);
     bool done = trim_and_reserve(card, bytes, need, stream, ptsz, may_wait);
-    if (swapped)
-        ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    alq_unrelax(relaxed, &mode);
     return done;
 }
 
@@ -320,13 +316,8 @@ int alq_cuMemFreeAsync(fn_cuMemFreeAsync *real, int ptsz, CUdeviceptr p, CUstrea
             alq_graph_settle(entry.card);
         return result;
     }
-    if (!alq_capturing(stream, ptsz) && alq_take(ALQ_MOVABLE, p, &entry)) {
-        if (entry.from)
-            alq_ordered_free(&entry, stream, ptsz);
-        else
-            alq_free_movable(&entry);   /* memory of cuMemAlloc may be freed this way as well */
-        return CUDA_SUCCESS;
-    }
+    if (!alq_capturing(stream, ptsz) && alq_take(ALQ_MOVABLE, p, &entry))       /* memory of cuMemAlloc may be freed this way too */
+        return entry.from ? alq_ordered_free(&entry, stream, ptsz) : alq_free_movable(&entry);
     bool plain = alq_take(ALQ_MEMORY, p, &entry) || alq_take(ALQ_OPENED, p, &entry);
     bool pooled = !plain && alq_take(ALQ_POOLED, p, &entry);
     int result = real(p, stream);

@@ -8,6 +8,7 @@
  *     book.c      what this process has allocated: pointer or handle -> bytes
  *     exports.c   memory that other processes may hold too: who of them is charged
  *     ordered.c   stream-ordered memory that can leave
+ *     captures.c  what may be called while a stream captures; waiting for a context as cuMemFree does
  *     plain.c, pieces.c, pointers.c, sharing.c, pools.c, graphs.c, contexts.c, answers.c    the bodies of hooks
  *     work.c      launches: counting, waking the daemon, the gate
  *     observe.c   ioctl: which channel groups this process has
@@ -171,7 +172,6 @@ void alq_settle(void);                      /* after a wait: pools may have give
 void alq_pools_leave(int card, bool begin); /* around the end of the device's own context: its pools are not asked then */
 void alq_pools_drop(int card);
 extern int alq_pools_live;                  /* there is something to settle */
-bool alq_capturing(CUstream stream, int ptsz);
 CUgraph alq_graph_of(CUstream stream, int ptsz);    /* the graph that a capturing stream builds, or NULL */
 int alq_graph_may_alloc(CUgraph graph, uint64_t bytes, CUdevice device);
 void alq_graph_allocates(CUgraph graph, CUdeviceptr p, uint64_t bytes, CUdevice device);
@@ -180,6 +180,20 @@ void alq_graph_settle(int card);
 void alq_graph_trim(int card);
 void alq_tiles_ended(const void *array);    /* pieces.c: pieces that were mapped into a sparse array */
 uint64_t alq_rounded(uint64_t bytes);       /* what an allocation of so many bytes takes of the card */
+
+/* ---- captures.c ---- */
+extern int alq_captures;                    /* streams that capture */
+bool alq_capturing(CUstream stream, int ptsz);
+/* Around calls of ours, which may break no capture: another thread's may be of the strict mode, which forbids much to
+ * everyone who is not relaxed. `mode` is the thread's own meanwhile. */
+bool alq_relax(int *mode);
+void alq_unrelax(bool relaxed, int *mode);
+/* Waits for the context's work as cuMemFree does, and answers what it does: nothing was waited for then. In no other place
+ * does a thread of the program wait for all of a context on our account. */
+int alq_wait_for_context(CUcontext context);
+void alq_wait_ahead(CUcontext context);     /* what the next wait needs, while there is room for it */
+void alq_wait_ended(CUcontext context);
+int alq_may_allocate(void);                 /* what cuMemAlloc answers while streams capture: CUDA_SUCCESS, or that they do */
 
 /* ---- work.c ---- */
 void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream stream);
@@ -231,9 +245,9 @@ void alq_count_stays(int card, uint32_t kind, int by);  /* memory of a kind that
 bool alq_range_stays(CUdeviceptr p, uint64_t n);        /* others are told of it: it does not leave. False: none of it could */
 int alq_handle_retain(fn_cuMemRetainAllocationHandle *real, CUmemHandle *h, void *p);
 int alq_movable_alloc(CUdeviceptr *p, uint64_t bytes, int card, CUdevice device);
-void alq_movable_free(const struct alq_entry *entry);
-void alq_movable_release(const struct alq_entry *entry);    /* the same; the work that may use it is done */
-void alq_free_movable(const struct alq_entry *entry);   /* the same, and it is no longer charged */
+void alq_movable_release(const struct alq_entry *entry);    /* the work that may use it is done */
+int alq_free_movable(const struct alq_entry *entry);    /* as cuMemFree: not CUDA_SUCCESS: it is still there, and booked */
+void alq_end_movable(const struct alq_entry *entry);    /* the work that may use it is done; it is no longer charged */
 int alq_handle_create(fn_cuMemCreate *real, CUmemHandle *h, size_t n, const CUmemAllocationProp *prop,
                       unsigned long long flags, int card);
 int alq_handle_release(fn_cuMemRelease *real, CUmemHandle h);
@@ -252,7 +266,7 @@ bool alq_enter_resident(int card);          /* for calls that wake nothing: fals
 struct alq_ordered { CUdeviceptr *p; size_t n; CUmemoryPool pool; CUstream stream; int ptsz, card; CUdevice device; };
 #define ALQ_NOT_HERE (-1)                   /* the driver's pool has to serve it */
 int alq_ordered_alloc(const struct alq_ordered *r);
-void alq_ordered_free(const struct alq_entry *entry, CUstream stream, int ptsz);
+int alq_ordered_free(const struct alq_entry *entry, CUstream stream, int ptsz);
 void alq_ordered_ended(const struct alq_entry *entry);  /* it was freed in another way */
 void alq_ordered_trim(int card, CUmemoryPool pool, uint64_t keep);  /* a pool: NULL: all of the card */
 #define ALQ_KEPT_NS 3000000000ull           /* that an allocation waits for memory that this process freed; less than parking waits for calls */
@@ -266,7 +280,8 @@ void alq_ordered_pool_stays(uint64_t from, CUmemoryPool pool);
 void alq_ordered_leave(int card, bool begin);
 void alq_ordered_drop(int card);
 bool alq_is_primary(CUcontext context, CUdevice device);    /* contexts.c: the device's own */
-extern int alq_parks, alq_captures;
+CUcontext alq_primary(CUdevice device);     /* NULL: not known */
+extern int alq_parks;
 int alq_enter_slow(bool word);
 void alq_exit(int card);
 /* Before a call that may touch memory of the card, and after it (with what it answered): waits while the memory is away.
@@ -321,6 +336,7 @@ void alq_handles_forget(void);
 void alq_mover_forget(void);
 void alq_parking_forget(void);
 void alq_ordered_forget(void);
+void alq_captures_forget(void);
 
 uint64_t alq_now(void);         /* CLOCK_MONOTONIC, ns */
 void alq_sleep_ms(long ms);

@@ -12,12 +12,10 @@
 /* Whether the work of the stream is done: CUDA_SUCCESS, CUDA_ERROR_NOT_READY, or an error: nobody can tell. */
 static int ask_stream(int ptsz, CUstream stream)
 {
-    /* another thread may be capturing in the strict mode, which forbids such calls to everyone who is not relaxed */
-    int mode = CAPTURE_MODE_RELAXED;
-    bool swapped = ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
+    int mode;
+    bool relaxed = alq_relax(&mode);
     int result = ptsz ? ALQ_REAL_AS(cuStreamQuery, cuStreamQuery_ptsz)(stream) : ALQ_REAL(cuStreamQuery)(stream);
-    if (swapped)
-        ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    alq_unrelax(relaxed, &mode);
     return result;
 }
 

@@ -163,7 +163,7 @@ def test_full_card_has_kept_memory_given_back_first(parkable: Tenant) -> None:
 @pytest.mark.parametrize("call", ["alloc", "alloc_async", "piece"])
 def test_allocation_waits_for_what_was_freed_on_other_streams(tenant: Tenant, full: str, call: str) -> None:
     """Of the quota or of the card, 4 GiB are left for it."""
-    tenant.grant(4 * GIB if full == "quota" else 64 * GIB)
+    tenant.grant(4 * GIB if full == "quota" else 63 * GIB)
     tenant.page.set_parkable(0, True)
     tenant.page.set_reserve(0, 0 if full == "quota" else 60 * GIB)
     seen = tenant.run(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes as c
 import struct
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from simgpu.driver import CudaError, Session
@@ -232,3 +234,54 @@ def graphs() -> dict[str, Any]:
     cuda.call("cuGraphExecDestroy", executable)
     seen["destroyed"] = start - session.free_memory()
     return seen
+
+
+def free_waits(capture: str) -> list[float]:
+    """How long a free takes that comes after work of 0.3 s, in its context and in another; what a capture ends with."""
+    session = Session()
+    cuda = session.cuda
+    streams = [session.stream(1) for _ in range(3)]
+    pointers = [session.allocate(MIB), session.allocate(8 * MIB)]
+    if int(capture):
+        cuda.call("cuStreamBeginCapture_v2", streams[2], 2)
+    seen = []
+    for p, elsewhere in zip(pointers, (False, True), strict=True):
+        session.launch(300_000, stream=streams[0])
+        session.launch(1, stream=streams[1])
+        if elsewhere:
+            cuda.get("cuCtxCreate_v2", 0, 0)
+        began = time.monotonic()
+        cuda.call("cuMemFree_v2", p)
+        seen.append(time.monotonic() - began)
+    cuda.call("cuCtxSetCurrent", session.context)
+    end = cuda.status("cuStreamEndCapture", streams[2], c.byref(c.c_void_p())) if int(capture) else 0
+    return [*seen, end]
+
+
+def free_again() -> dict[str, Any]:
+    """Refused while this thread captures; then done."""
+    session = Session()
+    cuda = session.cuda
+    stream = session.stream(1)
+    start = session.free_memory()
+    p = session.allocate(64 * MIB)
+    cuda.call("cuStreamBeginCapture_v2", stream, 1)
+    refused = cuda.status("cuMemFree_v2", p)
+    cuda.status("cuStreamEndCapture", stream, c.byref(c.c_void_p()))
+    charged = start - session.free_memory() >= 64 * MIB
+    freed = cuda.status("cuMemFree_v2", p)
+    return {"refused": refused, "charged": charged, "freed": freed, "left": start - session.free_memory()}
+
+
+def capture_while(folder: str) -> int:
+    """Captures from the file `begun` on until there is a file `end`; what it ends with."""
+    session = Session()
+    stream = session.stream(1)
+    session.allocate(64 * MIB)
+    session.cuda.call("cuStreamBeginCapture_v2", stream, 0)
+    (Path(folder) / "begun").touch()
+    deadline = time.monotonic() + 60
+    while not (Path(folder) / "end").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    session.launch(1000, stream=stream)
+    return session.cuda.status("cuStreamEndCapture", stream, c.byref(c.c_void_p()))
