@@ -76,6 +76,40 @@ def test_a_misspelled_resource_of_hami_is_refused_where_hami_is_served(written: 
         assert found[0].allowed == f"no such resource; did you mean {meant}?"
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("qgpu-memory", "tke.cloud.tencent.com/qgpu-memory"),
+        ("gpu-mem", "aliyun.com/gpu-mem"),
+        ("GPU_MEM", "aliyun.com/gpu-mem"),
+        ("nvidia-gpu", "tensorstack.dev/nvidia-gpu"),
+    ],
+)
+def test_a_resource_without_its_domain_is_refused_with_the_whole_name(written: str, meant: str) -> None:
+    found = parse_pod(pod({written: 4}))
+    assert isinstance(found, tuple)
+    assert found[0].allowed == f"no such resource; did you mean {meant}?"
+
+
+def test_a_very_long_name_under_a_prefix_of_ours_is_refused() -> None:
+    found = parse_pod(pod({"aliyun.com/gpu-" + "x" * 300: 1}))
+    assert isinstance(found, tuple)
+    assert found[0].allowed.startswith("no such resource; known are aliyun.com/gpu-core.percentage")
+
+
+@pytest.mark.parametrize("side", ["limits", "requests"])
+@pytest.mark.parametrize("name", ["aliyun.com/gpu-mem", "aliyun.com/gpumem"])
+def test_resources_of_the_pod_itself_are_refused_with_where_they_belong(name: str, side: str) -> None:
+    manifest = pod({})
+    manifest["spec"]["resources"] = {side: {"cpu": "1", name: 3}}
+    read = read_object(manifest, PodObject, "pod")
+    assert isinstance(read, PodObject)
+    for found in (parse_pod(manifest), PodReader(Rules()).read(read).claim):
+        assert isinstance(found, tuple)
+        assert found[0].field == f'spec.resources.{side}["{name}"]'
+        assert found[0].allowed == f"a container asks for cards: move it to spec.containers[0].resources.{side}"
+
+
 def test_an_unknown_resource_under_a_prefix_of_ours_names_the_known_ones() -> None:
     found = parse_pod(pod({"tke.cloud.tencent.com/qgpu-bandwidth-x": 1}))
     assert isinstance(found, tuple)

@@ -190,7 +190,16 @@ def _memory(pod: Pod, problems: list[Invalid]) -> int | None:
     value = pod.annotation(MEMORY)
     if value is None:
         return None
-    return count_at(value, annotation_field(MEMORY), problems, allowed="whole MiB of each card, at least 1")
+    allowed = "whole MiB of each card, at least 1, digits without a unit, in quotes"
+    return _digits(value, annotation_field(MEMORY), problems, allowed)
+
+
+def _digits(value: object, field: str, problems: list[Invalid], allowed: str) -> int | None:
+    """KAI reads no quantities here: "2k" and "2.0" are errors."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return count_at(value, field, problems, allowed=allowed)
+    problems.append(Invalid(field, value, allowed))
+    return None
 
 
 def _quantity(key: str, value: object, problems: list[Invalid]) -> int | None:
@@ -210,7 +219,8 @@ def _devices(pod: Pod, problems: list[Invalid]) -> int | None:
     value = pod.annotation(DEVICES)
     if value is None:
         return 1
-    return count_at(value, annotation_field(DEVICES), problems, allowed="a whole number of cards, at least 1")
+    allowed = "a whole number of cards, at least 1, in quotes"
+    return _digits(value, annotation_field(DEVICES), problems, allowed)
 
 
 def _refuse_whole_cards(pod: Pod, problems: list[Invalid]) -> None:

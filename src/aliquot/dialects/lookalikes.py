@@ -85,18 +85,31 @@ def misspelled_resources(pod: Pod, served: frozenset[str]) -> list[Invalid]:
         if by_hand and container.asks(native.PLACE) and not container.asks(gpushare.MEMORY):
             field, written = container.field(native.PLACE), container.value(native.PLACE)
             found.append(Invalid(field, written, f"only the webhook writes it, for Pods with {_OF_KAI}; remove it"))
-    return found
+    return found + list(_of_the_pod_itself(pod, owners))
+
+
+def _of_the_pod_itself(pod: Pod, owners: list[_Owned]) -> Iterator[Invalid]:
+    """Our resources in spec.resources, where Kubernetes takes CPU, memory and huge pages only."""
+    own = mapping(pod.spec.get("resources"))
+    for side in ("limits", "requests") if own else ():
+        for name, value in mapping(own.get(side)).items():
+            ours = any(name in owned.known for owned in owners) or _name_to_use(name, owners) is not None
+            if ours:
+                allowed = f"a container asks for cards: move it to spec.containers[0].resources.{side}"
+                yield Invalid(f'spec.resources.{side}["{name}"]', value, allowed)
 
 
 def _name_to_use(name: object, owners: Iterable[_Owned]) -> str | None:
     """What to write instead of the name; None: it is right, or not ours to judge."""
-    if not isinstance(name, str) or len(name) > _LONGEST or "/" not in name:
+    if not isinstance(name, str):
         return None
     lowered = name.lower()
     for owned in owners:
-        if not lowered.startswith(owned.domain) or name in owned.known or name in owned.others:
+        without_domain = "/" not in name and any(_bare(known) == _bare(lowered) for known in owned.known)
+        mine = lowered.startswith(owned.domain) or without_domain
+        if not mine or name in owned.known or name in owned.others:
             continue
-        meant = _closest(lowered, owned.known)
+        meant = _closest(lowered, owned.known) if len(name) <= _LONGEST else None
         if meant is not None or lowered.startswith(owned.prefix):
             return _allowed(meant, owned)
     return None
