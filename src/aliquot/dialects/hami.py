@@ -47,6 +47,7 @@ USE_TYPES = "nvidia.com/use-gputype"
 AVOID_TYPES = "nvidia.com/nouse-gputype"
 USE_UUIDS = "nvidia.com/use-gpuuuid"
 AVOID_UUIDS = "nvidia.com/nouse-gpuuuid"
+CHOOSE_CARDS = (USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS)
 NODE_POLICY = "hami.io/node-scheduler-policy"
 CARD_POLICY = "hami.io/gpu-scheduler-policy"
 _MODE = "nvidia.com/vgpu-mode"
@@ -54,7 +55,7 @@ _NUMA = "nvidia.com/numa-bind"
 _WEIGHTS = "hami.io/device-scoring-weights"
 ALLOCATED = "hami.io/vgpu-devices-allocated"  # by HAMi's scheduler, until Aliquot takes over
 GRANT_ANNOTATIONS = (ALLOCATED, "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-node", "hami.io/vgpu-time")
-ANNOTATIONS = (USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, NODE_POLICY, CARD_POLICY, _MODE, _NUMA, _WEIGHTS)
+ANNOTATIONS = (*CHOOSE_CARDS, NODE_POLICY, CARD_POLICY, _MODE, _NUMA, _WEIGHTS)
 MARKS = ANNOTATIONS  # part of what a Pod requests
 
 LABEL = "aliquot.dev/serve-nvidia-gpu"  # of a Node, by its owner; "true": what is COUNTED is ours there
@@ -249,8 +250,7 @@ def words(claim: Claim) -> Words:
     annotations: dict[str, str] = {}
     if claim.cards is not None:
         lists = (claim.cards.models, claim.cards.not_models, claim.cards.uuids, claim.cards.not_uuids)
-        keys = (USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS)
-        annotations = {key: ",".join(names) for key, names in zip(keys, lists, strict=True) if names}
+        annotations = {key: ",".join(names) for key, names in zip(CHOOSE_CARDS, lists, strict=True) if names}
     if claim.preference is not None:
         annotations |= {NODE_POLICY: claim.preference.nodes.value, CARD_POLICY: claim.preference.cards.value}
     if any(_only_by_policy(container.slice) for container in claim.containers):

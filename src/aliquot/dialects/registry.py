@@ -102,7 +102,7 @@ def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Inv
     """The result of `parse_pod`; and the Pod, with its requests if they were read."""
     served = (dialect for dialect in _DIALECTS if dialect.name in rules.served)
     spoken = [(dialect, field) for dialect in served if (field := dialect.first_mention(view)) is not None]
-    slips = _misplaced(view) if spoken or any(key in _OUR_ANNOTATIONS for key in view.misplaced) else []
+    slips = misplaced(view) if spoken or any(key in _OUR_ANNOTATIONS for key in view.misplaced) else []
     slips += misspelled_resources(view, rules.served)
     if not spoken:
         return tuple(slips) or None, view
@@ -260,7 +260,7 @@ def _claim_for(names: Names, template: Claim) -> Claim:
     )
 
 
-def _misplaced(pod: Pod) -> list[Invalid]:
+def misplaced(pod: Pod) -> list[Invalid]:
     """The mistake of the vendor's own example: annotations outside of metadata, where Kubernetes drops them."""
     if not pod.misplaced:
         return []

@@ -343,3 +343,18 @@ def test_annotation_on_a_deployment_instead_of_its_template_is_noted(tmp_path: P
     said = run(tmp_path, [deployment], [a_node("n1", 16, labels=QGPU)]).stderr
     assert f'note: default/web: metadata.annotations["{APP_CLASS}"]' in said
     assert "move it to spec.template.metadata.annotations" in said
+
+
+def test_label_without_quotes_is_refused_as_kubernetes_does(tmp_path: Path) -> None:
+    pod = gpushare_pod("p", 12)
+    pod["metadata"]["labels"] = {COUNT: 4}
+    (entry,) = explained(tmp_path, [pod], [gpushare_node("n1", 4)])
+    assert entry["error"] == f'metadata.labels["{COUNT}"]: 4 is not allowed: text: put it in quotes, "4"'
+
+
+def test_misspelled_field_is_noted(tmp_path: Path) -> None:
+    pod = a_pod("p", {"name": "main", "resource": {"limits": {MEM: 3}}})
+    result = run(tmp_path, [pod], [gpushare_node("n1", 4)])
+    assert "note: default/p: spec.containers[0].resource is not a field of a container: did you mean resources?" in (
+        result.stderr
+    )

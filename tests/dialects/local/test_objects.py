@@ -63,6 +63,24 @@ def test_what_is_wrong_is_named_with_the_object_it_is_in(value: Any, field: str)
     assert refused(value).field == field
 
 
+def test_annotations_beside_metadata_are_the_reason_why_a_name_is_missing() -> None:
+    """As qGPU's own page prints its Pods."""
+    annotations = {"tke.cloud.tencent.com/app-class": "online", "spec": SPEC}
+    for metadata in ({}, {"metadata": {"namespace": "default"}}):
+        found = refused({"kind": "Pod", "annotations": annotations, **metadata})
+        assert found.field == "Pod: annotations"
+        assert found.allowed.startswith("annotations belong in metadata: move them to metadata.annotations, and spec")
+
+
+def test_label_that_is_no_text_is_refused_as_kubernetes_does() -> None:
+    labelled = {"labels": {"aliyun.com/gpu-count": 4}}
+    made = refused(a_workload("Deployment", template={"metadata": labelled, "spec": SPEC}))
+    assert made.sentence() == (
+        'Deployment default/web: spec.template.metadata.labels["aliyun.com/gpu-count"]: 4 is not allowed: text: put it'
+        ' in quotes, "4"'
+    )
+
+
 def test_two_of_one_name_are_refused() -> None:
     assert refused(a_pod(), a_pod(namespace="default")).allowed == "a unique name"
     assert len(read(a_pod(), a_pod(namespace="other"))) == 2

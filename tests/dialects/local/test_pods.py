@@ -146,6 +146,25 @@ def test_a_resource_that_nobody_here_knows_is_named() -> None:
     assert notes_of(pod, plan, frozenset({"a"})) == []
 
 
+@pytest.mark.parametrize("side", ["limits", "requests"])
+def test_a_resource_of_0_is_not_called_unknown(side: str) -> None:
+    pod = a_pod({"name": "a", "command": ["x"], "resources": {side: {"nvidia.com/gpu": 0}}})
+    plan = plan_of(pod)
+    assert isinstance(plan, PodPlan)
+    assert notes_of(pod, plan, frozenset()) == ["no card requested: nvidia.com/gpu of 0 asks for nothing"]
+
+
+def test_resource_claims_and_runtime_classes_mean_nothing_here() -> None:
+    pod = a_pod({"name": "a", "command": ["x"]}, resourceClaims=[{"name": "gpu"}], runtimeClassName="nvidia")
+    plan = plan_of(pod)
+    assert isinstance(plan, PodPlan)
+    assert notes_of(pod, plan, frozenset()) == [
+        "runtimeClassName is ignored: containers are local processes",
+        "resourceClaims is ignored: claims need a cluster; here a container's resources ask for cards",
+        "no card requested",
+    ]
+
+
 def test_variables_that_grow_with_each_other_are_counted_and_not_written_out() -> None:
     first = {"name": "A0", "value": "x" * 10}
     others = [{"name": f"A{at}", "value": f"$(A{at - 1})" * 10} for at in range(1, 20)]

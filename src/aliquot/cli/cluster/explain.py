@@ -81,6 +81,7 @@ def explain(
     kubectl get nodes,pods -A -o json > cluster.json
     aliquot explain -f pods.yaml --cluster cluster.json
     """
+    from aliquot.dialects.kube.podfields import unknown_fields_of
     from aliquot.dialects.lookalikes import outside_template
     from aliquot.services.doctor.locate import UnknownOptionError, default_location, find_scheduler
     from aliquot.services.explain.snapshot import pod_key, take_snapshot
@@ -100,8 +101,9 @@ def explain(
     snapshot = take_snapshot(objects, policy=policy, rules=by)
     for manifest in manifests:
         snapshot.add_group(manifest.value)
-        for misplaced in outside_template(manifest.value, by.served):
-            click.echo(f"note: {printable(pod_key(manifest.value))}: {printable(misplaced.sentence())}", err=True)
+        slips = [misplaced.sentence() for misplaced in outside_template(manifest.value, by.served)]
+        for text in (*slips, *unknown_fields_of(manifest.value)):
+            click.echo(f"note: {printable(pod_key(manifest.value))}: {printable(text)}", err=True)
     pods = named if filename is None else _pods(filename, manifests, snapshot.nodes.values())
     snapshot.expect(pods)
     for line in _noted(snapshot.notes):

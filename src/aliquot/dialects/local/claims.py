@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aliquot.dialects import gpushare, hami, qgpu, t9k
-from aliquot.dialects.pods import read_pod
+from aliquot.dialects import gpushare, hami, native, qgpu, t9k
+from aliquot.dialects.pods import annotation_field, read_pod
 from aliquot.dialects.qgpu import QgpuRules
 from aliquot.dialects.registry import parse_pod
 from aliquot.dialects.rules import DEFAULT_RULES, ON_REQUEST, Rules
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
+
+RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.RESOURCES)
 
 
 def parse_local_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invalid, ...] | None:
@@ -30,6 +32,14 @@ def accepted_claim(pod: object) -> Claim | None:
     return None
 
 
+def chosen_cards(pod: object) -> tuple[str, object] | None:
+    """The first annotation that chooses cards by model or UUID, and its value; None: the Pod takes any card."""
+    view = read_pod(pod)
+    found = {} if view is None else view.annotations
+    keys = (key for key in (*hami.CHOOSE_CARDS, native.CARD_MODELS) if key in found)
+    return next(((annotation_field(key), found[key]) for key in keys), None)
+
+
 def largest_request(pod: object, claim: Claim) -> tuple[str, object]:
     """The field with the largest request of the claim, and its value."""
     largest = max(
@@ -37,7 +47,7 @@ def largest_request(pod: object, claim: Claim) -> tuple[str, object]:
     )
     view = read_pod(pod)
     for container in view.containers if view is not None else ():
-        for resource in (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.RESOURCES):
+        for resource in RESOURCES:
             if container.name == largest.name and container.asks(resource):
                 return container.field(resource), container.value(resource)
     return "spec.containers", largest.name

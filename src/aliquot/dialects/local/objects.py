@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects.kube.manifests import WORKLOADS, expand, job_of
+from aliquot.dialects.kube.podfields import unquoted
 from aliquot.dialects.local.claims import parse_local_pod
 from aliquot.dialects.local.cron import ALLOWED, parse_schedule
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of
-from aliquot.dialects.pods import Json
+from aliquot.dialects.pods import Json, read_pod
+from aliquot.dialects.registry import misplaced
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
@@ -106,6 +108,9 @@ def read_objects(objects: object, rules: Rules = DEFAULT_RULES) -> list[LocalObj
 
 def _read(manifest: dict[str, Any], kind: str, rules: Rules) -> LocalObject | Invalid:
     metadata = manifest.get("metadata")
+    view = read_pod(manifest) if kind == POD else None
+    for slip in misplaced(view) if view is not None and not view.name else ():  # the reason why there is no name
+        return Invalid(f"{kind}: {slip.field}", slip.value, slip.allowed)
     if not isinstance(metadata, dict):
         return Invalid(f"{kind}: metadata", metadata, "a mapping with a name")
     name, namespace = metadata.get("name"), metadata.get("namespace") or "default"
@@ -192,8 +197,9 @@ def _pod_notes(pod: dict[str, Any], rules: Rules, path: str = "spec") -> list[st
     if isinstance(plan, Invalid):
         return plan
     claim = parse_local_pod(pod, rules)
-    if isinstance(claim, tuple):
-        return claim[0]
+    slips = unquoted(pod)
+    if slips or isinstance(claim, tuple):
+        return [*slips, *(claim if isinstance(claim, tuple) else ())][0]
     with_cards = (
         frozenset(container.name for container in claim.containers) if isinstance(claim, Claim) else frozenset[str]()
     )

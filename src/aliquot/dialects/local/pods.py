@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aliquot.dialects.local.podfields import unknown_fields
+from aliquot.dialects.kube.podfields import unknown_fields
+from aliquot.dialects.local.claims import RESOURCES
 from aliquot.dialects.pods import Json
 from aliquot.model.refusal import Invalid
 
@@ -22,6 +23,7 @@ NAME_ALLOWED = "at most 63 lower-case letters, digits and -, for example web-1"
 POLICIES = ("Always", "OnFailure", "Never")
 SAMPLE = ("aliquot", "burn", "load", "--seconds", "3600")  # runs instead of the image's default command
 _IDLE = ("sleep", "infinity")  # the same, for a container without a card
+_SIDES = ("limits", "requests")
 _GRACE = 30.0
 LONGEST_GRACE = 86400.0  # seconds
 _MOST_CONTAINERS = 32  # of one Pod
@@ -43,6 +45,8 @@ _OF_PODS = {
     "hostAliases": "hostAliases is ignored: containers use those of this machine",
     "dnsConfig": "dnsConfig is ignored: containers use that of this machine",
     "priorityClassName": "priorityClassName is ignored: first come, first served",
+    "runtimeClassName": "runtimeClassName is ignored: containers are local processes",
+    "resourceClaims": "resourceClaims is ignored: claims need a cluster; here a container's resources ask for cards",
 }
 _OF_CONTAINERS = {
     "volumeMounts": "volumeMounts is ignored: containers use the files of this machine",
@@ -300,14 +304,20 @@ def notes_of(pod: Json, plan: PodPlan, with_cards: frozenset[str], path: str = "
     if any(not container.get("command") and container.get("args") for container in containers):
         found.append("args without a command are used as the command: images are not used")
     if not with_cards:
-        found.append(_no_card(containers))
+        found.append(_no_card(_extended_resources(containers)))
     return list(dict.fromkeys(found))
 
 
-def _no_card(containers: list[Json]) -> str:
-    """A note, because a misspelled resource looks like a Pod without cards."""
+def _extended_resources(containers: list[Json]) -> list[str]:
+    """The names of the resources that containers ask for, other than CPU, memory and the like."""
     resources = [container.get("resources") for container in containers]
-    limits = [resource.get("limits") for resource in resources if isinstance(resource, dict)]
-    names = sorted({str(name) for limit in limits if isinstance(limit, dict) for name in limit if "/" in str(name)})
-    unknown = f": {', '.join(names)} is not a resource of qGPU, T9k, gpushare or HAMi" if names else ""
-    return f"no card requested{unknown}"
+    sides = [resource.get(side) for resource in resources if isinstance(resource, dict) for side in _SIDES]
+    return sorted({str(name) for side in sides if isinstance(side, dict) for name in side if "/" in str(name)})
+
+
+def _no_card(names: list[str]) -> str:
+    """A note, because a misspelled resource looks like a Pod without cards."""
+    unknown = [name for name in names if name not in RESOURCES]
+    if unknown:
+        return f"no card requested: {', '.join(unknown)} is not a resource of qGPU, T9k, gpushare or HAMi"
+    return f"no card requested: {', '.join(names)} of 0 asks for nothing" if names else "no card requested"

@@ -31,6 +31,7 @@ _NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a l
 CORE_ALLOWED = "a whole number from 1 to 100, in percent of a card's compute (above 100: --rules 2026)"
 CORE_2026 = "5 to 95 in steps of 5, or 100 and more for several cards, by qGPU's rules of 2026"
 _MOST_WORDS = 64  # of the command line, kept for display: everybody's `ps` gets it for every run
+_MOST_NAMED = 4  # cards in a sentence
 _LONGEST_WORD = 256
 _LONGEST_COMMAND = 1024  # characters in all
 _INTERPRETERS = re.compile(r"python[0-9.]*|torchrun|bash|sh|node|perl|ruby")
@@ -164,6 +165,13 @@ def card_sizes(cards: Sequence[Card]) -> str:
     """The cards in a few words: "1 card of 80 GiB and 2 cards of 24 GiB"."""
     kinds = Counter(card.memory_mib for card in cards)
     return " and ".join(f"{count(kinds[size], 'card')} of {memory(size)}" for size in sorted(kinds, reverse=True))
+
+
+def card_names(cards: Sequence[Card]) -> str:
+    """Their models and UUIDs: "NVIDIA A30 (GPU-a), Tesla T4 (GPU-b)"; of many cards the first."""
+    named = [f"{card.model or 'a card'} ({card.uuid})" for card in cards[:_MOST_NAMED]]
+    more = len(cards) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
 
 
 def never_fits(request: RunRequest, nodes: Sequence[Sequence[Card]]) -> Invalid | None:

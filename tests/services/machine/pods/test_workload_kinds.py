@@ -41,6 +41,17 @@ def test_a_workload_whose_pods_never_fit_is_refused(pods: Pods, kind: str) -> No
     assert details["field"].startswith(f"{kind} default/web: spec.template.spec.containers[0].resources")
 
 
+@pytest.mark.parametrize("key", ["nvidia.com/use-gputype", "nvidia.com/use-gpuuuid", "aliquot.dev/card-models"])
+def test_a_choice_of_cards_that_are_not_here_is_refused_with_its_annotation(pods: Pods, key: str) -> None:
+    limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}
+    manifest = pod("p", {"name": "main", "command": ["sleep", "600"], "resources": {"limits": limits}})
+    manifest["metadata"]["annotations"] = {key: "A100"}
+    details = refused(pods, manifest)
+    assert (details["field"], details["value"]) == (f'Pod default/p: metadata.annotations["{key}"]', "A100")
+    assert details["allowed"].startswith("this machine has Paper 1000 (GPU-0), Paper 1000 (GPU-1); ")
+    assert "needs another model or UUID" in details["allowed"]
+
+
 def test_a_pod_that_only_has_to_wait_is_accepted(pods: Pods) -> None:
     pods.apply(pod("first", container(gib=24)), pod("second", container(gib=24)), pod("third", container(gib=24)))
     pods.until("second")

@@ -17,7 +17,7 @@ from typing import Any
 from aliquot.adapters.host.users import user_name
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.dialects.kube.manifests import WORKLOADS
-from aliquot.dialects.local.claims import accepted_claim, largest_request
+from aliquot.dialects.local.claims import accepted_claim, chosen_cards, largest_request
 from aliquot.dialects.local.objects import (
     CRON_JOB,
     POD,
@@ -40,7 +40,7 @@ from aliquot.services.machine.pods.cron import CronJobs, zone_of
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.pods.records import WorkloadKey, workload_key
 from aliquot.services.machine.pods.status import pod_object, workload_object
-from aliquot.services.machine.requests import card_sizes, parse_rules
+from aliquot.services.machine.requests import card_names, card_sizes, parse_rules
 
 _MOST_PODS = 1024  # on one machine
 _MOST_OF_ONE_USER = 256  # so that only root can use up all Pods
@@ -129,9 +129,14 @@ class PodApi:
         claim = accepted_claim(pod)
         why = None if claim is None else machine.why_never(replace(claim, cpu_milli=0, memory_mib=0))
         if claim is not None and why is not None:
-            field, value = largest_request(pod, claim)
+            chosen = chosen_cards(pod)
+            # Where any card would do, it is the choice that nothing here meets.
+            if chosen and machine.why_never(replace(claim, cards=None, cpu_milli=0, memory_mib=0)) is None:
+                (field, value), here = chosen, card_names(machine.cards)
+            else:
+                (field, value), here = largest_request(pod, claim), card_sizes(machine.cards)
             field = {POD: "", CRON_JOB: "spec.jobTemplate.spec.template."}.get(item.kind, "spec.template.") + field
-            raise invalid(Invalid(f"{label}: {field}", value, f"this machine has {card_sizes(machine.cards)}; {why}"))
+            raise invalid(Invalid(f"{label}: {field}", value, f"this machine has {here}; {why}"))
         if claim is not None and claim.group:
             broken = machine.group_members.refusal(claim.group, claim.app_class)
             if broken is not None:

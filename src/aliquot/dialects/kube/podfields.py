@@ -1,4 +1,5 @@
-"""The fields of Pod spec and container in Kubernetes 1.34, to report misspelled ones.
+"""The fields of Pod spec and container in Kubernetes 1.34, to report misspelled ones; labels and annotations that are
+no texts.
 
 A newer field is reported too, and accepted all the same.
 """
@@ -8,6 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from aliquot.dialects.kube.manifests import WORKLOADS
+from aliquot.dialects.kube.shapes import mapping, sequence
+from aliquot.model.refusal import Invalid, show
 
 _POD = frozenset((
     "activeDeadlineSeconds", "affinity", "automountServiceAccountToken", "containers", "dnsConfig", "dnsPolicy",
@@ -31,14 +36,46 @@ _LONGEST = 80  # characters of a word that nobody knows
 
 
 def unknown_fields(spec: Mapping[str, Any], path: str = "spec") -> list[str]:
-    """A sentence for each unknown field of the spec, with a similar name."""
+    """A sentence for each unknown field of the spec, with a similar name. Never raises on any JSON."""
     return [note for note, _ in zip(_unknown(spec, path), range(_MOST), strict=False)]
+
+
+def unknown_fields_of(manifest: object) -> list[str]:
+    """The same for a Pod, or for the template of a workload; none for other objects."""
+    kind = mapping(manifest).get("kind")
+    if kind != "Pod" and kind not in WORKLOADS:
+        return []
+    path = {"Pod": "spec", "CronJob": "spec.jobTemplate.spec.template.spec"}.get(kind, "spec.template.spec")
+    spec = manifest
+    for key in path.split("."):
+        spec = mapping(spec).get(key)
+    return unknown_fields(mapping(spec), path)
+
+
+def unquoted(pod: object) -> list[Invalid]:
+    """Labels and annotations that YAML reads as numbers or booleans: the API server takes only texts.
+
+    A null is an empty text there.
+    """
+    metadata = mapping(mapping(pod).get("metadata"))
+    return [
+        Invalid(f'metadata.{part}["{key}"]', value, f"text: put it in quotes, {_quoted(value)}")
+        for part in ("labels", "annotations")
+        for key, value in mapping(metadata.get(part)).items()
+        if value is not None and not isinstance(value, str)
+    ]
+
+
+def _quoted(value: object) -> str:
+    if isinstance(value, dict | list):
+        return 'such as "true"'
+    return f'"{str(value).lower() if isinstance(value, bool) else show(value)}"'
 
 
 def _unknown(spec: Mapping[str, Any], path: str) -> Iterator[str]:
     yield from _check(spec, _POD, path, "a Pod's spec")
     for field in ("initContainers", "containers"):
-        for at, container in enumerate(spec.get(field) or ()):
+        for at, container in enumerate(map(mapping, sequence(spec.get(field)))):
             where = f"{path}.{field}[{at}]"
             yield from _check(container, _CONTAINER, where, "a container")
             resources = container.get("resources")

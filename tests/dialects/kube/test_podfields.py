@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
 
-from aliquot.dialects.local.podfields import unknown_fields
+from aliquot.dialects.kube.podfields import unknown_fields, unknown_fields_of, unquoted
+from kit.strategies import anything
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -34,6 +36,40 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 )
 def test_a_misspelled_field_is_named_with_the_one_that_was_meant(spec: dict[str, Any], note: str) -> None:
     assert unknown_fields(spec) == [note]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("Pod", "spec"),
+        ("Deployment", "spec.template.spec"),
+        ("CronJob", "spec.jobTemplate.spec.template.spec"),
+    ],
+)
+def test_a_misspelled_field_of_a_template_is_named_by_its_path(kind: str, path: str) -> None:
+    manifest: dict[str, Any] = {"containers": [{"resource": {}}]}
+    for key in reversed(path.split(".")):
+        manifest = {key: manifest}
+    (note,) = unknown_fields_of({"kind": kind, **manifest})
+    assert note == f"{path}.containers[0].resource is not a field of a container: did you mean resources?"
+    assert unknown_fields_of({"kind": "Service", **manifest}) == []
+
+
+@given(anything)
+def test_any_json_has_fields_and_texts(value: Any) -> None:
+    for kind in ("Pod", "Deployment", "CronJob"):
+        unknown_fields_of({"kind": kind, "spec": value})
+    unknown_fields_of(value)
+    assert unquoted(value) is not None
+    assert unquoted({"metadata": {"labels": value}}) is not None
+
+
+@pytest.mark.parametrize(("value", "quoted"), [(4, '"4"'), (True, '"true"'), (0.5, '"0.5"'), ([], 'such as "true"')])
+@pytest.mark.parametrize("part", ["labels", "annotations"])
+def test_label_or_annotation_that_is_no_text_is_refused(part: str, value: object, quoted: str) -> None:
+    (found,) = unquoted({"metadata": {part: {"example.com/x": value, "a": "4", "b": None}}})
+    assert found.field == f'metadata.{part}["example.com/x"]'
+    assert found.allowed == f"text: put it in quotes, {quoted}"
 
 
 def test_misspelled_fields_are_limited_in_number() -> None:
