@@ -85,8 +85,10 @@ class TestHeartbeat:
         assert len(set(beats)) >= 2
 
     def test_after_a_stall_undone_pauses_are_ordered_again(self, rig: Rig) -> None:
+        rig.patch.setattr(findings, "_CHECK_EVERY", 3600.0)  # else the check of slices would find out too
         rig.preempted()
         loop = rig.daemon._loops[UUIDS[0]]
+        until(lambda: not any(context.checks for context in loop._occupants.contexts.values()), "the first checks")
         rig.driver.paused.clear()  # the tenants' own doing
         rig.driver.slices[11, 1] = rig.driver.slices[22, 1] = STOCK
         loop._inbox.put(lambda now: setattr(loop._heartbeat, "_last", now - 10.0))
