@@ -27,7 +27,7 @@ from aliquot.services.daemon.control import Caller, about, listen
 from aliquot.services.machine import control as module
 from aliquot.services.machine.control import ControlServer
 from aliquot.services.machine.pods.manager import PodManager
-from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.machine.tenants.machine import LocalMachine
 from kit.machine import PaperArbiter, cards
 
 ROOT = 0

@@ -22,7 +22,7 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.requests import RunRequest, parse_run_request
-from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.services.runtime.together.groups import Groups
 from kit.machine import PaperArbiter, cards
 

@@ -22,7 +22,7 @@ from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.parking import Parking
 from aliquot.services.machine.requests import RunRequest, parse_run_request
 from aliquot.services.machine.status import status
-from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.wording.parking import left_parked_words
 from kit.machine import GIB, PaperArbiter, cards
 

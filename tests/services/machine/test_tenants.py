@@ -26,11 +26,11 @@ from aliquot.model.tenant import Level, SharingRules, Standing, State
 from aliquot.placement.policies.waste import Waste
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.daemon.metrics import exposition
-from aliquot.services.machine import tenants as module
 from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.status import status
-from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.machine.tenants import machine as module
+from aliquot.services.machine.tenants.machine import LocalMachine
 from kit.fakeview import EMPTY
 from kit.machine import PaperArbiter, cards
 

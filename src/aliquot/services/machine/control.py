@@ -38,7 +38,6 @@ from aliquot.services.daemon.control import Caller, RefusedError, caller_of, clo
 from aliquot.services.daemon.pace import Steps
 from aliquot.services.daemon.tasks import termination_signal
 from aliquot.services.machine.history import ended_status
-from aliquot.services.machine.members import user_of
 from aliquot.services.machine.parking import Parking
 from aliquot.services.machine.pods.api import PodApi
 from aliquot.services.machine.pods.cron import CronJobs
@@ -46,7 +45,8 @@ from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.requests import parse_run_request
 from aliquot.services.machine.status import status
-from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.machine.tenants.machine import LocalMachine
+from aliquot.services.machine.tenants.members import user_of
 from aliquot.services.runtime.cards.meter import CardMeter
 from aliquot.services.runtime.usage.billing import Billing
 from aliquot.services.runtime.usage.report import answer_usage

@@ -14,7 +14,7 @@ from aliquot.model.residency import Residency, Where
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.queue import QueuedRequest
-from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.wording.amounts import memory
 from aliquot.wording.parking import reason_words
 

@@ -27,7 +27,7 @@ from aliquot.placement.rooms import booked_pool
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.pods.status import pod_statuses, workload_statuses
 from aliquot.services.machine.queue import QueuedRequest
-from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.services.runtime.standings import (
     by_tenant,
     control_status,

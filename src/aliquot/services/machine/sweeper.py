@@ -79,7 +79,7 @@ class Scanner:
 
 
 class Tenants(Protocol):
-    """tenants.py."""
+    """tenants/machine.py."""
 
     def suspects(self) -> dict[str, int]: ...
     def sweep(self, now: float, found: Scan, tenants: Collection[str]) -> None: ...

@@ -22,7 +22,7 @@ from aliquot.services.machine.control import ControlServer
 from aliquot.services.machine.pods.api import PodApi
 from aliquot.services.machine.pods.cron import CronJobs
 from aliquot.services.machine.pods.manager import PodManager
-from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.machine.tenants.machine import LocalMachine
 from kit.machine import PATIENCE, PaperArbiter, cards
 from kit.machinepods import Json, container, pod, workload
 

@@ -42,7 +42,7 @@ from aliquot.services.machine.pods.startorder import StartOrder
 from aliquot.services.machine.pods.supervisor import POD_VARIABLE
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.sweeper import Sweeper
-from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.wording.placement import why_there
 
 _LOG = logging.getLogger("aliquot.pods")

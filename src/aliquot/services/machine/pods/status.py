@@ -30,7 +30,7 @@ from aliquot.services.machine.pods.controllers import outcome, ready
 from aliquot.services.machine.pods.cron import CronJobs, next_run
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.queue import request_shape
-from aliquot.services.machine.tenants import LocalMachine
+from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.services.runtime.standings import share_statuses
 from aliquot.wording import shortage
 from aliquot.wording.refusals import one_sentence

@@ -42,12 +42,13 @@ from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
-from aliquot.services.machine.groupmembers import GroupMembers
 from aliquot.services.machine.history import RunHistory
-from aliquot.services.machine.members import Orphans, user_of
 from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
 from aliquot.services.machine.requests import RunRequest, never_fits
-from aliquot.services.machine.runfiles import (
+from aliquot.services.machine.settings import Factors, keep_rules, stored_rules
+from aliquot.services.machine.tenants.groupmembers import GroupMembers
+from aliquot.services.machine.tenants.members import Orphans, user_of
+from aliquot.services.machine.tenants.runfiles import (
     RunNames,
     log_error,
     make_folder,
@@ -56,7 +57,6 @@ from aliquot.services.machine.runfiles import (
     remove_log,
     remove_strays,
 )
-from aliquot.services.machine.settings import Factors, keep_rules, stored_rules
 from aliquot.services.runtime.together.groups import Groups
 from aliquot.wording.refusals import one_sentence
 
