@@ -114,7 +114,7 @@ class Bookings(RuleBasedStateMachine):
         answers: list[dict[str, Any]] = []
         request = RunRequest(("x",), memory_mib=gib * 1024, wait=False)
         try:
-            self.machine.submit(request, caller, 1.0, answers.append)
+            self.machine.admission.submit(request, caller, 1.0, answers.append)
         except RefusedError as refused:
             if refused.details["kind"] != "busy":
                 raise

@@ -59,7 +59,7 @@ class Rig:
         caller = Caller(child.pid, os.geteuid(), os.getegid(), processes.start_time(child.pid))
         answers: list[dict[str, Any]] = []
         request = RunRequest(("x",), name, **{"memory_mib": 4096, "group": group, "wait": False, **more})
-        self.machine.submit(request, caller, float(len(self.children)), answers.append)
+        self.machine.admission.submit(request, caller, float(len(self.children)), answers.append)
         assert "ok" in answers[-1], answers
         return next(tenancy for tenancy in self.machine.tenancies.values() if tenancy.name == name)
 

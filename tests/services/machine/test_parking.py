@@ -66,7 +66,7 @@ class Rig:
         heard: list[dict[str, Any]] = []
         request = parse_run_request({"command": ["x"], "name": name, "memory_mib": gib * 1024, **more})
         assert isinstance(request, RunRequest)
-        self.machine.submit(request, caller, 0.0, heard.append)
+        self.machine.admission.submit(request, caller, 0.0, heard.append)
         return heard
 
     def move(self, verb: str, name: str, **more: Any) -> dict[str, Any]:

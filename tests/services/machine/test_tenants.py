@@ -29,7 +29,7 @@ from aliquot.services.daemon.metrics import exposition
 from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.status import status
-from aliquot.services.machine.tenants import machine as module
+from aliquot.services.machine.tenants import admission, registry
 from aliquot.services.machine.tenants.machine import LocalMachine
 from kit.fakeview import EMPTY
 from kit.machine import PaperArbiter, cards
@@ -80,7 +80,7 @@ class Rig:
     def submit(self, caller: Caller | None = None, **more: Any) -> list[dict[str, Any]]:
         """The messages to the run."""
         messages: list[dict[str, Any]] = []
-        self.machine.submit(RunRequest(("x",), **more), caller or self.process(), 1.0, messages.append)
+        self.machine.admission.submit(RunRequest(("x",), **more), caller or self.process(), 1.0, messages.append)
         return messages
 
     def booked(self) -> int:
@@ -152,7 +152,9 @@ def test_queue_order_and_waiting_time_survive_a_step_of_the_wall_clock(
     for at, wall in enumerate((1e9, 1e9 - 7200, 1e9 + 7200)):
         rig.machine.clock = lambda at=at: 100.0 + at  # type: ignore[misc]
         monkeypatch.setattr("time.time", lambda wall=wall: wall)
-        rig.machine.submit(RunRequest(("x",), f"run-{at}", memory_mib=8192), rig.process(), wall, lambda _message: None)
+        rig.machine.admission.submit(
+            RunRequest(("x",), f"run-{at}", memory_mib=8192), rig.process(), wall, lambda _message: None
+        )
     assert [entry.name for entry in rig.machine.queue] == ["run-0", "run-1", "run-2"]
     rig.machine.clock = lambda: 105.0
     daemon = DaemonStatus(pid=1, uid=0, version="0", since=0.0, home="", simulated=None)
@@ -258,8 +260,13 @@ def steps() -> list[tuple[str, Callable[[Rig, Callable[..., None]], None]]]:
 
     def of(what: str, name: str) -> Callable[[Rig, Callable[..., None]], None]:
         def put(rig: Rig, kill: Callable[..., None]) -> None:
-            target = {"arbiter": rig.arbiter, "store": rig.machine.store, "node": rig.machine, "": module}[what]
-            setattr(target, name, kill)
+            targets = {
+                "arbiter": rig.arbiter,
+                "store": rig.machine.store,
+                "admission": rig.machine.admission,
+                "": {"make_folder": admission, "remove_folder": registry}.get(name),
+            }
+            setattr(targets[what], name, kill)
 
         return put
 
@@ -270,8 +277,8 @@ def steps() -> list[tuple[str, Callable[[Rig, Callable[..., None]], None]]]:
             ("store", "add"),
             ("store", "_insert"),
             ("arbiter", "add"),
-            ("node", "_watch"),
-            ("node", "_environment"),
+            ("admission", "_watch"),
+            ("admission", "_environment"),
             ("arbiter", "remove"),
             ("store", "remove"),
             ("", "remove_folder"),
@@ -283,7 +290,7 @@ def steps() -> list[tuple[str, Callable[[Rig, Callable[..., None]], None]]]:
 def test_restore_after_kill_at_any_step_adopts_living_tenants(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, step: str, put: Callable[[Rig, Callable[..., None]], None]
 ) -> None:
-    for name in ("make_folder", "remove_folder"):
+    for module, name in ((admission, "make_folder"), (registry, "remove_folder")):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back afterwards
     rig.submit(memory_mib=1024)  # one that runs through it all
     ending = rig.process()
@@ -298,7 +305,7 @@ def test_restore_after_kill_at_any_step_adopts_living_tenants(
     messages: list[dict[str, Any]] = []
 
     def live() -> None:
-        rig.machine.submit(RunRequest(("x",), memory_mib=4096), coming, 1.0, messages.append)
+        rig.machine.admission.submit(RunRequest(("x",), memory_mib=4096), coming, 1.0, messages.append)
         rig.end(ending)
         rig.machine.ended(goes.tenant.id, 2.0)
 

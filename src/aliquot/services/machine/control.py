@@ -101,8 +101,8 @@ class ControlServer:
     async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
         """Until SIGTERM, SIGINT or `down`."""
         termination_signal(self._stopping)
-        self.machine.room_changed = Steps(self.machine.start_waiting, every=_BETWEEN_STARTS)
-        self.machine.queue_changed = Steps(self.machine.notify_waiting, every=_BETWEEN_UPDATES)
+        self.machine.admission.room_changed = Steps(self.machine.admission.start_waiting, every=_BETWEEN_STARTS)
+        self.machine.admission.queue_changed = Steps(self.machine.admission.notify_waiting, every=_BETWEEN_UPDATES)
         server = await asyncio.start_unix_server(self._connected, sock=listener, limit=PIECE)
         listener.listen(_BACKLOG)  # asyncio has set its own, which is also how many it accepts at once
         sweeping = asyncio.create_task(self._sweep())
@@ -183,7 +183,7 @@ class ControlServer:
 
         if self.machine.move_on(caller):
             await self.pods.sweeper.look()
-        entry = self.machine.submit(run_request, caller, time.time(), notify)
+        entry = self.machine.admission.submit(run_request, caller, time.time(), notify)
         if done.is_set():
             return
         left = asyncio.create_task(client.until_closed())
@@ -193,7 +193,7 @@ class ControlServer:
         finally:
             left.cancel()
             ended.cancel()
-            self.machine.leave(entry, time.time())
+            self.machine.admission.leave(entry, time.time())
 
     # --- operations --------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class ControlServer:
         if isinstance(found, QueuedRequest):
             self._owner_only(caller, f"stop {found.name}", found.uid)
             found.notify({"error": {"kind": "stopped", "text": "`aliquot stop` removed it from the queue"}})
-            self.machine.leave(found, time.time())
+            self.machine.admission.leave(found, time.time())
             return {"name": found.name, "was": "waiting"}
         tenant = found.tenant
         self._owner_only(caller, f"stop {tenant.name}", tenant.uid)

@@ -43,7 +43,8 @@ from aliquot.services.machine.control import ControlServer, watch_root
 from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.logs import RunLogs
 from aliquot.services.machine.pods.manager import PodManager
-from aliquot.services.machine.tenants.machine import Arbiter, LocalMachine
+from aliquot.services.machine.tenants.machine import LocalMachine
+from aliquot.services.machine.tenants.registry import Arbiter
 from aliquot.services.runtime.cards.meter import CardMeter
 from aliquot.services.runtime.together.groups import Groups
 from aliquot.services.runtime.usage.billing import KEEP_DAYS, Measuring, open_billing

@@ -70,7 +70,7 @@ class PodApi:
 
     async def _apply(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         """Apply all objects or none. Others have their turn after each object: hundreds take a third of a second."""
-        self._pods.machine.may_run(caller)
+        self._pods.machine.admission.may_run(caller)
         rules = parse_rules(request, self._rules)
         if isinstance(rules, Invalid):
             raise invalid(rules)
@@ -324,7 +324,7 @@ class PodApi:
         finally:
             self._pods.disconnect_supervisor(pod.uid, send)
             if entry is not None:
-                self._pods.machine.leave(entry, time.time())
+                self._pods.machine.admission.leave(entry, time.time())
 
 
 def _owner(owner: Applier, changing: Applier, notes: list[str]) -> Applier:

@@ -292,7 +292,7 @@ class PodManager(PodRecords):
         if claim.group:  # Pods of one user, namespace and class: only these can be one tenant
             claim = replace(claim, group=f"{claim.namespace}/{claim.group}/{claim.app_class.value}")
         listener = _QueuedPod(self, pod.uid, send)
-        return self.machine.submit_pod(
+        return self.machine.admission.submit_pod(
             claim, launchspec.run_request_of(pod, claim), caller, self._since[pod.uid], time.time(), listener
         )
 

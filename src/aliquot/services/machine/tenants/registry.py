@@ -1,0 +1,104 @@
+"""The tenants that run, with everything that each has: cards in the ledger, a row in the store, a folder, a place at
+the arbiter, processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from aliquot.adapters.gpu.page import PageError
+from aliquot.adapters.host import processes
+from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.procscan import Scan
+from aliquot.adapters.storage.folders import remove_folder
+from aliquot.adapters.storage.store import Store
+from aliquot.model.control import CardControl
+from aliquot.model.residency import Residency
+from aliquot.model.tenancy import Tenancy
+from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
+from aliquot.placement.book import Ledger
+from aliquot.services.machine.history import RunHistory
+from aliquot.services.machine.queue import Queue
+from aliquot.services.machine.tenants.groupmembers import GroupMembers
+from aliquot.services.machine.tenants.members import Orphans
+from aliquot.services.machine.tenants.runfiles import log_error
+from aliquot.services.runtime.together.groups import Groups
+
+_LOG = logging.getLogger("aliquot.tenants")
+
+
+class Arbiter(Protocol):
+    """Enforces the shares on the cards: services/runtime/arbiterd.py."""
+
+    def add(self, tenant: Tenant, directory: Path) -> None: ...
+    def change(self, tenant: Tenant) -> None: ...
+    def remove(self, tenant_id: str) -> None: ...
+    def configure(self, rules: SharingRules) -> None: ...
+    def standings(self) -> list[Standing]: ...
+    def findings(self) -> list[Finding]: ...
+    def controls(self) -> Mapping[str, CardControl]: ...
+    def alive(self, tenant_id: str) -> bool: ...
+    def request_move(self, tenant_id: str, *, leave: bool) -> str | None: ...  # why not, in a sentence
+    def residencies(self, tenant_id: str) -> list[Residency]: ...
+
+
+class Registry:
+    """`groups`: None where no run shares a card in space."""
+
+    def __init__(
+        self, home: Home, store: Store, arbiter: Arbiter, ledger: Ledger, queue: Queue, groups: Groups | None
+    ) -> None:
+        self.home, self.store, self.arbiter, self.ledger, self.groups = home, store, arbiter, ledger, groups
+        self.tenancies: dict[str, Tenancy] = {}
+        self.orphans = Orphans(self.directory, self._on_cards)
+        self.group_members = GroupMembers(groups, self.tenancies, queue)
+        self.history = RunHistory(store.history, store.writer, self.directory)
+
+    def directory(self, tenant_id: str) -> Path:
+        """The folder of the tenant."""
+        return Path(self.home.tenants, tenant_id)
+
+    def keep_boot(self) -> None:
+        """The next daemon discards tenants of another boot: no tenant is stored before this is. Raises StoreError."""
+        self.store.set("boot", processes.boot_id())
+
+    def keep(self, tenancy: Tenancy) -> None:
+        """For the next daemon. Raises StoreError."""
+        self.keep_boot()
+        self.store.add(tenancy)
+
+    def register(self, tenant: Tenant) -> bool:
+        """False if the arbiter cannot use the folder. The tenant owns it and may have broken it; others go on."""
+        try:
+            self.arbiter.add(tenant, self.directory(tenant.id))
+        except (PageError, OSError) as error:
+            _LOG.warning("tenant_folder_unusable", extra={"data": {"tenant": tenant.name, "error": str(error)}})
+            return False
+        return True
+
+    def discard(self, tenancy: Tenancy) -> None:
+        """Forget the tenant and remove everything it had. Must not stop half way."""
+        tenant_id = tenancy.tenant.id
+        self.tenancies.pop(tenant_id, None)
+        self.orphans.discard(tenant_id)
+        self.ledger.forget(tenant_id)
+        failed = log_error("tenant_cleanup_failed", tenancy.tenant.name)
+        try:
+            self.arbiter.remove(tenant_id)
+        except OSError as error:
+            failed(error)
+        self.store.writer.put(lambda: self.store.remove(tenant_id), failed)
+        remove_folder(self.directory(tenant_id))
+        if tenancy.group and self.groups is not None:
+            self.groups.left(tenancy.group_id, self.group_members.of(tenancy.group_id))
+
+    def members(self, tenancy: Tenancy, found: Scan) -> dict[int, int]:
+        """Its live processes, with their start times (members.py)."""
+        return self.orphans.members(tenancy, found)
+
+    def _on_cards(self, tenant_id: str) -> dict[int, int]:
+        return processes.identities(
+            pid for standing in self.arbiter.standings() if standing.tenant == tenant_id for pid in standing.processes
+        )
