@@ -17,7 +17,7 @@ _LOOK = 0.1  # seconds between two checks
 
 
 class Reporter(Protocol):
-    """services/agent/nodereport.py."""
+    """services/agent/report/node.py."""
 
     @property
     def acknowledged(self) -> bool: ...

@@ -59,9 +59,9 @@ from aliquot.services.agent.groups import PodGroups
 from aliquot.services.agent.handover import hand_over
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
 from aliquot.services.agent.injection import CdiInjector, MountInjector, RuntimeInjector
-from aliquot.services.agent.nodereport import NodeReporter
 from aliquot.services.agent.podcache import PodCache
 from aliquot.services.agent.recovery import TenantRecovery
+from aliquot.services.agent.report.node import NodeReporter
 from aliquot.services.agent.settings import Parts, Settings
 from aliquot.services.agent.tenants import PodTenants
 from aliquot.services.daemon.calls import Calls

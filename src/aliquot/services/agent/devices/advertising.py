@@ -12,7 +12,7 @@ from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
 from aliquot.services.agent.devices.holders import DeviceHolders
 from aliquot.services.agent.devices.plugins import Plugins
-from aliquot.services.agent.nodereport import NodeReporter
+from aliquot.services.agent.report.node import NodeReporter
 
 _PLUGIN_RETURNS = 60.0  # seconds in which a device plugin is back after its own restart or the kubelet's
 

@@ -19,7 +19,7 @@ from aliquot.dialects.wire.objects import PodObject, asks_for
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.refusal import Invalid
-from aliquot.services.agent.nodereport import NodeReporter
+from aliquot.services.agent.report.node import NodeReporter
 from aliquot.services.agent.tenants import PodTenants
 from aliquot.services.daemon.events import EventSink, pod_ref
 

@@ -10,8 +10,8 @@ from aliquot.dialects.native import GRANT
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Standing
-from aliquot.services.agent.nodereport import NodeReporter
 from aliquot.services.agent.podcache import PodCache
+from aliquot.services.agent.report.node import NodeReporter
 from aliquot.services.agent.tenants import PodTenants
 
 

@@ -15,7 +15,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import Share
 from aliquot.model.residency import Arrival, ParkReason, Where
 from aliquot.model.tenancy import Tenancy
-from aliquot.services.agent.nodereport import NodeReporter
+from aliquot.services.agent.report.node import NodeReporter
 from aliquot.services.daemon.events import ObjectRef
 
 POD = Tenancy("u1", "ml", "p", AppClass.OFFLINE, (Share(0, 5120, 300, uuid="GPU-0"),), 0.0)

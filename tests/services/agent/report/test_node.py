@@ -21,8 +21,8 @@ from aliquot.model.node import Isolation, Offer
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind, Level, Standing, State
-from aliquot.services.agent import nodereport
-from aliquot.services.agent.nodereport import NodeReporter
+from aliquot.services.agent.report import node as module
+from aliquot.services.agent.report.node import NodeReporter
 from aliquot.services.daemon.events import ObjectRef
 from kit.builders import GIB, asking
 from kit.fakeapi import Api, forbidden
@@ -244,8 +244,8 @@ class TestInventory:
     def test_failed_inventory_write_is_retried(
         self, setup: Setup, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(nodereport, "_FIRST_PAUSE", 0.001)
-        monkeypatch.setattr(nodereport, "_LONGEST_PAUSE", 0.001)
+        monkeypatch.setattr(module, "_FIRST_PAUSE", 0.001)
+        monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.001)
         setup.api.refuse = lambda verb, path: error if len(setup.api.calls) <= 3 else None
         setup.receive()
         setup.reporter.publish(CARDS, here=True)
