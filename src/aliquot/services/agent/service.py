@@ -432,16 +432,16 @@ class Agent:
             self.reporter.publish(self.cards, here=not self.advertiser.missing, counted=amounts)
             self.counted.report()
             self.parts.arbiter.spare(self.foreign_pods.uids)  # they ran before we came
-            self.reporter.report_health(self.parts.health, self.tenants.tenancies.values())
-            self.reporter.report_findings(
+            self.reporter.events.report_health(self.parts.health, self.tenants.tenancies.values())
+            self.reporter.events.report_findings(
                 self.foreign_pods.drop_expected(self.parts.arbiter.findings()), self.pod_cache
             )
             tenancies, standings = self.tenants.tenancies, self.parts.arbiter.standings()
-            self.reporter.report_limits(standings, tenancies, self.parts.health.cards)
-            self.reporter.report_moves(
+            self.reporter.events.report_limits(standings, tenancies, self.parts.health.cards)
+            self.reporter.events.report_moves(
                 self.parts.arbiter.take_arrivals(), tenancies, self._users, self.parts.health.cards, time.monotonic()
             )
-            self.reporter.report_lingering(self.tenants.sweep())
+            self.reporter.events.report_lingering(self.tenants.sweep())
             self.groups.settle()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UPKEEP_INTERVAL):  # not wait_for: that may forget being cancelled

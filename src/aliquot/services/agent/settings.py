@@ -15,7 +15,7 @@ from aliquot.model.residency import Arrival
 from aliquot.model.tenant import Finding, SharingRules, Standing
 from aliquot.services.agent.api.live import Traced
 from aliquot.services.agent.injection import Libraries
-from aliquot.services.agent.report import node
+from aliquot.services.agent.report import events
 from aliquot.services.agent.tenants import Tenants
 from aliquot.services.runtime.cards.meter import CardMeter
 from aliquot.services.runtime.together.groups import Groups
@@ -35,7 +35,7 @@ class Arbiter(Tenants, Traced, Protocol):
     def spare(self, tenants: frozenset[str]) -> None: ...
 
 
-class Health(node.Health, Protocol):
+class Health(events.Health, Protocol):
     """services/runtime/cards/health.py."""
 
     def start(self) -> None: ...

@@ -38,7 +38,7 @@ class Setup:
 
     def look(self, now: float, *arrivals: Arrival) -> list[tuple[str, str, str, str]]:
         self.events.clear()
-        self.reporter.report_moves(arrivals, self.tenancies, self.users, [Card(0, 16384, "GPU-0", "A30")], now)
+        self.reporter.events.report_moves(arrivals, self.tenancies, self.users, [Card(0, 16384, "GPU-0", "A30")], now)
         return list(self.events)
 
     @staticmethod

@@ -316,7 +316,7 @@ class TestEvents:
 
     def test_unhealthy_card_is_reported_on_the_node_and_its_pods(self, setup: Setup) -> None:
         setup.receive()
-        setup.reporter.report_health(FakeHealth(GPU_1="Xid 79"), self.TENANCIES)
+        setup.reporter.events.report_health(FakeHealth(GPU_1="Xid 79"), self.TENANCIES)
         assert [(about.kind, about.name, about.uid, reason) for about, reason, _, _ in setup.events] == [
             ("Node", "n1", "node-uid", "GPUUnhealthy"),
             ("Pod", "on-it", "uid-on-it", "GPUUnhealthy"),
@@ -325,7 +325,7 @@ class TestEvents:
 
     def test_unhealthy_card_is_reported_once_and_when_healthy_again(self, setup: Setup) -> None:
         for health in (sick := FakeHealth(GPU_1="silent")), sick, FakeHealth(), FakeHealth():
-            setup.reporter.report_health(health, ())
+            setup.reporter.events.report_health(health, ())
         assert setup.reported() == [
             ("GPUUnhealthy", "card 1 (GPU-1) is out: silent"),
             ("GPUHealthy", "card 1 (GPU-1) is back"),
@@ -345,7 +345,7 @@ class TestEvents:
             Finding("GPU-0", 9, FindingKind.STRANGER, "is not held", "u1"),
             Finding("GPU-0", 10, FindingKind.STRANGER, "is of one that is gone", "u2"),
         ]
-        setup.reporter.report_findings(findings, Pods())
+        setup.reporter.events.report_findings(findings, Pods())
         assert {(about.name, text) for about, _, text, _ in setup.events} == {
             ("p", "card GPU-0: process 9 is not held"),
             (
@@ -367,7 +367,7 @@ class TestEvents:
             Finding("GPU-0", 9, FindingKind.ENDED, "was ended", "u1"),
             Finding("GPU-0", 8, FindingKind.UNREGISTERED, "is not held", "u1"),
         ]
-        setup.reporter.report_findings(findings, Pods())
+        setup.reporter.events.report_findings(findings, Pods())
         assert {(about.name, reason, text) for about, reason, text, _ in setup.events} == {
             ("p", "GPUMemoryExceeded", "card GPU-0: tenant ml/p uses 6 GiB"),
             ("p", "GPUProcessEnded", "card GPU-0: process 9 was ended"),
@@ -375,14 +375,16 @@ class TestEvents:
         }
 
     def test_lingering_pod_is_reported_on_the_node(self, setup: Setup) -> None:
-        setup.reporter.report_lingering(self.TENANCIES[:1])
+        setup.reporter.events.report_lingering(self.TENANCIES[:1])
         assert setup.reported() == [
             ("GPUStillInUse", "Pod ml/on-it (uid-on-it) has ended, but its processes are still on its cards")
         ]
 
     def test_refused_advertisement_is_reported_once(self, setup: Setup) -> None:
         for _ in range(3):
-            setup.reporter.report_refused(Invalid("--memory-unit", "MiB", "GiB: there would be too many devices"))
+            setup.reporter.events.report_refused(
+                Invalid("--memory-unit", "MiB", "GiB: there would be too many devices")
+            )
         assert [reason for reason, _ in setup.reported()] == ["CannotAdvertise"]
 
 
@@ -394,7 +396,7 @@ class TestMemoryLimits:
         return Standing(tenant, uuid, State.IDLE, Level.HARDWARE, 0.0, 0, 5 << 30, (), 0, 0.0, times)
 
     def look(self, setup: Setup, *standings: Standing) -> None:
-        setup.reporter.report_limits(standings, {"u1": self.POD}, CARDS)
+        setup.reporter.events.report_limits(standings, {"u1": self.POD}, CARDS)
 
     def test_memory_limit_is_reported_on_the_pod(self, setup: Setup) -> None:
         self.look(setup, self.refused(3))

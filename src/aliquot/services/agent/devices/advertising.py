@@ -56,9 +56,9 @@ class Advertiser:
         wanted = adverts(offering, rules, marked=self._reporter.marked)
         self.refused = wanted if isinstance(wanted, Invalid) else None
         if taken:
-            self._reporter.report_refused(TAKEN)
+            self._reporter.events.report_refused(TAKEN)
         if isinstance(wanted, Invalid):
-            self._reporter.report_refused(wanted)
+            self._reporter.events.report_refused(wanted)
             wanted = ()
         self.counted = tuple(advert for advert in wanted if advert.counted)
         offered = {

@@ -64,7 +64,7 @@ class CountedResources:
             known = next((advert for advert in adverts if advert.resource in devices), None)
             if known is not None:
                 self.refused = _still_devices(known)
-                self._reporter.report_refused(self.refused)
+                self._reporter.events.report_refused(self.refused)
                 return {}
         cards = tuple(cards)
         held = {} if all(card.usable for card in cards) else self._held_mib([advert.resource for advert in adverts])

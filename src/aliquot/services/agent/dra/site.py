@@ -49,4 +49,4 @@ class AgentSite:
 
     def report_refused(self, problem: Invalid) -> None:
         """Emit an event on the Node."""
-        self.reporter.report_refused(problem)
+        self.reporter.events.report_refused(problem)
