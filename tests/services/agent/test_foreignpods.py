@@ -253,11 +253,11 @@ class TestHami:
         pod = self.live(agent_node, "theirs", "GPU-1,NVIDIA,16384,100:;")
         agent_node.rules = Rules(served=frozenset({"qgpu", "hami"}))
         agent_node.restart()
-        play(agent_node.agent._advertise())
+        play(agent_node.agent.upkeep.advertise())
         assert uid(pod) not in agent_node.tenants.tenancies
         agent_node.labels = {hami.LABEL: "true"}
         agent_node.sync()
-        play(agent_node.agent._advertise())
+        play(agent_node.agent.upkeep.advertise())
         assert cards(agent_node, pod) == {"GPU-1": 16}
         play(agent_node.agent.held_cards.refresh())
         assert dict(agent_node.agent.held_cards.why) == {}

@@ -220,6 +220,6 @@ def test_held_card_is_in_the_inventory_the_status_and_the_kubelets_devices(agent
     agent.reporter.publish(agent.cards, here=True)
     assert f'"withheld":"{HELD}"' in agent.reporter._inventory["aliquot.dev/inventory"]
     assert [(card.is_out, card.why_out) for card in agent.status().cards] == [(False, None), (True, HELD)]
-    play(agent._advertise())
+    play(agent.upkeep.advertise())
     offered = agent.advertiser.offered[QGPU_CORE]
     assert sum(token.healthy for token in offered) == len(offered) // 2

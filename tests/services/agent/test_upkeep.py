@@ -28,7 +28,7 @@ GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 
 def offered(agent_node: AgentNode) -> dict[str, dict[str, bool]]:
     """By resource: each device, and whether it may be given away."""
-    play(agent_node.agent._advertise())
+    play(agent_node.agent.upkeep.advertise())
     return {
         resource: {token.id: token.healthy for token in tokens}
         for resource, tokens in agent_node.agent.advertiser.offered.items()
@@ -45,7 +45,7 @@ def one_round(agent_node: AgentNode) -> None:
     agent_node.agent.restored.set()
 
     async def act() -> None:
-        upkeep = asyncio.create_task(agent_node.agent._upkeep())
+        upkeep = asyncio.create_task(agent_node.agent._keep_up())
         for _ in range(100):  # nothing here takes time; the next round is a second later
             await asyncio.sleep(0)
         assert not upkeep.done()
@@ -158,7 +158,7 @@ def test_upkeep_continues_when_the_database_cannot_be_written(
 
     monkeypatch.setattr(PodStore, "set_cards", full)
     for _ in range(3):
-        agent_node.agent._persist_cards()
+        agent_node.agent.upkeep.persist_cards()
     assert caplog.text.count("cards_not_persisted") == 1
 
 
@@ -255,9 +255,9 @@ def test_upkeep_ends_when_cancelled_while_it_wakes(agent_node: AgentNode, steps:
     agent_node.agent.restored.set()
 
     async def act() -> None:
-        upkeep = asyncio.create_task(agent_node.agent._upkeep())
+        upkeep = asyncio.create_task(agent_node.agent._keep_up())
         await asyncio.sleep(0.05)
-        agent_node.agent._awake.set()
+        agent_node.agent.wake()
         for _ in range(steps):
             await asyncio.sleep(0)
         upkeep.cancel()

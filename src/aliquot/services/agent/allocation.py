@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -256,6 +257,16 @@ class Allocator:
         card = next((card for card in self._node().cards if card.uuid == uuid), None)
         if card is not None and card.withheld and pod.metadata.uid not in self._tenants.tenancies:
             raise Refused(f"card {card.index} ({uuid}) is not offered: {card.withheld}; create the Pod again")
+
+    def container_of(self, uid: str) -> str:
+        """The container of a Pod that asked for a card; empty if several did, or it is not known."""
+        pod = self._pods.by_uid(uid)
+        if pod is None:
+            return ""
+        with suppress(Refused):
+            names = {container.name for container in self.read(pod)[1].containers if container.shares}
+            return names.pop() if len(names) == 1 else ""
+        return ""
 
     def read(self, pod: PodObject) -> tuple[Claim, Grant]:
         """The Pod's claim and its grant, of any cards. Raises Refused."""

@@ -15,7 +15,6 @@ An agent that is killed at any line leaves running Pods as they are.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -32,7 +31,6 @@ from aliquot.adapters.kubelet.holders import Kubelet
 from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector
 from aliquot.adapters.storage.cdifolder import CdiFolder
-from aliquot.adapters.storage.podstore import StoreError
 from aliquot.dialects import elastic, native
 from aliquot.dialects.wire.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
@@ -46,11 +44,12 @@ from aliquot.services.agent.allocation import Allocator
 from aliquot.services.agent.api.control import AgentControl
 from aliquot.services.agent.api.http import AgentPort
 from aliquot.services.agent.api.live import AgentLive
+from aliquot.services.agent.api.readiness import Progress, waits_for
 from aliquot.services.agent.api.status import NodeState, resource_statuses, status
 from aliquot.services.agent.devices.advertising import Advertiser
 from aliquot.services.agent.devices.counted import CountedResources
 from aliquot.services.agent.devices.holders import DeviceHolders
-from aliquot.services.agent.devices.plugins import ALLOCATE, PRESTART, Plugins, Refused, timed
+from aliquot.services.agent.devices.plugins import ALLOCATE, PRESTART, Plugins, timed
 from aliquot.services.agent.dra.driver import DraDriver
 from aliquot.services.agent.dra.preparation import ClaimPreparer
 from aliquot.services.agent.dra.site import AgentSite
@@ -64,6 +63,7 @@ from aliquot.services.agent.recovery import TenantRecovery
 from aliquot.services.agent.report.node import NodeReporter
 from aliquot.services.agent.settings import Parts, Settings
 from aliquot.services.agent.tenants import PodTenants
+from aliquot.services.agent.upkeep import Upkeep
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import about
 from aliquot.services.daemon.events import Events, timestamp
@@ -78,8 +78,6 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
-
-_UPKEEP_INTERVAL = 1.0  # seconds
 
 
 class Agent:
@@ -156,14 +154,13 @@ class Agent:
         self.counted = CountedResources(
             self.kubelet, self.pod_cache, self.tenants, self.reporter, self.events, settings.rules.whole
         )
+        self.upkeep = self._make_upkeep()
         self.port = AgentPort(self, address=settings.bind_address, port=settings.port)
         self._since = time.time()
         self.restored = asyncio.Event()
-        self._awake = asyncio.Event()
         self._rules = SharingRules(
             release_delay=settings.release_delay, kill_after=settings.kill_after, host_pool=settings.host_pool << 20
         )
-        self._store_problem = ""
 
     def _make_allocator(self) -> Allocator:
         return Allocator(
@@ -213,6 +210,24 @@ class Agent:
             changed=self.wake,
         )
 
+    def _make_upkeep(self) -> Upkeep:
+        return Upkeep(
+            self.parts,
+            node=self.node,
+            cards=lambda: self.cards,
+            rules=self.settings.rules,
+            reporter=self.reporter,
+            pods=self.pod_cache,
+            tenants=self.tenants,
+            foreign_pods=self.foreign_pods,
+            held_cards=self.held_cards,
+            advertiser=self.advertiser,
+            counted=self.counted,
+            claims=self.claims,
+            dra=self.dra,
+            groups=self.groups,
+        )
+
     # --- start and stop ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -258,7 +273,7 @@ class Agent:
             self._restore,
             self.plugins.run,
             self._serve_claims,
-            self._upkeep,
+            self._keep_up,
             partial(collect_garbage, self.restored),
             self.delay.run,
             self.port.run,
@@ -275,22 +290,12 @@ class Agent:
         """Only when the Pods are known: what was measured before then is named as well."""
         await self.restored.wait()
         if self.billing is not None:
-            self.billing.container = self.container_of
+            self.billing.container = self.allocator.container_of
             await self.billing.run()
-
-    def container_of(self, uid: str) -> str:
-        """The container of a Pod that asked for a card; empty if several did, or it is not known."""
-        pod = self.pod_cache.by_uid(uid)
-        if pod is None:
-            return ""
-        with contextlib.suppress(Refused):
-            names = {container.name for container in self.allocator.read(pod)[1].containers if container.shares}
-            return names.pop() if len(names) == 1 else ""
-        return ""
 
     def wake(self) -> None:
         """Run the upkeep now: something has changed. Call it in the loop's thread only."""
-        self._awake.set()
+        self.upkeep.wake()
 
     # --- the node and its status ---------------------------------------------------------------------------------
 
@@ -323,24 +328,20 @@ class Agent:
 
     def ready(self) -> str | None:
         """None when the agent is ready, else what it waits for."""
-        if self.nodes.synced.is_set() and not self.reporter.exists:
-            return f"Node {self.settings.node_name} does not exist: set --nodename to its name"
-        if not self.pods.synced.is_set() or not self.reporter.exists:
-            return "the Node and its Pods have not been read from the API server yet"
-        if not self.restored.is_set():
-            return "the tenants are not restored yet"
-        if self.advertiser.missing:
-            return f"the kubelet has not accepted {', '.join(sorted(self.advertiser.missing))} yet"
-        if self.advertiser.refused is not None:
-            return f"no resource can be advertised: {self.advertiser.refused.sentence()}"
-        if self.counted.refused is not None:
-            return f"gpu-mem cannot be offered: {self.counted.refused.sentence()}"
-        if self.reporter.uncounted:
-            return f"{', '.join(self.reporter.uncounted)} is not in the Node's status yet"
-        waits_for = self.dra.ready()
-        if waits_for is not None:
-            return waits_for
-        return None if self.reporter.published else "the inventory is not on the Node yet"
+        progress = Progress(
+            node_name=self.settings.node_name,
+            node_listed=self.nodes.synced.is_set(),
+            node_exists=self.reporter.exists,
+            pods_listed=self.pods.synced.is_set(),
+            restored=self.restored.is_set(),
+            missing=self.advertiser.missing,
+            not_advertised=self.advertiser.refused,
+            not_counted=self.counted.refused,
+            uncounted=self.reporter.uncounted,
+            dra=self.dra.ready(),
+            published=self.reporter.published,
+        )
+        return waits_for(progress)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -388,7 +389,7 @@ class Agent:
         if self.billing is not None and self.restored.is_set():
             yield from usage_families(self.billing.counters(), self.parts.health.cards)
         if self.settings.qgpu_names:
-            yield from qgpu_families(status, self.settings.node_name, self.container_of)
+            yield from qgpu_families(status, self.settings.node_name, self.allocator.container_of)
 
     def live(self) -> dashboard.Node:
         """This node as a dashboard shows it."""
@@ -420,48 +421,7 @@ class Agent:
         await self.claims.release_gone()
         await self.dra.run()
 
-    async def _upkeep(self) -> None:
+    async def _keep_up(self) -> None:
         await self.reporter.node_known.wait()
         await self.restored.wait()
-        while True:
-            self._awake.clear()  # later changes start another round
-            self._persist_cards()
-            await self.held_cards.refresh()
-            await self._advertise()
-            amounts = self.counted.amounts(self.advertiser.counted, self.cards)
-            self.reporter.publish(self.cards, here=not self.advertiser.missing, counted=amounts)
-            self.counted.report()
-            self.parts.arbiter.spare(self.foreign_pods.uids)  # they ran before we came
-            self.reporter.events.report_health(self.parts.health, self.tenants.tenancies.values())
-            self.reporter.events.report_findings(
-                self.foreign_pods.drop_expected(self.parts.arbiter.findings()), self.pod_cache
-            )
-            tenancies, standings = self.tenants.tenancies, self.parts.arbiter.standings()
-            self.reporter.events.report_limits(standings, tenancies, self.parts.health.cards)
-            self.reporter.events.report_moves(
-                self.parts.arbiter.take_arrivals(), tenancies, self._users, self.parts.health.cards, time.monotonic()
-            )
-            self.reporter.events.report_lingering(self.tenants.sweep())
-            self.groups.settle()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_UPKEEP_INTERVAL):  # not wait_for: that may forget being cancelled
-                    await self._awake.wait()
-
-    async def _advertise(self) -> None:
-        node = self.node() if self.dra.offers_resources else replace(self.node(), offers=frozenset())
-        await self.advertiser.refresh(node, self.settings.rules)
-
-    def _users(self, claim: str) -> list[PodObject]:
-        """The Pods that use the claim."""
-        return [pod for pod in self.pod_cache if not pod.finished and claim in self.claims.claims_of(pod.metadata.uid)]
-
-    def _persist_cards(self) -> None:
-        """An error, such as a full disk, must not stop the upkeep."""
-        try:
-            self.parts.store.set_cards(self.parts.health.cards)
-            while self.parts.store.notes:
-                log.warning("database_note", extra={"data": {"note": self.parts.store.notes.pop(0)}})
-        except StoreError as error:
-            if str(error) != self._store_problem:
-                log.warning("cards_not_persisted", extra={"data": {"why": str(error)}})
-            self._store_problem = str(error)
+        await self.upkeep.run()

@@ -69,7 +69,7 @@ class Node:
         agent.restored.set()
 
         async def act() -> None:
-            await agent._advertise()
+            await agent.upkeep.advertise()
             agent.reporter.publish(
                 agent.cards, here=True, counted=agent.counted.amounts(agent.advertiser.counted, agent.cards)
             )
