@@ -241,6 +241,17 @@ def test_a_pod_of_kai_gets_the_resource_by_which_the_kubelet_calls_us(fresh: Con
     assert resources["limits"]["aliquot.dev/card-place"] == resources["requests"]["aliquot.dev/card-place"] == "1"
 
 
+def test_a_pod_of_hami_with_only_a_part_of_a_card_gets_one_card(fresh: ControlPlane) -> None:
+    served = frozenset({"qgpu", "hami"})
+    with a_webhook(fresh, rules=Rules(served=served), served=served):
+        resources = created(fresh, objects.pod("part", {"nvidia.com/gpumem": 3000}))["spec"]["containers"][0][
+            "resources"
+        ]
+        with pytest.raises(Refused, match=r"either nvidia\.com/gpumem or nvidia\.com/gpumem-percentage"):
+            created(fresh, objects.pod("both", {"nvidia.com/gpumem": 3000, "nvidia.com/gpumem-percentage": 50}))
+    assert resources["limits"] == resources["requests"] == {"nvidia.com/gpumem": "3k", "nvidia.com/gpu": "1"}
+
+
 def test_a_grant_that_was_left_in_a_template_is_taken_off_and_kubectl_warns(fresh: ControlPlane) -> None:
     stale = {"ALIYUN_COM_GPU_MEM_IDX": "0", "aliquot.dev/grant": "{}", "mine": "stays"}
     with a_webhook(fresh):

@@ -200,6 +200,18 @@ def test_pods_of_other_dialects_on_the_same_cards_are_counted(cluster: FakeClust
     assert "8/16" in printed()
 
 
+def test_pods_of_dialects_on_request_are_counted_where_we_placed_them(cluster: FakeCluster) -> None:
+    grant = {"v": 1, "node": "n1", "containers": [{"name": "main", "cards": [{"index": 0, "memory_mib": 5120}]}]}
+    asks = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 5120}
+    placed = asking(asks, "h", on="n1", annotations={"aliquot.dev/grant": json.dumps(grant)})
+    half = {"gpu-memory": "5120", "aliquot.dev/grant": json.dumps(grant)}
+    fraction = asking({"aliquot.dev/card-place": 1}, "k", on="n1", annotations=half)
+    others = asking({"nvidia.com/gpu": 1}, "nvidia", on="n1")
+    node = a_node("n1", 16, labels={"gpushare": "true"}, capacity={MEM: "16"})
+    cluster.show(node, placed, fraction, others)
+    assert "10/16 (62%)" in printed()
+
+
 def test_a_pod_that_breaks_a_rule_is_noted_and_not_counted(cluster: FakeCluster) -> None:
     cluster.show(shared("n1", 1, 16), gpushare_pod("p", 3, on="n1", annotations={COUNT: "2"}))
     result = invoked(inspect)

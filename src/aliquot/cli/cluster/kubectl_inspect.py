@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -142,6 +142,8 @@ def as_click_reads(words: Sequence[str]) -> list[str]:
 def shared_nodes(nodes: Sequence[Json], pods: Iterable[Json]) -> tuple[list[SharedNode], str, list[str]]:
     """The nodes that advertise gpu-mem, by name; the unit; and what could not be counted, in sentences."""
     from aliquot import dialects
+    from aliquot.dialects import native
+    from aliquot.dialects.rules import EVERY
     from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
 
     read_nodes = [node for obj in nodes if isinstance(node := read_object(obj, NodeObject, "node"), NodeObject)]
@@ -153,10 +155,12 @@ def shared_nodes(nodes: Sequence[Json], pods: Iterable[Json]) -> tuple[list[Shar
         if made is not None:
             found[made[0].name] = made
     notes: list[str] = []
-    reader = dialects.PodReader(rules)
+    # nvidia.com/gpu and KAI's annotations are ours only on Pods that we placed.
+    ours, every = dialects.PodReader(rules), dialects.PodReader(replace(rules, served=frozenset(EVERY)))
     for obj in pods:
         pod = read_object(obj, PodObject, "pod")
         if isinstance(pod, PodObject) and pod.spec.node_name in found:
+            reader = every if native.GRANT in (pod.metadata.annotations or {}) else ours
             _count(pod, reader.read(pod).claim, *found[pod.spec.node_name], unit.mib, notes)
     shared = [found[name][0] for name in sorted(found)]
     # The peer learns the unit from the first node with cards, and prints none without.
