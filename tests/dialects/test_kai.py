@@ -129,6 +129,7 @@ def test_fraction_beside_whole_cards_is_refused() -> None:
         {"gpu-fraction": "0.5"}, {"nvidia.com/gpu": 1}, rules=ALONE
     )
     assert "one dialect per Pod" in refusal_of({"gpu-fraction": "0.5"}, {"nvidia.com/gpu": 1})
+    assert '["gpu-fraction"]: "0.5" is not allowed' in refusal_of({"gpu-fraction": "0.5"}, {"nvidia.com/gpu": 1})
     assert "one dialect per Pod" in refusal_of({"gpu-fraction": "0.5"}, {"aliyun.com/gpu-mem": 1})
 
 

@@ -69,6 +69,8 @@ def test_pod_with_two_dialects_is_refused(first: dict[str, int], second: dict[st
     assert "spec.containers[0].resources.limits" in only.sentence()
     assert "spec.containers[1].resources.limits" in only.sentence()
     assert "one dialect per Pod" in only.sentence()
+    assert only.value == 1  # not the dialect's name
+    assert only.allowed.endswith("'s; remove one of them")
 
 
 def test_container_with_two_dialects_is_refused() -> None:

@@ -216,6 +216,16 @@ class Pod:
         """The containers that name any of the resources."""
         return [container for container in self.containers if container.asks(*resources)]
 
+    def value_at(self, field: str) -> object:
+        """What is written in a field of a resource, a label or an annotation; empty text for a null."""
+        found = {f'metadata.labels["{key}"]': value for key, value in self.labels.items()}
+        found |= {annotation_field(key): value for key, value in {**self.misplaced, **self.annotations}.items()}
+        for container in self.containers:
+            for resource in (*container.limits, *container.requests):
+                found[container.field(resource)] = container.value(resource)
+        value = found.get(field)
+        return "" if value is None else value
+
     def first_mention(self, resources: Iterable[str]) -> str | None:
         """The field where one of the resources is first named; None where none is."""
         for container in self.containers:

@@ -110,8 +110,9 @@ def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Inv
     problems = [*view.problems, *slips]
     (dialect, first), *others = spoken
     if others:
+        already = f"one dialect per Pod: {first} already uses {dialect.name}"
         problems += [
-            Invalid(field, other.name, f"one dialect per Pod: {first} already uses {dialect.name}")
+            Invalid(field, view.value_at(field), f"{already}, and this is {other.name}'s; remove one of them")
             for other, field in others
         ]
         return tuple(problems), view

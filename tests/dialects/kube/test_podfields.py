@@ -9,7 +9,7 @@ import pytest
 import yaml
 from hypothesis import given
 
-from aliquot.dialects.kube.podfields import unknown_fields, unknown_fields_of, unquoted
+from aliquot.dialects.kube.podfields import unknown_fields, unknown_fields_of, unquoted, wrong_metadata
 from kit.strategies import anything
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -70,6 +70,15 @@ def test_label_or_annotation_that_is_no_text_is_refused(part: str, value: object
     (found,) = unquoted({"metadata": {part: {"example.com/x": value, "a": "4", "b": None}}})
     assert found.field == f'metadata.{part}["example.com/x"]'
     assert found.allowed == f"text: put it in quotes, {quoted}"
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("n" * 253, False), ("n" * 254, True), ("My-Pod", True), ("a_b", True)])
+def test_name_that_the_api_server_does_not_take_is_refused(name: str, wrong: bool) -> None:
+    metadata: dict[str, Any] = {"name": name, "labels": {"a": 1}}
+    found = [problem.field for problem in wrong_metadata({"metadata": metadata})]
+    assert found == ["metadata.name"] * wrong + ['metadata.labels["a"]']
+    made = {"metadata": {"name": name, "ownerReferences": [{"kind": "Deployment"}]}}
+    assert wrong_metadata(made) == []
 
 
 def test_misspelled_fields_are_limited_in_number() -> None:

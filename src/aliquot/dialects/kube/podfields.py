@@ -1,5 +1,5 @@
-"""The fields of Pod spec and container in Kubernetes 1.34, to report misspelled ones; labels and annotations that are
-no texts.
+"""The fields of Pod spec and container in Kubernetes 1.34, to report misspelled ones; and names, labels and annotations
+that the API server does not take.
 
 A newer field is reported too, and accepted all the same.
 """
@@ -7,6 +7,7 @@ A newer field is reported too, and accepted all the same.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ _CONTAINER = frozenset((
     "startupProbe", "stdin", "stdinOnce", "terminationMessagePath", "terminationMessagePolicy", "tty",
     "volumeDevices", "volumeMounts", "workingDir",
 ))  # fmt: skip
+OBJECT_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+OBJECT_NAME_ALLOWED = "at most 253 lower-case letters, digits, - and ., for example web-1"
 _RESOURCES = frozenset({"claims", "limits", "requests"})
 _MOST = 10  # that are noted of one Pod
 _LONGEST = 80  # characters of a word that nobody knows
@@ -50,6 +53,15 @@ def unknown_fields_of(manifest: object) -> list[str]:
     for key in path.split("."):
         spec = mapping(spec).get(key)
     return unknown_fields(mapping(spec), path)
+
+
+def wrong_metadata(pod: object) -> list[Invalid]:
+    """What the API server would say about the names, labels and annotations of a Pod that somebody wrote."""
+    metadata = mapping(mapping(pod).get("metadata"))
+    name = metadata.get("name")
+    # The names of a workload's Pods are made here, in another way than its controller's.
+    wrong = isinstance(name, str) and name and not metadata.get("ownerReferences") and not OBJECT_NAME.fullmatch(name)
+    return [*([Invalid("metadata.name", name, OBJECT_NAME_ALLOWED)] if wrong else []), *unquoted(pod)]
 
 
 def unquoted(pod: object) -> list[Invalid]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects.kube.manifests import WORKLOADS, expand, job_of
-from aliquot.dialects.kube.podfields import unquoted
+from aliquot.dialects.kube.podfields import OBJECT_NAME, OBJECT_NAME_ALLOWED, unquoted
 from aliquot.dialects.local.claims import parse_local_pod
 from aliquot.dialects.local.cron import ALLOWED, parse_schedule
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of
@@ -29,9 +28,7 @@ POD = "Pod"
 MOST_REPLICAS = 256  # of one workload: a Pod is at least two processes
 CRON_JOB = "CronJob"
 _MOST_OBJECTS = 256
-_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _LONGEST_CRON_NAME = 52  # as in Kubernetes: the name of a Job has the time in it too
-_NAME_ALLOWED = "at most 253 lower-case letters, digits, - and ., for example web-1"
 _BACKOFF_LIMIT = 6
 _MOST_ENDED = 1000  # finished Pods of a Job: they stay in the list
 
@@ -116,8 +113,8 @@ def _read(manifest: dict[str, Any], kind: str, rules: Rules) -> LocalObject | In
     name, namespace = metadata.get("name"), metadata.get("namespace") or "default"
     if kind != POD and kind not in WORKLOADS and isinstance(name, str):
         return LocalObject(kind, str(namespace), name, manifest, (f"{kind} is skipped: it creates no Pods",))
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        return Invalid(f"{kind}: metadata.name", name, _NAME_ALLOWED)
+    if not isinstance(name, str) or not OBJECT_NAME.fullmatch(name):
+        return Invalid(f"{kind}: metadata.name", name, OBJECT_NAME_ALLOWED)
     if not isinstance(namespace, str) or not LABEL.fullmatch(namespace):
         return Invalid(f"{kind} {name}: metadata.namespace", namespace, NAME_ALLOWED)
     label = f"{kind} {namespace}/{name}"

@@ -17,7 +17,7 @@ import numpy as np
 from aliquot import dialects
 from aliquot.dialects import Rules
 from aliquot.dialects.kube.conditions import node_refusals
-from aliquot.dialects.kube.podfields import unquoted
+from aliquot.dialects.kube.podfields import wrong_metadata
 from aliquot.dialects.kube.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.pods import read_pod
@@ -237,7 +237,7 @@ class Snapshot:
         cluster, key = self.cluster, pod_key(manifest)
         created = bool(mapping(manifest.get("metadata")).get("uid"))
         claim = dialects.parse_pod(manifest, cluster.rules, created=created)
-        if claim is not None and (slips := unquoted(manifest)):
+        if claim is not None and (slips := wrong_metadata(manifest)):
             fields = {slip.field for slip in slips}
             others = (broken for broken in (claim if isinstance(claim, tuple) else ()) if broken.field not in fields)
             return Verdict(key, broken=(*slips, *others))
