@@ -32,6 +32,7 @@ from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
 
 DIALECT = "hami"
+SCHEDULER_NAME = "hami-scheduler"  # which HAMi's webhook writes, and so Pods copied from its clusters have
 CARDS = NVIDIA_GPU
 MEMORY = "nvidia.com/gpumem"
 PERCENTAGE = "nvidia.com/gpumem-percentage"

@@ -66,9 +66,13 @@ class KubeSchedulerSettings:
 
     @property
     def scheduler_names(self) -> tuple[str, ...]:
-        """The schedulerNames to serve; the manifests of T9k and KAI use their own."""
+        """The schedulerNames to serve; the manifests of T9k, HAMi and KAI use their own."""
         first = SCHEDULER_NAME if self.second else DEFAULT_SCHEDULER_NAME
-        own = {t9k.DIALECT: T9K_SCHEDULER_NAME, kai.DIALECT: kai.SCHEDULER_NAME}
+        own = {
+            t9k.DIALECT: T9K_SCHEDULER_NAME,
+            hami.DIALECT: hami.SCHEDULER_NAME,
+            kai.DIALECT: kai.SCHEDULER_NAME,
+        }
         return (first, *(name for dialect, name in own.items() if dialect in self.dialects))
 
     @property

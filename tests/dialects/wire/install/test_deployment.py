@@ -70,6 +70,8 @@ def test_kube_scheduler_config_has_resources_of_the_mode() -> None:
     )
     assert asked("all")[1] == ["aliquot-scheduler", "t9k-scheduler"]
     assert asked("kai") == (["aliquot.dev/card-place"], ["aliquot-scheduler", "kai-scheduler"])
+    assert asked("hami")[1] == ["aliquot-scheduler", "hami-scheduler"]
+    assert asked("all+hami+kai")[1] == ["aliquot-scheduler", "t9k-scheduler", "hami-scheduler", "kai-scheduler"]
 
 
 def test_agents_select_nodes_of_the_mode() -> None:
