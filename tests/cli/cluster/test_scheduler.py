@@ -17,7 +17,7 @@ from aliquot.cli.errors import InputError
 from aliquot.dialects import MemoryUnit, QgpuRules
 from aliquot.services.dashboard.access import Listen
 from aliquot.services.scheduler.ports.verbstls import VerbsTls
-from aliquot.services.scheduler.service import Settings
+from aliquot.services.scheduler.settings import Settings
 from kit.kubectl import invoked
 
 USUAL = Listen("127.0.0.1", 12346, usual=True)

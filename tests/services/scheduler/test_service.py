@@ -15,7 +15,8 @@ from aliquot.dialects.wire.webhook.configuration import ServiceRef
 from aliquot.services.dashboard.access import NO_DASHBOARD, Listen
 from aliquot.services.scheduler.ports.verbstls import VerbsTls
 from aliquot.services.scheduler.ports.webhook import WebhookSettings
-from aliquot.services.scheduler.service import Scheduler, Settings
+from aliquot.services.scheduler.service import Scheduler
+from aliquot.services.scheduler.settings import Settings
 from kit.virtualclock import play
 
 
@@ -119,7 +120,7 @@ def test_scheduler_is_ready_when_every_port_listens() -> None:
     async def scene() -> list[str]:
         scheduler, found = Scheduler(Server("http://127.0.0.1:9"), Settings()), []
         for name, why in (("a", ""), ("b", "no keys"), ("a", None), ("b", None)):
-            scheduler._port_state(name, why)
+            scheduler.ports.set_state(name, why)
             found.append(scheduler.extender.unready())
         return found
 
@@ -146,7 +147,7 @@ def _ended_after(where: ServiceRef | str) -> dict[str, float]:
         scheduler = Scheduler(
             Server("http://127.0.0.1:9"), Settings(leader_elect=False, webhook=WebhookSettings(443, where))
         )
-        parts = {scheduler._webhook: "webhook", scheduler.pods.run: "rest"}
+        parts = {scheduler._webhook: "webhook", scheduler.watches.pods.run: "rest"}
         tasks = {work: asyncio.create_task(part(name)) for work, name in parts.items()}
         await asyncio.sleep(0)
         await scheduler._shut_down(tasks)
@@ -192,7 +193,7 @@ def test_review_waits_a_second_for_the_first_list_of_nodes(listed_after: float, 
     async def scene() -> float:
         scheduler = Scheduler(Server("http://127.0.0.1:9"), Settings(metrics=NO_DASHBOARD))
         loop = asyncio.get_running_loop()
-        loop.call_later(listed_after, scheduler.nodes.synced.set)
+        loop.call_later(listed_after, scheduler.watches.nodes.synced.set)
         began = loop.time()
         await scheduler._nodes_listed()
         return loop.time() - began

@@ -19,7 +19,7 @@ from aliquot.placement import POLICY_NAMES
 if TYPE_CHECKING:
     from aliquot.services.dashboard.access import Listen
     from aliquot.services.scheduler.ports.verbstls import VerbsTls
-    from aliquot.services.scheduler.service import Settings
+    from aliquot.services.scheduler.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -282,7 +282,7 @@ def _checked(option: click.Parameter, value: object) -> object:
 def _settings(options: dict[str, Any]) -> Settings:
     from aliquot.dialects import MemoryUnit, QgpuRules
     from aliquot.services.dashboard.access import Listen
-    from aliquot.services.scheduler.service import Settings
+    from aliquot.services.scheduler.settings import Settings
 
     unit = options.pop("memory_unit", "auto")
     rules = options.pop("rules", "seed")
@@ -342,7 +342,7 @@ def _is_loopback(address: str) -> bool:
 def _metrics(options: dict[str, Any]) -> Listen:
     """The setting of the read-only port. A port that was named must be free."""
     from aliquot.services.dashboard.access import Listen
-    from aliquot.services.scheduler.service import USUAL_METRICS
+    from aliquot.services.scheduler.settings import USUAL_METRICS
 
     address, port = options.get("bind_address", USUAL_METRICS.address), options.pop("metrics_port", None)
     return Listen(address, USUAL_METRICS.port if port is None else port, usual=port is None)

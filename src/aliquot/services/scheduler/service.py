@@ -18,25 +18,20 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aliquot.adapters.kubernetes.credentials import KubeConfigError
 from aliquot.adapters.kubernetes.kube import Kube, Server
-from aliquot.adapters.kubernetes.reflector import Reflector
-from aliquot.dialects import DIALECTS, MemoryUnit, QgpuRules, Rules, gpushare, kai
-from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
+from aliquot.dialects import MemoryUnit, Rules
 from aliquot.dialects.wire.ownpods import account_of_token
 from aliquot.dialects.wire.webhook.admission import render_env_annotations
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.events import Events
-from aliquot.services.daemon.http import Accepting, bind_port, listen, make_runner
 from aliquot.services.daemon.memory import freeze
 from aliquot.services.daemon.tasks import run_forever, termination_signal
-from aliquot.services.dashboard.access import NO_DASHBOARD, Access, Listen, is_loopback
-from aliquot.services.dashboard.server import bind, show
+from aliquot.services.dashboard.access import is_loopback
+from aliquot.services.dashboard.server import show
 from aliquot.services.scheduler.agenthandover import AgentHandover
 from aliquot.services.scheduler.binder import Binder
 from aliquot.services.scheduler.cluster import Cluster, Placed
@@ -45,57 +40,22 @@ from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.resourceclaims import ResourceClaims
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 from aliquot.services.scheduler.election import Election
-from aliquot.services.scheduler.groups.following import PodGroups
 from aliquot.services.scheduler.groups.gathering import Gathering
+from aliquot.services.scheduler.listening import WEBHOOK, Ports
 from aliquot.services.scheduler.metrics import exposition
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from aliquot.services.scheduler.pendingpods import PendingPods
-from aliquot.services.scheduler.ports.http import LARGEST_BODY, Extender
-from aliquot.services.scheduler.ports.readport import read_app, serve_read_port
-from aliquot.services.scheduler.ports.verbserver import VerbServer
-from aliquot.services.scheduler.ports.verbstls import VerbsKeys, VerbsTls, serve_verbs
+from aliquot.services.scheduler.ports.http import Extender
+from aliquot.services.scheduler.ports.verbstls import VerbsKeys
 from aliquot.services.scheduler.preemption.evictor import Evictor
-from aliquot.services.scheduler.resourceslices import ResourceSlices, SliceSink
-from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
-
-if TYPE_CHECKING:
-    from aliquot.services.scheduler.ports.webhook import WebhookSettings
+from aliquot.services.scheduler.settings import Settings
+from aliquot.services.scheduler.watches import Watches
 
 log = logging.getLogger(__name__)
 
-_WEBHOOK, _TLS = "the webhook", "the port with TLS"
 _BIND_GRACE = 10.0  # seconds that binds in progress have to finish at shutdown
 _LIST_GRACE = 1.0  # seconds that a review waits for the first list of Nodes; the API server waits 2 for us
 _REVIEW_GRACE = 3.0  # seconds in which API servers still send reviews: they learn late that our endpoint is gone
-
-
-USUAL_METRICS = Listen("0.0.0.0", 12347, usual=True)  # noqa: S104  # Prometheus and the kubelet connect from outside
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The command line's settings."""
-
-    port: int = 12345
-    bind_address: str = "127.0.0.1"
-    tls: VerbsTls | None = None  # None: off; then other replicas and kube-schedulers use `port`
-    metrics: Listen = USUAL_METRICS
-    priority: str = "binpack"
-    shortlist: int = 1
-    served: frozenset[str] = frozenset(DIALECTS)
-    rules: QgpuRules = QgpuRules.SEED
-    memory_unit: MemoryUnit | None = None  # None: derived from what the nodes advertise
-    leader_elect: bool = True
-    lease_namespace: str = "kube-system"
-    lease_name: str = "aliquot-scheduler"
-    advertise: str = ""  # host:port where other instances reach this one
-    identity: str = ""
-    keep_nodes: bool = True
-    preemption: bool = True  # evict Pods for more important ones where only a card is short
-    webhook: WebhookSettings | None = None  # None: off
-    dashboard: Listen = NO_DASHBOARD
-    agent_port: int = 9479  # of the agents, on the nodes' own addresses; 0: do not query them
-    reconcile_seconds: float = 300.0
 
 
 class Scheduler:
@@ -110,7 +70,6 @@ class Scheduler:
         self.calls = Calls(_stamp)
         self.verbs_keys = None if settings.tls is None else VerbsKeys(kube, settings.tls, clock=time.time)
         self.events = Events(kube, "aliquot-scheduler", time.time)
-        self.election = self._election()
         self.upkeep = (
             NodeUpkeep(
                 kube,
@@ -124,26 +83,14 @@ class Scheduler:
             else None
         )
         self.handover = AgentHandover(kube, cluster, leading=self._leading)
-        node_sink = NodeSink(
-            cluster,
-            self.upkeep,
-            unit_known=settings.memory_unit is not None,
-            reread=self._reread_pods,
-            handover=self.handover,
-        )
-        self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, node_sink)
-        self.pods = Reflector(kube, "/api/v1/pods", PodObject, PodSink(cluster), after=self.nodes.synced)
-        self.configs = Reflector(
-            kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, ConfigSink(cluster, self.upkeep)
-        )
-        self.slices = ResourceSlices(kube, SliceSink(cluster, self._reread_nodes))
-        self.groups = PodGroups(kube, cluster)
+        self.watches = Watches(kube, cluster, settings, self.upkeep, self.handover)
+        self.election = self._election()
         self.claims = ResourceClaims(kube, cluster)
         self.binder = Binder(
             kube,
             cluster,
             may_write=self._leading,
-            on_pod=self.pods.observe,
+            on_pod=self.watches.pods.observe,
             now_ns=time.time_ns,
             extra_annotations=self._env_annotations,
             gathering=Gathering(cluster),
@@ -155,7 +102,7 @@ class Scheduler:
             leading=self._leading,
             clock=time.monotonic,
             stamp=_stamp,
-            groups_known=self.groups.answered.is_set,
+            groups_known=self.watches.groups.answered.is_set,
         )
         self.evictor = Evictor(
             kube,
@@ -171,18 +118,14 @@ class Scheduler:
             cluster,
             self.binder,
             self.calls,
-            synced=self._synced,
+            synced=self.watches.synced,
             leading=self._leading,
             leader_address=lambda: self.election.leader_address,
             peers=lambda: self.verbs_keys.peers if self.verbs_keys is not None and self.verbs_keys.keys else None,
             clock=time.monotonic,
             evictor=self.evictor,
         )
-        self._rereading: asyncio.Task[None] | None = None
-        self._rereading_nodes: asyncio.Task[None] | None = None
-        self._dashboard: tuple[socket.socket, Access] | None = None
-        self._start_verbs: Callable[..., Accepting] | None = None  # on a socket, `tls` or without
-        self._waits: dict[str, str] = {}  # ports that do not listen yet, and why
+        self.ports = Ports(settings, self.extender, self.verbs_keys)
 
     def _election(self) -> Election:
         settings = self.settings
@@ -198,7 +141,7 @@ class Scheduler:
             identity=settings.identity or f"{socket.gethostname()}_{own}",
             address=f"https://{address}" if settings.tls is not None and "://" not in address else address,
             calls=self.calls.as_json,
-            refresh=self._refresh,
+            refresh=self.watches.refresh,
             clock=time.monotonic,
         )
 
@@ -210,68 +153,25 @@ class Scheduler:
         stop = termination_signal()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
-            await self._listen(stack)
+            await self.ports.open(stack, self._metrics, self.election.identity)
             tasks = {work: asyncio.create_task(run_forever(work)) for work in self._programs()}
             await stop.wait()
             await self._shut_down(tasks)
 
-    async def _listen(self, stack: AsyncExitStack) -> None:
-        settings = self.settings
-        # Take the port before the identity: two processes with one identity cannot both get here.
-        listener = socket.create_server((settings.bind_address, settings.port), backlog=1024)
-        stack.callback(listener.close)
-        for name, with_keys in ((_WEBHOOK, settings.webhook), (_TLS, settings.tls)):
-            if with_keys is not None:  # only a check; they listen once they have keys
-                self._port_state(name, "")  # until then a Service must not send anything here
-                bind_port(with_keys.bind_address, with_keys.port).close()
-        if kai.DIALECT in settings.served and settings.webhook is None:
-            fix = "give --webhook-port (the chart: webhook.enabled), or leave kai out of --dialects"
-            data = {"why": "without the webhook no Pod of KAI's gets a card: it names no resource", "fix": fix}
-            log.warning("kai_without_webhook", extra={"data": data})
-        app = read_app(metrics=self._metrics, status=self.extender.status, unready=self.extender.unready)
-        await stack.enter_async_context(serve_read_port(settings.metrics, app))
-        self._dashboard = bind(settings.dashboard, "--dashboard")
-        if self._dashboard is not None:
-            stack.callback(self._dashboard[0].close)
-            log.info("dashboard_listening", extra={"data": {"url": self._dashboard[1].url}})
-        runner = make_runner(self.extender.app(), self.extender.limits)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        assert runner.server is not None, "it is set up"
-        verbs = VerbServer(self.extender.answers(), runner.server, self.extender.limits, largest=LARGEST_BODY)
-        stack.push_async_callback(verbs.close)
-        self._start_verbs = partial(listen, runner, limits=self.extender.limits, server=verbs)
-        stack.callback(self._start_verbs(listener).close)
-        address = f"{settings.bind_address}:{settings.port}"
-        log.info("listening", extra={"data": {"address": address, "identity": self.election.identity}})
-
-    def _port_state(self, name: str, why: str | None) -> None:
-        """Why it does not listen yet; None: it does."""
-        if why is None:
-            self._waits.pop(name, None)
-        else:
-            self._waits[name] = f"{name} does not listen yet: {why}" if why else f"{name} does not listen yet"
-        self.extender.awaited = "; ".join(self._waits.values())
-
     def _programs(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """What runs for the whole lifetime of the process."""
         return [
-            self.nodes.run,
-            self.pods.run,
+            *self.watches.programs(),
             self.events.run,
             self.pending_pods.run,
             self.evictor.run,
-            self._reconcile,
             self._freeze_memory,
-            *([self.configs.run] if self._watches_configmaps else []),
             *([self.election.run] if self.settings.leader_elect else []),
             self.handover.run,
-            self.slices.run,
-            self.groups.run,
             *([self._keep_nodes] if self.upkeep is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
-            *([self._verbs_with_tls] if self.settings.tls is not None else []),
-            *([self._show, self.claims.run] if self._dashboard is not None else []),
+            *([self.ports.serve_with_tls] if self.settings.tls is not None else []),
+            *([self._show, self.claims.run] if self.ports.dashboard is not None else []),
         ]
 
     async def _shut_down(self, tasks: Mapping[Callable[[], Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
@@ -294,7 +194,7 @@ class Scheduler:
 
     async def _keep_nodes(self) -> None:
         assert self.upkeep is not None
-        await self.slices.answered.wait()  # a node whose cards a DRA driver hands out gets no label
+        await self.watches.slices.answered.wait()  # a node whose cards a DRA driver hands out gets no label
         await self.upkeep.run()
 
     async def _webhook(self) -> None:
@@ -308,31 +208,17 @@ class Scheduler:
             is_leader=self._leading,
             on_call=lambda verb: self.calls.count(verb, "ok", 0.0),
             clock=time.time,
-            on_waiting=lambda why: self._port_state(_WEBHOOK, why),
+            on_waiting=lambda why: self.ports.set_state(WEBHOOK, why),
             before_review=self._nodes_listed,
         )
 
     async def _nodes_listed(self) -> None:
         """The rules of reviews depend on the Nodes. API servers that call us by URL do not wait until we are ready."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.nodes.synced.wait(), _LIST_GRACE)
-
-    async def _verbs_with_tls(self) -> None:
-        assert self.settings.tls is not None
-        assert self.verbs_keys is not None
-        await serve_verbs(
-            self.verbs_keys,
-            self._start_tls,
-            on_waiting=lambda why: self._port_state(_TLS, why),
-        )
-
-    def _start_tls(self, keys: VerbsKeys) -> Accepting:
-        assert self.settings.tls is not None
-        assert self._start_verbs is not None
-        return self._start_verbs(bind_port(self.settings.tls.bind_address, self.settings.tls.port), tls=keys.context)
+            await asyncio.wait_for(self.watches.nodes.synced.wait(), _LIST_GRACE)
 
     async def _show(self) -> None:
-        assert self._dashboard is not None
+        assert self.ports.dashboard is not None
         port, addresses = self.settings.agent_port, self.cluster.reported.addresses
         ask = AgentClient(addresses, port) if port else None
         around = Surroundings(
@@ -343,7 +229,7 @@ class Scheduler:
         )
         view = ClusterView(self.cluster, Details(self.cluster, self.claims.known), around)
         try:
-            await show(view, *self._dashboard)
+            await show(view, *self.ports.dashboard)
         finally:
             if ask is not None:
                 await ask.close()
@@ -351,7 +237,7 @@ class Scheduler:
     # --- callbacks of the parts -----------------------------------------------------------------------------------
 
     def _leading(self) -> bool:
-        return self.election.leading if self.settings.leader_elect else self._synced()
+        return self.election.leading if self.settings.leader_elect else self.watches.synced()
 
     def _env_annotations(self, placed: Placed) -> dict[str, str]:
         """The environment of the containers, if the webhook makes them read it from annotations."""
@@ -360,50 +246,10 @@ class Scheduler:
             return {}
         return render_env_annotations(placed.claim, placed.grant, node, self.cluster.rules)
 
-    def _synced(self) -> bool:
-        """Whether we may answer: unhealthy cards, DRA drivers and PodGroups are known by then, or we may not read
-        them."""
-        configs = self.configs.answered.is_set() or not self._watches_configmaps
-        others = self.slices.answered.is_set() and self.groups.answered.is_set()
-        return self._listed() and configs and others
-
-    @property
-    def _watches_configmaps(self) -> bool:
-        """gpushare takes cards out of use by ConfigMap; without that dialect we need no right to read them."""
-        return gpushare.DIALECT in self.settings.served
-
-    def _listed(self) -> bool:
-        return self.nodes.synced.is_set() and self.pods.synced.is_set()
-
-    async def _refresh(self, others_wrote: bool = True) -> None:
-        """Read everything as the API server has it now or later. The first list may be older: the last binds of
-        another leader may be missing from it."""
-        listed = self._listed()
-        await self.nodes.synced.wait()
-        await self.pods.synced.wait()
-        if listed or others_wrote:
-            await asyncio.gather(self.nodes.relist(), self.pods.relist())
-
-    async def _reconcile(self) -> None:
-        """Compare periodically what the watches reported with what the API server has."""
-        while True:
-            await asyncio.sleep(self.settings.reconcile_seconds)
-            await self._refresh()
-
     async def _freeze_memory(self) -> None:
-        await freeze(self.pods.synced, collecting=False)
+        await freeze(self.watches.pods.synced, collecting=False)
         size = {"nodes": int(self.cluster.board.present.sum()), "pods": len(self.cluster.seen)}
         log.info("cluster_synced", extra={"data": {**size, "server": self.kube.server.url}})
-
-    def _reread_nodes(self) -> None:
-        if self.nodes.synced.is_set():
-            self.nodes.report_all_again()
-            self._rereading_nodes = asyncio.get_running_loop().create_task(self.nodes.relist())
-
-    def _reread_pods(self) -> None:
-        if self.pods.synced.is_set():
-            self.pods.report_all_again()
-            self._rereading = asyncio.get_running_loop().create_task(self.pods.relist())
 
     def _metrics(self) -> bytes:
         return exposition(
@@ -414,10 +260,13 @@ class Scheduler:
                 "aliquot_binds_under_way": ("Binds without an outcome yet.", self.binder.busy),
             },
             {
-                "aliquot_relists": ("Lists after the first one.", self.nodes.relists + self.pods.relists),
+                "aliquot_relists": (
+                    "Lists after the first one.",
+                    self.watches.nodes.relists + self.watches.pods.relists,
+                ),
                 "aliquot_drift": (
                     "Differences those lists found that no watch had reported.",
-                    self.nodes.drift + self.pods.drift,
+                    self.watches.nodes.drift + self.watches.pods.drift,
                 ),
                 "aliquot_pods_retried": (
                     "Pending Pods annotated so that kube-scheduler retries them.",
