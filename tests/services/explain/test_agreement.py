@@ -12,8 +12,8 @@ from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.model.refusal import Reason
 from aliquot.services.explain.snapshot import Snapshot, Verdict, take_snapshot
 from aliquot.services.scheduler.cluster import Cluster
-from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
 from aliquot.services.scheduler.verbs import filter_answer
+from aliquot.services.scheduler.watches.sinks import ConfigSink, NodeSink, PodSink
 from kit.manifests import Json, gpushare_node, gpushare_pod, on_card
 from kit.strategies import NODE_NAMES, ClusterObjects, clusters
 

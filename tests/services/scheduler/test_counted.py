@@ -16,8 +16,8 @@ from aliquot.dialects.wire.extender import parse_args
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Reason
 from aliquot.services.scheduler.cluster import Cluster, Placed
-from aliquot.services.scheduler.sinks import NodeSink
 from aliquot.services.scheduler.verbs import filter_answer
+from aliquot.services.scheduler.watches.sinks import NodeSink
 from kit.manifests import Json
 from kit.watchobjects import as_node, as_pod, bound, claim_of, node_json, pod_json
 

@@ -13,7 +13,7 @@ from aliquot.dialects.wire.otherplugins import DEPLOY, SHARE, SliceObject
 from aliquot.model.reason import Reason
 from aliquot.model.refusal import Refusal
 from aliquot.services.scheduler.cluster import Cluster, Placed
-from aliquot.services.scheduler.resourceslices import ResourceSlices, SliceSink
+from aliquot.services.scheduler.watches.resourceslices import ResourceSlices, SliceSink
 from kit.watchobjects import ALL, a_cluster, claim_of, live_node, live_pod
 
 Json = dict[str, Any]

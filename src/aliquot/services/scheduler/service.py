@@ -49,7 +49,7 @@ from aliquot.services.scheduler.ports.http import Extender
 from aliquot.services.scheduler.ports.verbstls import VerbsKeys
 from aliquot.services.scheduler.preemption.evictor import Evictor
 from aliquot.services.scheduler.settings import Settings
-from aliquot.services.scheduler.watches import Watches
+from aliquot.services.scheduler.watches.following import Watches
 
 log = logging.getLogger(__name__)
 

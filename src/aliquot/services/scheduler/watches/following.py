@@ -14,9 +14,9 @@ from aliquot.services.scheduler.agenthandover import AgentHandover
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.groups.following import PodGroups
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
-from aliquot.services.scheduler.resourceslices import ResourceSlices, SliceSink
 from aliquot.services.scheduler.settings import Settings
-from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
+from aliquot.services.scheduler.watches.resourceslices import ResourceSlices, SliceSink
+from aliquot.services.scheduler.watches.sinks import ConfigSink, NodeSink, PodSink
 
 
 class Watches:

@@ -11,7 +11,7 @@ from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.refusal import Invalid
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
-from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
+from aliquot.services.scheduler.watches.sinks import ConfigSink, NodeSink, PodSink
 from kit.builders import GIB
 from kit.manifests import MEM
 from kit.watchobjects import a_cluster, live_node, live_pod, unhealthy
