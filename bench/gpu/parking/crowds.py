@@ -81,7 +81,7 @@ def crowd(lab: Lab) -> list[Row]:
     complaints = (xids() or 0) - (before or 0)
     return [
         Row(
-            what=f"three tenants of {size} GiB, {moves} moves in {took:.0f} s ({by_hand} by hand): wrong; longest away; Xid",
+            what=f"three tenants of {size} GiB, {moves} moves in {took:.0f} s ({by_hand} by hand): wrong; away; Xid",
             must=f"{wanted} moves; 0; <= {MOST_AWAY:g} s; 0",
             measured=f"{wrong}; {gap:.1f} s; {complaints}",
             ok=moves >= wanted and not wrong and gap <= MOST_AWAY and not complaints,
