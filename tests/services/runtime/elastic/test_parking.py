@@ -93,6 +93,16 @@ def node() -> Iterator[Node]:
     made.close()
 
 
+def await_mover(node: Node) -> None:
+    """It has its context: what is allocated next may fill the card to the last byte."""
+
+    def is_there() -> bool:
+        mover = node.ask("mover")
+        return any(group.pid == mover for group in node.player.card().groups)
+
+    until(is_there, "the mover is ready for the card")
+
+
 def residency(node: Node, name: str) -> dict[str, Any]:
     return node.standing(name).get("residency") or {}
 
@@ -115,6 +125,7 @@ def test_online_allocation_gets_room_and_a_killed_tenant_gives_back_the_pool(nod
     first, second = (Mover(node, node.tenant("offline", memory=11 * GIB), 10) for _ in range(2))
     first.ready()
     second.ready()
+    await_mover(node)
     online = Mover(node, node.tenant("online", memory=11 * GIB), 10)
     online.ready()
     parked = [mover for mover in (first, second) if residency(node, mover.name)["parked"]]
@@ -367,6 +378,7 @@ def test_stopped_tenant_is_passed_over_for_another_and_is_intact_later(node: Nod
     other = Mover(node, node.tenant("offline", memory=12 * GIB), 10)
     stopped.ready()
     other.ready()
+    await_mover(node)
     os.kill(stopped.process.pid, signal.SIGSTOP)
     try:
         online = Mover(node, node.tenant("online", memory=11 * GIB), 8)
