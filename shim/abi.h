@@ -76,6 +76,8 @@ enum { ALQ_RESIDENT = 0, ALQ_LEAVING = 1, ALQ_PARKED = 2, ALQ_RETURNING = 3, ALQ
 enum { ALQ_WHY_NOTHING = 0, ALQ_WHY_BUSY = 1, ALQ_WHY_CAPTURE = 2, ALQ_WHY_POOL = 3, ALQ_WHY_ROOM = 4, ALQ_WHY_ERROR = 5,
        ALQ_WHY_MOVER = 6 /* there is none, or it went away */, ALQ_WHY_UNKNOWN = 7 /* the mover does not have it */ };
 enum { ALQ_STAYS_POOLED = 1 /* stream-ordered */, ALQ_STAYS_SHARED = 2 /* with other processes */, ALQ_STAYS_OTHER = 4 };
+#define ALQ_KEPT_SHIFT 8
+#define ALQ_KEPT_UNIT  (2ull << 20)
 #define ALQ_NO_ROOM UINT64_MAX
 struct alq_move {
     uint32_t order;         /* daemon: ALQ_STAY, ALQ_LEAVE or ALQ_RETURN; a futex word */
@@ -85,7 +87,9 @@ struct alq_move {
     uint64_t movable;       /* process: bytes that can leave */
     uint64_t parked;        /* process: bytes that are away */
     uint32_t moves;         /* process: how often it left */
-    uint32_t stays;         /* process: kinds of memory it has that cannot leave, ALQ_STAYS_* */
+    uint32_t stays;         /* process: kinds of memory it has that cannot leave, ALQ_STAYS_*; from the bit ALQ_KEPT_SHIFT on,
+                             * units of ALQ_KEPT_UNIT that it freed and keeps for later: they are part of `movable`, but they
+                             * are given back instead of moved, and need no room elsewhere */
     uint64_t out_ns, in_ns; /* process: what the last move of each kind took */
     uint64_t room;          /* process: bytes of an allocation that waits for room on the card; the daemon answers with
                              * ALQ_NO_ROOM where waiting would not help */

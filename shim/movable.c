@@ -100,10 +100,13 @@ void alq_piece_unback(struct alq_movable_piece *piece)
 
 static void count(const struct alq_movable_piece *piece, int by)
 {
-    if (piece->counted)
+    if (piece->counted) {
         alq_count_stays(piece->card, piece->counted, by);
-    else
-        alq_count_movable(piece->card, by * (int64_t)piece->size);
+        return;
+    }
+    alq_count_movable(piece->card, by * (int64_t)piece->size);
+    if (piece->kept)
+        alq_count_kept(piece->card, by * (int64_t)piece->size);
 }
 
 static uint8_t kind_of(const struct alq_movable_piece *piece)
@@ -334,6 +337,21 @@ void alq_movable_release(const struct alq_entry *entry)
     }
     pthread_mutex_unlock(&alq_movable_lock);
     alq_unrelax(relaxed, &mode);
+}
+
+/* A small one is not noted: its piece has others. */
+void alq_movable_keep(const struct alq_entry *entry, bool kept)
+{
+    if (entry->size <= SMALL)
+        return;
+    pthread_mutex_lock(&alq_movable_lock);
+    for (uint32_t i = (uint32_t)entry->now; i != ALQ_NONE; i = alq_piece(i)->next) {
+        struct alq_movable_piece *piece = alq_piece(i);
+        if (piece->kept != kept && !piece->counted)
+            alq_count_kept(piece->card, kept ? (int64_t)piece->size : -(int64_t)piece->size);
+        piece->kept = kept;
+    }
+    pthread_mutex_unlock(&alq_movable_lock);
 }
 
 /* In a forked child nothing of it is there. */

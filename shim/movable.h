@@ -22,6 +22,7 @@ struct alq_movable_piece {
     bool        resident;
     bool        stays;          /* others know its handle: it cannot leave */
     uint8_t     counted;        /* as what the daemon sees it: ALQ_STAYS_*, or 0: it can leave */
+    bool        kept;           /* the program has freed it (ordered.c): it is given back when the rest leaves */
     bool        file_added;     /* the program did not ask for a handle that is a file: the mover needs one */
     /* of the program's own (handles.c); .at is 0 then */
     uint32_t    handles, mappings;
@@ -42,6 +43,7 @@ CUdeviceptr alq_handle_address(const struct alq_movable_piece *piece);
 int alq_handle_back(struct alq_movable_piece *piece);
 void alq_handle_unback(struct alq_movable_piece *piece);
 
+void alq_movable_keep(const struct alq_entry *entry, bool kept);    /* it was freed, or is used again. Takes the lock */
 bool alq_may_leave(CUdeviceptr p);          /* there is memory at this address that may leave, or left. Takes the lock itself */
 bool alq_handle_properties(CUmemAllocationProp *prop, CUmemHandle h);   /* false: it is not a number of ours. Takes the lock */
 
@@ -53,6 +55,7 @@ uint32_t alq_mover_move(int card, bool out, alq_progress *progress);
 /* ---- parking.c ---- */
 CUdeviceptr alq_piece_address(const struct alq_movable_piece *piece, int card);   /* 0: it does not leave */
 void alq_count_movable(int card, int64_t bytes);
+void alq_count_kept(int card, int64_t bytes);   /* of it */
 bool alq_still_wanted(int card, uint32_t order);        /* the daemon's order is still this one */
 bool alq_all_resident(void);                /* nothing is away, or about to leave */
 void alq_parking_begin(int card);           /* the first movable memory on that card */

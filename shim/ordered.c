@@ -109,6 +109,7 @@ static bool add_block(const struct block *made)
     *(bucket[b].last != ALQ_NONE ? &block_at(bucket[b].last)->next : &bucket[b].first) = i;
     bucket[b].last = i;
     count(made->entry.from, 0, (int64_t)made->entry.size);
+    alq_movable_keep(&made->entry, true);
     return true;
 }
 
@@ -270,6 +271,7 @@ static bool find(const struct alq_ordered *r, uint64_t size, CUstream key, struc
             if (same || is_done(block)) {
                 *found = *block;
                 remove_block(i);
+                alq_movable_keep(&found->entry, false);
                 return true;
             }
         }

@@ -30,7 +30,7 @@ static struct { uint32_t under_way, late; int result; } finishing[ALQ_CARDS];   
 static bool left_behind[ALQ_CARDS]; /* a part is away, and a part is not; the card's thread alone uses it */
 /* Where the memory is, and how much. The page shows the same to the daemon, but others may clear that: the program may have
  * closed our file, and was taken for dead. */
-static struct { uint32_t state, wanted; uint64_t movable, parked; } known[ALQ_CARDS];
+static struct { uint32_t state, wanted; uint64_t movable, parked, kept; } known[ALQ_CARDS];
 
 static struct alq_move *move_of(int card)
 {
@@ -160,24 +160,42 @@ void alq_count_movable(int card, int64_t bytes)
 }
 
 static uint32_t counts[ALQ_CARDS][3];       /* by the bit of ALQ_STAYS_* */
-static pthread_mutex_t counts_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t counts_lock = PTHREAD_MUTEX_INITIALIZER;     /* also for .kept, which is on the page with them */
 
-/* One more or less of a kind that cannot leave, for the daemon to say why. On the page only where it matters: a daemon of an
- * earlier release cuts this part of the page off. */
+static uint32_t stays_of(int card)
+{
+    uint32_t stays = (uint32_t)(known[card].kept / ALQ_KEPT_UNIT) << ALQ_KEPT_SHIFT;
+    for (unsigned i = 0; i < 3; i++)
+        stays |= counts[card][i] ? 1u << i : 0;
+    return stays;
+}
+
+/* With the lock held. On the page only where it matters: a daemon of an earlier release cuts this part of the page off. */
+static void show_stays(int card)
+{
+    struct alq_move *move = move_of(card);
+    if (move && alq_page()->card[card].parkable)
+        __atomic_store_n(&move->stays, stays_of(card), __ATOMIC_RELAXED);
+}
+
+/* One more or less of a kind that cannot leave, for the daemon to say why. */
 void alq_count_stays(int card, uint32_t kind, int by)
 {
     if (card < 0 || card >= ALQ_CARDS || !kind)
         return;
-    struct alq_move *move = move_of(card);
-    if (move && !alq_page()->card[card].parkable)
-        move = NULL;
     pthread_mutex_lock(&counts_lock);
     uint32_t *n = &counts[card][__builtin_ctz(kind)];
     *n = by < 0 && !*n ? 0 : *n + (uint32_t)by;
-    if (move && *n)
-        __atomic_fetch_or(&move->stays, kind, __ATOMIC_RELAXED);
-    else if (move)
-        __atomic_fetch_and(&move->stays, ~kind, __ATOMIC_RELAXED);
+    show_stays(card);
+    pthread_mutex_unlock(&counts_lock);
+}
+
+/* Bytes that can leave, but hold nothing. */
+void alq_count_kept(int card, int64_t bytes)
+{
+    pthread_mutex_lock(&counts_lock);
+    known[card].kept += (uint64_t)bytes;
+    show_stays(card);
     pthread_mutex_unlock(&counts_lock);
 }
 
@@ -189,9 +207,7 @@ void alq_parking_publish(struct alq_page *page, unsigned slot)
         if (!page->card[card].parkable)
             continue;
         struct alq_move move = { .state = state_of(card), .wanted = known[card].wanted, .movable = known[card].movable,
-                                 .parked = known[card].parked };
-        for (unsigned i = 0; i < 3; i++)
-            move.stays |= counts[card][i] ? 1u << i : 0;
+                                 .parked = known[card].parked, .stays = stays_of(card) };
         page->move[slot][card] = move;
     }
 }

@@ -163,6 +163,17 @@ def test_full_pool_refuses_to_park_and_says_so() -> None:
     assert too_large.waiting == {"on": Obstacle.TOO_LARGE}
 
 
+def test_memory_that_holds_nothing_needs_no_room_in_the_pool() -> None:
+    """It makes room on the card all the same."""
+    asks = Occupant("on", ONLINE, Where.RESIDENT, 0, wants=100 * GIB)
+    off = offline("off", 60, kept=20 * GIB)
+    assert decide([asks, off], replace(H200, pool=40 * GIB), 0.0).orders == (Leave("off"),)
+    assert decide([asks, off], replace(H200, pool=39 * GIB), 0.0).waiting == {"on": Obstacle.POOL}
+    leaving = replace(off, where=Where.LEAVING)
+    more = replace(asks, wants=130 * GIB)
+    assert decide([more, leaving, offline("a", 60)], replace(H200, pool=100 * GIB), 0.0).orders == (Leave("a"),)
+
+
 def test_tenants_that_fill_the_card_together_do_not_block_each_other() -> None:
     """Each has a part of what it needs, and waits for more."""
     there = [offline(f"t{at}", 45, wants=GIB, wants_since=float(at), last_active=3.0, since=0.0) for at in range(3)]

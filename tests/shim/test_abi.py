@@ -22,7 +22,7 @@ _MOVE = ["order", "state", "wanted", "why", "movable", "parked", "moves", "stays
 _NUMBERS = [
     *("ALQ_MAGIC", "ALQ_VERSION", "ALQ_CARDS", "ALQ_SLOTS", "ALQ_CHANNELS", "ALQ_UNLIMITED", "ALQ_STALE_NS"),
     *("ALQ_SHORTEST_LASTING", "ALQ_LONGEST_LASTING", "ALQ_LASTING_NS"),
-    *("ALQ_HELLO", "ALQ_GROUP", "ALQ_DONE", "ALQ_WAKE"),
+    *("ALQ_HELLO", "ALQ_GROUP", "ALQ_DONE", "ALQ_WAKE", "ALQ_KEPT_SHIFT", "ALQ_KEPT_UNIT"),
     *("RM_IOC_CONTROL", "RM_SET_TIMESLICE", "RM_GET_TIMESLICE", "RM_DISABLE_CHANNELS", "RM_GET_GID_INFO"),
     *("RM_DISABLE_MAX", "RM_INVALID_CLIENT", "RM_INVALID_OBJECT", "RM_INSUFFICIENT_PERMISSIONS", "RM_NOT_SUPPORTED"),
 ]
@@ -116,7 +116,8 @@ def test_a_line_of_the_page_is_read_field_by_field_as_it_is_written(c: C) -> Non
 
 
 def test_a_move_of_the_page_is_read_field_by_field_as_it_is_written(c: C) -> None:
-    assert list(page.Move.__dataclass_fields__) == _MOVE
+    assert list(page.Move.__dataclass_fields__) == [*_MOVE, "kept"]  # the last is a part of `stays`
+    assert (c["ALQ_KEPT_SHIFT"], c["ALQ_KEPT_UNIT"]) == (page.KEPT_SHIFT, page.KEPT_UNIT)
     assert (c["struct alq_move.order"], c["struct alq_move.why"]) == (page.ORDER, page.WHY)
     for at, field in enumerate(_MOVE):
         line = bytearray(page._MOVE_SIZE)

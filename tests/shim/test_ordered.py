@@ -279,6 +279,33 @@ def test_forked_child_has_nothing_of_it(parkable: Tenant) -> None:
     assert seen == {"child": 0}
 
 
+def test_page_says_what_is_kept_and_holds_nothing(parkable: Tenant) -> None:
+    """Small ones share pieces with others: they are not counted."""
+    program = parkable.start(
+        with_helpers("""
+        tell(THRESHOLD, 2**64 - 1)
+        _, p = alloc_async(600 * MIB); _, q = alloc_async(10 * MIB); _, r = alloc_async(10); step()
+        assert free_async(p) == free_async(q) == free_async(r) == 0; step()
+        _, q = alloc_async(10 * MIB); step()
+        trim(); step()
+        array(); step()
+        assert free_async(q) == 0; step()
+        """)
+    )
+    seen = []
+    for _ in range(6):
+        program.answer()
+        move = parkable.page.move(0, 0)
+        seen.append((move.movable // MIB, move.kept // MIB, Stays(move.stays)))
+        program.proceed()
+    assert program.end() == 0
+    nothing = Stays(0)
+    assert seen == [
+        (612, 0, nothing), (612, 610, nothing), (612, 600, nothing), (10, 0, nothing), (10, 0, Stays.OTHER),
+        (10, 10, Stays.OTHER),
+    ]  # fmt: skip
+
+
 def test_kept_memory_is_given_back_before_the_rest_leaves(parkable: Tenant) -> None:
     """Without a mover nothing leaves, but what nobody uses is gone by then."""
     with parkable.beating():
@@ -292,10 +319,11 @@ def test_kept_memory_is_given_back_before_the_rest_leaves(parkable: Tenant) -> N
             """)
         )
         program.answer()
-        assert parkable.page.move(0, 0).movable == 30 * MIB
+        assert (parkable.page.move(0, 0).movable, parkable.page.move(0, 0).kept) == (30 * MIB, 20 * MIB)
         parkable.page.order(0, 0, Order.LEAVE)
         eventually(lambda: parkable.page.move(0, 0).why != 0)
         assert (parkable.page.move(0, 0).movable, parkable.page.move(0, 0).state) == (10 * MIB, State.RESIDENT)
+        assert parkable.page.move(0, 0).kept == 0
         program.proceed()
         assert program.answer() == {"taken": 10 * MIB, "used": 10 * MIB, "freed": 0}
         assert program.end() == 0

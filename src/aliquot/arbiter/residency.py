@@ -60,6 +60,7 @@ class Occupant:
     wants: int | None = None  # bytes of an allocation that waits for room; 0: it waits to return
     wants_since: float = 0.0
     retry_at: float = -inf  # before then it is not asked to leave again: the last time it could not
+    kept: int = 0  # of `movable`, bytes that hold nothing: given back, not moved, once it leaves
 
     @property
     def rank(self) -> int:
@@ -80,6 +81,11 @@ class Occupant:
     def frees(self) -> int:
         """Bytes that nobody uses or was promised once it has left."""
         return self.resident + (self.parked if self.where is Where.RETURNING else 0)
+
+    @property
+    def copies(self) -> int:
+        """Bytes of the pool that it takes when it leaves."""
+        return max(0, self.frees - self.kept)
 
     @property
     def needs(self) -> int:
@@ -159,8 +165,10 @@ def decide(occupants: Sequence[Occupant], memory: Memory, now: float) -> Decisio
     deadline = inf
     free = memory.card - sum(occupant.on_card for occupant in occupants)
     free -= sum(occupant.parked for occupant in occupants if occupant.where is Where.RETURNING)
-    coming = sum(occupant.resident for occupant in occupants if occupant.where is Where.LEAVING)
-    pool = memory.pool - sum(occupant.parked for occupant in occupants) - coming
+    leaving_now = [occupant for occupant in occupants if occupant.where is Where.LEAVING]
+    coming = sum(occupant.resident for occupant in leaving_now)
+    pool = memory.pool - sum(occupant.parked for occupant in occupants)
+    pool -= sum(occupant.copies for occupant in leaving_now)
     pool += sum(occupant.parked for occupant in occupants if occupant.where is Where.RETURNING)
     if free < 0:  # those that return were promised what comes
         free, coming = min(0, free + coming), max(0, free + coming)
@@ -185,8 +193,8 @@ def decide(occupants: Sequence[Occupant], memory: Memory, now: float) -> Decisio
         ready = [occupant for occupant in there if _ready_at(occupant, asking, there, memory) <= now]
         slack = max(0, free) + pool >= SLACK
         room = pool + (asking.parked if slack else 0)  # it gives back its part of the pool while others leave
-        leaving = _fewest([occupant for occupant in ready if occupant.frees <= room], lacking)
-        if leaving is not None and sum(occupant.frees for occupant in leaving) > room:
+        leaving = _fewest([occupant for occupant in ready if occupant.copies <= room], lacking)
+        if leaving is not None and sum(occupant.copies for occupant in leaving) > room:
             leaving = None
         free = min(free, 0)  # what there is is kept for it: nobody behind it in the queue overtakes it
         coming = 0
@@ -198,7 +206,7 @@ def decide(occupants: Sequence[Occupant], memory: Memory, now: float) -> Decisio
         orders += [Leave(occupant.tenant) for occupant in leaving]
         left = sum(occupant.frees for occupant in leaving)
         gone |= {occupant.tenant for occupant in leaving}
-        pool = room - left
+        pool = room - sum(occupant.copies for occupant in leaving)
         if slack:
             orders += _return_of(asking)
         coming = left - lacking  # what is more than enough is for the next
@@ -291,7 +299,7 @@ def _ready_at(occupant: Occupant, asking: Occupant, there: Sequence[Occupant], m
         return max(idle, occupant.retry_at)
     if asking.rank < occupant.rank or occupant.wants is not None:  # the latter cannot go on anyway
         return occupant.retry_at
-    cost = (occupant.frees + asking.needs) / memory.bandwidth
+    cost = (occupant.copies + asking.needs) / memory.bandwidth
     turn = max(SHORTEST_TURN, cost * (1 - MOVING_PART) / MOVING_PART)
     starves = max(occupant.since + SHORTEST_TURN, asking.wants_since + STARVES - cost)
     return max(min(occupant.since + turn, occupant.last_active + IDLE, idle, starves), occupant.retry_at)
@@ -320,7 +328,7 @@ def _fewest(there: Sequence[Occupant], lacking: int) -> Sequence[Occupant] | Non
 def _cost(chosen: Sequence[Occupant]) -> tuple[int, int, float]:
     """Offline work before others; then bytes; then who was active lately."""
     ranks = -sum(occupant.rank for occupant in chosen)
-    return ranks, sum(occupant.frees for occupant in chosen), max(occupant.last_active for occupant in chosen)
+    return ranks, sum(occupant.copies for occupant in chosen), max(occupant.last_active for occupant in chosen)
 
 
 def _obstacle(there: Sequence[Occupant], ready: Sequence[Occupant], lacking: int) -> Obstacle:

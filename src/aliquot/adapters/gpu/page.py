@@ -18,7 +18,7 @@ import os
 import stat
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +48,7 @@ MOST = 2**63 - 1  # no sum is reported as more: readers have 64 bits, and a tena
 # offsets inside a card and inside a use
 LIMIT, HEARTBEAT, PARKABLE, ROOM_MS, RESERVE = 48, 56, 64, 68, 72
 ORDER, WHY, ROOM = 0, 12, 56  # inside a move
+KEPT_SHIFT, KEPT_UNIT = 8, 2 << 20  # of its `stays`
 NO_ROOM = (1 << 64) - 1  # the answer to an allocation for which waiting would not help
 MEMORY, OVERHEAD, LAUNCHES, WAITING, GATE, PAUSED, WAKE, REFUSED, RESCUED, BUSY, BUSY_SINCE = (
     0, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56,
@@ -133,6 +134,7 @@ class Move:
     out_ns: int
     in_ns: int
     room: int
+    kept: int = 0  # of `movable`: freed by the program and kept for later; given back instead of moved
 
 
 class Page:
@@ -213,8 +215,12 @@ class Page:
 
     def move(self, slot: int, card: int) -> Move:
         """The memory of a process on a card."""
-        move = Move(*_MOVE.unpack(self._read(self._move_at(slot, card), _MOVE.size)))
-        return replace(move, room=0) if move.room == NO_ROOM else move
+        read = _MOVE.unpack(self._read(self._move_at(slot, card), _MOVE.size))
+        order, state, wanted, why, movable, parked, moves, stays, out_ns, in_ns, room = read
+        kept = (stays >> KEPT_SHIFT) * KEPT_UNIT
+        stays &= (1 << KEPT_SHIFT) - 1
+        room = 0 if room == NO_ROOM else room
+        return Move(order, state, wanted, why, movable, parked, moves, stays, out_ns, in_ns, room, kept)
 
     def refuse_room(self, slot: int, card: int) -> None:
         """Have its allocation fail now, as it would without us."""

@@ -113,7 +113,7 @@ class Parking:
         self._asked: dict[str, bool] = {}  # by hand: tenant to leave (True) or return
         self._residency: dict[tuple[str, str], Residency] = {}
         self._never: dict[tuple[str, str], ParkReason] = {}  # nothing of it can leave
-        self._leaving: dict[tuple[str, str], int] = {}  # bytes that would leave the card
+        self._leaving: dict[tuple[str, str], int] = {}  # bytes that would go into the pool
         self._reserves: dict[str, int] = {}
         self._futility: dict[str, Futility] = {}  # by card
         self._looked: dict[str, float] = {}  # by card: when its pages were read
@@ -336,6 +336,7 @@ class Parking:
         most = limit * 2 if limit is not None else 1 << 50
         movable = min(most, sum(move.movable for move in moves))
         parked = min(movable, sum(move.parked for move in moves))
+        kept = min(movable - parked, sum(move.kept for move in moves))
         memory = min(most, sum(use.memory for use in uses))
         where = where_of(moves)
         if where is not seen.where:
@@ -371,6 +372,7 @@ class Parking:
             wants,
             seen.wants_since or 0.0,
             now + _STUCK if stuck else max(seen.retry_at, seen.hearing.ask_at),
+            kept,
         )
 
     @staticmethod
@@ -397,7 +399,7 @@ class Parking:
         if not occupant.movable and stays is None and not any(move.moves for move in moves):
             self._residency.pop(key, None)
             return
-        self._leaving[key] = occupant.resident
+        self._leaving[key] = max(0, occupant.resident - occupant.kept)
         if stays is not None and not occupant.movable:
             self._never[key] = stays
         else:
