@@ -191,7 +191,7 @@ def _unlike(nodes: Iterable[NodeObject]) -> Iterable[NodeObject]:
     for node in nodes:
         sides = (node.status.capacity or {}, node.status.allocatable or {})
         mark = (node.metadata.annotations or {}).get(native.COUNTED)
-        key = (mark, *(side.get(name) for side in sides for name in gpushare.RESOURCES))
+        key = (mark, node.agent_away, *(side.get(name) for side in sides for name in gpushare.RESOURCES))
         if key not in seen:
             seen.add(key)
             yield node

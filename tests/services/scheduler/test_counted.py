@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import MemoryUnit, Rules, advertised_gpushare_unit
 from aliquot.dialects.gpushare import COUNT, MEMORY
-from aliquot.dialects.native import COUNTED, PLACE
+from aliquot.dialects.native import AGENT, AWAY, COUNTED, PLACE
 from aliquot.dialects.registry import parse_pod, places
 from aliquot.dialects.wire.extender import parse_args
 from aliquot.model.claim import Claim
@@ -126,6 +126,50 @@ def test_unit_is_known_from_the_mark_while_the_agent_is_away() -> None:
     away["status"] = {"capacity": {COUNT: "8"}}
     for nodes in ([away], [node_json("none", 16, labels=LABELS, **{COUNT: "8"}), away]):
         assert advertised_gpushare_unit(map(as_node, nodes)) is MemoryUnit.MIB
+
+
+def away_node(name: str = "away") -> Json:
+    """Its agent counted MiB once, and went."""
+    node = big_node(name)
+    node["metadata"]["annotations"][AGENT] = AWAY
+    node["status"] = {"capacity": {COUNT: "8"}}
+    return node
+
+
+def gib_node(name: str = "gib") -> Json:
+    return node_json(name, 16, labels=LABELS, **{MEMORY: "16", COUNT: "1"})
+
+
+def test_node_whose_agent_is_away_tells_the_unit_only_where_no_other_does() -> None:
+    """Its mark may be older than the unit: the cluster counted in MiB before."""
+    for nodes, unit in (
+        ([away_node(), gib_node()], MemoryUnit.GIB),
+        ([gib_node(), away_node()], MemoryUnit.GIB),
+        ([away_node()], MemoryUnit.MIB),
+        ([away_node(), small_node()], MemoryUnit.MIB),
+        ([gib_node(), big_node()], MemoryUnit.MIB),
+    ):
+        assert advertised_gpushare_unit(map(as_node, nodes)) is unit
+
+
+def test_unit_of_a_node_whose_agent_is_away_holds_until_another_tells() -> None:
+    cluster, reread = Cluster("binpack", Rules()), []
+    sink = NodeSink(cluster, None, unit_known=False, reread=lambda: reread.append(True))
+    pod = as_pod(pod_json("p", {MEMORY: "8"}))
+
+    def booked() -> int:
+        return claim_of(cluster, pod).containers[0].slice.memory_mib
+
+    sink.changed(as_node(away_node()))
+    assert booked() == 8
+    unmarked = away_node()
+    del unmarked["metadata"]["annotations"][COUNTED]
+    sink.changed(as_node({**unmarked, "status": gib_node()["status"]}))
+    assert (booked(), len(reread)) == (8, 1), "one that is away does not correct another"
+    sink.changed(as_node(gib_node()))
+    assert (booked(), len(reread)) == (8192, 2)
+    sink.changed(as_node(big_node()))
+    assert (booked(), len(reread)) == (8192, 2), "the unit is known"
 
 
 pods = st.lists(st.tuples(st.integers(1, CARD), st.sampled_from([1, 1, 2, 4]), st.booleans()), max_size=40)

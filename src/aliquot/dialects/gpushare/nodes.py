@@ -119,18 +119,29 @@ def advertised_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
     """The cluster's unit, from its nodes: no card has more than 1000 GiB. None if no node advertises gpu-mem.
 
     One node with more is enough: another may have lost most of its cards and advertise too little. Agents count only
-    MiB in the Node's status, and leave their mark there while they are away.
+    MiB in the Node's status, and leave their mark there while they are away. What such a node says may be older than
+    the unit, so it counts only where no other node says anything.
     """
-    found = None
+    here, away = None, None
     for node in nodes:
-        if native.counts(node.annotations, MEMORY):
-            return MemoryUnit.MIB
-        memory, cards = node.count(MEMORY, []), node.count(COUNT, [])
-        factor = elastic.factor_of(node.labels, node.annotations, [])
-        if memory and memory > 1000 * (cards or 1) * factor:
-            return MemoryUnit.MIB
-        found = MemoryUnit.GIB if memory else found
-    return found
+        unit = _unit_of(node)
+        if node.annotations.get(native.AGENT) == native.AWAY:
+            away = unit if away is not MemoryUnit.MIB and unit is not None else away
+        elif unit is MemoryUnit.MIB:
+            return unit
+        else:
+            here = unit or here
+    return here or away
+
+
+def _unit_of(node: NodeView) -> MemoryUnit | None:
+    if native.counts(node.annotations, MEMORY):
+        return MemoryUnit.MIB
+    memory, cards = node.count(MEMORY, []), node.count(COUNT, [])
+    if not memory:
+        return None
+    factor = elastic.factor_of(node.labels, node.annotations, [])
+    return MemoryUnit.MIB if memory > 1000 * (cards or 1) * factor else MemoryUnit.GIB
 
 
 def parse_unhealthy(configmap: object) -> tuple[str, frozenset[int]] | Invalid | None:

@@ -29,6 +29,7 @@ class NodeSink:
     ):
         self.cluster, self.upkeep, self.handover = cluster, upkeep, handover
         self._unit_known, self._reread = unit_known, reread
+        self._unit_guessed = False
         self._list: list[NodeObject] | None = None
 
     def listing(self) -> None:
@@ -67,9 +68,15 @@ class NodeSink:
             self.handover.observe(item)
 
     def _learn_unit(self, items: list[NodeObject]) -> None:
-        unit = None if self._unit_known else dialects.advertised_gpushare_unit(items)
+        """By nodes whose agents are away only until another says it: what they say may be old."""
+        if self._unit_known:
+            return
+        unit = dialects.advertised_gpushare_unit(item for item in items if not item.agent_away)
+        self._unit_known = unit is not None
+        if unit is None and not self._unit_guessed:
+            unit = dialects.advertised_gpushare_unit(items)
+            self._unit_guessed = unit is not None
         if unit is not None:
-            self._unit_known = True
             log.info("gpu_mem_unit", extra={"data": {"unit": str(unit)}})
             if self.cluster.use_unit(unit):
                 self._reread()
