@@ -120,6 +120,38 @@ class Hearing:
         return True
 
 
+@dataclass(slots=True)
+class Errand:
+    """An order to move that a tenant has not carried out yet. What its page says on the way is its own claim: it may
+    say for ever that it leaves, or leave and stay by turns, and meanwhile others are not asked for room. So a move
+    counts only while one was ordered, and only as long as its bytes may take. Then others go first for a while."""
+
+    leave: bool | None = None  # None: there is none
+    since: float = 0.0
+    overdue: int = 0  # in a row
+    ask_at: float = -inf  # not to be asked for anything, nor served, before
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it may be moving."""
+        return self.leave is not None
+
+    def begin(self, leave: bool, now: float) -> None:
+        """It is told to leave or to return; it may have been told before."""
+        if self.leave is not leave:
+            self.leave, self.since = leave, now
+
+    def note(self, *, under_way: bool, takes: float, now: float) -> None:
+        """What is seen of it: whether anything is under way. `takes`: seconds for a move of its size."""
+        if self.leave is None:
+            return
+        if not under_way:
+            self.leave, self.overdue = None, 0
+        elif now - self.since > takes:
+            self.ask_at = now + min(ASK_AGAIN * 2**self.overdue, ASK_AGAIN_MOST)
+            self.leave, self.overdue = None, min(self.overdue + 1, 16)
+
+
 def pause_after(failures: int, first: float) -> float:
     """Seconds until the next try after so many failures in a row, with `first` after the first of them. Each try stops
     the tenant's calls for seconds."""

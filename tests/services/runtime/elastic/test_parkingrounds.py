@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from aliquot.adapters.gpu.page import Order, Page, State, Why
+from aliquot.adapters.gpu.page import OVERHEAD, Order, Page, State, Why
 from aliquot.arbiter.residency import RETRY_MOST
 from aliquot.model.claim import AppClass
 from aliquot.model.residency import Where
@@ -21,7 +21,7 @@ from aliquot.model.tenant import Allotment, SharingRules, Tenant
 from aliquot.services.runtime.elastic.parking import ROOM_WAIT, Parking
 from aliquot.services.runtime.processes.registration import Process, Tenancy
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 CARD = "GPU-0"
 
 
@@ -167,3 +167,80 @@ def test_wake_withdraws_an_order_to_leave_that_was_not_heard(rig: Rig) -> None:
     assert rig.parking.request("sleeper", leave=False) is None
     rig.rounds(1)
     assert rig.order[0] == Order.STAY
+
+
+# --- pages that lie ---------------------------------------------------------------------------------------------------
+
+
+def flips(rig: Rig, liar: Tenancy, step: int) -> None:
+    rig.write(liar, state=State.LEAVING if step % 20 < 10 else State.RESIDENT)
+
+
+def leaves_for_ever(rig: Rig, liar: Tenancy, step: int) -> None:
+    rig.write(liar, state=State.LEAVING, parked=step % 3 * MIB)
+
+
+def returns_for_ever(rig: Rig, liar: Tenancy, step: int) -> None:
+    rig.write(liar, state=State.RETURNING, parked=6 * GIB + step % 3 * MIB)
+
+
+def leaves_and_returns(rig: Rig, liar: Tenancy, step: int) -> None:
+    rig.write(liar, state=State.LEAVING if step % 20 < 10 else State.RETURNING, parked=step % 3 * GIB)
+
+
+def fails_and_flips(rig: Rig, liar: Tenancy, step: int) -> None:
+    rig.write(liar, state=State.LEAVING if step % 2 else State.RESIDENT, why=step // 2 % 8)
+
+
+@pytest.mark.parametrize("lie", [flips, leaves_for_ever, returns_for_ever, leaves_and_returns, fails_and_flips])
+def test_tenant_whose_page_lies_does_not_keep_another_from_making_room(
+    rig: Rig, tmp_path: Path, lie: Callable[[Rig, Tenancy, int], None]
+) -> None:
+    """It would be the one to leave: it is the smaller."""
+    liar = rig._tenancy(tmp_path, "liar", AppClass.OFFLINE, movable=8 * GIB)
+    rig.rounds(70)  # what it claims is not what a daemon before us ordered
+    rig.write(rig.online, room=10 * GIB)
+    for step in range(round(ROOM_WAIT / 0.1)):
+        lie(rig, liar, step)
+        rig.rounds(0.1)
+        if rig.order == (Order.LEAVE, Why.NOTHING):
+            break
+    assert rig.order == (Order.LEAVE, Why.NOTHING)
+
+
+def test_tenant_that_claims_to_leave_unasked_is_paused_as_others_are(rig: Rig) -> None:
+    drained = []
+    rig.parking._loops[CARD].drain = lambda name, draining: drained.append(draining)  # type: ignore[method-assign]
+    rig.rounds(70)
+    for step in range(300):
+        leaves_for_ever(rig, rig.sleeper, step)
+        rig.rounds(0.1)
+    assert not any(drained)
+    there = rig.parking.residency("sleeper", CARD)
+    assert there is not None
+    assert there.where in (Where.RESIDENT, Where.PARKED)
+
+
+def test_memory_that_a_page_claims_to_have_parked_takes_no_room_in_the_pool(rig: Rig, tmp_path: Path) -> None:
+    rig.parking.mover.state = cast(Any, SimpleNamespace(free=40 * GIB, parked=0))
+    liar = rig._tenancy(tmp_path, "liar", AppClass.OFFLINE, movable=40 * GIB)
+    rig.write(liar, state=State.PARKED, parked=40 * GIB)
+    rig.rounds(5)
+    assert rig.parking.request("sleeper", leave=True) is None
+    rig.rounds(0.2)
+    assert rig.order == (Order.LEAVE, Why.NOTHING)
+
+
+def test_moves_that_a_page_claims_fill_no_log_and_its_figures_stay_small(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for step in range(1000):
+        rig.write(rig.sleeper, state=State.PARKED if step % 2 else State.RESIDENT, parked=2**64 - 1)
+        at = rig.sleeper.page._at(0, 0)
+        rig.sleeper.page._write(at + OVERHEAD, struct.pack("<Q", 2**64 - 1))
+        rig.rounds(0.1)
+    assert len([line for line in caplog.records if line.msg.startswith("memory_")]) <= 120
+    there = rig.parking.residency("sleeper", CARD)
+    assert there is not None
+    assert there.resident < 2**63

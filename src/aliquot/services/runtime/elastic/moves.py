@@ -38,6 +38,26 @@ STAYS = {
 }
 
 
+MOVING = frozenset({Where.LEAVING, Where.RETURNING})
+_BURST = 8.0  # lines of one tenant at once, and then one each second
+
+
+@dataclass(slots=True)
+class Lines:
+    """Which moves of a tenant are logged: its page can claim a hundred of them a second."""
+
+    left: float = _BURST
+    at: float = 0.0
+
+    def take(self, now: float) -> bool:
+        """Whether one more line is due."""
+        self.left, self.at = min(_BURST, self.left + max(0.0, now - self.at)), now
+        if self.left < 1.0:
+            return False
+        self.left -= 1.0
+        return True
+
+
 def stays_of(moves: list[Move]) -> ParkReason | None:
     """Why a part of a tenant's memory cannot leave; None: all of it can."""
     return next((reason for kind, reason in STAYS.items() if any(move.stays & kind for move in moves)), None)
@@ -56,6 +76,13 @@ def where_of(moves: list[Move]) -> Where:
 def is_unheard(move: Move) -> bool:
     """Whether a process was ordered to leave and has not begun to."""
     return move.order == Order.LEAVE and move.state == State.RESIDENT and not move.why and move.movable > move.parked
+
+
+def is_under_way(move: Move) -> bool:
+    """Whether a process moves its memory, or was ordered to and has neither begun nor failed."""
+    if move.state in (State.LEAVING, State.RETURNING):
+        return True
+    return is_unheard(move) or (move.order == Order.RETURN and move.state == State.PARKED and not move.why)
 
 
 def wants_of(moves: list[Move], most: int) -> int | None:

@@ -13,7 +13,7 @@ import queue
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Move, Order, State, Use, Why
 from aliquot.arbiter.residency import (
     Decision,
+    Errand,
     Futility,
     Hearing,
     Leave,
@@ -39,8 +40,11 @@ from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.elastic.moves import (
     FAILURES,
+    MOVING,
     OBSTACLES,
     Arrivals,
+    Lines,
+    is_under_way,
     is_unheard,
     log_move,
     stays_of,
@@ -55,6 +59,7 @@ _BUSY = 0.01  # seconds between rounds while something moves or waits
 _CALM = 0.5
 _STILL = 2.0  # seconds between two looks at a card where nothing may leave, and nothing had left
 _STUCK = 20.0  # a move that shows no progress for so long is not counted on
+_SLOWEST = 5e9  # bytes per second: nor is one that takes so much longer than its bytes need
 _MARGIN = 256 << 20  # bytes of a card that the driver may need itself
 _RECONNECTED = 5.0  # seconds after our start in which processes of the daemon before us may still connect
 _SETTLED = 60.0  # seconds after our start in which tenants may still be added that were there before
@@ -86,6 +91,8 @@ class _Seen:
     draining: bool = False
     reason: ParkReason | None = None
     hearing: Hearing = field(default_factory=Hearing)
+    errand: Errand = field(default_factory=Errand)
+    lines: Lines = field(default_factory=Lines)
 
 
 class Parking:
@@ -118,6 +125,7 @@ class Parking:
         self._futility: dict[str, Futility] = {}  # by card
         self._looked: dict[str, float] = {}  # by card: when its pages were read
         self._told = float("-inf")
+        self._unfounded: deque[int] = deque([0], maxlen=3)  # bytes that pages claim and the mover does not have
         self._began = clock()
 
     # --- any thread ---------------------------------------------------------------------------------------------
@@ -193,6 +201,7 @@ class Parking:
                 if name == tenant:
                     seen.retry_at, seen.failures = float("-inf"), 0  # at once, also where the last try failed
                     seen.hearing = Hearing()
+                    seen.errand.ask_at = float("-inf")
             tenancy = self._tenancies.get(tenant)
             if not leave and tenancy is not None and tenancy.page.fileno() >= 0:  # an order that it never heard
                 slots = [process.slot for process in tenancy.processes if process.slot is not None]
@@ -283,7 +292,9 @@ class Parking:
         self._told = now
         known = [tenancy.tenant.id for tenancy in there]
         complete = now - self._began > _SETTLED
+        claimed = self._parked_elsewhere(None)  # before the answer: what leaves meanwhile is in that
         self.mover.living(control.Living(living, known, complete, sorted(cards & self._loops.keys())))
+        self._unfounded.append(0 if self.mover.state is None else max(0, claimed - self.mover.state.parked))
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -297,8 +308,12 @@ class Parking:
                 continue
             key = tenancy.tenant.id, uuid
             there.add(key)
-            seen = self._seen.setdefault(key, _Seen(active=now))
             moves = [tenancy.page.move(slot, at) for slot in slots]
+            if key not in self._seen:
+                self._seen[key] = _Seen(active=now)
+                if now - self._began < _SETTLED and where_of(moves) in MOVING:  # as the daemon before us ordered
+                    self._seen[key].errand.begin(where_of(moves) is Where.LEAVING, now)
+            seen = self._seen[key]
             uses = [tenancy.page.use(slot, at) for slot in slots]
             works = seen.work != sum(use.launches for use in uses)
             if seen.hearing.note(pending=any(map(is_unheard, moves)), works=works, now=now):
@@ -338,10 +353,15 @@ class Parking:
         parked = min(movable, sum(move.parked for move in moves))
         kept = min(movable - parked, sum(move.kept for move in moves))
         memory = min(most, sum(use.memory for use in uses))
+        overhead = min(1 << 50, sum(use.overhead for use in uses))
         where = where_of(moves)
+        seen.errand.note(under_way=any(map(is_under_way, moves)), takes=_STUCK + movable / _SLOWEST, now=now)
+        if where in MOVING and not seen.errand.is_on:  # nobody told it to move, or it has taken too long
+            where = Where.PARKED if parked else Where.RESIDENT
         if where is not seen.where:
             why = self._reason_of(seen)
-            log_move(tenant.id, uuid, where, moves, why)
+            if seen.lines.take(now):
+                log_move(tenant.id, uuid, where, moves, why)
             # Whatever moves was ordered, or seen to begin: else it was so when we came.
             self.arrivals.note((tenant.id, uuid), where, moves, parked, why, now, is_new=seen.moved > 0.0)
             seen.where, seen.since, seen.moved = where, now, now
@@ -358,20 +378,22 @@ class Parking:
             wants = wants or 0
         seen.wants_since = None if wants is None else now if seen.wants_since is None else seen.wants_since
         self._note_failure(seen, moves, now)
-        stuck = where in (Where.LEAVING, Where.RETURNING) and now - seen.moved > _STUCK
+        stuck = where in MOVING and now - seen.moved > _STUCK
+        if now < seen.errand.ask_at:
+            wants = None  # others go first
         return Occupant(
             tenant.id,
             tenant.app_class,
             (Where.PARKED if parked else Where.RESIDENT) if stuck else where,
             movable,
             parked,
-            max(0, memory - movable) + sum(use.overhead for use in uses),
+            max(0, memory - movable) + overhead,
             tenant.park_after,
             seen.active,
             seen.since,
             wants,
             seen.wants_since or 0.0,
-            now + _STUCK if stuck else max(seen.retry_at, seen.hearing.ask_at),
+            now + _STUCK if stuck else max(seen.retry_at, seen.hearing.ask_at, seen.errand.ask_at),
             kept,
         )
 
@@ -425,7 +447,7 @@ class Parking:
             self._drain(name, uuid, draining=occupant.where is Where.LEAVING)
         by_hand = self._by_hand(occupants)
         waits = any(occupant.wants is not None for occupant in occupants.values())
-        moving = any(occupant.where in (Where.LEAVING, Where.RETURNING) for occupant in occupants.values())
+        moving = any(occupant.where in MOVING for occupant in occupants.values())
         if waits or by_hand:
             memory = self._memory(uuid, occupants)
             if memory is not None:
@@ -434,7 +456,7 @@ class Parking:
                 for order in [*by_hand, *decision.orders]:
                     leave = isinstance(order, Leave)
                     seen = self._seen[order.tenant, uuid]
-                    if now < (max(seen.retry_at, seen.hearing.ask_at) if leave else seen.retry_at):
+                    if now < max(seen.retry_at, seen.errand.ask_at, seen.hearing.ask_at if leave else 0.0):
                         continue
                     if leave:
                         self._note_reason(uuid, occupants, order.tenant, asked)
@@ -479,9 +501,10 @@ class Parking:
         return Memory(free + known, max(0, self._pool() - self._parked_elsewhere(uuid)))
 
     def _pool(self) -> int:
-        """Bytes of the pool for memory that is parked or may be. What is parked changes more often than we ask."""
+        """Bytes of the pool for memory that is parked or may be. What is parked changes more often than we ask; what
+        pages claim beyond it, again and again, takes nothing from others."""
         state = self.mover.state
-        return 0 if state is None else state.free + state.parked
+        return 0 if state is None else state.free + state.parked + min(self._unfounded, default=0)
 
     def _parked_elsewhere(self, uuid: str | None) -> int:
         """Bytes of the tenants on the other cards, by their pages; None: on all."""
@@ -502,6 +525,7 @@ class Parking:
                 if (move.movable if leave else move.parked) and (move.order != order or move.why):
                     tenancy.page.order(slot, at, order)
             seen.why, seen.moved = Why.NOTHING, now
+            seen.errand.begin(leave, now)
         log.debug("move_ordered", extra={"data": {"tenant": tenant, "card": uuid, "leave": leave}})
 
     def _refuse_room(
