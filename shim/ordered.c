@@ -1,18 +1,18 @@
 /* ordered.c - stream-ordered memory (cuMemAllocAsync) of a tenant that may be parked, from memory that can leave.
  *
  * The driver's own pools cannot move. So here an allocation is memory of movable.c, there when the call returns. A free
- * records an event on its stream, and the memory is kept: it is handed out again once the event is done, or at once on
- * the same stream, which is made to wait for the event. What is kept counts as the pool's, and is given back as the
- * driver does it: by a trim, at a wait beyond the pool's release threshold, when the quota or the card is full; and
- * before the memory leaves, because nobody needs it.
+ * records an event on its stream, and the memory is kept: it is handed out again, also for a little less than it has,
+ * once the event is done, or at once on the same stream, which is made to wait for the event. What is kept counts as the
+ * pool's, and is given back as the driver does it: by a trim, at a wait beyond the pool's release threshold, when the quota
+ * or the card is full; and before the memory leaves, because nobody needs it.
  *
  * Only in the device's own context, which the events belong to, and for pools that no other process can know. All else
  * goes to the driver's pool, which the daemon names as the reason why it stays on the card.
  */
 #include "movable.h"
 
-#define BUCKETS 256
-#define LOOKS   16              /* kept blocks of a size that are asked whether they are done, at most */
+#define BUCKETS 256             /* four for each power of two */
+#define LOOKS   16              /* kept blocks that are asked whether they are done, at most */
 #define POOLS   32
 #define EVENTS  256             /* that are kept for later, of a card */
 #define LITTLE  (32ull << 20)   /* bytes that a pool may keep over a wait, whatever its threshold: making them again takes long */
@@ -49,7 +49,16 @@ static uint64_t size_of(uint64_t n)
     return (n + step - 1) / step * step;
 }
 
-static unsigned bucket_of(uint64_t size) { return (unsigned)(size * 0x9e3779b97f4a7c15ull >> 32) % BUCKETS; }
+/* Sizes of a bucket differ by less than a quarter, and those of the next are larger. None is below 512. */
+static unsigned bucket_of(uint64_t size)
+{
+    unsigned power = 63 - (unsigned)__builtin_clzll(size);
+    return power * 4 + (unsigned)(size >> (power - 2) & 3);
+}
+
+/* What a block may have at most that serves so many bytes. The driver splits its blocks; ours are pieces of their own, so a
+ * program whose sizes vary would find none of its own and make a new one each time. A quarter is what may be lost. */
+static uint64_t fits_within(uint64_t size) { return size > UINT64_MAX - size / 4 ? UINT64_MAX : size + size / 4; }
 
 /* ---- with `lock` held ---- */
 
@@ -257,26 +266,40 @@ void alq_ordered_park(int card)
 
 /* ---- allocating ---- */
 
-/* The oldest that was freed on this stream, whatever is before it: that asks the driver nothing. Or else the oldest that is done. */
+/* The smallest that fits, and of these the oldest: of those that were freed on this stream (`same`), or that are done. */
+static uint32_t best(const struct alq_ordered *r, uint64_t size, CUstream key, bool same)
+{
+    uint64_t most = fits_within(size), smallest = UINT64_MAX;
+    uint32_t found = ALQ_NONE;
+    unsigned looks = 0;
+    for (unsigned b = bucket_of(size); b <= bucket_of(most) && b < BUCKETS && found == ALQ_NONE; b++)
+        for (uint32_t i = bucket[b].first; i != ALQ_NONE && looks < LOOKS && smallest != size; i = block_at(i)->next) {
+            const struct block *block = block_at(i);
+            uint64_t has = block->entry.size;
+            if (has < size || has > most || has >= smallest || block->entry.card != r->card ||
+                pools[block->entry.from - 1].handle != r->pool || (same && block->stream != key))
+                continue;
+            looks += !same;
+            if (!same && !is_done(block))
+                continue;
+            smallest = has;
+            found = i;
+        }
+    return found;
+}
+
+/* What was freed on this stream first: that asks the driver nothing. */
 static bool find(const struct alq_ordered *r, uint64_t size, CUstream key, struct block *found)
 {
-    for (int same = 1; same >= 0; same--) {
-        unsigned looks = 0;
-        for (uint32_t i = bucket[bucket_of(size)].first; i != ALQ_NONE && looks < LOOKS && !ending[r->card]; i = block_at(i)->next) {
-            const struct block *block = block_at(i);
-            if (block->entry.size != size || block->entry.card != r->card || pools[block->entry.from - 1].handle != r->pool ||
-                (same && block->stream != key))
-                continue;
-            looks++;
-            if (same || is_done(block)) {
-                *found = *block;
-                remove_block(i);
-                alq_movable_keep(&found->entry, false);
-                return true;
-            }
-        }
-    }
-    return false;
+    uint32_t i = ending[r->card] ? ALQ_NONE : best(r, size, key, true);
+    if (i == ALQ_NONE && !ending[r->card])
+        i = best(r, size, key, false);
+    if (i == ALQ_NONE)
+        return false;
+    *found = *block_at(i);
+    remove_block(i);
+    alq_movable_keep(&found->entry, false);
+    return true;
 }
 
 static bool reuse(const struct alq_ordered *r, uint64_t size)
@@ -293,7 +316,7 @@ static bool reuse(const struct alq_ordered *r, uint64_t size)
     pthread_mutex_lock(&lock);
     if (ordered) {
         give_event(r->card, block.event);
-        count(block.entry.from, (int64_t)size, 0);
+        count(block.entry.from, (int64_t)block.entry.size, 0);
     } else {
         add_block(&block);      /* its place in the list is still there */
     }

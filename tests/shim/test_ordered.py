@@ -61,6 +61,26 @@ def test_freed_memory_is_used_again_at_once_on_its_stream_and_elsewhere_when_its
     }  # fmt: skip
 
 
+def test_freed_memory_serves_a_little_less_than_it_has(parkable: Tenant) -> None:
+    """The smallest that fits, and no more than a quarter too large. It counts as what it is."""
+    seen = parkable.run(
+        with_helpers("""
+        tell(THRESHOLD, 2**64 - 1)
+        sizes = [100, 90, 110, 126, 128]
+        of = {n: alloc_async(n * MIB)[1] for n in sizes}
+        was = {p: n for n, p in of.items()}
+        assert not any(free_async(p) for p in of.values())
+        got = [was.get(alloc_async(n * MIB)[1], 0) for n in (88, 88, 101, 101, 101)]
+        small = alloc_async(400_000)[1]
+        assert free_async(small) == 0
+        fits, small_fits = ask(USED) // MIB, alloc_async(360_000)[1] == small
+        say(got=got, used=fits, reserved=ask(RESERVED) // MIB, small=small_fits)
+        """)
+    )
+    # 101 MiB are 102: whole units of 2 MiB; 128 is more than a quarter larger
+    assert seen == {"got": [90, 100, 110, 126, 0], "used": 90 + 100 + 110 + 126 + 102, "reserved": 656, "small": True}
+
+
 def test_memory_of_the_same_stream_is_found_behind_much_that_is_not_done(parkable: Tenant) -> None:
     seen = parkable.run(
         with_helpers("""
