@@ -55,6 +55,29 @@ def test_agent_avoids_nodes_of_the_gpu_operators_device_plugin(agent: Json, labe
     assert not runs_on(agent, {**theirs, **QGPU, share: "false"})
 
 
+PAUSES = ("paused-for-driver-upgrade", "paused-for-mig-change")
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+@pytest.mark.parametrize("labels", FOUND_BY_NFD, ids=str)
+def test_agent_does_not_come_while_the_gpu_operator_pauses_its_device_plugin(
+    agent: Json, labels: Json, pause: str
+) -> None:
+    """It would hold the driver that the operator is about to unload, or the card whose MIG mode it changes."""
+    assert not runs_on(agent, {**LINUX, **labels, "nvidia.com/gpu.deploy.device-plugin": pause})
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+@pytest.mark.parametrize("part", ["client", "gpu-feature-discovery"])
+@pytest.mark.parametrize("labels", [QGPU, SGN, {"gpushare": "true"}, *FOUND_BY_NFD], ids=str)
+def test_agent_leaves_its_node_while_the_gpu_operator_works_on_driver_or_mig(
+    agent: Json, labels: Json, part: str, pause: str
+) -> None:
+    own = {**LINUX, **labels, "nvidia.com/gpu.deploy.device-plugin": "false"}
+    assert runs_on(agent, {**own, f"nvidia.com/gpu.deploy.{part}": "true"})
+    assert not runs_on(agent, {**own, f"nvidia.com/gpu.deploy.{part}": pause})
+
+
 @pytest.mark.parametrize("machine", [{"kubernetes.io/arch": "s390x"}, {"kubernetes.io/os": "windows"}], ids=str)
 def test_the_agent_runs_on_machines_that_it_is_built_for(agent: Json, machine: Json) -> None:
     assert runs_on(agent, {**LINUX, **QGPU, "kubernetes.io/arch": "arm64"})

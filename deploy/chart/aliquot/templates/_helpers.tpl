@@ -62,6 +62,11 @@ helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
+{{/* What the GPU Operator's driver manager and MIG manager set a label nvidia.com/gpu.deploy.* to while they work. */}}
+{{- define "aliquot.operatorPauses" -}}
+paused-for-driver-upgrade, paused-for-mig-change
+{{- end -}}
+
 {{/* The nodes of the agents. */}}
 {{- define "aliquot.agentPlacement" -}}
 affinity:
@@ -87,9 +92,12 @@ affinity:
             - {key: sched.tensorstack.dev/accelerator, operator: NotIn, values: [amd-gpu, huawei-npu]}
             # Their owner leaves them to another device plugin.
             - {key: aliquot.dev/share-cards-with-other-plugins, operator: NotIn, values: ["false"]}
+            # While the GPU Operator exchanges the driver or changes MIG, nobody may hold the driver: it sets its labels to these.
+            - {key: nvidia.com/gpu.deploy.client, operator: NotIn, values: [{{ include "aliquot.operatorPauses" . }}, "false"]}
+            - {key: nvidia.com/gpu.deploy.gpu-feature-discovery, operator: NotIn, values: [{{ include "aliquot.operatorPauses" . }}]}
             {{- if .found }}
-            # The GPU Operator runs NVIDIA's device plugin there.
-            - {key: nvidia.com/gpu.deploy.device-plugin, operator: NotIn, values: ["true"]}
+            # The GPU Operator runs NVIDIA's device plugin there, or will again.
+            - {key: nvidia.com/gpu.deploy.device-plugin, operator: NotIn, values: ["true", {{ include "aliquot.operatorPauses" . }}]}
             {{- end }}
         {{- end }}
 tolerations:
