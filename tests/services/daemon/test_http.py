@@ -121,6 +121,21 @@ def test_connection_is_closed_while_all_others_are_busy() -> None:
     assert asyncio.run(scenario()) == (b"HTTP/1.1 200 OK\r\n", b"")
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+@pytest.mark.parametrize("caller", ["127.0.0.1", "::1"])
+def test_all_addresses_are_those_of_both_families(address: str, caller: str) -> None:
+    """The Pods of an IPv6-only cluster are probed and called at IPv6 addresses, those of others at IPv4 ones."""
+    with http.bind_port(address, 0) as listener:
+        socket.create_connection((caller, listener.getsockname()[1]), timeout=10).close()
+
+
+def test_all_addresses_are_those_of_ipv4_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with http.bind_port("0.0.0.0", 0) as listener:
+        assert listener.family is socket.AF_INET
+
+
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_silent_connections_are_bounded_from_accept_on(monkeypatch: pytest.MonkeyPatch, encrypted: bool) -> None:
     """Each that waits for a handshake takes 256 KiB. Those with a request stay, and a newcomer still gets in."""

@@ -19,6 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE = 5.0  # seconds
+_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # a comparison; who chooses it says why
 _BACKLOG = 1024
 _AT_ONCE = 64  # connections, before others have their turn
 _ACCEPT_AGAIN = 1.0  # seconds
@@ -168,7 +169,13 @@ class BodyError(Exception):
 
 
 def bind_port(address: str, port: int) -> socket.socket:
-    """A socket for `listen`. Raises OSError."""
+    """A socket for `listen`. Raises OSError.
+
+    0.0.0.0 and :: stand for all addresses of both families, as for Kubernetes' own programs: a Pod of an IPv6-only
+    cluster has no other address, and the kubelet probes it there.
+    """
+    if address in _EVERYWHERE and socket.has_dualstack_ipv6():
+        return socket.create_server(("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=_BACKLOG)
 

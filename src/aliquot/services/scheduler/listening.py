@@ -37,7 +37,7 @@ class Ports:
         """Listen until the stack is left. Raises OSError if a port is taken."""
         settings, extender = self._settings, self._extender
         # Take the port before the identity: two processes with one identity cannot both get here.
-        listener = socket.create_server((settings.bind_address, settings.port), backlog=1024)
+        listener = bind_port(settings.bind_address, settings.port)
         stack.callback(listener.close)
         for name, with_keys in ((WEBHOOK, settings.webhook), (TLS, settings.tls)):
             if with_keys is not None:  # only a check; they listen once they have keys
