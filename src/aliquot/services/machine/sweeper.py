@@ -86,7 +86,7 @@ class Tenants(Protocol):
 
 
 class Pods(Protocol):
-    """pods/manager.py."""
+    """pods/ending.py."""
 
     def to_clear(self) -> dict[str, int]: ...
     def clear(self, found: Scan, uids: Collection[str]) -> None: ...

@@ -1,7 +1,7 @@
 """Manages the Pods of one machine: desired workloads, existing Pods and their supervisor processes. Single-threaded.
 
     put, delete         change the desired state; it is on the disk before anything acts on it
-    tick                reconciles: starts supervisors, asks them to end, kills the late ones
+    tick                reconciles: starts supervisors, asks them to end, kills the late ones (ending.py)
     connect_supervisor  a supervisor has connected: queues its Pod, and sends the launch spec with the grant
     report              a supervisor reports the state of its containers
 
@@ -21,7 +21,6 @@ from typing import Any
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE
-from aliquot.adapters.host.procscan import Scan
 from aliquot.adapters.host.supervisors import SupervisorError, Supervisors, make_log_folder
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.folders import remove_folder
@@ -36,6 +35,7 @@ from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.pods import creation, launchspec
 from aliquot.services.machine.pods.controllers import decide
+from aliquot.services.machine.pods.ending import PodEnding, Send, send_signal
 from aliquot.services.machine.pods.records import PodRecords, as_owner, owner_of, workload_key
 from aliquot.services.machine.pods.reports import with_report
 from aliquot.services.machine.pods.startorder import StartOrder
@@ -48,10 +48,7 @@ from aliquot.wording.placement import why_there
 _LOG = logging.getLogger("aliquot.pods")
 _MOST_STARTING = 8  # supervisors of one user at once: each takes some tens of milliseconds of a core
 _STARTS_AT_ONCE = 4  # of all users, before others have their turn; each takes some milliseconds
-_PATIENCE = 3.0  # seconds after the grace period until the supervisor is killed
 _AGAIN = 5.0  # seconds until a failed start of a supervisor is retried
-
-Send = Callable[[dict[str, Any]], None]
 
 
 class PodManager(PodRecords):
@@ -73,11 +70,11 @@ class PodManager(PodRecords):
         self._connections: dict[str, Send] = {}  # to the supervisors, by Pod uid
         self._start_order = StartOrder(self.pods)
         self._not_before: dict[str, float] = {}  # on the monotonic clock
-        self._kill_at: dict[str, float] = {}
-        self._clearing: set[str] = set()  # Pods without a supervisor that may still have processes
-        self._removing: set[str] = set()  # Pods whose rows are being deleted
         self._suspended = False  # start nothing more
-        self.sweeper = Sweeper(machine, self, (TENANT_VARIABLE, POD_VARIABLE))
+        self._ending = PodEnding(
+            self.pods, self._connections, machine.tenancies, delete=self._delete_row, removed=self._removed
+        )
+        self.sweeper = Sweeper(machine, self._ending, (TENANT_VARIABLE, POD_VARIABLE))
 
     # --- after a restart ---------------------------------------------------------------------------------------
 
@@ -92,13 +89,13 @@ class PodManager(PodRecords):
             if pod.supervisor is not None and not rebooted and processes.lives(*pod.supervisor):
                 self._watch(pod)
                 if pod.ending is not None:
-                    self._ask_to_end(pod)
+                    self._ending.ask(pod)
                 elif pod.state.phase is Phase.PENDING and pod.state.node is None:
                     self._start_order.begin(pod.uid, again=True)
             elif pod.supervisor is not None or pod.state.phase is Phase.RUNNING:
                 self._supervisor_lost(pod, rebooted=rebooted)
             else:
-                self._clearing.add(pod.uid)
+                self._ending.lost_supervisor(pod.uid)
         self._not_before.clear()  # those Pods have waited for the daemon long enough
         self._clear_strays()
 
@@ -157,14 +154,14 @@ class PodManager(PodRecords):
             self.workloads.pop(workload_key(workload), None)
         for pod in going:
             self._remember(pod)
-            self._ask_to_end(pod)
+            self._ending.ask(pod)
 
     # --- reconciliation ----------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Call it periodically and after every change."""
         try:
-            self._kill_late()
+            self._ending.kill_late()
             if not self._suspended:
                 self._reconcile_all(now)
                 self._start_supervisors(now)
@@ -204,10 +201,9 @@ class PodManager(PodRecords):
 
     def _forget(self, uid: str) -> None:
         super()._forget(uid)
-        for known in (self._kill_at, self._not_before):
-            known.pop(uid, None)
+        self._ending.forget(uid)
+        self._not_before.pop(uid, None)
         self._unnoted.discard(uid)
-        self._clearing.discard(uid)
 
     def _start_supervisors(self, now: float) -> None:
         clock, starting, left = time.monotonic(), self._start_order.by_user(), _STARTS_AT_ONCE
@@ -220,7 +216,7 @@ class PodManager(PodRecords):
             if (
                 not wanted
                 or scheduling_gates(pod.manifest["spec"])
-                or pod.uid in self._clearing
+                or self._ending.is_clearing(pod.uid)
                 or self._not_before.get(pod.uid, 0.0) > clock
             ):
                 continue
@@ -354,7 +350,7 @@ class PodManager(PodRecords):
         self._supervisor_lost(pod, rebooted=False)
 
     def _supervisor_lost(self, pod: LocalPod, *, rebooted: bool) -> None:
-        self._clearing.add(pod.uid)
+        self._ending.lost_supervisor(pod.uid)
         now, state = time.time(), pod.state
         if state.phase is Phase.PENDING and state.node is None:
             self._not_before[pod.uid] = time.monotonic() + _AGAIN  # nothing ran yet: start another one
@@ -367,69 +363,10 @@ class PodManager(PodRecords):
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def _ask_to_end(self, pod: LocalPod) -> None:
-        """Ask the supervisor to end the Pod. If it is late, `_kill_late` kills it."""
-        assert pod.ending is not None
-        if pod.supervisor is None:
-            self._clearing.add(pod.uid)
-            return
-        self._kill_at[pod.uid] = time.monotonic() + pod.ending + _PATIENCE
-        send = self._connections.get(pod.uid)
-        if send is not None:
-            send({"event": {"end": pod.ending}})
-        else:
-            self._signal(pod.supervisor, signal.SIGTERM)
+    def _delete_row(self, pod: LocalPod, done: Callable[[Exception | None], None]) -> None:
+        self._writer.put(lambda: self._store.write(gone_pods=[pod]), done)
 
-    def _kill_late(self) -> None:
-        clock = time.monotonic()
-        for uid, deadline in list(self._kill_at.items()):
-            if deadline <= clock:
-                del self._kill_at[uid]
-                pod = self.pods.get(uid)
-                if pod is not None and pod.supervisor is not None:
-                    self._signal(pod.supervisor, signal.SIGKILL)
-
-    def _signal(self, supervisor: tuple[int, int], number: int) -> None:
-        try:
-            processes.send_signal(supervisor[0], number, supervisor[1])
-        except PermissionError as error:
-            _LOG.warning("signal_failed", extra={"data": {"pid": supervisor[0], "error": str(error)}})
-
-    def to_clear(self) -> dict[str, int]:
-        """Pods without a supervisor that may still have processes, and their users."""
-        return {uid: self.pods[uid].applier.user for uid in self._clearing if uid in self.pods}
-
-    def clear(self, found: Scan, uids: Iterable[str]) -> None:
-        """Kill what is left of these Pods. They were to be cleared before the scan began."""
-        try:
-            for uid in uids:
-                if uid in self._clearing:
-                    self._clear(uid, found)
-        except StoreError as error:
-            _LOG.error("pod_not_removed", extra={"data": {"error": str(error)}})
-
-    def _clear(self, uid: str, found: Scan) -> None:
-        """Kill the processes left of the Pod, found by its environment variable. Remove it if it was deleted."""
-        pod = self.pods.get(uid)
-        if pod is None or pod.supervisor is not None:
-            self._clearing.discard(uid)
-            return
-        left = found.marked(POD_VARIABLE, uid, pod.applier.user)
-        processes.kill_all(left, user=pod.applier.user)
-        if left or pod.tenant in self.machine.tenancies or pod.applier.user in found.unfinished:
-            return
-        if pod.ending is None:
-            self._clearing.discard(uid)
-        elif uid not in self._removing:
-            self._removing.add(uid)
-            self._writer.put(lambda: self._store.write(gone_pods=[pod]), lambda error: self._removed(pod, error))
-
-    def _removed(self, pod: LocalPod, error: Exception | None) -> None:
-        """The Pod's row is deleted. Where that failed, the next sweep tries again: until then its name is taken."""
-        self._removing.discard(pod.uid)
-        if error is not None:
-            _LOG.error("pod_not_removed", extra={"data": {"pod": pod.key, "error": str(error)}})
-            return
+    def _removed(self, pod: LocalPod) -> None:
         remove_folder(Path(self.logs(pod)))
         self._start_order.end(pod.uid)
         self._forget(pod.uid)
@@ -441,7 +378,7 @@ class PodManager(PodRecords):
         for pod in list(self.pods.values()):
             if pod.supervisor is None:
                 continue
-            self._signal(pod.supervisor, signal.SIGKILL)
+            send_signal(pod.supervisor, signal.SIGKILL)
             killed[pod.uid] = pod.applier.user
             if pod.ending is None and not pod.state.phase.over:
                 self._persist(replace(pod, supervisor=None, state=creation.started_over(pod, self.logs(pod))))
