@@ -104,6 +104,8 @@ def _name_to_use(name: object, owners: Iterable[_Owned]) -> str | None:
     if not isinstance(name, str):
         return None
     lowered = name.lower()
+    if "/" not in name and _bare(lowered) not in _BARE_NAMES:  # as cpu and memory of every container
+        return None
     for owned in owners:
         without_domain = "/" not in name and any(_bare(known) == _bare(lowered) for known in owned.known)
         mine = lowered.startswith(owned.domain) or without_domain
@@ -132,6 +134,9 @@ def _closest(name: str, known: Iterable[str], close_at: float = _CLOSE) -> str |
 
 def _bare(name: str) -> str:
     return "".join(letter for letter in name.rpartition("/")[2] if letter.isalnum())
+
+
+_BARE_NAMES = frozenset(_bare(known) for owned in _OWNED for known in owned.known)
 
 
 def misspelled_requests(pod: Pod, served: frozenset[str]) -> list[Invalid]:
