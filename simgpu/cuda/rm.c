@@ -66,7 +66,8 @@ static CUresult attach(CUcontext context)
 {
     struct sim_attach request = { .head.kind = SIM_ATTACH, .client = driver.client, .group = context->group };
     int file = -1;
-    int error = sim_call(driver.rm, &request, sizeof request, NULL, 0, NULL, NULL, &file);
+    int error;
+    while ((error = sim_call(driver.rm, &request, sizeof request, NULL, 0, NULL, NULL, &file)) == EINPROGRESS) lane_rest();
     if (error) return driver_error(error);
     if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     context->lane = mmap(NULL, sizeof *context->lane, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

@@ -110,6 +110,7 @@ struct connection {
     struct connection *next;
     int fd;                  /* the pipe's read end */
     bool closed;
+    uint32_t checkpoint;     /* of enum checkpoint_state */
     struct object *objects;
     uint32_t count, made;
     uint64_t memory[SIM_CARDS_MAX]; /* reserved; contexts take more */
@@ -215,6 +216,12 @@ void lane_finish(struct lane *lane, int stream, uint64_t now);
 uint64_t lane_serve_waits(struct group *group);         /* ends those that are over -> when to look again */
 void lane_forget_channel(struct lane *lane, const struct object *channel);
 struct object *channel_of(struct connection *owner, struct group *group, uint32_t handle);
+
+/* ---- checkpoint.c: processes that leave the cards as a whole ---- */
+enum checkpoint_state { RUNNING = 0, LOCKED, CHECKPOINTED, FAILED }; /* CUDA's own values */
+int checkpoint_step(uint32_t uid, const struct sim_checkpoint *request, struct sim_checkpointed *found); /* 0 or an errno */
+void checkpoint_end(struct connection *connection);     /* it is about to be dropped */
+void checkpoint_again(struct connection *connection);   /* of the last player */
 
 /* ---- usage.c: who had how much ---- */
 void usage_add(struct usage *usage, uint64_t from, uint64_t to);
