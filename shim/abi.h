@@ -71,8 +71,11 @@ struct alq_slot {
 };
 
 /* The memory of one process on one card, when it may leave. A cache line of its own. */
-enum { ALQ_STAY = 0, ALQ_LEAVE = 1, ALQ_RETURN = 2 };
-enum { ALQ_RESIDENT = 0, ALQ_LEAVING = 1, ALQ_PARKED = 2, ALQ_RETURNING = 3, ALQ_LOST = 4 };
+enum { ALQ_STAY = 0, ALQ_LEAVE = 1, ALQ_RETURN = 2,
+       ALQ_HALT = 3,        /* leave with what can, and have every call wait: the driver will take the rest, by its checkpoint */
+       ALQ_AWAY = 4 };      /* it does, or has: only the daemon can end that, by ALQ_RETURN */
+enum { ALQ_RESIDENT = 0, ALQ_LEAVING = 1, ALQ_PARKED = 2, ALQ_RETURNING = 3, ALQ_LOST = 4,
+       ALQ_HALTED = 5 };    /* as was ordered; without a daemon it goes on by itself as long as the order is ALQ_HALT */
 enum { ALQ_WHY_NOTHING = 0, ALQ_WHY_BUSY = 1, ALQ_WHY_CAPTURE = 2, ALQ_WHY_POOL = 3, ALQ_WHY_ROOM = 4, ALQ_WHY_ERROR = 5,
        ALQ_WHY_MOVER = 6 /* there is none, or it went away */, ALQ_WHY_UNKNOWN = 7 /* the mover does not have it */ };
 enum { ALQ_STAYS_POOLED = 1 /* stream-ordered */, ALQ_STAYS_SHARED = 2 /* with other processes */, ALQ_STAYS_OTHER = 4 };
@@ -80,7 +83,7 @@ enum { ALQ_STAYS_POOLED = 1 /* stream-ordered */, ALQ_STAYS_SHARED = 2 /* with o
 #define ALQ_KEPT_UNIT  (2ull << 20)
 #define ALQ_NO_ROOM UINT64_MAX
 struct alq_move {
-    uint32_t order;         /* daemon: ALQ_STAY, ALQ_LEAVE or ALQ_RETURN; a futex word */
+    uint32_t order;         /* daemon: ALQ_STAY, ALQ_LEAVE and so on; a futex word */
     uint32_t state;         /* process: ALQ_RESIDENT and so on; a futex word */
     uint32_t wanted;        /* process: calls that wait for its return */
     uint32_t why;           /* process: why the last order was not obeyed; the daemon sets 0 to have it tried again */

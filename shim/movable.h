@@ -58,5 +58,4 @@ void alq_count_movable(int card, int64_t bytes);
 void alq_count_kept(int card, int64_t bytes);   /* of it */
 bool alq_still_wanted(int card, uint32_t order);        /* the daemon's order is still this one */
 bool alq_all_resident(void);                /* nothing is away, or about to leave */
-void alq_parking_begin(int card);           /* the first movable memory on that card */
 #endif

@@ -31,6 +31,7 @@ static bool left_behind[ALQ_CARDS]; /* a part is away, and a part is not; the ca
 /* Where the memory is, and how much. The page shows the same to the daemon, but others may clear that: the program may have
  * closed our file, and was taken for dead. */
 static struct { uint32_t state, wanted; uint64_t movable, parked, kept; } known[ALQ_CARDS];
+int alq_halted;                     /* calls wait before they do anything: any call of the driver may hang now */
 
 static struct alq_move *move_of(int card)
 {
@@ -58,6 +59,7 @@ static uint32_t state_of(int card)
 static void set_state(int card, uint32_t state)
 {
     struct alq_move *move = move_of(card);
+    __atomic_store_n(&alq_halted, state == ALQ_HALTED, __ATOMIC_SEQ_CST);    /* such a tenant has one card */
     __atomic_store_n(&known[card].state, state, __ATOMIC_SEQ_CST);
     if (move)
         __atomic_store_n(&move->state, state, __ATOMIC_SEQ_CST);
@@ -133,6 +135,16 @@ int alq_enter_slow(bool word)
     }
     errno = saved;
     return entered;
+}
+
+/* Without a call of the driver, not even for the card of this thread's context. */
+void alq_hold_slow(void)
+{
+    int saved = errno;
+    for (int card = 0; card < ALQ_CARDS; card++)
+        if (state_of(card) == ALQ_HALTED)
+            wait_until_resident(card);
+    errno = saved;
 }
 
 bool alq_enter_resident(int card)
@@ -370,7 +382,8 @@ static bool any(int card, bool resident)
     return false;
 }
 
-static void leave(struct alq_move *move, int card)
+/* halt: it ends where the driver can take what is left. */
+static void leave(struct alq_move *move, int card, bool halt)
 {
     uint64_t began = alq_now();
     uint32_t why = ALQ_WHY_NOTHING, before = state_of(card);
@@ -394,14 +407,25 @@ static void leave(struct alq_move *move, int card)
     bool away = any(card, false);
     left_behind[card] = away && any(card, true);
     pthread_mutex_unlock(&alq_movable_lock);
-    if (!why && !away)
+    if (!why && !away && !halt)
         why = ALQ_WHY_BUSY;     /* there is nothing that can leave, or not now: not tried again before the daemon says so */
     if (!why)
         __atomic_store_n(&move->out_ns, alq_now() - began, __ATOMIC_RELAXED);
-    if (away && before == ALQ_RESIDENT)
+    if (away && before == ALQ_RESIDENT && !halt)     /* else the daemon counts */
         __atomic_fetch_add(&move->moves, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&move->why, why, __ATOMIC_RELEASE);
+    set_state(card, halt && !why ? ALQ_HALTED : away ? ALQ_PARKED : ALQ_RESIDENT);
+}
+
+/* The daemon died before it began. One that is only late has written ALQ_AWAY before it looks at our state. */
+static void go_on(struct alq_move *move, int card)
+{
+    pthread_mutex_lock(&alq_movable_lock);
+    bool away = any(card, false);
+    pthread_mutex_unlock(&alq_movable_lock);
     set_state(card, away ? ALQ_PARKED : ALQ_RESIDENT);
+    if (__atomic_load_n(&move->order, __ATOMIC_SEQ_CST) == ALQ_AWAY)
+        set_state(card, ALQ_HALTED);
 }
 
 static void come_back(struct alq_move *move, int card)
@@ -438,8 +462,12 @@ static void *run(void *which)
         uint32_t state = state_of(card);
         bool again = !__atomic_load_n(&move->why, __ATOMIC_RELAXED);    /* the daemon says when */
         if (again && order == ALQ_LEAVE && (state == ALQ_RESIDENT || (state == ALQ_PARKED && left_behind[card])))
-            leave(move, card);
-        else if (again && order == ALQ_RETURN && state == ALQ_PARKED)
+            leave(move, card, false);
+        else if (again && order == ALQ_HALT && state == ALQ_RESIDENT && !alq_stale(card))
+            leave(move, card, true);
+        else if (order == ALQ_HALT && state == ALQ_HALTED && alq_stale(card))
+            go_on(move, card);
+        else if (again && order == ALQ_RETURN && (state == ALQ_PARKED || state == ALQ_HALTED))
             come_back(move, card);
         else
             futex_wait(&move->order, order, ROUND_NS);
@@ -469,6 +497,7 @@ void alq_parking_begin(int card)
 void alq_parking_forget(void)
 {
     alq_parks = 0;
+    alq_halted = 0;
     counts_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     memset(known, 0, sizeof known);
     for (int i = 0; i < ALQ_CARDS; i++) {

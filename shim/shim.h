@@ -260,6 +260,7 @@ int alq_map_tiles(fn_cuMemMapArrayAsync *real, CUarrayMapInfo *list, unsigned co
 bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began);
 void alq_room_done(int card, uint64_t began);
 void alq_parking_publish(struct alq_page *page, unsigned slot);     /* what the page says of this process's memory */
+void alq_parking_begin(int card);           /* the first memory on that card of a tenant that may be parked */
 bool alq_enter_resident(int card);          /* for calls that wake nothing: false, not entered: the memory is not there */
 
 /* ---- ordered.c: stream-ordered memory that can leave ---- */
@@ -281,7 +282,14 @@ void alq_ordered_leave(int card, bool begin);
 void alq_ordered_drop(int card);
 bool alq_is_primary(CUcontext context, CUdevice device);    /* contexts.c: the device's own */
 CUcontext alq_primary(CUdevice device);     /* NULL: not known */
-extern int alq_parks;
+extern int alq_parks, alq_halted;
+void alq_hold_slow(void);
+/* First in every hook of the driver: while the driver has taken this process off the card, no call of it comes back. */
+static inline void alq_hold(void)
+{
+    if (ALQ_RARE(__atomic_load_n(&alq_halted, __ATOMIC_RELAXED)))
+        alq_hold_slow();
+}
 int alq_enter_slow(bool word);
 void alq_exit(int card);
 /* Before a call that may touch memory of the card, and after it (with what it answered): waits while the memory is away.

@@ -5,6 +5,7 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
+        alq_hold(); \
         struct alq_use *use = alq_work(true, ptsz, stream_); \
         int entered = alq_enter(); \
         int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
@@ -17,6 +18,7 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
+        alq_hold(); \
         alq_work(false, ptsz, NULL); \
         int entered = alq_enter(); \
         int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
@@ -38,6 +40,7 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
+        alq_hold(); \
         alq_work(false, ptsz, NULL); \
         int entered = alq_enter(); \
         if (ALQ_RARE(entered == ALQ_GONE)) \
@@ -51,6 +54,7 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
+        alq_hold(); \
         WAITING(name, symbol, args) \
         if (ALQ_RARE(__atomic_load_n(&alq_pools_live, __ATOMIC_RELAXED))) { \
             alq_settle(); \
@@ -64,6 +68,7 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
+        alq_hold(); \
         int card = 0, result = ALQ_REAL_AS(name, symbol) args; \
         struct alq_use *use = result == CUDA_SUCCESS ? alq_here(&card) : NULL; \
         if (use && !__atomic_load_n(&use->waiting, __ATOMIC_RELAXED)) \
@@ -75,6 +80,7 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
+        alq_hold(); \
         return ALQ_INSIDE(ALQ_REAL_AS(name, symbol) args); \
     }
 
@@ -82,6 +88,7 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
+        alq_hold(); \
         int entered = alq_enter_as(true); \
         int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
         alq_leave(entered); \
@@ -95,6 +102,8 @@
         fn_##name *real = ALQ_REAL_AS(name, symbol); \
         if (!alq_on()) \
             return real args; \
+        if (#symbol[0] == 'c')      /* and not of NVML */ \
+            alq_hold(); \
         int saved = errno; \
         int result = alq_##name(real, ptsz, ALQ_STRIP args); \
         errno = saved; \

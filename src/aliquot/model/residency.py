@@ -15,6 +15,13 @@ class Where(StrEnum):
     RETURNING = "returning"
 
 
+class Way(StrEnum):
+    """How a tenant's memory leaves the card."""
+
+    COPY = "copy"  # Aliquot copies it to the host's pool, at the speed of the bus
+    CHECKPOINT = "checkpoint"  # the driver takes the whole processes, ten times slower, to their own host memory
+
+
 class ParkReason(StrEnum):
     """Why a tenant's memory is parked or on its way, or why it cannot be parked."""
 
@@ -41,12 +48,15 @@ class Residency:
 
     where: Where
     resident: int  # on the card
-    parked: int  # in the host's pool
+    parked: int  # in the host's memory
     moves: int = 0  # out and in
     moved: int = 0  # in all of them
     last_out: float | None = None  # seconds that its last way out took; None: it has not left yet
     last_in: float | None = None
     why: ParkReason | None = None
+    way: Way | None = None  # None: it cannot leave
+    checkpointed: int = 0  # of the parked: not in the pool, but in host memory of its own
+    detail: str | None = None  # why the driver's checkpoint cannot take it either, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +70,4 @@ class Arrival:
     took: float  # seconds
     why: ParkReason | None = None  # it left
     away: float | None = None  # seconds that it was parked; None: it leaves, or that is not known
+    way: Way = Way.COPY
