@@ -402,7 +402,7 @@ static void leave(struct alq_move *move, int card, bool halt)
     if (!why && before == ALQ_RESIDENT)
         alq_ordered_park(card);
     pthread_mutex_lock(&alq_movable_lock);
-    if (!why)
+    if (!why && (!halt || any(card, true)))
         why = alq_mover_move(card, true, count_parked);
     bool away = any(card, false);
     left_behind[card] = away && any(card, true);
@@ -434,7 +434,7 @@ static void come_back(struct alq_move *move, int card)
     set_state(card, ALQ_RETURNING);
     be_current(card);
     pthread_mutex_lock(&alq_movable_lock);
-    uint32_t why = alq_mover_move(card, false, count_parked);
+    uint32_t why = any(card, false) ? alq_mover_move(card, false, count_parked) : ALQ_WHY_NOTHING;
     bool away = any(card, false);
     left_behind[card] = away && any(card, true);
     pthread_mutex_unlock(&alq_movable_lock);

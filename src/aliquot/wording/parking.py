@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aliquot.model.residency import Arrival, ParkReason, Where
+from aliquot.model.residency import Arrival, ParkReason, Way, Where
 from aliquot.wording.amounts import count, duration, memory
 
 _WORDS = {
@@ -36,20 +36,40 @@ def left_parked_words(names: Sequence[str]) -> str:
     )
 
 
-def residency_words(where: Where, why: ParkReason | None) -> str:
+def cannot_words(why: ParkReason, detail: str | None) -> str:
+    """Why it cannot leave, and why the driver's checkpoint cannot take it either, where that is known."""
+    return _WORDS[why] if detail is None else f"{_WORDS[why]}, and {detail}"
+
+
+def checkpoint_refusal_words(refusal: str) -> str:
+    """The driver did not take it."""
+    return f"the driver's checkpoint refuses it: {refusal}"
+
+
+def checkpoint_room_words(size: int, room: int | None, *, in_cgroup: bool = True) -> str:
+    """The host's memory has no room for so many bytes; None: how much it has is not known."""
+    need = f"the driver's checkpoint needs {memory(max(1, size >> 20))} of host memory"
+    if room is None:
+        return f"{need}, and how much it may take cannot be seen here"
+    return f"{need}: {'its memory cgroup has' if in_cgroup else 'the machine has'} {memory(room >> 20)} left"
+
+
+def residency_words(where: Where, why: ParkReason | None, way: Way | None = None, detail: str | None = None) -> str:
     """As in "parked: others have their turn on the card"; empty where the memory is on the card and may leave it."""
     if where is Where.RESIDENT:
-        return "" if why is None else f"cannot be parked: {_WORDS[why]}"
-    return where.value if why is None else f"{where.value}: {_WORDS[why]}"
+        return "" if why is None else f"cannot be parked: {cannot_words(why, detail)}"
+    how = f"{where.value} by the driver's checkpoint" if way is Way.CHECKPOINT else where.value
+    return how if why is None else f"{how}: {_WORDS[why]}"
 
 
 def arrival_words(arrival: Arrival, card: str, left_out: int) -> str:
     """What happened to a Pod's memory; `left_out` earlier moves were not reported."""
     size, took = memory(max(1, arrival.size >> 20)), duration(round(arrival.took, 3))
+    place = "its own host memory" if arrival.way is Way.CHECKPOINT else "the host pool"
     if arrival.where is Where.PARKED:
         why = "" if arrival.why is None else f": {_WORDS[arrival.why]}"
-        text = f"{size} of its memory left {card} for the host pool in {took}{why}"
+        text = f"{size} of its memory left {card} for {place} in {took}{why}"
     else:
-        away = "" if arrival.away is None else f" after {duration(round(arrival.away, 1))} in the host pool"
+        away = "" if arrival.away is None else f" after {duration(round(arrival.away, 1))} in {place}"
         text = f"{size} of its memory came back to {card} in {took}{away}"
     return f"{text}; {count(left_out, 'earlier move')} not reported" if left_out else text

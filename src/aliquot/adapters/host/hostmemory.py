@@ -1,10 +1,12 @@
-"""How much memory this machine, or this container, has."""
+"""How much memory this machine, this container, or a process of another has."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from aliquot.adapters.host.home import POOLS
 
@@ -28,3 +30,56 @@ def pool_room_mib(folder: str = POOLS) -> int:
     except OSError:
         return 0
     return found.f_blocks * found.f_frsize >> 20
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that a process can still take, and what limits it."""
+
+    free: int
+    in_cgroup: bool  # its cgroup, or one above it; else the machine
+
+
+def room_of(pid: int, *, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> Room | None:
+    """What is left for that process. Page cache that the kernel would give up counts as free. None: its cgroup cannot
+    be seen from here."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
+        available = _figures(proc / "meminfo")["MemAvailable:"] << 10
+    except (OSError, KeyError):
+        return None
+    found = Room(available, False)
+    for folder, limit_name, usage_name in _memory_cgroups(lines, root):
+        if ".." in folder.parts or not folder.is_dir():
+            return None
+        with contextlib.suppress(OSError, ValueError):  # the root has no limit; "max" is none
+            limit, used = (int((folder / name).read_text()) for name in (limit_name, usage_name))
+            stat = _figures(folder / "memory.stat")
+            used -= stat.get("total_inactive_file", stat.get("inactive_file", 0))
+            if limit - used < found.free:
+                found = Room(max(0, limit - used), True)
+    return found
+
+
+def _memory_cgroups(lines: Sequence[str], root: Path) -> Iterator[tuple[Path, str, str]]:
+    """The cgroups that limit the memory of a process, from its own to the topmost: their folders, and the names of the
+    files with the limit and the use."""
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        steps = [step for step in path.split("/") if step]
+        if not controllers:  # version 2; beside version 1 it has no memory controller, and no such files
+            base, names = root, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        if not controllers and not (root / "cgroup.controllers").exists():
+            continue
+        for count in range(len(steps), -1, -1):
+            yield base.joinpath(*steps[:count]), *names
+
+
+def _figures(file: Path) -> dict[str, int]:
+    """Name and number on each line."""
+    words = (line.split() for line in file.read_text().splitlines())
+    return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}

@@ -19,7 +19,7 @@ from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status, read_status
 from aliquot.cli.pods.rows import compute, latency_words, paused_time, waiting_lines
 from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
-from aliquot.model.residency import Where
+from aliquot.model.residency import Way, Where
 from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import duration, memory, release_delay
 from aliquot.wording.control import control_words
@@ -192,19 +192,21 @@ def _head(*, shared: bool, refused: bool, moved: bool, promised: bool) -> tuple[
 
 def _parked(share: ShareStatus) -> str:
     residency = share.residency
-    return "-" if residency is None else f"{memory(residency.parked_bytes >> 20)}, {residency.moves} moves"
+    if residency is None:
+        return "-"
+    slowly = ", by checkpoint" if residency.way is Way.CHECKPOINT else ""
+    return f"{memory(residency.parked_bytes >> 20)}, {residency.moves} moves{slowly}"
 
 
 def _state(share: ShareStatus) -> str:
     """Where the memory is says more than what the tenant does without it."""
-    words = "" if share.residency is None else residency_words(share.residency.where, share.residency.why)
-    if share.residency is None or not words:
-        return state_words(share.state, share.paused_by)
-    return (
-        words
-        if share.residency.where is not Where.RESIDENT
-        else f"{state_words(share.state, share.paused_by)}; {words}"
-    )
+    residency, state = share.residency, state_words(share.state, share.paused_by)
+    if residency is None:
+        return state
+    words = residency_words(residency.where, residency.why, residency.way, residency.detail)
+    if not words:
+        return state
+    return words if residency.where is not Where.RESIDENT else f"{state}; {words}"
 
 
 def _row(tenant: TenantStatus, share: ShareStatus, head: tuple[str, ...]) -> tuple[str, ...]:

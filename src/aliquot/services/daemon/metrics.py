@@ -48,7 +48,7 @@ _OF_RESIDENCY = (
         False,
         "resident_bytes",
     ),
-    ("aliquot_tenant_memory_parked_bytes", "Its memory in the host's pool.", False, "parked_bytes"),
+    ("aliquot_tenant_memory_parked_bytes", "Its memory in the host's memory.", False, "parked_bytes"),
     ("aliquot_tenant_moves", "Moves of its memory to the host's pool and back.", True, "moves"),
     ("aliquot_tenant_moved_bytes", "Memory moved to the host's pool and back.", True, "moved_bytes"),
     ("aliquot_tenant_move_out_seconds", "What its last way to the host's pool took.", False, "last_out_seconds"),
@@ -197,12 +197,13 @@ def _of_tenants(tenants: list[TenantStatus], who: Mapping[str, str]) -> Iterator
         yield family
     where = GaugeMetricFamily(
         "aliquot_tenant_residency",
-        "1 for where its memory is, and why it is parked or cannot be.",
-        labels=(*labels, "where", "why"),
+        "1 for where its memory is, why it is parked or cannot be, and how it leaves.",
+        labels=(*labels, "where", "why", "way"),
     )
     for share, owner in shares:
         if share.residency is not None:
-            where.add_metric((*owner, share.residency.where, share.residency.why or ""), 1.0)
+            found = share.residency
+            where.add_metric((*owner, found.where, found.why or "", found.way or ""), 1.0)
     yield where
     state = GaugeMetricFamily(
         "aliquot_tenant_state", "1 for the state it is in, and the level.", labels=(*labels, "state", "level")

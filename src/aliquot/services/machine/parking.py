@@ -16,7 +16,7 @@ from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.wording.amounts import memory
-from aliquot.wording.parking import reason_words
+from aliquot.wording.parking import cannot_words, reason_words
 
 _PATIENCE = 60.0  # seconds for a move, if the caller names none
 _LONGEST_PATIENCE = 3600.0
@@ -121,6 +121,9 @@ class Parking:
         while not _is_there(moved := self._machine.arbiter.residencies(tenant.id), wanted):
             if tenant.id not in self._machine.tenancies:
                 raise RefusedError("failed", text=f"{tenant.name} has ended")
+            refusal = _refusal(moved) if leave else None
+            if refusal is not None:
+                raise RefusedError("failed", text=f"{tenant.name} cannot leave: {refusal}")
             if time.monotonic() >= deadline:
                 raise RefusedError("failed", text=f"{tenant.name} has not {_past(leave)} yet{_why_now(moved)}")
             await asyncio.sleep(_LOOK)
@@ -134,6 +137,12 @@ class Parking:
 def _is_there(moved: list[Residency], wanted: Where) -> bool:
     """A tenant that has no movable memory on a card is where it should be."""
     return all(residency.where is wanted for residency in moved)
+
+
+def _refusal(moved: list[Residency]) -> str | None:
+    """Why the driver, asked to take it, did not; None: it was not asked, or goes on."""
+    stay = [residency for residency in moved if residency.way is None and residency.detail is not None]
+    return "; ".join(sorted({cannot_words(one.why, one.detail) for one in stay if one.why is not None})) or None
 
 
 def _past(leave: bool) -> str:

@@ -53,7 +53,7 @@ class MoverClient:
     ) -> None:
         self.folder, self.size = folder, size
         # In nobody's MPS server: there a fault of one client ends all of them.
-        self._environment = {**environment, PIPES_VARIABLE: str(folder / "none")}
+        self.environment = {**environment, PIPES_VARIABLE: str(folder / "none")}
         self._log_file, self._clock = log_file, clock
         self._connection: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -134,7 +134,7 @@ class MoverClient:
         )
         try:
             self._child = subprocess.Popen(  # noqa: S603
-                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         except OSError as error:
             log.warning("mover_not_started", extra={"data": {"why": str(error)}})

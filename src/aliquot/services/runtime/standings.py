@@ -109,6 +109,8 @@ def residency_status(residency: Residency | None) -> ResidencyStatus | None:
         last_out_seconds=residency.last_out,
         last_in_seconds=residency.last_in,
         why=residency.why,
+        way=residency.way,
+        detail=residency.detail,
     )
 
 
@@ -116,5 +118,6 @@ def pool_status(size: int, booked: int, standings: Iterable[Standing]) -> PoolSt
     """The host's pool of so many bytes, of which so many are booked. Without a pool there is nothing to say."""
     if not size:
         return UNSET
-    used = sum(standing.residency.parked for standing in standings if standing.residency is not None)
+    known = (standing.residency for standing in standings if standing.residency is not None)
+    used = sum(residency.parked - residency.checkpointed for residency in known)
     return PoolStatus(bytes=size, booked_bytes=booked, used_bytes=used)

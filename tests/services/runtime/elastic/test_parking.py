@@ -8,75 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aliquot.services.runtime.elastic.parking import ROOM_WAIT
+from kit.movers import MOVERS, PATIENCE, Mover, residency, until
 from kit.runtime import GIB, Node
 from simgpu.rig import ROOT
 
-PATIENCE = 90.0
 OUT_OF_MEMORY = 2  # CUDA's code
-
-
-MOVERS: list[Mover] = []
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """What the condition gives when it is true. Each look asks the daemon: it is left time for its work."""
-    deadline = time.monotonic() + PATIENCE
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s until {what}"
-        time.sleep(0.02)
-    return result
-
-
-class Mover:
-    """A program of kit/moving.py."""
-
-    def __init__(self, node: Node, name: str, gib: int, piece_mib: int = 256, kind: str = "plain") -> None:
-        self.name, self._until = name, node.folder / f"{name}.end"
-        count = gib * 1024 // piece_mib
-        command = [sys.executable, "-m", "kit.moving", str(count), str(piece_mib), str(self._until), kind]
-        self.process = subprocess.Popen(
-            command, env=node.environment(name), cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True
-        )
-        MOVERS.append(self)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def ready(self) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
-
-    def hold(self) -> None:
-        """It does nothing from now on."""
-        self._until.with_suffix(".hold").touch()
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "holds\n"
-
-    def look(self, what: str) -> Any:
-        """What it answers while it holds."""
-        made = self._until.with_suffix(".new")
-        made.write_text(what)
-        made.rename(self._until.with_suffix(".look"))
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def end(self) -> dict[str, Any]:
-        self._until.touch()
-        self._until.with_suffix(".hold").unlink(missing_ok=True)
-        output, _ = self.process.communicate(timeout=PATIENCE)
-        assert self.process.returncode == 0
-        found: dict[str, Any] = json.loads(output)
-        return found
 
 
 @pytest.fixture
@@ -101,10 +43,6 @@ def await_mover(node: Node) -> None:
         return any(group.pid == mover for group in node.player.card().groups)
 
     until(is_there, "the mover is ready for the card")
-
-
-def residency(node: Node, name: str) -> dict[str, Any]:
-    return node.standing(name).get("residency") or {}
 
 
 def test_three_tenants_on_a_card_that_holds_two_take_turns_and_lose_nothing(node: Node) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from aliquot.adapters.gpu.page import Move, Order, State, Stays, Why
 from aliquot.arbiter.residency import Obstacle
-from aliquot.model.residency import Arrival, ParkReason, Where
+from aliquot.model.residency import Arrival, ParkReason, Way, Where
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,9 @@ def where_of(moves: list[Move]) -> Where:
 
 def is_unheard(move: Move) -> bool:
     """Whether a process was ordered to leave and has not begun to."""
-    return move.order == Order.LEAVE and move.state == State.RESIDENT and not move.why and move.movable > move.parked
+    if move.state != State.RESIDENT or move.why:
+        return False
+    return move.order == Order.HALT or (move.order == Order.LEAVE and move.movable > move.parked)
 
 
 def is_under_way(move: Move) -> bool:
@@ -124,6 +126,7 @@ class Arrivals:
         now: float,
         *,
         is_new: bool,
+        way: Way = Way.COPY,
     ) -> None:
         """The memory of that tenant on that card is elsewhere now; `is_new`: it was not so before we came. What gave up
         on its way has not arrived, and what is lost is not back."""
@@ -131,14 +134,15 @@ class Arrivals:
         if where is Where.PARKED and parked:
             self._away[key] = parked, known[1] if known is not None else now if is_new else None
             if known is None and is_new:
-                self._ended.append(Arrival(*key, where, parked, max(move.out_ns for move in moves) / 1e9, why))
+                took = max(move.out_ns for move in moves) / 1e9
+                self._ended.append(Arrival(*key, where, parked, took, why, way=way))
         elif where is Where.RESIDENT and known is not None:
             del self._away[key]
             size, since = known
             if all(move.state != State.LOST for move in moves):
                 away = None if since is None else now - since
                 took = max(move.in_ns for move in moves) / 1e9
-                self._ended.append(Arrival(*key, where, size, took, away=away))
+                self._ended.append(Arrival(*key, where, size, took, away=away, way=way))
 
     def forget(self, key: tuple[str, str]) -> None:
         """The tenant has no process on that card any more."""

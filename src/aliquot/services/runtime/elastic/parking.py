@@ -15,10 +15,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Move, Order, State, Use, Why
+from aliquot.adapters.host.hostmemory import room_of
 from aliquot.arbiter.residency import (
     Decision,
     Errand,
@@ -33,11 +34,13 @@ from aliquot.arbiter.residency import (
 )
 from aliquot.model.claim import may_park
 from aliquot.model.device import reserve_mib
-from aliquot.model.residency import ParkReason, Residency, Where
+from aliquot.model.residency import ParkReason, Residency, Way, Where
 from aliquot.model.tenant import SharingRules, Tenant
 from aliquot.services.mover import control
+from aliquot.services.mover.checkpointer import patience
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cards.cardloop import CardLoop
+from aliquot.services.runtime.elastic.checkpoints import Checkpoints
 from aliquot.services.runtime.elastic.moves import (
     FAILURES,
     MOVING,
@@ -52,7 +55,7 @@ from aliquot.services.runtime.elastic.moves import (
     where_of,
 )
 from aliquot.services.runtime.processes.registration import Tenancy, context_name
-from aliquot.wording.parking import reason_words
+from aliquot.wording.parking import cannot_words, reason_words
 
 ROOM_WAIT = 30.0  # seconds that an allocation waits for room that others have
 _BUSY = 0.01  # seconds between rounds while something moves or waits
@@ -106,10 +109,12 @@ class Parking:
         nvml: Nvml,
         mover: MoverClient,
         *,
+        checkpoints: Checkpoints | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lock, self._tenancies, self._loops, self._nvml = lock, tenancies, loops, nvml
         self.mover = mover
+        self._checkpoints = checkpoints or Checkpoints(None, room_of)
         self.arrivals = Arrivals()
         self._clock = clock
         self._rules = SharingRules()
@@ -191,7 +196,15 @@ class Parking:
             )
         never = [self._never.get((tenant, uuid)) for name, uuid in list(self._residency) if name == tenant]
         if leave and never and all(never):
-            return "; ".join(sorted({reason_words(reason) for reason in never if reason is not None}))
+            with self._lock:
+                tried_again = self._checkpoints.forgive(tenant)
+            if not tried_again:
+                details = {shown.detail for shown in self.residencies(tenant)}
+                detail = next(iter(details)) if len(details) == 1 else None
+                return "; ".join(sorted({cannot_words(reason, detail) for reason in never if reason is not None}))
+            for key, shown in list(self._residency.items()):
+                if key[0] == tenant:
+                    self._residency[key] = replace(shown, detail=None)
         leaves = sum(size for (name, _), size in list(self._leaving.items()) if name == tenant)
         if leave and self.mover.state is not None and leaves > self._pool() - self._parked_elsewhere(None):
             return reason_words(ParkReason.POOL_FULL)
@@ -315,6 +328,8 @@ class Parking:
                     self._seen[key].errand.begin(where_of(moves) is Where.LEAVING, now)
             seen = self._seen[key]
             uses = [tenancy.page.use(slot, at) for slot in slots]
+            may_leave = self._may_leave(tenancy.tenant)
+            moves = self._checkpoints.view(tenancy, uuid, moves, uses, now, may_leave=may_leave)
             works = seen.work != sum(use.launches for use in uses)
             if seen.hearing.note(pending=any(map(is_unheard, moves)), works=works, now=now):
                 self._withdraw(tenancy, uuid, slots, seen)
@@ -327,6 +342,7 @@ class Parking:
             self._residency.pop(key, None)
             self._never.pop(key, None)
             self._leaving.pop(key, None)
+            self._checkpoints.forget(key)
         return found
 
     def _withdraw(self, tenancy: Tenancy, uuid: str, slots: list[int], seen: _Seen) -> None:
@@ -354,8 +370,11 @@ class Parking:
         kept = min(movable - parked, sum(move.kept for move in moves))
         memory = min(most, sum(use.memory for use in uses))
         overhead = min(1 << 50, sum(use.overhead for use in uses))
+        key = tenant.id, uuid
+        slow = min(movable, self._checkpoints.size(key))
         where = where_of(moves)
-        seen.errand.note(under_way=any(map(is_under_way, moves)), takes=_STUCK + movable / _SLOWEST, now=now)
+        takes = _STUCK + movable / _SLOWEST + (patience(slow) if slow else 0.0)
+        seen.errand.note(under_way=any(map(is_under_way, moves)), takes=takes, now=now)
         if where in MOVING and not seen.errand.is_on:  # nobody told it to move, or it has taken too long
             where = Where.PARKED if parked else Where.RESIDENT
         if where is not seen.where:
@@ -363,7 +382,8 @@ class Parking:
             if seen.lines.take(now):
                 log_move(tenant.id, uuid, where, moves, why)
             # Whatever moves was ordered, or seen to begin: else it was so when we came.
-            self.arrivals.note((tenant.id, uuid), where, moves, parked, why, now, is_new=seen.moved > 0.0)
+            way, is_new = self._checkpoints.way(key) or Way.COPY, seen.moved > 0.0
+            self.arrivals.note(key, where, moves, parked, why, now, is_new=is_new, way=way)
             seen.where, seen.since, seen.moved = where, now, now
             seen.active = now  # while it was away, it could not work
         if parked != seen.parked:
@@ -378,7 +398,7 @@ class Parking:
             wants = wants or 0
         seen.wants_since = None if wants is None else now if seen.wants_since is None else seen.wants_since
         self._note_failure(seen, moves, now)
-        stuck = where in MOVING and now - seen.moved > _STUCK
+        stuck = where in MOVING and now - seen.moved > _STUCK and not self._checkpoints.is_moving(key)
         if now < seen.errand.ask_at:
             wants = None  # others go first
         return Occupant(
@@ -387,7 +407,7 @@ class Parking:
             (Where.PARKED if parked else Where.RESIDENT) if stuck else where,
             movable,
             parked,
-            max(0, memory - movable) + overhead,
+            max(0, memory + overhead - movable) if slow else max(0, memory - movable) + overhead,
             tenant.park_after,
             seen.active,
             seen.since,
@@ -395,6 +415,8 @@ class Parking:
             seen.wants_since or 0.0,
             now + _STUCK if stuck else max(seen.retry_at, seen.hearing.ask_at, seen.errand.ask_at),
             kept,
+            slow,
+            self._checkpoints.is_away(key),
         )
 
     @staticmethod
@@ -421,7 +443,7 @@ class Parking:
         if not occupant.movable and stays is None and not any(move.moves for move in moves):
             self._residency.pop(key, None)
             return
-        self._leaving[key] = max(0, occupant.resident - occupant.kept)
+        self._leaving[key] = occupant.copies
         if stays is not None and not occupant.movable:
             self._never[key] = stays
         else:
@@ -438,6 +460,9 @@ class Parking:
             last_out=out or None,
             last_in=back or None,
             why=ParkReason.LOST if lost else self._reason_of(seen) if not most_stays or seen.why else stays,
+            way=self._checkpoints.way(key) or (Way.COPY if occupant.movable else None),
+            checkpointed=occupant.slow_parked,
+            detail=self._checkpoints.detail(key) if most_stays else None,
         )
 
     # --- deciding -----------------------------------------------------------------------------------------------
@@ -508,7 +533,9 @@ class Parking:
 
     def _parked_elsewhere(self, uuid: str | None) -> int:
         """Bytes of the tenants on the other cards, by their pages; None: on all."""
-        return sum(shown.parked for (_, card), shown in list(self._residency.items()) if card != uuid)
+        return sum(
+            shown.parked - shown.checkpointed for (_, card), shown in list(self._residency.items()) if card != uuid
+        )
 
     def _perform(self, tenant: str, uuid: str, *, leave: bool, now: float) -> None:
         with self._lock:
@@ -519,6 +546,11 @@ class Parking:
             at = tenancy.page.index[uuid]
             if leave:
                 self._drain(tenant, uuid, draining=True)
+            by_driver = self._checkpoints.leave if leave else self._checkpoints.come
+            if by_driver(tenancy, uuid, now):
+                seen.why, seen.moved = Why.NOTHING, now
+                seen.errand.begin(leave, now)
+                return
             for slot in [process.slot for process in tenancy.processes if process.slot is not None]:
                 move = tenancy.page.move(slot, at)
                 order = Order.LEAVE if leave else Order.RETURN

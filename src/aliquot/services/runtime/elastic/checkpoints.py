@@ -1,0 +1,348 @@
+"""Tenants that only the driver's checkpoint can move: whole processes, to their own host memory.
+
+    resident -> halting   the shims move out what they can, and have every call wait
+             -> taking    the driver takes the processes off the card (services/mover/checkpoint.py)
+             -> away      until one of their calls, or somebody, asks for their return
+             -> bringing  the driver brings them back
+             -> coming    the shims bring back their part, and let the calls go on
+
+What a page says and what the driver says of each process is all that is needed to go on: a daemon that finds halted
+processes asks the driver, and either leaves them away or brings them back. Whatever fails ends in `bringing`, which is
+tried until it succeeds: nobody stays locked.
+
+`Checkpoints.view` shows such a tenant to parking.py as one whose memory moves like any other's. One thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Protocol
+
+from aliquot.adapters.gpu.page import Move, Order, State, Use
+from aliquot.adapters.host.hostmemory import Room, room_of
+from aliquot.model.residency import Way
+from aliquot.services.mover.checkpoint import OUT_OF_MEMORY, Answer, ProcessState, What
+from aliquot.services.mover.checkpointer import Checkpointer, Step, patience
+from aliquot.services.mover.client import MoverClient
+from aliquot.services.runtime.elastic.moves import stays_of
+from aliquot.services.runtime.processes.registration import Tenancy
+from aliquot.wording.parking import checkpoint_refusal_words, checkpoint_room_words
+
+_LOOK = 20.0  # seconds for the driver to say in which state processes are
+_AGAIN = 2.0  # seconds until what must be done is tried again
+_REFUSED = 30.0  # seconds until a tenant that the driver refused is tried again; longer each time
+_REFUSED_MOST = 600.0  # the same of all that is done less and less often
+_ROOM_EVERY = 2.0  # seconds between two looks at the host's memory
+
+Key = tuple[str, str]  # tenant and card
+log = logging.getLogger(__name__)
+
+
+class Stepper(Protocol):
+    """services/mover/checkpointer.py."""
+
+    def begin(self, what: What, pids: Sequence[int], deadline: float) -> Step: ...
+
+
+class Phase(Enum):
+    """See the head of the file."""
+
+    RESIDENT = auto()
+    HALTING = auto()
+    TAKING = auto()
+    AWAY = auto()
+    BRINGING = auto()
+    COMING = auto()
+    FINDING = auto()  # halted when we came: the driver is asked
+
+
+_SHOWN = {
+    Phase.HALTING: State.LEAVING, Phase.TAKING: State.LEAVING, Phase.AWAY: State.PARKED,
+    Phase.FINDING: State.RETURNING, Phase.BRINGING: State.RETURNING, Phase.COMING: State.RETURNING,
+}  # fmt: skip
+_GONE = frozenset({Phase.AWAY, Phase.FINDING, Phase.BRINGING})
+
+
+@dataclass(slots=True)
+class _Record:
+    phase: Phase = Phase.RESIDENT
+    size: int = 0  # bytes that the driver moves
+    step: Step | None = None
+    began: float = 0.0
+    retry_at: float = float("-inf")
+    moves: int = 0
+    out: float | None = None  # seconds
+    back: float | None = None
+    undo: bool = False  # it could not be taken: it is brought back without being asked for
+    finds: int = 0  # how often it was found halted: a page can say so as often as it likes
+    find_at: float = float("-inf")
+    asked: bool = False  # the driver, whether it can
+    can: bool = False
+    failures: int = 0
+    refused_until: float = float("-inf")
+    lasting: bool = False
+    detail: str | None = None  # why it cannot
+    looked: float = float("-inf")  # at the host's memory
+    room: str | None = None  # why that is not enough
+    pids: list[int] = field(default_factory=list)
+
+
+class Checkpoints:
+    """See the head of the file. `stepper` None: the driver is never asked."""
+
+    def __init__(self, stepper: Stepper | None, room: Callable[[int], Room | None]) -> None:
+        self._stepper, self._room = stepper, room
+        self._records: dict[Key, _Record] = {}
+
+    # --- what parking.py sees -----------------------------------------------------------------------------------
+
+    def view(
+        self, tenancy: Tenancy, uuid: str, moves: list[Move], uses: list[Use], now: float, *, may_leave: bool
+    ) -> list[Move]:
+        """Goes on with what is under way, and shows the tenant's moves with what the driver does for it."""
+        if self._stepper is None:
+            return moves
+        key = tenancy.tenant.id, uuid
+        record = self._records.get(key)
+        halted = any(move.state == State.HALTED for move in moves)
+        if record is None:
+            if not halted and not (may_leave and _needs_driver(moves, uses)):
+                return moves
+            record = self._records[key] = _Record()
+        record.pids = sorted(process.pid for process in tenancy.processes if process.slot is not None)
+        if record.phase is Phase.RESIDENT:
+            record.size = _rest(moves, uses)
+            if halted and now >= record.find_at:
+                record.find_at = now + min(_AGAIN * 2**record.finds, _REFUSED_MOST)
+                record.finds = min(record.finds + 1, 16)
+                self._begin(record, Phase.FINDING, What.LOOK, now)
+        else:
+            self._go_on(tenancy, uuid, record, moves, now)
+        if record.phase is Phase.RESIDENT and not (may_leave and _needs_driver(moves, uses) and self._can(record, now)):
+            return moves
+        return _shown(record, moves)
+
+    def size(self, key: Key) -> int:
+        """Bytes that the driver moves; 0: it moves nothing of this tenant."""
+        record = self._records.get(key)
+        return 0 if record is None or self._way(record) is None else record.size
+
+    def is_away(self, key: Key) -> bool:
+        """Whether these are off the card."""
+        record = self._records.get(key)
+        return record is not None and record.phase in _GONE
+
+    def is_moving(self, key: Key) -> bool:
+        """Whether the driver moves it now: no progress can be seen, and there is a deadline."""
+        record = self._records.get(key)
+        return record is not None and record.step is not None and record.phase is not Phase.RESIDENT
+
+    def way(self, key: Key) -> Way | None:
+        """CHECKPOINT, or None: not this way."""
+        record = self._records.get(key)
+        return None if record is None else self._way(record)
+
+    def detail(self, key: Key) -> str | None:
+        """Why not this way, where that is known."""
+        record = self._records.get(key)
+        return None if record is None or self._way(record) is not None else record.detail or record.room
+
+    def forgive(self, tenant: str) -> bool:
+        """Try again at once what the driver refused before. False: there is nothing to try."""
+        found = False
+        for (name, _), record in self._records.items():
+            if name == tenant and record.detail is not None and not record.lasting and record.phase is Phase.RESIDENT:
+                record.detail, record.refused_until, record.failures, found = None, float("-inf"), 0, True
+                record.asked = record.can = True
+        return found
+
+    def forget(self, key: Key) -> None:
+        """It has no process any more."""
+        self._records.pop(key, None)
+
+    @staticmethod
+    def _way(record: _Record) -> Way | None:
+        usable = record.can and record.detail is None and record.room is None
+        return Way.CHECKPOINT if record.phase is not Phase.RESIDENT or usable else None
+
+    # --- orders -------------------------------------------------------------------------------------------------
+
+    def leave(self, tenancy: Tenancy, uuid: str, now: float) -> bool:
+        """Begin. False: it does not go this way."""
+        record = self._records.get((tenancy.tenant.id, uuid))
+        if record is None or self._way(record) is None:
+            return False
+        if record.phase is Phase.RESIDENT:
+            record.phase, record.began, record.undo = Phase.HALTING, now, False
+            _order(tenancy, uuid, Order.HALT)
+        return True
+
+    def come(self, tenancy: Tenancy, uuid: str, now: float) -> bool:
+        """Begin to return. False: it is not away this way."""
+        record = self._records.get((tenancy.tenant.id, uuid))
+        if record is None or record.phase is Phase.RESIDENT:
+            return False
+        if record.phase is Phase.AWAY and now >= record.retry_at:
+            record.began = now
+            self._begin(record, Phase.BRINGING, What.BRING, now)
+        return True
+
+    # --- going on -----------------------------------------------------------------------------------------------
+
+    def _begin(self, record: _Record, phase: Phase, what: What, now: float) -> None:
+        assert self._stepper is not None
+        seconds = _LOOK if what is What.LOOK else patience(record.size)
+        record.phase, record.step = phase, self._stepper.begin(what, record.pids, now + seconds)
+
+    def _go_on(self, tenancy: Tenancy, uuid: str, record: _Record, moves: list[Move], now: float) -> None:
+        if record.phase is Phase.HALTING:
+            self._halt(tenancy, uuid, record, moves, now)
+        elif record.phase is Phase.COMING:
+            if all(move.state in (State.RESIDENT, State.PARKED, State.LOST) for move in moves):
+                record.phase, record.back = Phase.RESIDENT, now - record.began
+        elif record.step is not None:
+            answer = record.step.poll(now)
+            if answer is not None:
+                record.step = None
+                self._ended(tenancy, uuid, record, answer, now)
+        elif (record.phase is not Phase.AWAY or record.undo) and now >= record.retry_at:
+            if record.phase is Phase.FINDING:
+                self._begin(record, Phase.FINDING, What.LOOK, now)
+            else:
+                self._begin(record, Phase.BRINGING, What.BRING, now)
+
+    def _halt(self, tenancy: Tenancy, uuid: str, record: _Record, moves: list[Move], now: float) -> None:
+        """Once all processes have halted, the driver takes them."""
+        if any(move.order != Order.HALT or move.why for move in moves):  # one cannot, or does not hear: none leaves
+            _order(tenancy, uuid, Order.RETURN)
+            record.phase = Phase.COMING
+        elif all(move.state == State.HALTED for move in moves):
+            _order(tenancy, uuid, Order.AWAY)
+            at = tenancy.page.index[uuid]
+            if all(tenancy.page.move(slot, at).state == State.HALTED for slot in _slots(tenancy)):
+                self._begin(record, Phase.TAKING, What.TAKE, now)
+            else:  # it had given us up a moment before
+                _order(tenancy, uuid, Order.RETURN)
+                record.phase = Phase.COMING
+
+    def _ended(self, tenancy: Tenancy, uuid: str, record: _Record, answer: Answer, now: float) -> None:
+        data = {"tenant": tenancy.tenant.id, "card": uuid, "bytes": record.size, "why": answer.refusal}
+        if record.phase is Phase.TAKING:
+            if answer.are_all(ProcessState.CHECKPOINTED):
+                record.phase, record.out, record.failures = Phase.AWAY, now - record.began, 0
+                record.moves += 1
+                return
+            log.warning("checkpoint_refused", extra={"data": data})
+            self._refuse(record, answer, now)
+            record.undo = True
+            self._begin(record, Phase.BRINGING, What.BRING, now)
+        elif record.phase is Phase.FINDING:
+            if answer.refusal is not None and not answer.states:
+                record.retry_at = now + _AGAIN
+            elif answer.are_all(ProcessState.CHECKPOINTED):
+                record.phase, record.can = Phase.AWAY, True
+            else:
+                self._begin(record, Phase.BRINGING, What.BRING, now)
+        elif record.phase is Phase.BRINGING:
+            if answer.states and not set(answer.states.values()) - {ProcessState.RUNNING, ProcessState.FAILED}:
+                if ProcessState.FAILED in answer.states.values():  # its calls get the driver's errors from now on
+                    log.error("checkpoint_failed", extra={"data": data})
+                    self._refuse(record, answer, now)
+                _order(tenancy, uuid, Order.RETURN)
+                record.phase = Phase.COMING
+                return
+            log.warning("checkpoint_not_restored", extra={"data": data})
+            record.phase, record.retry_at = Phase.AWAY, now + _AGAIN
+            # Without room it waits like others until there is some; anything else is tried again at once.
+            record.undo = record.undo or answer.code != OUT_OF_MEMORY
+
+    @staticmethod
+    def _refuse(record: _Record, answer: Answer, now: float) -> None:
+        record.failures += 1
+        record.detail = checkpoint_refusal_words(answer.refusal or "no process was there")
+        record.lasting = answer.lasting
+        record.refused_until = now + min(_REFUSED * 2 ** min(record.failures - 1, 16), _REFUSED_MOST)
+
+    # --- whether it can -----------------------------------------------------------------------------------------
+
+    def _can(self, record: _Record, now: float) -> bool:
+        """Whether the driver can take it: as far as it says so without doing it, and with room for it in the host's
+        memory. Asks once, and again after a refusal."""
+        if record.step is not None:
+            answer = record.step.poll(now)
+            if answer is None:
+                return False
+            record.step = None
+            record.can = answer.refusal is None
+            if not record.can:
+                self._refuse(record, answer, now)
+        if record.detail is not None and (record.lasting or now < record.refused_until):
+            return False
+        if not record.asked or not record.can:
+            assert self._stepper is not None
+            record.asked = True
+            record.step = self._stepper.begin(What.LOOK, record.pids, now + _LOOK)
+            return False
+        record.detail = None
+        if now - record.looked >= _ROOM_EVERY:
+            record.looked, record.room = now, self._lacking(record)
+        return record.room is None
+
+    def _lacking(self, record: _Record) -> str | None:
+        """Why the host's memory is not enough."""
+        rooms = [self._room(pid) for pid in record.pids]
+        known = [room for room in rooms if room is not None]
+        if len(known) < len(rooms) or not known:
+            return checkpoint_room_words(record.size, None)
+        least = min(known, key=lambda room: room.free)
+        return (
+            None
+            if least.free >= record.size
+            else checkpoint_room_words(record.size, least.free, in_cgroup=least.in_cgroup)
+        )
+
+
+def checkpoints_beside(mover: MoverClient, *, simulated: bool) -> Checkpoints:
+    """Those of a daemon that has this mover. Simulated memory has hardly any contents, so it needs no room."""
+    return Checkpoints(Checkpointer(mover), (lambda _pid: Room(1 << 62, False)) if simulated else room_of)
+
+
+def _slots(tenancy: Tenancy) -> list[int]:
+    return [process.slot for process in tenancy.processes if process.slot is not None]
+
+
+def _order(tenancy: Tenancy, uuid: str, order: Order) -> None:
+    at = tenancy.page.index[uuid]
+    for slot in _slots(tenancy):
+        tenancy.page.order(slot, at, order)
+
+
+def _rest(moves: list[Move], uses: list[Use]) -> int:
+    """Bytes that the shims cannot move, with the contexts, which the driver takes as well."""
+    memory, movable = sum(use.memory for use in uses), sum(move.movable for move in moves)
+    return max(0, memory - movable) + sum(use.overhead for use in uses)
+
+
+def _needs_driver(moves: list[Move], uses: list[Use]) -> bool:
+    """Whether most of its memory cannot be moved otherwise."""
+    memory, movable = sum(use.memory for use in uses), sum(move.movable for move in moves)
+    return stays_of(moves) is not None and memory - movable > movable
+
+
+def _shown(record: _Record, moves: list[Move]) -> list[Move]:
+    """The driver's part as if it were the first process's."""
+    shown = [replace(move, state=_SHOWN[record.phase]) if move.state == State.HALTED else move for move in moves]
+    gone = record.size if record.phase in _GONE else 0
+    first = shown[0]
+    shown[0] = replace(
+        first,
+        movable=first.movable + record.size,
+        parked=first.parked + gone,
+        moves=max(move.moves for move in moves) + record.moves,
+        out_ns=first.out_ns if record.out is None else round(record.out * 1e9),
+        in_ns=first.in_ns if record.back is None else round(record.back * 1e9),
+    )
+    return shown

@@ -1,0 +1,276 @@
+"""Rounds of services/runtime/elastic/checkpoints.py in virtual time: a real page, on which the test writes what shims
+would, and a driver that answers what the test says."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aliquot.adapters.gpu.page import Order, Page, State, Stays, Why
+from aliquot.adapters.host.hostmemory import Room
+from aliquot.arbiter.residency import UNHEARD
+from aliquot.model.claim import AppClass
+from aliquot.model.residency import Residency, Way, Where
+from aliquot.model.tenant import Allotment, SharingRules, Tenant
+from aliquot.services.mover.checkpoint import Answer, ProcessState, What
+from aliquot.services.runtime.elastic.checkpoints import Checkpoints
+from aliquot.services.runtime.elastic.parking import Parking
+from aliquot.services.runtime.processes.registration import Process, Tenancy
+
+GIB = 1 << 30
+CARD, PIDS = "GPU-0", (101, 102)
+RUNNING, LOCKED, AWAY, FAILED = ProcessState
+
+
+class Step:
+    def __init__(self, what: What, pids: Sequence[int], deadline: float) -> None:
+        self.what, self.pids, self.deadline = what, tuple(pids), deadline
+        self.answer: Answer | None = None
+
+    def poll(self, _now: float) -> Answer | None:
+        return self.answer
+
+
+class Rig:
+    """One card of 24 GiB; a tenant with two processes, each with arrays of 4 GiB."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 1000.0
+        allotments = (Allotment(CARD, 20 * GIB, None),)
+        self.page = Page(folder / "page", allotments)
+        tenant = Tenant("arrays", "arrays", AppClass.NORMAL, allotments, 0, park_after=5.0)
+        self.tenancy = Tenancy(tenant, folder, self.page, socket.socket())
+        for slot, pid in enumerate(PIDS):
+            self.tenancy.processes.add(
+                Process("arrays", pid, self.tenancy.listener, -1, cast(Any, SimpleNamespace()), slot=slot)
+            )
+            self.page._write(self.page._at(slot, 0), struct.pack("<Q", 4 * GIB))
+            self.write(slot, stays=int(Stays.OTHER))
+        self.steps: list[Step] = []
+        self.room: Room | None = Room(100 * GIB, True)
+        self.start()
+
+    def start(self) -> None:
+        """As a daemon that starts."""
+        nvml = SimpleNamespace(memory=lambda uuid: (8 * GIB, 24 * GIB))
+        loop = SimpleNamespace(drain=lambda name, draining: None)
+        state = SimpleNamespace(free=2 * GIB, parked=0)
+        mover = SimpleNamespace(state=state, living=lambda message: True, keeps=lambda: False, size=0)
+        self.parking = Parking(
+            threading.RLock(), {"arrays": self.tenancy}, cast(Any, {CARD: loop}), cast(Any, nvml), cast(Any, mover),
+            checkpoints=Checkpoints(self, lambda _pid: self.room), clock=lambda: self.now,
+        )  # fmt: skip
+        self.parking.configure(SharingRules(oversubscribe=2.0, host_pool=2 * GIB))
+
+    def begin(self, what: What, pids: Sequence[int], deadline: float) -> Step:
+        self.steps.append(Step(what, pids, deadline))
+        return self.steps[-1]
+
+    def write(self, slot: int, **fields: int) -> None:
+        move = self.page.move(slot, 0)
+        names = ("order", "state", "wanted", "why", "movable", "parked", "moves", "stays", "out_ns", "in_ns", "room")
+        values = [fields.get(name, getattr(move, name)) for name in names]
+        self.page._write(self.page._move_at(slot, 0), struct.pack("<4I2Q2I3Q", *values))
+
+    def rounds(self, seconds: float = 0.1) -> None:
+        for _ in range(max(1, round(seconds / 0.1))):
+            self.now += 0.1
+            self.parking.round(self.now)
+
+    def answer(self, *states: int, refusal: str | None = None, code: int = 0, lasting: bool = False) -> None:
+        """The driver's, to what it was asked last."""
+        self.steps[-1].answer = Answer(dict(zip(PIDS, states, strict=False)), refusal, code, lasting)
+        self.rounds()
+
+    @property
+    def asked(self) -> list[What]:
+        return [step.what for step in self.steps]
+
+    @property
+    def shown(self) -> Residency:
+        found = self.parking.residency("arrays", CARD)
+        assert found is not None
+        return found
+
+    @property
+    def orders(self) -> list[int]:
+        return [self.page.move(slot, 0).order for slot in (0, 1)]
+
+    def states(self, *states: State) -> None:
+        for slot, state in enumerate(states):
+            self.write(slot, state=state)
+        self.rounds()
+
+    def able(self) -> None:
+        self.rounds()
+        self.answer(RUNNING, RUNNING)
+
+    def leave(self) -> None:
+        """It is asked to, and both processes have halted."""
+        assert self.parking.request("arrays", leave=True) is None
+        self.rounds()
+        assert self.orders == [Order.HALT, Order.HALT]
+        self.states(State.HALTED, State.HALTED)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.tenancy.listener.close()
+    made.page.close()
+
+
+def test_way_there_and_back(rig: Rig) -> None:
+    rig.able()
+    assert (rig.shown.way, rig.shown.why, rig.shown.resident) == (Way.CHECKPOINT, None, 8 * GIB)
+    rig.leave()
+    assert (rig.orders, rig.asked[-1], rig.steps[-1].pids) == ([Order.AWAY] * 2, What.TAKE, PIDS)
+    assert rig.shown.where is Where.LEAVING
+    rig.rounds(4.0)
+    rig.answer(AWAY, AWAY)
+    rig.rounds()
+    shown = rig.shown
+    assert (shown.where, shown.parked, shown.checkpointed, shown.resident) == (Where.PARKED, 8 * GIB, 8 * GIB, 0)
+    assert shown.last_out == pytest.approx(4.3, abs=0.3)
+    rig.write(1, wanted=1)
+    rig.rounds()
+    assert rig.asked[-1] is What.BRING
+    rig.rounds(2.0)
+    rig.answer(RUNNING, RUNNING)
+    assert (rig.orders, rig.shown.where) == ([Order.RETURN] * 2, Where.RETURNING)
+    rig.states(State.RESIDENT, State.RESIDENT)
+    rig.rounds()
+    assert (rig.shown.where, rig.shown.parked, rig.shown.moves) == (Where.RESIDENT, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("room", "words"),
+    [
+        (Room(3 * GIB, True), "the driver's checkpoint needs 8 GiB of host memory: its memory cgroup has 3 GiB left"),
+        (Room(3 * GIB, False), "the driver's checkpoint needs 8 GiB of host memory: the machine has 3 GiB left"),
+        (None, "the driver's checkpoint needs 8 GiB of host memory, and how much it may take cannot be seen here"),
+    ],
+)
+def test_without_room_in_the_host_it_stays_and_the_figure_is_told(rig: Rig, room: Room | None, words: str) -> None:
+    rig.room = room
+    rig.able()
+    assert (rig.shown.way, rig.shown.detail) == (None, words)
+    refused = rig.parking.request("arrays", leave=True)
+    assert refused == f"it has memory of a kind that cannot be moved, and {words}"
+    rig.room = Room(9 * GIB, True)
+    rig.rounds(3.0)
+    rig.leave()
+
+
+def test_refusal_brings_all_back_and_is_tried_again_less_and_less_often(rig: Rig) -> None:
+    rig.able()
+    rig.leave()
+    rig.answer(RUNNING, RUNNING, refusal="error 801", code=801)
+    assert rig.asked[-1] is What.BRING
+    rig.answer(RUNNING, RUNNING)
+    assert rig.orders == [Order.RETURN] * 2
+    rig.states(State.RESIDENT, State.RESIDENT)
+    rig.rounds()
+    assert (rig.shown.way, rig.shown.detail) == (None, "the driver's checkpoint refuses it: error 801")
+    rig.rounds(25.0)
+    assert rig.shown.way is None
+    rig.rounds(10.0)
+    assert rig.shown.way is Way.CHECKPOINT
+
+
+def test_driver_that_does_not_answer_is_asked_to_bring_them_back_until_it_does(rig: Rig) -> None:
+    rig.able()
+    rig.leave()
+    assert rig.steps[-1].deadline == pytest.approx(rig.now + 20 + 8 * GIB / 0.5e9, abs=1)
+    rig.answer(refusal="the driver did not answer in time")
+    for _ in range(3):
+        assert rig.asked[-1] is What.BRING
+        tried = len(rig.steps)
+        rig.answer(refusal="the driver did not answer in time")
+        rig.rounds(3.0)
+        assert len(rig.steps) == tried + 1
+    rig.answer(RUNNING, RUNNING)
+    assert rig.orders == [Order.RETURN] * 2
+
+
+def test_driver_that_cannot_is_not_asked_again(rig: Rig) -> None:
+    rig.rounds()
+    rig.answer(refusal="no checkpoints", lasting=True)
+    rig.rounds(3000.0)
+    assert rig.asked == [What.LOOK]
+    assert rig.parking.request("arrays", leave=True) is not None
+    rig.rounds(1.0)
+    assert rig.asked == [What.LOOK]
+
+
+def test_process_that_does_not_hear_keeps_all_on_the_card(rig: Rig) -> None:
+    rig.able()
+    assert rig.parking.request("arrays", leave=True) is None
+    rig.rounds()
+    rig.states(State.HALTED, State.RESIDENT)
+    rig.rounds(UNHEARD + 1)
+    assert rig.orders == [Order.RETURN] * 2
+    rig.states(State.RESIDENT, State.RESIDENT)
+    rig.rounds()
+    assert rig.shown.where is Where.RESIDENT
+    assert What.TAKE not in rig.asked
+
+
+def test_process_that_cannot_halt_keeps_all_on_the_card(rig: Rig) -> None:
+    rig.able()
+    assert rig.parking.request("arrays", leave=True) is None
+    rig.rounds()
+    rig.write(1, why=Why.BUSY)
+    rig.states(State.HALTED, State.RESIDENT)
+    assert rig.orders == [Order.RETURN] * 2
+    assert What.TAKE not in rig.asked
+
+
+def test_process_that_the_driver_lost_goes_on_with_its_errors(rig: Rig) -> None:
+    rig.able()
+    rig.leave()
+    rig.answer(AWAY, AWAY)
+    rig.parking.request("arrays", leave=False)
+    rig.rounds()
+    rig.answer(RUNNING, FAILED, refusal="error 999", code=999)
+    assert rig.orders == [Order.RETURN] * 2
+
+
+def test_without_room_on_the_card_it_waits_and_is_not_tried_at_once(rig: Rig) -> None:
+    rig.able()
+    rig.leave()
+    rig.answer(AWAY, AWAY)
+    rig.write(0, wanted=1)
+    rig.rounds()
+    rig.answer(LOCKED, AWAY, refusal="out of memory", code=2)
+    assert rig.shown.where is Where.PARKED
+    tried = len(rig.steps)
+    rig.rounds(1.0)
+    assert len(rig.steps) == tried
+    rig.rounds(2.0)
+    assert (len(rig.steps), rig.asked[-1]) == (tried + 1, What.BRING)
+
+
+@pytest.mark.parametrize(
+    ("found", "what"), [((AWAY, AWAY), None), ((LOCKED, LOCKED), What.BRING), ((AWAY, RUNNING), What.BRING)]
+)
+def test_next_daemon_goes_on_with_what_it_finds(rig: Rig, found: tuple[int, int], what: What | None) -> None:
+    rig.able()
+    rig.leave()
+    rig.start()
+    rig.steps.clear()
+    rig.rounds()
+    assert rig.asked == [What.LOOK]
+    rig.answer(*found)
+    rig.rounds()
+    assert rig.asked[1:] == ([] if what is None else [what])
+    if what is None:
+        assert (rig.shown.where, rig.shown.checkpointed, rig.shown.way) == (Where.PARKED, 8 * GIB, Way.CHECKPOINT)

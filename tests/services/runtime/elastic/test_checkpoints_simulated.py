@@ -1,0 +1,176 @@
+"""Tenants that only the driver's checkpoint can move, on a simulated card of 24 GiB: shim and daemon as in life."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.gpu.page import Order, Page, State
+from aliquot.model.tenant import Allotment
+from kit.movers import MOVERS, Mover, residency, until
+from kit.runtime import GIB, Node
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    made = Node(pool=True)
+    made.configure(oversubscribe=2.0, host_pool=2 * GIB)
+    yield made
+    for mover in MOVERS:
+        mover.kill()
+    MOVERS.clear()
+    mover = made.ask("mover")
+    if mover is not None:
+        os.kill(mover, signal.SIGKILL)
+    made.close()
+
+
+def where(node: Node, name: str) -> str | None:
+    return residency(node, name).get("where")
+
+
+def sleeper(node: Node, gib: int = 1, kind: str = "array") -> Mover:
+    """Idle, with arrays on the card, and known to go by the driver's checkpoint."""
+    made = Mover(node, node.tenant("normal", memory=(gib + 1) * GIB, park_after=600.0), gib, kind=kind)
+    made.ready()
+    made.hold()
+    until(lambda: residency(node, made.name).get("way") == "checkpoint", "the driver said that it can")
+    return made
+
+
+def fault(node: Node, text: str | None) -> None:
+    path = Path(node.player.socket + ".checkpoint")
+    path.unlink() if text is None else path.write_text(text)
+
+
+def test_arrays_leave_by_hand_with_the_context_and_a_call_brings_them_back(node: Node) -> None:
+    program = sleeper(node)
+    before = node.player.card().used
+    assert node.ask("request_move", name=program.name, leave=True) is None
+    until(lambda: where(node, program.name) == "parked", "it is parked")
+    found = residency(node, program.name)
+    assert found["parked"] > found["checkpointed"] >= GIB
+    assert (found["resident"], found["moves"], found["why"]) == (0, 1, "asked")
+    assert found["last_out"] >= 0.5  # 2 GB/s
+    assert node.player.card().used <= before - GIB
+    result = program.end()
+    assert (result["wrong"], result["error"]) == (0, 0), result
+    assert result["longest"] >= 0.2  # 5 GB/s
+
+
+def test_wake_by_hand(node: Node) -> None:
+    program = sleeper(node)
+    for moves in (1, 2):
+        assert node.ask("request_move", name=program.name, leave=True) is None
+        until(lambda: where(node, program.name) == "parked", "it is parked")
+        assert node.ask("request_move", name=program.name, leave=False) is None
+        until(lambda: where(node, program.name) == "resident", "it is back")
+        assert residency(node, program.name)["moves"] == moves
+    assert program.end()["error"] == 0
+
+
+def test_offline_arrays_leave_for_an_online_allocation_and_return(node: Node) -> None:
+    program = Mover(node, node.tenant("offline", memory=13 * GIB), 12, 1024, "array")
+    program.ready()
+    until(lambda: residency(node, program.name).get("way") == "checkpoint", "the driver said that it can")
+    online = Mover(node, node.tenant("online", memory=16 * GIB), 15)
+    online.ready()
+    until(lambda: where(node, program.name) == "parked", "it is parked")
+    assert residency(node, program.name)["why"] in ("room", "no-room")  # soon it wants to return
+    assert online.end()["error"] == 0
+    until(lambda: where(node, program.name) == "resident", "it is back")
+    result = program.end()
+    assert (result["wrong"], result["error"]) == (0, 0), result
+
+
+def test_daemon_that_dies_leaves_it_away_and_the_next_one_brings_it_back(node: Node) -> None:
+    program = sleeper(node)
+    node.ask("request_move", name=program.name, leave=True)
+    until(lambda: where(node, program.name) == "parked", "it is parked")
+    node.kill_daemon()
+    time.sleep(1.0)
+    node.restart_daemon()
+    until(lambda: where(node, program.name) == "parked", "the next daemon found it")
+    assert residency(node, program.name)["checkpointed"] >= GIB
+    result = program.end()
+    assert (result["wrong"], result["error"]) == (0, 0), result
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 0.8])
+def test_daemon_that_dies_while_it_leaves_loses_nothing(node: Node, seconds: float) -> None:
+    program = sleeper(node)
+    node.ask("request_move", name=program.name, leave=True)
+    until(lambda: where(node, program.name) in ("leaving", "parked"), "it leaves")
+    time.sleep(seconds)
+    node.kill_daemon()
+    time.sleep(1.0)
+    node.restart_daemon()
+    until(lambda: where(node, program.name) in ("parked", "resident"), "the next daemon found it")
+    result = program.end()
+    assert (result["wrong"], result["error"]) == (0, 0), result
+
+
+def test_halted_program_goes_on_by_itself_where_the_daemon_is_gone(node: Node) -> None:
+    """Before the driver was asked; after that only the next daemon knows."""
+    program = sleeper(node, kind="bare")
+    node.kill_daemon()
+    allotment = Allotment(node.player.card().uuid, 2 * GIB, None)
+    page = Page(Path(node.tenants[program.name]["folder"]) / "page", (allotment,))
+
+    def halted() -> bool:
+        page.beat(0, time.monotonic_ns())
+        return page.move(0, 0).state == State.HALTED
+
+    try:
+        halted()
+        page.order(0, 0, Order.HALT)
+        until(halted, "its calls wait")
+        result = program.end()
+        assert (result["wrong"], result["error"]) == (0, 0), result
+    finally:
+        page.close()
+        node.restart_daemon()
+
+
+@pytest.mark.parametrize(("text", "code"), [("checkpoint 801", 801), ("lock 600", 600)])
+def test_refusal_of_the_driver_is_the_reason_and_the_program_goes_on(node: Node, text: str, code: int) -> None:
+    program = sleeper(node)
+    fault(node, text)
+    node.ask("request_move", name=program.name, leave=True)
+    detail = until(lambda: residency(node, program.name).get("detail"), "the driver refused it")
+    assert detail.startswith("the driver's checkpoint refuses it: cuCheckpointProcess")
+    assert f"error {code}" in detail
+    until(lambda: where(node, program.name) == "resident", "it is on the card")
+    assert residency(node, program.name)["why"] == "unmovable"
+    fault(node, None)
+    assert node.ask("request_move", name=program.name, leave=True) is None  # it is tried again at once
+    until(lambda: where(node, program.name) == "parked", "it is parked")
+    assert program.end()["error"] == 0
+
+
+def test_process_that_cannot_be_restored_now_is_restored_later(node: Node) -> None:
+    program = sleeper(node)
+    node.ask("request_move", name=program.name, leave=True)
+    until(lambda: where(node, program.name) == "parked", "it is parked")
+    fault(node, "restore 2")
+    node.ask("request_move", name=program.name, leave=False)
+    until(lambda: where(node, program.name) == "returning", "it is tried")
+    until(lambda: where(node, program.name) == "parked", "it failed")
+    fault(node, None)
+    result = program.end()
+    assert (result["wrong"], result["error"]) == (0, 0), result
+
+
+def test_process_that_dies_while_it_is_away_leaves_nothing(node: Node) -> None:
+    program = sleeper(node)
+    node.ask("request_move", name=program.name, leave=True)
+    until(lambda: where(node, program.name) == "parked", "it is parked")
+    program.kill()
+    until(lambda: where(node, program.name) is None, "it is forgotten")
+    other = sleeper(node, 2)
+    assert other.end()["error"] == 0
