@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.dialects import ENABLED_BY, MemoryUnit, NodeReader, Rules, as_admitted, parse_node, parse_pod, render_pod
+from aliquot.dialects import (
+    ENABLED_BY,
+    MemoryUnit,
+    NodeReader,
+    Rules,
+    advertised_gpushare_unit,
+    as_admitted,
+    parse_node,
+    parse_pod,
+    render_pod,
+)
 from aliquot.dialects.gpushare import CORE, COUNT, MEMORY
-from aliquot.dialects.native import COUNTED, MOST_DEVICES, PLACE, render_inventory
+from aliquot.dialects.native import AGENT, AWAY, COUNTED, MOST_DEVICES, PLACE, render_inventory
 from aliquot.dialects.registry import places
 from aliquot.dialects.rules import EVERY
 from aliquot.dialects.wire.objects import NodeObject, read_object
@@ -168,3 +178,35 @@ def test_nodes_read_one_after_another_are_as_each_by_itself(nodes: list[tuple[li
         parsed = read_object(node, NodeObject, "node")
         assert isinstance(parsed, NodeObject)
         assert reader.read(parsed) == read(node, rules)
+
+
+# --- the unit --------------------------------------------------------------------------------------------------------
+
+
+def a_view(gpu_mem: str = "", *, marked: bool = False, away: bool = False) -> Json:
+    annotations = {AGENT: AWAY if away else "0.1.0", **({COUNTED: MEMORY} if marked else {})}
+    capacity = {COUNT: "1", **({MEMORY: gpu_mem} if gpu_mem else {})}
+    return {"metadata": {"name": "n", "labels": LABELS, "annotations": annotations}, "status": {"capacity": capacity}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "unit"),
+    [
+        ([a_view(marked=True, away=True), a_view("16")], MemoryUnit.GIB),
+        ([a_view("16"), a_view(marked=True, away=True)], MemoryUnit.GIB),
+        ([a_view("16384", away=True), a_view("16")], MemoryUnit.GIB),
+        ([a_view(marked=True, away=True), a_view()], MemoryUnit.MIB),
+        ([a_view(marked=True, away=True), a_view("16", away=True)], MemoryUnit.MIB),
+        ([a_view("16", away=True), a_view(marked=True, away=True)], MemoryUnit.MIB),
+        ([a_view("16", away=True), a_view(away=True)], MemoryUnit.GIB),
+        ([a_view("16", away=True), a_view("16384")], MemoryUnit.MIB),
+        ([a_view("16"), a_view(), a_view(marked=True)], MemoryUnit.MIB),
+        ([a_view("16"), a_view()], MemoryUnit.GIB),
+        ([a_view(), a_view(away=True)], None),
+    ],
+)
+def test_node_whose_agent_is_away_tells_the_unit_only_where_no_other_does(
+    nodes: list[Json], unit: MemoryUnit | None
+) -> None:
+    """Its mark may be older than the unit: the cluster counted in MiB before."""
+    assert advertised_gpushare_unit(nodes) is unit

@@ -140,18 +140,6 @@ def gib_node(name: str = "gib") -> Json:
     return node_json(name, 16, labels=LABELS, **{MEMORY: "16", COUNT: "1"})
 
 
-def test_node_whose_agent_is_away_tells_the_unit_only_where_no_other_does() -> None:
-    """Its mark may be older than the unit: the cluster counted in MiB before."""
-    for nodes, unit in (
-        ([away_node(), gib_node()], MemoryUnit.GIB),
-        ([gib_node(), away_node()], MemoryUnit.GIB),
-        ([away_node()], MemoryUnit.MIB),
-        ([away_node(), small_node()], MemoryUnit.MIB),
-        ([gib_node(), big_node()], MemoryUnit.MIB),
-    ):
-        assert advertised_gpushare_unit(map(as_node, nodes)) is unit
-
-
 def test_unit_of_a_node_whose_agent_is_away_holds_until_another_tells() -> None:
     cluster, reread = Cluster("binpack", Rules()), []
     sink = NodeSink(cluster, None, unit_known=False, reread=lambda: reread.append(True))
