@@ -15,8 +15,13 @@
 
 #define PLACES 32       /* contexts that have blocks ahead; others have them made when they are needed */
 #define BLOCKS 64
+#define ORIGINS 256     /* streams that capture at a time, of which we can tell when they end without a call for it */
+#define LEGACY     ((CUstream)1)
+#define PER_THREAD ((CUstream)2)
 
-int alq_captures;       /* streams that capture: the card must not be waited for meanwhile */
+int alq_captures;       /* streams on which a capture was begun: the card must not be waited for meanwhile */
+static struct origin { CUstream stream; CUcontext context; } origins[ORIGINS];
+static int origin_count;
 
 static struct place { CUcontext context; unsigned count; CUdeviceptr block[BLOCKS]; } places[PLACES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* never held over a call of the driver */
@@ -27,6 +32,14 @@ bool alq_capturing(CUstream stream, int ptsz)
     int result = ptsz ? ALQ_REAL(cuStreamIsCapturing_ptsz)(stream, &status) : ALQ_REAL(cuStreamIsCapturing)(stream, &status);
     /* an error other than "no such function" means the stream takes part in somebody's capture */
     return result == CUDA_SUCCESS ? status != CAPTURE_NONE : result != CUDA_ERROR_NOT_FOUND;
+}
+
+/* Each thread has its own of one kind: an odd number, which is no pointer. */
+CUstream alq_stream_key(CUstream stream, int ptsz)
+{
+    static __thread uint64_t self;
+    stream = stream ? stream : ptsz ? PER_THREAD : LEGACY;
+    return stream == PER_THREAD ? (CUstream)((uintptr_t)&self | 1) : stream;
 }
 
 /* ---- our own calls ---- */
@@ -130,13 +143,23 @@ void alq_wait_ahead(CUcontext context)
         put(context, p);
 }
 
-/* It has ended, and its memory with it. */
+/* With the lock held. */
+static void drop_origin(int i)
+{
+    origins[i] = origins[--origin_count];
+    __atomic_fetch_sub(&alq_captures, 1, __ATOMIC_SEQ_CST);
+}
+
+/* It has ended, and its memory and captures with it. */
 void alq_wait_ended(CUcontext context)
 {
     pthread_mutex_lock(&lock);
     for (unsigned i = 0; i < PLACES; i++)
         if (places[i].context == context)
             places[i].context = NULL, places[i].count = 0;
+    for (int i = origin_count - 1; i >= 0; i--)
+        if (origins[i].context == context)
+            drop_origin(i);
     pthread_mutex_unlock(&lock);
 }
 
@@ -177,53 +200,92 @@ int alq_may_allocate(void)
 
 /* ---- captures begin and end ---- */
 
-static int begun_capture(int result)
+static void add_origin(struct origin origin)
+{
+    pthread_mutex_lock(&lock);
+    if (origin_count < ORIGINS)
+        origins[origin_count++] = origin;
+    __atomic_fetch_add(&alq_captures, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&lock);
+}
+
+/* False: none was begun on this stream. */
+static bool take_origin(CUstream key, struct origin *out)
+{
+    bool found = false;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < origin_count && !found; i++)
+        if (origins[i].stream == key) {
+            *out = origins[i];
+            drop_origin(i);
+            found = true;
+        }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static int begun_capture(CUstream stream, int ptsz, int result)
 {
     if (!result)
-        __atomic_fetch_add(&alq_captures, 1, __ATOMIC_SEQ_CST);
+        add_origin((struct origin){ alq_stream_key(stream, ptsz), alq_context() });
     return result;
 }
 
 int alq_cuStreamBeginCapture(fn_cuStreamBeginCapture *real, int ptsz, CUstream stream)
 {
-    (void)ptsz;
-    return ALQ_INSIDE(begun_capture(real(stream)));
+    return ALQ_INSIDE(begun_capture(stream, ptsz, real(stream)));
 }
 
 int alq_cuStreamBeginCapture_v2(fn_cuStreamBeginCapture_v2 *real, int ptsz, CUstream stream, int mode)
 {
-    (void)ptsz;
-    return ALQ_INSIDE(begun_capture(real(stream, mode)));
+    return ALQ_INSIDE(begun_capture(stream, ptsz, real(stream, mode)));
 }
 
 int alq_cuStreamBeginCaptureToGraph(fn_cuStreamBeginCaptureToGraph *real, int ptsz, CUstream stream, CUgraph graph,
                                     const CUgraphNode *after, const void *edges, size_t count, int mode)
 {
-    (void)ptsz;
-    return ALQ_INSIDE(begun_capture(real(stream, graph, after, edges, count, mode)));
+    return ALQ_INSIDE(begun_capture(stream, ptsz, real(stream, graph, after, edges, count, mode)));
 }
 
 int alq_cuStreamBeginRecaptureToGraph(fn_cuStreamBeginRecaptureToGraph *real, int ptsz, CUstream stream, int mode, CUgraph graph,
                                       void *callback, void *with)
 {
-    (void)ptsz;
-    return ALQ_INSIDE(begun_capture(real(stream, mode, graph, callback, with)));
+    return ALQ_INSIDE(begun_capture(stream, ptsz, real(stream, mode, graph, callback, with)));
 }
 
-/* One that was invalidated ends with an error, but ends. */
+/* One that was broken ends with an error, but ends. With other errors it goes on: another thread began it, or another stream. */
 int alq_cuStreamEndCapture(fn_cuStreamEndCapture *real, int ptsz, CUstream stream, CUgraph *graph)
 {
-    bool was = alq_capturing(stream, ptsz);
+    struct origin origin;
     int result = real(stream, graph);
-    if (was && __atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST) > 0)
+    if (result && alq_capturing(stream, ptsz))
+        return result;
+    bool known = take_origin(alq_stream_key(stream, ptsz), &origin);
+    if (!known && !result && __atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST) > ORIGINS)     /* it had no place */
         __atomic_fetch_sub(&alq_captures, 1, __ATOMIC_SEQ_CST);
     return result;
+}
+
+/* Its capture ends with it. Before the real call: after it another thread may get a stream with the same number. */
+int alq_cuStreamDestroy_v2(fn_cuStreamDestroy_v2 *real, int ptsz, CUstream stream)
+{
+    struct origin origin;
+    bool known = __atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST) && take_origin(alq_stream_key(stream, ptsz), &origin);
+    int result = real(stream);
+    if (known && result)
+        add_origin(origin);
+    return result;
+}
+
+int alq_cuStreamDestroy(fn_cuStreamDestroy *real, int ptsz, CUstream stream)
+{
+    return alq_cuStreamDestroy_v2(real, ptsz, stream);
 }
 
 void alq_captures_forget(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    alq_captures = 0;
+    alq_captures = origin_count = 0;
     for (unsigned i = 0; i < PLACES; i++)
         places[i].context = NULL, places[i].count = 0;
 }

@@ -18,8 +18,6 @@
 #define LITTLE  (32ull << 20)   /* bytes that a pool may keep over a wait, whatever its threshold: making them again takes long */
 #define SMALL   (1ull << 20)
 enum { DISABLE_TIMING = 2, THRESHOLD = 4, RESERVED_HIGH = 6, USED_HIGH = 8 };
-#define LEGACY     ((CUstream)1)
-#define PER_THREAD ((CUstream)2)
 
 /* A pool, as far as it is ours. `.from` of an entry is its place here, from 1 on. */
 struct pool { CUmemoryPool handle; int card; uint64_t used, kept, used_high, reserved_high; };
@@ -136,14 +134,6 @@ static void remove_block(uint32_t i)
 static bool is_done(const struct block *block) { return ALQ_REAL(cuEventQuery)(block->event) == CUDA_SUCCESS; }
 
 /* ---- streams ---- */
-
-/* What two calls on the same stream have in common. Each thread has its own of one kind: an odd number, which is no pointer. */
-static CUstream key_of(CUstream stream, int ptsz)
-{
-    static __thread uint64_t self;
-    stream = stream ? stream : ptsz ? PER_THREAD : LEGACY;
-    return stream == PER_THREAD ? (CUstream)((uintptr_t)&self | 1) : stream;
-}
 
 static int record(CUevent event, CUstream stream, int ptsz)
 {
@@ -305,7 +295,7 @@ static bool find(const struct alq_ordered *r, uint64_t size, CUstream key, struc
 static bool reuse(const struct alq_ordered *r, uint64_t size)
 {
     struct block block;
-    CUstream key = key_of(r->stream, r->ptsz);
+    CUstream key = alq_stream_key(r->stream, r->ptsz);
     pthread_mutex_lock(&lock);
     bool found = find(r, size, key, &block);
     pthread_mutex_unlock(&lock);
@@ -396,7 +386,7 @@ static bool keep_block(const struct alq_entry *entry, CUstream stream, int ptsz)
 {
     int card = entry->card;
     pthread_mutex_lock(&lock);
-    struct block block = { .entry = *entry, .event = ending[card] ? NULL : take_event(card), .stream = key_of(stream, ptsz) };
+    struct block block = { .entry = *entry, .event = ending[card] ? NULL : take_event(card), .stream = alq_stream_key(stream, ptsz) };
     pthread_mutex_unlock(&lock);
     bool recorded = block.event && !record(block.event, stream, ptsz);      /* it may wait for a full queue: without the lock */
     pthread_mutex_lock(&lock);

@@ -184,6 +184,7 @@ uint64_t alq_rounded(uint64_t bytes);       /* what an allocation of so many byt
 /* ---- captures.c ---- */
 extern int alq_captures;                    /* streams that capture */
 bool alq_capturing(CUstream stream, int ptsz);
+CUstream alq_stream_key(CUstream stream, int ptsz);     /* what two calls on the same stream have in common */
 /* Around calls of ours, which may break no capture: another thread's may be of the strict mode, which forbids much to
  * everyone who is not relaxed. `mode` is the thread's own meanwhile. */
 bool alq_relax(int *mode);

@@ -65,12 +65,23 @@ def test_memory_that_was_not_freed_because_of_a_capture_can_be_freed_later(simul
     assert simulated.run("free_again") == {"refused": 900, "charged": True, "freed": 0, "left": 0}
 
 
-def test_memory_does_not_leave_while_a_stream_captures(simulated: Parkable, tmp_path: Path) -> None:
-    program = simulated.player.start("capture_while", str(tmp_path), **simulated.environment)
+@pytest.mark.parametrize(
+    ("instead", "why"),
+    [
+        ("", Why.CAPTURE),
+        ("unmatched", Why.CAPTURE),  # it was not ended by the call
+        ("stream", Why.MOVER),  # it was destroyed: there is no capture, and no mover here
+        ("context", Why.MOVER),
+    ],
+)
+def test_memory_does_not_leave_while_a_stream_captures(
+    simulated: Parkable, tmp_path: Path, instead: str, why: Why
+) -> None:
+    program = simulated.player.start("capture_while", str(tmp_path), instead, **simulated.environment)
     eventually((tmp_path / "begun").exists, 60)
     simulated.page.order(0, 0, Order.LEAVE)
     eventually(lambda: bool(simulated.page.move(0, 0).why), 60)
     move = simulated.page.move(0, 0)
-    assert (move.why, move.state) == (Why.CAPTURE, State.RESIDENT)
+    assert (move.why, move.state) == (why, State.RESIDENT)
     (tmp_path / "end").touch()
     assert program.result() == 0

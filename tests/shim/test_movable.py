@@ -223,6 +223,27 @@ def test_work_that_does_not_end_holds_calls_up_for_a_while_only(parkable: Tenant
     eventually(lambda: refusal(parkable) is Why.MOVER, 60)  # it is tried again, and there is no mover here
 
 
+def test_wait_that_was_given_up_does_not_go_on_to_other_contexts(parkable: Tenant) -> None:
+    """Streams may capture by then, and a wait for their context would break that."""
+    program = parkable.start(
+        with_helpers("""
+        import time
+        _, p = alloc(10 * MIB); context(); launch(); primary(); cuda.fake_hold(1); step()
+        result = cuda.cuStreamWriteValue32_v2(None, c_uint64(p), 1, 0); step()
+        time.sleep(0.5); say(result=result, waits=cuda.fake_calls(b"cuCtxSynchronize"))
+        """)
+    )
+    program.answer()
+    parkable.page.order(0, 0, Order.LEAVE)
+    eventually(lambda: parkable.page.move(0, 0).state == State.LEAVING, 60)
+    program.proceed()
+    program.answer()
+    assert Why(parkable.page.move(0, 0).why) is Why.BUSY
+    (parkable.folder / "go").touch()
+    program.proceed()
+    assert program.answer() == {"result": 0, "waits": 1}
+
+
 def test_move_gives_way_soon_to_a_call_that_writes_a_word_for_which_work_may_wait(parkable: Tenant) -> None:
     """Work that waits for a word does not end before it is written: other calls are held up for 10 s then."""
     program = parkable.start(

@@ -273,15 +273,31 @@ def free_again() -> dict[str, Any]:
     return {"refused": refused, "charged": charged, "freed": freed, "left": start - session.free_memory()}
 
 
-def capture_while(folder: str) -> int:
-    """Captures from the file `begun` on until there is a file `end`; what it ends with."""
+def capture_while(folder: str, instead: str = "") -> int:
+    """Captures from the file `begun` on until there is a file `end`; what it ends with. `instead`: what happened to it
+    by then."""
     session = Session()
     stream = session.stream(1)
     session.allocate(64 * MIB)
+    if instead == "context":
+        context = c.c_void_p(session.cuda.get("cuCtxCreate_v2", 0, 0))
+        stream = session.stream(1)
     session.cuda.call("cuStreamBeginCapture_v2", stream, 0)
+    if instead == "unmatched":  # of a stream that has joined: the capture goes on
+        joined, event = session.stream(1), session.event()
+        session.cuda.call("cuEventRecord", event, stream)
+        session.cuda.call("cuStreamWaitEvent", joined, event, 0)
+        assert session.cuda.status("cuStreamEndCapture", joined, c.byref(c.c_void_p())) == 903
+    elif instead == "stream":
+        session.cuda.call("cuStreamDestroy_v2", stream)
+    elif instead == "context":
+        session.cuda.call("cuCtxDestroy_v2", context)
+        session.cuda.call("cuCtxSetCurrent", session.context)
     (Path(folder) / "begun").touch()
     deadline = time.monotonic() + 60
     while not (Path(folder) / "end").exists() and time.monotonic() < deadline:
         time.sleep(0.005)
+    if instead in ("stream", "context"):
+        return 0
     session.launch(1000, stream=stream)
     return session.cuda.status("cuStreamEndCapture", stream, c.byref(c.c_void_p()))

@@ -256,6 +256,8 @@ static int fake_cuCtxSetLimit(int limit, size_t value) { (void)limit; (void)valu
 /* ---- streams, only as far as they capture ---- */
 struct stream { int capturing; void *graph; };
 PUBLIC int cuStreamCreate(void **s, unsigned flags) { (void)flags; *s = calloc(1, sizeof(struct stream)); return 0; }
+static int fake_cuStreamDestroy_v2(void *s) { free(s); return 0; }
+static int fake_cuStreamDestroy(void *s) { return fake_cuStreamDestroy_v2(s); }
 static int capturing(void *s, int *status) { *status = (uintptr_t)s > 2 /* not one of the driver's own */ ? ((struct stream *)s)->capturing : 0; return 0; }
 PUBLIC int cuStreamIsCapturing(void *s, int *status) { return capturing(s, status); }
 PUBLIC int cuStreamIsCapturing_ptsz(void *s, int *status) { return capturing(s, status); }
