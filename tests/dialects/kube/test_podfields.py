@@ -9,7 +9,8 @@ import pytest
 import yaml
 from hypothesis import given
 
-from aliquot.dialects.kube.podfields import unknown_fields, unknown_fields_of, unquoted, wrong_metadata
+from aliquot.dialects.kube.podfields import unknown_fields, unknown_fields_of, unquoted, with_slips, wrong_metadata
+from aliquot.model.refusal import Invalid
 from kit.strategies import anything
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -79,6 +80,12 @@ def test_name_that_the_api_server_does_not_take_is_refused(name: str, wrong: boo
     assert found == ["metadata.name"] * wrong + ['metadata.labels["a"]']
     made = {"metadata": {"name": name, "ownerReferences": [{"kind": "Deployment"}]}}
     assert wrong_metadata(made) == []
+
+
+def test_field_that_is_no_text_is_named_once() -> None:
+    slips = unquoted({"metadata": {"annotations": {"gpu-memory": 2000}}})
+    broken = [Invalid('metadata.annotations["gpu-memory"]', 2000, "digits"), Invalid("spec", None, "a mapping")]
+    assert with_slips(slips, broken) == (*slips, broken[1])
 
 
 def test_misspelled_fields_are_limited_in_number() -> None:

@@ -73,12 +73,28 @@ def test_annotations_beside_metadata_are_the_reason_why_a_name_is_missing() -> N
 
 
 def test_label_that_is_no_text_is_refused_as_kubernetes_does() -> None:
-    labelled = {"labels": {"aliyun.com/gpu-count": 4}}
+    labelled = {"labels": {"example.com/shard": 4}}
     made = refused(a_workload("Deployment", template={"metadata": labelled, "spec": SPEC}))
     assert made.sentence() == (
-        'Deployment default/web: spec.template.metadata.labels["aliyun.com/gpu-count"]: 4 is not allowed: text: put it'
+        'Deployment default/web: spec.template.metadata.labels["example.com/shard"]: 4 is not allowed: text: put it'
         ' in quotes, "4"'
     )
+
+
+def test_every_broken_rule_of_an_object_is_said_with_its_path() -> None:
+    limits = {"tke.cloud.tencent.com/qgpu-memory": "1.5", "tke.cloud.tencent.com/qgpu-core": 130}
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "resources": {"limits": limits}}]}}
+    spec = {"schedule": "@daily", "jobTemplate": {"spec": {"template": template}}}
+    sentence = refused({"kind": "CronJob", "metadata": {"name": "c"}, "spec": spec}).sentence()
+    path = "spec.jobTemplate.spec.template.spec.containers[0].resources.limits"
+    core, memory = (f'{path}["tke.cloud.tencent.com/qgpu-{name}"]' for name in ("core", "memory"))
+    assert sentence.startswith(f"CronJob default/c: {core}: 130 is not allowed: ")
+    assert f'; {memory}: "1.5" is not allowed: ' in sentence
+
+
+def test_an_object_with_very_many_broken_rules_says_how_many() -> None:
+    many = [{"name": f"c{at}", "resources": {"limits": {"aliyun.com/gpu-mem": "x"}}} for at in range(20)]
+    assert refused({**a_pod(), "spec": {"containers": many}}).allowed.endswith("; and 15 more")
 
 
 def test_two_of_one_name_are_refused() -> None:

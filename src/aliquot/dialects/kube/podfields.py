@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aliquot.dialects.kube.manifests import WORKLOADS
@@ -62,6 +62,13 @@ def wrong_metadata(pod: object) -> list[Invalid]:
     # The names of a workload's Pods are made here, in another way than its controller's.
     wrong = isinstance(name, str) and name and not metadata.get("ownerReferences") and not OBJECT_NAME.fullmatch(name)
     return [*([Invalid("metadata.name", name, OBJECT_NAME_ALLOWED)] if wrong else []), *unquoted(pod)]
+
+
+def with_slips(slips: Iterable[Invalid], broken: Iterable[Invalid]) -> tuple[Invalid, ...]:
+    """Both, but each field once: what breaks a rule because it is no text is said so."""
+    slips = tuple(slips)
+    fields = {slip.field for slip in slips}
+    return (*slips, *(problem for problem in broken if problem.field not in fields))
 
 
 def unquoted(pod: object) -> list[Invalid]:

@@ -10,11 +10,11 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aliquot.dialects.kube.manifests import WORKLOADS, expand, job_of
-from aliquot.dialects.kube.podfields import OBJECT_NAME, OBJECT_NAME_ALLOWED, unquoted
+from aliquot.dialects.kube.podfields import OBJECT_NAME, OBJECT_NAME_ALLOWED, unquoted, with_slips
 from aliquot.dialects.local.claims import parse_local_pod
 from aliquot.dialects.local.cron import ALLOWED, parse_schedule
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of
@@ -28,6 +28,7 @@ POD = "Pod"
 MOST_REPLICAS = 256  # of one workload: a Pod is at least two processes
 CRON_JOB = "CronJob"
 _MOST_OBJECTS = 256
+_MOST_SAID = 5  # invalid fields of an object
 _LONGEST_CRON_NAME = 52  # as in Kubernetes: the name of a Job has the time in it too
 _BACKOFF_LIMIT = 6
 _MOST_ENDED = 1000  # finished Pods of a Job: they stay in the list
@@ -74,7 +75,7 @@ class Amounts:
 
 
 def read_objects(objects: object, rules: Rules = DEFAULT_RULES) -> list[LocalObject] | Invalid:
-    """All objects, or the first invalid field. Never raises on any JSON."""
+    """All objects, or the invalid fields of the first that is not valid, in one. Never raises on any JSON."""
     if not isinstance(objects, list):
         return Invalid("objects", objects, "a list of Kubernetes objects")
     found: dict[tuple[str, str, str], LocalObject] = {}
@@ -120,12 +121,29 @@ def _read(manifest: dict[str, Any], kind: str, rules: Rules) -> LocalObject | In
     label = f"{kind} {namespace}/{name}"
     manifest = {**manifest, "metadata": {**metadata, "namespace": namespace}}
     notes = _checked(manifest, kind, rules)
-    if isinstance(notes, Invalid):
-        return Invalid(f"{label}: {notes.field}", notes.value, notes.allowed)
+    if isinstance(notes, tuple):
+        return _in_one(label, notes)
     return LocalObject(kind, namespace, name, manifest, tuple(notes))
 
 
-def _checked(manifest: dict[str, Any], kind: str, rules: Rules) -> list[str] | Invalid:
+Broken = tuple[Invalid, ...]  # the invalid fields of an object, at least one
+
+
+def _under(prefix: str, broken: Broken) -> Broken:
+    """The same fields, of the object around it."""
+    return tuple(replace(problem, field=prefix + problem.field) for problem in broken)
+
+
+def _in_one(label: str, broken: Broken) -> Invalid:
+    """The first, with the others in its sentence: the answer has one field, whose line is shown. `label`: whose."""
+    first, *others = broken
+    said = [problem.sentence() for problem in others[: _MOST_SAID - 1]]
+    more = len(others) - len(said)
+    allowed = "; ".join((first.allowed, *said, *([f"and {more} more"] if more else [])))
+    return replace(first, field=f"{label}: {first.field}", allowed=allowed)
+
+
+def _checked(manifest: dict[str, Any], kind: str, rules: Rules) -> list[str] | Broken:
     """The notes of a valid object."""
     if kind == POD:
         return _pod_notes(manifest, rules)
@@ -133,17 +151,16 @@ def _checked(manifest: dict[str, Any], kind: str, rules: Rules) -> list[str] | I
         return _checked_cron_job(manifest, rules)
     broken = _checked_amounts(manifest, kind)
     if broken is not None:
-        return broken
+        return (broken,)
     notes = _pod_notes(pod_of(manifest, "x" * 63), rules, "spec.template.spec")
-    if isinstance(notes, Invalid):
-        # An invalid field of the Pod is an invalid field of the template.
-        return Invalid(f"spec.template.{notes.field}", notes.value, notes.allowed)
+    if isinstance(notes, tuple):
+        return _under("spec.template.", notes)  # an invalid field of the Pod is one of the template
     spec = manifest["spec"]
     policy = spec["template"]["spec"].get("restartPolicy")
     if kind == "Job" and policy not in ("Never", "OnFailure"):
-        return Invalid("spec.template.spec.restartPolicy", policy, "Never or OnFailure in a Job")
+        return (Invalid("spec.template.spec.restartPolicy", policy, "Never or OnFailure in a Job"),)
     if kind != "Job" and policy not in (None, "Always"):
-        return Invalid("spec.template.spec.restartPolicy", policy, f"Always in a {kind}")
+        return (Invalid("spec.template.spec.restartPolicy", policy, f"Always in a {kind}"),)
     return notes + [text for field, text in _NOTES.items() if spec.get(field)]
 
 
@@ -151,26 +168,24 @@ _POLICIES = ("Allow", "Forbid", "Replace")
 _WHOLE_NUMBERS = ("successfulJobsHistoryLimit", "failedJobsHistoryLimit", "startingDeadlineSeconds")
 
 
-def _checked_cron_job(manifest: dict[str, Any], rules: Rules) -> list[str] | Invalid:
+def _checked_cron_job(manifest: dict[str, Any], rules: Rules) -> list[str] | Broken:
     job = job_of(manifest)
     if isinstance(job, Invalid):
-        return job
+        return (job,)
     spec, name = manifest["spec"], manifest["metadata"]["name"]
     if len(name) > _LONGEST_CRON_NAME:
-        return Invalid("metadata.name", name, f"at most {_LONGEST_CRON_NAME} characters")
+        return (Invalid("metadata.name", name, f"at most {_LONGEST_CRON_NAME} characters"),)
     if parse_schedule(spec.get("schedule")) is None:
-        return Invalid("spec.schedule", spec.get("schedule"), ALLOWED)
+        return (Invalid("spec.schedule", spec.get("schedule"), ALLOWED),)
     policy = spec.get("concurrencyPolicy")
     if policy is not None and policy not in _POLICIES:
-        return Invalid("spec.concurrencyPolicy", policy, ", ".join(_POLICIES))
+        return (Invalid("spec.concurrencyPolicy", policy, ", ".join(_POLICIES)),)
     for field in _WHOLE_NUMBERS:
         value = spec.get(field)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31):
-            return Invalid(f"spec.{field}", value, "a whole number, at least 0")
+            return (Invalid(f"spec.{field}", value, "a whole number, at least 0"),)
     notes = _checked(job, "Job", rules)
-    if isinstance(notes, Invalid):
-        return Invalid(f"spec.jobTemplate.{notes.field}", notes.value, notes.allowed)
-    return notes
+    return _under("spec.jobTemplate.", notes) if isinstance(notes, tuple) else notes
 
 
 def _checked_amounts(manifest: dict[str, Any], kind: str) -> Invalid | None:
@@ -189,14 +204,14 @@ def _checked_amounts(manifest: dict[str, Any], kind: str) -> Invalid | None:
     return None
 
 
-def _pod_notes(pod: dict[str, Any], rules: Rules, path: str = "spec") -> list[str] | Invalid:
+def _pod_notes(pod: dict[str, Any], rules: Rules, path: str = "spec") -> list[str] | Broken:
     plan = plan_of(pod)
     if isinstance(plan, Invalid):
-        return plan
+        return (plan,)
     claim = parse_local_pod(pod, rules)
-    slips = unquoted(pod)
-    if slips or isinstance(claim, tuple):
-        return [*slips, *(claim if isinstance(claim, tuple) else ())][0]
+    broken = with_slips(unquoted(pod), claim if isinstance(claim, tuple) else ())
+    if broken:
+        return broken
     with_cards = (
         frozenset(container.name for container in claim.containers) if isinstance(claim, Claim) else frozenset[str]()
     )

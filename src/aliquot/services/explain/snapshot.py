@@ -17,7 +17,7 @@ import numpy as np
 from aliquot import dialects
 from aliquot.dialects import Rules
 from aliquot.dialects.kube.conditions import node_refusals
-from aliquot.dialects.kube.podfields import wrong_metadata
+from aliquot.dialects.kube.podfields import with_slips, wrong_metadata
 from aliquot.dialects.kube.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.pods import read_pod
@@ -238,9 +238,7 @@ class Snapshot:
         created = bool(mapping(manifest.get("metadata")).get("uid"))
         claim = dialects.parse_pod(manifest, cluster.rules, created=created)
         if claim is not None and (slips := wrong_metadata(manifest)):
-            fields = {slip.field for slip in slips}
-            others = (broken for broken in (claim if isinstance(claim, tuple) else ()) if broken.field not in fields)
-            return Verdict(key, broken=(*slips, *others))
+            return Verdict(key, broken=with_slips(slips, claim if isinstance(claim, tuple) else ()))
         if isinstance(claim, Claim) and not created:
             claim = dialects.as_admitted(claim)
         if claim is None and (claims := self.claims.of(manifest, cluster.board.node, bool(cluster.reported.by_claims))):
