@@ -15,6 +15,7 @@
 
 #define PLACES 32       /* contexts that have blocks ahead; others have them made when they are needed */
 #define BLOCKS 64
+#define BLOCK_BYTES 1   /* of any size, a free should wait: tests/shim/on_card_captures.py shows whether the driver at hand does */
 #define ORIGINS 256     /* streams that capture at a time, of which we can tell when they end without a call for it */
 #define LEGACY     ((CUstream)1)
 #define PER_THREAD ((CUstream)2)
@@ -117,7 +118,7 @@ static int within(CUcontext context, int (*call)(CUdeviceptr *p), CUdeviceptr *p
     return result;
 }
 
-static int allocate(CUdeviceptr *p) { return ALQ_REAL(cuMemAlloc_v2)(p, 1); }
+static int allocate(CUdeviceptr *p) { return ALQ_REAL(cuMemAlloc_v2)(p, BLOCK_BYTES); }
 
 static int synchronize(CUdeviceptr *p)
 {
