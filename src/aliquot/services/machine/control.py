@@ -159,7 +159,6 @@ class ControlServer:
             client.expect_updates()
             await self._run(request, caller, client)
         elif name == "keep":
-            client.uncount()  # one per Pod, and the number of Pods is limited already
             await self._pod_api.serve_supervisor(request, caller, client)
         elif name == "status":
             client.send_line(await self._status())

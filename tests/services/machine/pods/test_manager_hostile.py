@@ -225,3 +225,53 @@ def test_log_folders_belong_to_pod_owners(rig: Rig) -> None:
     (found,) = rig.pods.pods.values()
     folder = Path(rig.pods.logs(found)).stat()
     assert (folder.st_uid, folder.st_mode & 0o777) == (ANNA, 0o700)
+
+
+class _Connection:
+    """A client that says nothing."""
+
+    def __init__(self) -> None:
+        self.closed, self.counted = asyncio.Event(), True
+
+    def send(self, answer: Json) -> None: ...
+
+    def uncount(self) -> None:
+        self.counted = False
+
+    def drop(self) -> None:
+        self.closed.set()
+
+    async def readline(self) -> bytes:
+        await self.closed.wait()
+        return b""
+
+
+def test_supervisor_has_one_connection_however_often_it_connects(rig: Rig) -> None:
+    """It runs as its Pod's user, who can take it over with a debugger: its connections are not counted."""
+
+    async def connect_often() -> None:
+        await rig.apply(ANNA, pod("p", container(command=["true"])))
+        ((uid, child),) = rig.supervisors.children.items()
+        caller = Caller(child.pid, ANNA, ANNA, processes.start_time(child.pid))
+        request = {"op": "keep", "uid": uid, "granted": True}
+        connections = [_Connection() for _ in range(20)]
+        served = []
+        for connection in connections:
+            served.append(asyncio.create_task(rig.api.serve_supervisor(request, caller, connection)))  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*served[:-1])
+        assert [connection.closed.is_set() for connection in connections] == [True] * 19 + [False]
+        assert not any(connection.counted for connection in connections)
+        assert uid in rig.pods._connections
+        connections[-1].drop()
+        await served[-1]
+        assert not rig.api._supervising
+        assert uid not in rig.pods._connections
+
+        stranger = _Connection()
+        with pytest.raises(RefusedError):
+            await rig.api.serve_supervisor(request, Caller(1, BERT, BERT, 1), stranger)  # type: ignore[arg-type]
+        assert stranger.counted
+
+    asyncio.run(connect_often())

@@ -58,6 +58,7 @@ class PodApi:
 
     def __init__(self, pods: PodManager, cron_jobs: CronJobs, rules: QgpuRules = QgpuRules.SEED) -> None:
         self._pods, self._cron_jobs, self._rules = pods, cron_jobs, rules
+        self._supervising: dict[str, Client] = {}  # connections of supervisors, by their Pod's uid
         self._storing = asyncio.Lock()  # between a check and the write, nothing else is written
         self.operations: dict[str, Operation] = {
             "apply": self._apply,
@@ -309,8 +310,23 @@ class PodApi:
     # --- supervisors -------------------------------------------------------------------------------------------
 
     async def serve_supervisor(self, request: dict[str, Any], caller: Caller, client: Client) -> None:
-        """Until its connection closes."""
+        """Until its connection closes. A supervisor runs as its Pod's user, who may have taken it over: it has one
+        connection, the newest. That does not count among the user's: the number of Pods is limited already."""
         send = client.send
+        uid = self._pods.check_supervisor(request, caller)
+        former, self._supervising[uid] = self._supervising.get(uid), client
+        if former is not None:
+            former.drop()
+        client.uncount()
+        try:
+            await self._listen_to_supervisor(request, caller, client, send)
+        finally:
+            if self._supervising.get(uid) is client:
+                del self._supervising[uid]
+
+    async def _listen_to_supervisor(
+        self, request: dict[str, Any], caller: Caller, client: Client, send: Send
+    ) -> None:
         pod, entry = await self._pods.connect_supervisor(request, caller, send)
         try:
             while line := await client.readline():

@@ -256,13 +256,18 @@ class PodManager(PodRecords):
 
     # --- supervisors -------------------------------------------------------------------------------------------
 
+    def check_supervisor(self, request: Mapping[str, Any], caller: Caller) -> str:
+        """The uid of the caller's Pod. Raises RefusedError if it has none."""
+        pod = self.pods.get(str(request.get("uid")))
+        if pod is None or pod.supervisor != (caller.pid, caller.started):
+            raise RefusedError("denied", text="this process is not the supervisor of any Pod here")
+        return pod.uid
+
     async def connect_supervisor(
         self, request: Mapping[str, Any], caller: Caller, send: Send
     ) -> tuple[LocalPod, QueuedRequest | None]:
         """A supervisor has connected. Raises RefusedError if its Pod is gone or has another one: it ends then."""
-        pod = self.pods.get(str(request.get("uid")))
-        if pod is None or pod.supervisor != (caller.pid, caller.started):
-            raise RefusedError("denied", text="this process is not the supervisor of any Pod here")
+        pod = self.pods[self.check_supervisor(request, caller)]
         self._connections[pod.uid] = send
         wants_grant = pod.ending is None and request.get("granted") is not True
         if wants_grant:
