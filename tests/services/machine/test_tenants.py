@@ -389,3 +389,19 @@ def test_restore_survives_broken_tenant_folder(rig: Rig) -> None:
     assert broken in rig.machine.tenancies
     assert broken not in rig.arbiter.tenants  # beyond control, but its card is not given to others
     assert rig.booked() == 6144
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
+def test_runs_of_one_user_leave_room_for_others(rig: Rig) -> None:
+    """Each takes files of the daemon, and a run can ask for 1 MiB."""
+    rig.machine.admission._most_runs = 16
+    root = rig.process()
+    for user, most in ((70001, 4), (70002, 4), (70003, 4)):
+        callers = [replace(rig.process(), uid=user) for _ in range(most + 1)]
+        for caller in callers[:-1]:
+            rig.submit(caller, memory_mib=1)
+        with pytest.raises(RefusedError) as refused:
+            rig.submit(callers[-1], memory_mib=1)
+        assert "too many runs" in refused.value.details["text"]
+    rig.submit(replace(rig.process(), uid=70004), memory_mib=1)
+    rig.submit(root, memory_mib=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import socket
 from collections import Counter
 from typing import Any
@@ -18,6 +19,7 @@ from aliquot.services.daemon.control import Caller, RefusedError
 
 CONNECTIONS = 1024  # of all users together; root and the daemon's owner have as many once more
 CONNECTIONS_OF_ONE = 256
+_FILES = 1 << 20
 PIECE = 1 << 14  # bytes that are read at once
 _UNFINISHED, _UNFINISHED_OF_ONE = 16 << 20, 4 << 20  # bytes of lines that have not arrived as a whole
 _UNREAD, _UNREAD_OF_ONE = 64 << 20, 8 << 20  # bytes of answers that clients have not read
@@ -28,27 +30,38 @@ _BETWEEN_UPDATES, _LONGEST_BETWEEN = 0.25, 8.0  # seconds; the longest for a cli
 _KERNEL_BUFFER = 1 << 14  # bytes of updates that the kernel keeps for a client that waits
 
 
+def most_files() -> int:
+    """How many files this process may have open; daemons raise their limit to that when they start."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
+
+
 class FairShare:
-    """So much for all users: `of_one` at most for each, and never more than is free."""
+    """So much for all users: `of_one` at most for each, and never more than is free. Where there are no users, Pods
+    stand for them, by name."""
 
     def __init__(self, total: int, of_one: int) -> None:
         self._total, self._of_one = total, of_one
-        self._held: Counter[int] = Counter()
+        self._held: Counter[int | str] = Counter()
         self._used = 0  # by all but the privileged
 
-    def take(self, uid: int, amount: int = 1) -> bool:
+    def take(self, uid: int | str, amount: int = 1) -> bool:
         """False: there is no room for this user."""
         if self._held[uid] + amount > self.limit(uid):
             return False
-        self._held[uid] += amount
-        self._used += 0 if _is_privileged(uid) else amount
+        self.hold(uid, amount)
         return True
 
-    def limit(self, uid: int) -> int:
+    def hold(self, uid: int | str, amount: int = 1) -> None:
+        """It was taken before, whatever the limits were."""
+        self._held[uid] += amount
+        self._used += 0 if _is_privileged(uid) else amount
+
+    def limit(self, uid: int | str) -> int:
         """How much the user may have in all now."""
         return self._total if _is_privileged(uid) else min(self._of_one, self._total - self._used)
 
-    def give_back(self, uid: int, amount: int = 1) -> None:
+    def give_back(self, uid: int | str, amount: int = 1) -> None:
         """It was taken before."""
         self._held[uid] -= amount
         self._used -= 0 if _is_privileged(uid) else amount
@@ -56,7 +69,7 @@ class FairShare:
             del self._held[uid]
 
 
-def _is_privileged(uid: int) -> bool:
+def _is_privileged(uid: int | str) -> bool:
     return uid in (0, os.geteuid())
 
 

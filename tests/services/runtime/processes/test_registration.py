@@ -9,6 +9,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,31 @@ def test_groups_that_the_driver_refuses_are_logged_once_a_second_per_tenant(
     ((key, fields),) = logged(caplog)
     assert (key, fields["tenant"], fields["card"]) == ("channel_group_not_controllable", "the bad", "unknown")
     assert len(process.groups._probed) <= 256, "what the driver said of them fills no memory"
+
+
+def test_processes_of_a_tenant_and_of_a_user_leave_files_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a connection and a pidfd; a tenant can fork as often as its user may."""
+    monkeypatch.setattr(registration, "most_files", lambda: 16 * 20)
+    monkeypatch.setattr(registration, "_MOST_PROCESSES", 15)
+    pids = iter(range(1, 1000))
+    monkeypatch.setattr(link, "peer", lambda connection: (next(pids), 70001))
+    house = House(tmp_path)
+    try:
+        bad, worse, good = house.tenant("bad"), house.tenant("worse"), house.tenant("good")
+        for tenancy, user in ((bad, 70001), (worse, 70001), (good, 70002)):
+            tenancy.tenant = replace(tenancy.tenant, uid=user)
+            for _ in range(30):
+                house.connect(tenancy)
+        house.turns(200)
+        assert len(bad.processes) + len(worse.processes) == 20
+        assert len(good.processes) == 15
+        kept = len(worse.processes)
+        for process in list(bad.processes):
+            house.registrar._disconnect(bad, process)
+        house.connect(worse)
+        house.turns(10)
+        assert len(worse.processes) == kept + 1
+    finally:
+        house.end()

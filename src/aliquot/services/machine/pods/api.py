@@ -324,9 +324,7 @@ class PodApi:
             if self._supervising.get(uid) is client:
                 del self._supervising[uid]
 
-    async def _listen_to_supervisor(
-        self, request: dict[str, Any], caller: Caller, client: Client, send: Send
-    ) -> None:
+    async def _listen_to_supervisor(self, request: dict[str, Any], caller: Caller, client: Client, send: Send) -> None:
         pod, entry = await self._pods.connect_supervisor(request, caller, send)
         try:
             while line := await client.readline():

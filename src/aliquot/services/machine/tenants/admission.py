@@ -24,6 +24,7 @@ from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.model.tenancy import Tenancy, shares_of
 from aliquot.placement.book import occupant_of
+from aliquot.services.daemon.connections import FairShare, most_files
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
 from aliquot.services.machine.requests import RunRequest, never_fits
@@ -31,6 +32,7 @@ from aliquot.services.machine.tenants.registry import Registry
 from aliquot.services.machine.tenants.runfiles import RunNames, make_folder, new_id, new_log, remove_log
 
 _LOG = logging.getLogger("aliquot.tenants")
+_MOST_RUNS = 2048  # at once, also where the daemon may have any number of files
 
 
 class GrantListener(Protocol):
@@ -59,6 +61,7 @@ class Admission:
         self._watch = watch  # arranges that the end of the root process is noticed
         self._environment = environment  # of the tenant's processes
         self._names = RunNames(registry.home, registry.store)
+        self._most_runs = min(_MOST_RUNS, most_files() // 16)  # of all users but root
         self._room_is_new = False  # nobody in the queue was offered it yet
         self._admitting = False
         # With an event loop (control.py) both are done a little later, once for all changes, and in small steps.
@@ -70,6 +73,7 @@ class Admission:
         broken = never_fits(request, [node.cards for node in self._nodes()])
         if broken is not None:
             raise invalid(broken)
+        self._check_share(caller.uid)
         if request.group:
             self._registry.group_members.may_join(request.group, request.app_class, caller.uid)
         started, home = self._start_time(caller), self._registry.home
@@ -228,6 +232,21 @@ class Admission:
         if os.geteuid() not in (0, caller.uid):
             raise RefusedError(
                 "denied", text=f"this daemon runs as {user_name(os.geteuid())} and serves only that user"
+            )
+
+    def _check_share(self, user: int) -> None:
+        """Raises RefusedError: each run takes files of the daemon, which others need too."""
+        share = FairShare(self._most_runs, self._most_runs // 4)
+        for tenancy in self._registry.tenancies.values():
+            if tenancy.user is not None:
+                share.hold(tenancy.user)
+        for entry in self._queue:
+            share.hold(entry.uid)
+        if not share.take(user):
+            raise RefusedError(
+                "failed",
+                text=f"this user has too many runs at once: {share.limit(user)} are allowed now. Wait until some end, "
+                "or stop some",
             )
 
     def _name(self, request: RunRequest) -> str:

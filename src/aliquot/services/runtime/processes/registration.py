@@ -22,9 +22,10 @@ from typing import Protocol
 
 from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, MoverHello, Wake
-from aliquot.adapters.gpu.page import Page
+from aliquot.adapters.gpu.page import SLOTS, Page
 from aliquot.adapters.host.peers import has_ended
 from aliquot.model.tenant import Level, Tenant
+from aliquot.services.daemon.connections import FairShare, most_files
 from aliquot.services.runtime.processes.channelgroups import ChannelGroups, Placement
 from aliquot.services.runtime.processes.contexts import Context
 
@@ -33,6 +34,7 @@ _MOST_MESSAGES = 500  # of one process in a second; an honest one sends a few
 _MOST_PENDING = 256  # groups of one tenant's processes whose registration is not complete: each is an open file
 _MOST_RECEIVED = 2000  # messages of one tenant in a second
 _MOST_ACCEPTED = 100  # connections of one tenant in a second; an honest process makes one in its life
+_MOST_PROCESSES = 2 * SLOTS  # of one tenant: a page has a slot for each, and each may have a connection for the mover
 _LOG_EVERY = 1.0  # seconds between two logged faults of a tenant: it can provoke as many as it likes
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -104,6 +106,7 @@ class Registrar:
         self._controlled: set[str] = set()  # cards on which the driver let us control some context
         self._refused: set[str] = set()  # cards on which it refused that for some
         self._muted: set[Tenancy] = set()  # not read until the next second
+        self._connections = FairShare(most_files() // 4, most_files() // 16)  # each is two files
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -236,6 +239,11 @@ class Registrar:
             return
         for silent in [other for other in tenancy.processes if other.pid == pid and other.slot is None]:
             self._disconnect(tenancy, silent)  # a process has one connection, and at most one more for the mover
+        if len(tenancy.processes) >= _MOST_PROCESSES or not self._connections.take(_owner(tenancy)):
+            log_fault(tenancy, "process_refused", pid=pid, why="there are too many of its tenant or user")
+            connection.close()
+            os.close(pidfd)
+            return
         groups = ChannelGroups(simulated=self._simulated, log_fault=partial(log_fault, tenancy))
         process = Process(tenancy.tenant.id, pid, connection, pidfd, groups)
         tenancy.processes.add(process)
@@ -321,6 +329,7 @@ class Registrar:
         if self.hand_over is None:
             raise LinkError("there is no mover here")
         tenancy.processes.discard(process)
+        self._connections.give_back(_owner(tenancy))
         self._unwatch(process.connection)
         self._unwatch(process.pidfd)
         os.close(process.pidfd)
@@ -374,6 +383,7 @@ class Registrar:
         if process not in tenancy.processes:
             return
         tenancy.processes.discard(process)
+        self._connections.give_back(_owner(tenancy))
         self._unwatch(process.connection)
         self._unwatch(process.pidfd)
         process.connection.close()
@@ -390,6 +400,12 @@ def log_fault(tenancy: Tenancy, key: str, **fields: object) -> None:
     if now - tenancy.last_logged >= _LOG_EVERY:
         tenancy.last_logged = now
         log.warning(key, extra={"data": {"tenant": tenancy.tenant.name, **fields}})
+
+
+def _owner(tenancy: Tenancy) -> int | str:
+    """Whose processes they are: a user's, over all their runs, or one Pod's."""
+    tenant = tenancy.tenant
+    return tenant.id if tenant.uid is None else tenant.uid
 
 
 def context_name(process: Process) -> str:
