@@ -61,6 +61,7 @@ def test_any_json_has_fields_and_texts(value: Any) -> None:
     for kind in ("Pod", "Deployment", "CronJob"):
         unknown_fields_of({"kind": kind, "spec": value})
     unknown_fields_of(value)
+    assert unknown_fields_of({"kind": []}) == []
     assert unquoted(value) is not None
     assert unquoted({"metadata": {"labels": value}}) is not None
 

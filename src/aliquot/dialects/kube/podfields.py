@@ -46,7 +46,7 @@ def unknown_fields(spec: Mapping[str, Any], path: str = "spec") -> list[str]:
 def unknown_fields_of(manifest: object) -> list[str]:
     """The same for a Pod, or for the template of a workload; none for other objects."""
     kind = mapping(manifest).get("kind")
-    if kind != "Pod" and kind not in WORKLOADS:
+    if not isinstance(kind, str) or (kind != "Pod" and kind not in WORKLOADS):
         return []
     path = {"Pod": "spec", "CronJob": "spec.jobTemplate.spec.template.spec"}.get(kind, "spec.template.spec")
     spec = manifest
