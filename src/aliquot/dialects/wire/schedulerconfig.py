@@ -23,6 +23,11 @@ SCHEDULER_NAME = "aliquot-scheduler"
 SERVER_NAME = "aliquot-scheduler"  # in the certificate of the extender, whatever its address
 T9K_SCHEDULER_NAME = "t9k-scheduler"
 DEFAULT_SCHEDULER_NAME = "default-scheduler"
+_OWN_NAMES = {
+    t9k.DIALECT: T9K_SCHEDULER_NAME,
+    hami.DIALECT: hami.SCHEDULER_NAME,
+    kai.DIALECT: kai.SCHEDULER_NAME,
+}
 # Not the name of our own Lease, which elects the extender that binds.
 SECOND_LEASE = "aliquot-kube-scheduler"
 
@@ -68,17 +73,18 @@ class KubeSchedulerSettings:
     def scheduler_names(self) -> tuple[str, ...]:
         """The schedulerNames to serve; the manifests of T9k, HAMi and KAI use their own."""
         first = SCHEDULER_NAME if self.second else DEFAULT_SCHEDULER_NAME
-        own = {
-            t9k.DIALECT: T9K_SCHEDULER_NAME,
-            hami.DIALECT: hami.SCHEDULER_NAME,
-            kai.DIALECT: kai.SCHEDULER_NAME,
-        }
-        return (first, *(name for dialect, name in own.items() if dialect in self.dialects))
+        return (first, *(name for dialect, name in _OWN_NAMES.items() if dialect in self.dialects))
 
     @property
     def resources(self) -> tuple[str, ...]:
         """The resources whose Pods kube-scheduler sends to us."""
         return tuple(name for dialect in self.dialects for name in DIALECTS[dialect])
+
+
+def known_schedulers(served: frozenset[str]) -> tuple[str, ...]:
+    """The schedulerNames of our configurations, in place or second, where these dialects are served."""
+    own = (name for dialect, name in _OWN_NAMES.items() if dialect in served)
+    return (DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, *own)
 
 
 def is_managed(pod: PodObject, served: frozenset[str]) -> bool:

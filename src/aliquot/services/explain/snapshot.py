@@ -23,6 +23,7 @@ from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.pods import read_pod
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, pod_view, read_object
 from aliquot.dialects.wire.otherplugins import hand_out, read_slices, share_command
+from aliquot.dialects.wire.schedulerconfig import known_schedulers
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.group import Shortfall
@@ -272,7 +273,8 @@ class Snapshot:
                 self._book(replace(claim, uid=self._new_uid(claim)), grant)
             self._there().add(grant.node, terms)
         preemption = self._who_goes(claim, spec, rows, refusals) if grant is None and who_goes else None
-        return Verdict(key, claim, grant, refusals=refusals, preemption=preemption)
+        remark = _other_scheduler(spec, cluster.rules.served)
+        return Verdict(key, claim, grant, refusals=refusals, preemption=preemption, remark=remark)
 
     def _open_rows(self, manifest: Json, gate: _Gate, terms: PodTerms) -> tuple[Ints, tuple[Refusal, ...]]:
         """The rows that kube-scheduler lets the Pod on, and what keeps it from others because of the Pods there."""
@@ -402,6 +404,14 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     snapshot.add_nodes(kinds.get("Node", []))
     snapshot.add_pods(kinds.get("Pod", []))
     return snapshot
+
+
+def _other_scheduler(spec: Mapping[str, Any], served: frozenset[str]) -> str | None:
+    """What must hold for a Pod that names a scheduler of which our configurations say nothing."""
+    name = spec.get("schedulerName")
+    if not isinstance(name, str) or not name or name in known_schedulers(served):
+        return None
+    return f"only if scheduler {name} asks aliquot: its configuration must have our extender"
 
 
 def _priority(spec: Mapping[str, Any]) -> int | None:
