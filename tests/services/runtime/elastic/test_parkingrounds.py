@@ -152,7 +152,7 @@ def test_allocation_is_not_refused_before_others_can_have_connected(rig: Rig) ->
 def test_park_by_hand_is_not_forgotten_where_the_tenant_is_not_to_be_asked_yet(rig: Rig) -> None:
     rig.rounds(0.2)
     assert rig.parking.request("sleeper", leave=True) is None
-    rig.parking._seen["sleeper", CARD].retry_at = rig.now + 2  # a try of a round before failed meanwhile
+    rig.parking._sightings.seen["sleeper", CARD].retry_at = rig.now + 2  # a try of a round before failed meanwhile
     rig.rounds(1)
     assert rig.order[0] == Order.STAY
     rig.rounds(2)
