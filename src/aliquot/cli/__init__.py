@@ -6,4 +6,5 @@ pods      manifests on one machine: apply, get, describe, delete, logs
 cluster   programs and tools of a cluster: scheduler, agent, explain, doctor, kubectl plugins
 install   install, upgrade, uninstall
 demo      the two-minute demonstration
+options   options that several commands share
 """

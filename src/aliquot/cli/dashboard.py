@@ -12,7 +12,7 @@ import click
 from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.cli.client import ask
 from aliquot.cli.errors import InputError
-from aliquot.cli.kubectloptions import kubectl_options, reach
+from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.services.doctor.locate import default_location, find_scheduler
 
 _NONE = (

@@ -12,8 +12,8 @@ import yaml
 
 from aliquot.adapters.kubernetes.kube import Server
 from aliquot.cli.cluster.scheduler import scheduler
-from aliquot.cli.cluster.webhookoptions import scheduler_names
 from aliquot.cli.errors import InputError
+from aliquot.cli.options.webhook import scheduler_names
 from aliquot.dialects import MemoryUnit, QgpuRules
 from aliquot.services.dashboard.access import Listen
 from aliquot.services.scheduler.ports.verbstls import VerbsTls

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from aliquot.cli import elasticoptions
-from aliquot.cli.elasticoptions import check_host_pool
 from aliquot.cli.errors import InputError
+from aliquot.cli.options import elastic
+from aliquot.cli.options.elastic import check_host_pool
 from kit.machine import FOREVER, Machine, paper
 
 
@@ -71,8 +71,8 @@ def test_pool_larger_than_the_machine_is_refused(daemon: Machine) -> None:
 
 
 def test_pool_larger_than_its_tmpfs_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elasticoptions, "pool_room_mib", lambda: 64)
-    monkeypatch.setattr(elasticoptions, "host_memory_mib", lambda: 4096)
+    monkeypatch.setattr(elastic, "pool_room_mib", lambda: 64)
+    monkeypatch.setattr(elastic, "host_memory_mib", lambda: 4096)
     with pytest.raises(
         InputError, match=r"--host-pool: 1 GiB is not allowed: at most 64 MiB, .*remount.*mount the host's"
     ):

@@ -12,13 +12,13 @@ import click
 
 from aliquot.adapters.host.home import SYSTEM_STATE, Home
 from aliquot.cli.client import Delay
-from aliquot.cli.cluster.dialectoption import HELP as DIALECTS_HELP
-from aliquot.cli.cluster.dialectoption import parse_dialects
-from aliquot.cli.cluster.nodeoptions import node_name, nodename_option, run_dir_option
-from aliquot.cli.controloptions import control_mode, control_option
-from aliquot.cli.elasticoptions import Factor, HostPool, check_host_pool
-from aliquot.cli.enforcement import check_enforcement, enforce_options, kill_after
 from aliquot.cli.errors import InputError
+from aliquot.cli.options.control import control_mode, control_option
+from aliquot.cli.options.dialects import HELP as DIALECTS_HELP
+from aliquot.cli.options.dialects import parse_dialects
+from aliquot.cli.options.elastic import Factor, HostPool, check_host_pool
+from aliquot.cli.options.enforcement import check_enforcement, enforce_options, kill_after
+from aliquot.cli.options.node import node_name, nodename_option, run_dir_option
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
 from aliquot.model.tenant import AUTO
 

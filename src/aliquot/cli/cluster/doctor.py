@@ -20,7 +20,7 @@ import aliquot
 from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble
 from aliquot.cli.cluster.objects import hands_out_claims
 from aliquot.cli.errors import InputError
-from aliquot.cli.kubectloptions import kubectl_options
+from aliquot.cli.options.kubectl import kubectl_options
 from aliquot.cli.tables import printable
 from aliquot.services.doctor.findings import Finding, Json, Level, grouped, ok, part
 from aliquot.services.doctor.locate import SchedulerLocation, default_location, find_scheduler

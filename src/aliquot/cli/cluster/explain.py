@@ -10,7 +10,7 @@ import click
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.cli.errors import InputError
-from aliquot.cli.kubectloptions import kubectl_options, reach
+from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
 from aliquot.placement import POLICY_NAMES
 from aliquot.wording.amounts import in_units, memory, percent

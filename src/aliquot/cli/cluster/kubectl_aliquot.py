@@ -11,7 +11,7 @@ import click
 from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.cli.cluster.objects import cluster_objects
 from aliquot.cli.errors import InputError, run_and_exit
-from aliquot.cli.kubectloptions import kubectl_options, reach
+from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable, table
 from aliquot.wording.amounts import duration, in_units
 

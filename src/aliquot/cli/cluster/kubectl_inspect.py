@@ -19,7 +19,7 @@ import click
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
 from aliquot.cli.errors import InputError, run_and_exit
-from aliquot.cli.kubectloptions import kubectl_options
+from aliquot.cli.options.kubectl import kubectl_options
 from aliquot.cli.tables import printable
 
 if TYPE_CHECKING:

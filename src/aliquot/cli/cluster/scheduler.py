@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aliquot.cli.cluster.dialectoption import HELP as DIALECTS_HELP
-from aliquot.cli.cluster.dialectoption import parse_dialects
-from aliquot.cli.cluster.webhookoptions import webhook_settings
-from aliquot.cli.dashboardoptions import parse_listen
 from aliquot.cli.errors import InputError
+from aliquot.cli.options.dashboard import parse_listen
+from aliquot.cli.options.dialects import HELP as DIALECTS_HELP
+from aliquot.cli.options.dialects import parse_dialects
+from aliquot.cli.options.webhook import webhook_settings
 from aliquot.placement import POLICY_NAMES
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import click
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.cli.errors import InputError
-from aliquot.cli.kubectloptions import kubectl_options, reach
+from aliquot.cli.options.kubectl import kubectl_options, reach
 
 if TYPE_CHECKING:
     from aliquot.dialects.wire.schedulerconfig import KubeSchedulerSettings

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from aliquot.adapters.host.home import Home
-from aliquot.cli.cluster.nodeoptions import node_name, nodename_option, run_dir_option
 from aliquot.cli.errors import InputError
+from aliquot.cli.options.node import node_name, nodename_option, run_dir_option
 from aliquot.cli.simulated import parse_simulation
 
 

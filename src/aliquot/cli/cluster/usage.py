@@ -12,7 +12,7 @@ import msgspec
 
 from aliquot.adapters.kubernetes.kubectl import PODS, Kubectl, KubectlError
 from aliquot.cli.errors import InputError
-from aliquot.cli.kubectloptions import kubectl_options, reach
+from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.usagerows import render, usage_options
 from aliquot.model.status.usage import UsageReport
 

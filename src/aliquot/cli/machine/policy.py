@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from aliquot.cli.client import Delay, ask
-from aliquot.cli.elasticoptions import Factor
 from aliquot.cli.machine.up import POLICY_CHOICES
+from aliquot.cli.options.elastic import Factor
 from aliquot.model.device import LEAST_FACTOR
 from aliquot.wording.amounts import release_delay as delay_text
 

@@ -16,11 +16,11 @@ import click
 from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own_home
 from aliquot.cli.amounts import AmountError, Cards, parse_memory
 from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
-from aliquot.cli.controloptions import control_mode, control_option
-from aliquot.cli.dashboardoptions import parse_listen
-from aliquot.cli.elasticoptions import HostPool, check_host_pool
-from aliquot.cli.enforcement import check_enforcement, enforce_options, kill_after
 from aliquot.cli.errors import InputError
+from aliquot.cli.options.control import control_mode, control_option
+from aliquot.cli.options.dashboard import parse_listen
+from aliquot.cli.options.elastic import HostPool, check_host_pool
+from aliquot.cli.options.enforcement import check_enforcement, enforce_options, kill_after
 from aliquot.cli.simulated import or_no_player, parse_simulation, with_stand_ins
 from aliquot.wording.amounts import memory
 

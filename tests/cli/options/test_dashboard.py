@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.cli.dashboardoptions import parse_listen
 from aliquot.cli.errors import InputError
+from aliquot.cli.options.dashboard import parse_listen
 from aliquot.services.dashboard.access import Listen
 
 
