@@ -146,3 +146,39 @@ def test_thirty_minutes_of_churn_with_restarts_and_kills_add_up_to_the_wall_time
     assert kills > 5
     assert by["unknown"] <= 10.0 * kills + 1e-6
     assert by[""] > 100
+
+
+def test_user_who_starts_any_number_of_runs_gets_few_rows_and_pays_for_all_of_them() -> None:
+    """Each name is a row on the disk, a counter in memory and a line of the metrics; rows of others would make room."""
+    bill, wall = Bill("boot", 10.0, {}), 10.0 * HOUR
+    good = Payer("", "", "good", "", "normal", 1)
+
+    def spend(at: float, *payers: Payer) -> None:
+        tenants = {str(number): Spent(gpu=1.0) for number in range(len(payers))}
+        bill.add(CARD, Stretch(at, at + 1, tenants=tenants), {str(n): one for n, one in enumerate(payers)}, wall)
+
+    for number in range(5000):
+        run = Payer("", f"namespace-{number}", f"run-{number}", "", ("normal", "offline")[number % 2], 70001)
+        spend(float(number), run, good)
+    assert len(bill.counters) < 300
+    assert len(bill.checkpoint(wall).rows) < 300
+    paid = [spent.gpu for (_, payer), spent in bill.counters.items() if payer.user == 70001]
+    assert sum(paid) == approx(5000)
+    assert bill.counters[CARD, good].gpu == approx(5000)
+    spend(5000.0, Payer("", "", "late", "", "normal", 2))
+    assert (CARD, Payer("", "", "late", "", "normal", 2)) in bill.counters, "others have names as before"
+
+    wall += 2 * HOUR
+    bill.checkpoint(wall)
+    spend(6000.0, Payer("", "", "next-day", "", "normal", 70001))
+    assert (CARD, Payer("", "", "next-day", "", "normal", 70001)) in bill.counters
+    assert len(bill._names) < 5
+
+
+def test_pods_of_one_namespace_leave_rows_for_others() -> None:
+    bill = Bill("boot", 10.0, {(CARD): Mark("boot", 0.0, 0.0, True)})
+    for number in range(1000):
+        one = {"t": Payer("", "ml", f"p-{number}", "main", "normal", None), "u": payer("x")._replace(namespace="b")}
+        bill.add(CARD, Stretch(float(number), number + 1.0, tenants={"t": Spent(gpu=0.5), "u": Spent()}), one, 1000.0)
+    assert len([key for key in bill.counters if key[1].namespace == "ml"]) < 300
+    assert (CARD, payer("x")._replace(namespace="b")) in bill.counters

@@ -7,12 +7,25 @@ and neither loses nor invents any.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from aliquot.model.usage import IDLE, UNKNOWN, UNMEASURED, Mark, Payer, Spent, Stretch, UsageRow
+from aliquot.model.usage import (
+    IDLE,
+    UNKNOWN,
+    UNMEASURED,
+    Mark,
+    Payer,
+    Spent,
+    Stretch,
+    UsageRow,
+    as_others,
+    owner_of,
+)
 
 HOUR = 3600
+MOST_NAMES = 200  # of one owner's tenants in an hour that are told apart: each is a row, and a line of the metrics
 FORGET = 3600.0  # seconds after which the counters of a payer that is gone are no longer shown
 
 Key = tuple[str, Payer]  # card, payer
@@ -86,6 +99,10 @@ class Bill:
     seen: dict[Key, float] = field(default_factory=dict)  # when a counter last grew, seconds since 1970
     _pending: dict[tuple[int, str, Payer], Spent] = field(default_factory=dict)
     _until: dict[str, tuple[float, float]] = field(default_factory=dict)  # by card: monotonic, wall
+    _names: Counter[int | str] = field(default_factory=Counter)  # counters by owner
+
+    def __post_init__(self) -> None:
+        self._names.update(owner_of(payer) for _, payer in self.counters)
 
     def add(self, uuid: str, stretch: Stretch, payers: Mapping[str, Payer], wall: float) -> None:
         """`payers` by tenant id; `wall` is the time of the stretch's end."""
@@ -94,7 +111,13 @@ class Bill:
         self._until[uuid] = (stretch.ended, wall)
         self._spend(uuid, IDLE, Spent(gpu=stretch.idle), wall)
         for tenant, spent in stretch.tenants.items():
-            self._spend(uuid, payers.get(tenant, UNKNOWN), spent, wall)
+            self._spend(uuid, self._bounded(uuid, payers.get(tenant, UNKNOWN)), spent, wall)
+
+    def _bounded(self, uuid: str, payer: Payer) -> Payer:
+        """The payer; or the rest of its owner's, if those that were seen in the last hour are too many."""
+        if payer.kind or (uuid, payer) in self.counters or self._names[owner_of(payer)] < MOST_NAMES:
+            return payer
+        return as_others(payer)
 
     def _close_gap(self, uuid: str, stretch: Stretch, wall: float) -> None:
         """The time since the last daemon's mark. A daemon that was killed had measured up to an interval of it."""
@@ -112,6 +135,8 @@ class Bill:
     def _spend(self, uuid: str, payer: Payer, spent: Spent, wall: float) -> None:
         key = (int(wall // HOUR) * HOUR, uuid, payer)
         self._pending.setdefault(key, Spent()).add(spent)
+        if (uuid, payer) not in self.counters:
+            self._names[owner_of(payer)] += 1
         self.counters.setdefault((uuid, payer), Spent()).add(spent)
         self.seen[uuid, payer] = wall
 
@@ -123,6 +148,8 @@ class Bill:
         gone = [key for key, seen in self.seen.items() if seen < wall - FORGET and not key[1].kind]
         for key in gone:
             del self.seen[key], self.counters[key]
+            self._names[owner_of(key[1])] -= 1
+        self._names += Counter()  # forgets those with none
         return Checkpoint(rows, marks, wall - FORGET)
 
     def failed(self, checkpoint: Checkpoint) -> None:

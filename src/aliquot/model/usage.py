@@ -36,6 +36,19 @@ class Payer(NamedTuple):
     user: int | None = None
 
 
+OTHERS = "(others)"  # stands for the names of a user's or namespace's tenants that are not told apart
+
+
+def owner_of(payer: Payer) -> int | str:
+    """Whose tenant it is: a user's, whatever namespaces they made up, or where there are no users a namespace's."""
+    return payer.namespace if payer.user is None else payer.user
+
+
+def as_others(payer: Payer) -> Payer:
+    """On the bill of the same owner and class, without a name."""
+    return payer._replace(name=OTHERS, container="", namespace=payer.namespace if payer.user is None else "")
+
+
 IDLE = Payer("idle")  # no tenant had the card
 UNKNOWN = Payer("unknown")  # a daemon measured it and was killed before it wrote that down
 UNMEASURED = Payer("unmeasured")  # no daemon ran

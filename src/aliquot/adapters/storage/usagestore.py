@@ -10,11 +10,11 @@ from typing import Any
 
 from aliquot.adapters.storage.database import STRICT, Database
 from aliquot.adapters.storage.writer import Writer
-from aliquot.model.usage import Mark, Payer, Spent, UsageRow
+from aliquot.model.usage import OTHERS, Mark, Payer, Spent, UsageRow
 
 _APPLICATION = 0x416C7155  # "AlqU"
 _DAY = 86400
-MOST_ROWS = 500_000  # the oldest hours are dropped before there are more: some 100 MB
+MOST_ROWS = 500_000  # some 100 MB
 
 _PAYER = ("kind", "namespace", "name", "container", "class", "user")
 _SPENT = ("gpu", "preempted", "waiting", "booked", "used")
@@ -77,6 +77,21 @@ def _upsert(table: str, before: tuple[str, ...], after: tuple[str, ...] = ()) ->
 _ADD_HOUR = _upsert("hours", ("hour", "uuid"))
 _ADD_COUNTER = _upsert("counters", ("uuid",), ("seen",))
 
+# A user's rows, or where there are no users a namespace's (model/usage.py: owner_of), that still have names.
+_OWN = f"CASE WHEN user = {_NO_USER} THEN namespace ELSE '' END"
+_NAMED = "kind = '' AND name != ?"
+_LARGEST = f"SELECT user, {_OWN} FROM hours WHERE {_NAMED} GROUP BY 1, 2 ORDER BY COUNT(*) DESC LIMIT 1"  # noqa: S608
+_OF_OWNER = f"{_NAMED} AND user = ? AND {_OWN} = ?"
+_FOLD = f"""
+    INSERT INTO hours (hour, uuid, {", ".join(_COLUMNS)})
+    SELECT hour, uuid, '', {_OWN}, ?, '', class, user, {", ".join(f"SUM({name})" for name in _SPENT)}
+    FROM hours WHERE {_OF_OWNER} GROUP BY hour, uuid, class
+    ON CONFLICT (hour, uuid, {", ".join(_PAYER)})
+    DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in _SPENT)}
+"""  # noqa: S608
+_DROP_FOLDED = f"DELETE FROM hours WHERE {_OF_OWNER}"  # noqa: S608
+_MOST_FOLDED = 100  # owners at once
+
 
 class UsageStore:
     """See the head of the file. Raises StoreError."""
@@ -127,9 +142,17 @@ class UsageStore:
             connection.execute("DELETE FROM counters WHERE seen < ? AND kind = ''", (shown_since,))
 
     def compact(self, now: float) -> None:
-        """Drop the hours that are too old, and the oldest where there are too many rows."""
+        """Drop the hours that are too old. Where there are too many rows, those who have most of them lose the names
+        of their tenants, not the time; the oldest are dropped only if that is not enough."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM hours WHERE hour < ?", (now - self._keep,))
+            for _ in range(_MOST_FOLDED):
+                ((rows,),) = connection.execute("SELECT COUNT(*) FROM hours")
+                largest = connection.execute(_LARGEST, (OTHERS,)).fetchone() if rows > MOST_ROWS else None
+                if largest is None:
+                    break
+                connection.execute(_FOLD, (OTHERS, OTHERS, *largest))
+                connection.execute(_DROP_FOLDED, (OTHERS, *largest))
             connection.execute(
                 "DELETE FROM hours WHERE hour <= (SELECT hour FROM hours ORDER BY hour DESC LIMIT 1 OFFSET ?)",
                 (MOST_ROWS,),

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from aliquot.adapters.gpu.page import Page
+from aliquot.adapters.gpu.page import MOST, Page
 from aliquot.adapters.host import processes
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.roster import Member
@@ -36,6 +36,7 @@ _FIRST_CHECKS = (0.1, 0.5)  # after these a new context's slice is read back: li
 _ROUND = 2.0  # a round at least this often
 _MOST_FAILURES = 10  # rounds in a row; after these the heartbeat stops
 
+_OVER = 4  # times its card that a tenant can have, with managed memory
 log = logging.getLogger(__name__)
 
 
@@ -216,8 +217,9 @@ class CardLoop:
         if group in ("", member.tenant):
             self.arbiter.admit(member)
         self._occupants.totals[member.tenant] = TenantTotals(
-            member, page, card, limit, booked=self._memory if limit is None else limit, group=group
-        )
+            member, page, card, limit, booked=self._memory if limit is None else limit, group=group,
+            most=min(MOST, _OVER * self._memory or MOST),
+        )  # fmt: skip
 
     def _dismiss(self, tenant: str, then: Callable[[], None], now: float) -> None:
         self._reader.read_until(now)  # what it had until now is on its bill

@@ -95,6 +95,7 @@ class TenantTotals:
     paused_seconds: float = 0.0
     group: str = ""  # the tenant that has its time; itself, if it is a group
     booked: int = 0  # bytes promised to it; of a card held whole all of them
+    most: int = MOST  # bytes that are believed: what a page says is on the bill, and in the sums of all
     used: int = 0  # bytes at the last `measure`
     counted: float = float("-inf")  # when the whole page was last read, and which slots had a context
     slots: frozenset[int] = frozenset()
@@ -115,7 +116,7 @@ class TenantTotals:
         on_page = refused + self.others[1]
         self.refused += max(0, on_page - self.on_page)
         self.on_page = on_page
-        self.used = min(MOST, used + self.others[0])
+        self.used = min(self.most, used + self.others[0])
         return self.used, self.refused
 
 
