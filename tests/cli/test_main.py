@@ -59,6 +59,30 @@ def test_misspelled_command_suggests_another() -> None:
     assert "?" not in aliquot("xyzzy").stderr
 
 
+def test_word_of_another_tool_names_the_command_to_use() -> None:
+    assert aliquot("status").stderr == (
+        'aliquot: No such command "status": `aliquot ps` lists runs and Pods, `aliquot top` shows every card '
+        "(see aliquot --help)\n"
+    )
+    for word in ("ls", "kill", "start"):
+        assert f'No such command "{word}": `aliquot ' in aliquot(word).stderr
+    assert "--version" in aliquot("version").stderr
+    assert "`aliquot policy set fixed-share`" in aliquot("policy", "fixed-share").stderr
+
+
+@pytest.mark.parametrize("group", ["service", "manifests"])
+def test_group_without_a_command_shows_its_help(group: str) -> None:
+    result = aliquot(group)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Usage: aliquot {group} ")
+    assert "\nCommands:\n" in result.stderr
+
+
+def test_option_without_its_value_names_the_help_of_its_command() -> None:
+    assert aliquot("logs", "x", "--tail").stderr.endswith("(see aliquot logs --help)\n")
+    assert aliquot("service", "install", "--policy").stderr.endswith("(see aliquot service install --help)\n")
+
+
 def test_explain_of_unfitting_pods_exits_1(files: list[str]) -> None:
     assert aliquot("explain", *files).returncode == 1
 

@@ -122,7 +122,7 @@ def test_killed_simulated_daemon_adopts_tenants(machine: Machine) -> None:
     assert (result.stdout, result.stderr) == ("on\n", "aliquot: starting the daemon\n")
     again = computes(machine, name)
     assert (again["pids"], again["level"]) == (pid, "hardware")
-    assert machine.status()["cards"][0]["memory_booked_bytes"] == 4 << 30
+    eventually(lambda: machine.status()["cards"][0]["memory_booked_bytes"] == 4 << 30)  # `echo` has left
 
 
 @pytest.mark.parametrize("daemon_too", [False, True])
@@ -155,6 +155,19 @@ def test_simulated_policy_change(machine: Machine) -> None:
         eventually(lambda: standing(machine, "most")["share"] > 0.6 > 0.4 > standing(machine, "third")["share"])
     finally:
         machine.aliquot("policy", "set", "best-effort")
+
+
+def test_up_simulates_two_cards_by_default() -> None:
+    machine = Machine([*ALIQUOT, "up", "--simulate", "--listen", "0"])
+    machine.up()
+    try:
+        assert machine.status()["daemon"]["simulated"] == "2x24GiB"
+        assert machine.detach("--name", "alone", "--memory", "1", "--", "sleep", "600") == "alone"
+        pid = machine.status()["tenants"][0]["pid"]
+        assert machine.aliquot("down").stdout == "daemon stopped\nalone: lost its simulated cards\n"
+        os.kill(pid, signal.SIGKILL)
+    finally:
+        machine.close()
 
 
 def test_simulated_metrics() -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; G, Gi and GB mean GiB too; at least 1MiB"
 DURATION_ALLOWED = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
+SIMULATED = "2x24GiB"  # the cards of --simulate without a value
 SIMULATE_ALLOWED = (
     "how many cards of how much memory, as in 2x24GiB, or nodes of as many, as in 2x8x24GiB; "
     "at most 64 cards in all, of 1GiB to 1024GiB"

@@ -6,6 +6,7 @@ import codecs
 import io
 import os
 import sys
+from collections.abc import Mapping
 from typing import NoReturn
 
 import click
@@ -34,7 +35,9 @@ class InputError(click.ClickException):
 
 
 class SuggestingGroup(click.Group):
-    """Suggests a command with a similar name."""
+    """Suggests a command with a similar name, or what `hints` says of a word that users of other tools try."""
+
+    hints: Mapping[str, str] = {}
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -44,6 +47,8 @@ class SuggestingGroup(click.Group):
         except click.UsageError as error:
             import difflib
 
+            if args[0] in self.hints:
+                raise click.UsageError(f'No such command "{args[0]}": {self.hints[args[0]]}', ctx) from error
             close = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
             if close and not args[0].startswith("-"):
                 raise click.UsageError(f'No such command "{args[0]}"; did you mean {close[0]}?', ctx) from error
@@ -93,14 +98,29 @@ def _run(command: click.Command, name: str, arguments: list[str]) -> int:
             command.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:  # a group without a command: its help, as click prints it
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else name
+        path = error.ctx.command_path if error.ctx else _path(command, name, arguments)
         _print_error(f"{' '.join(error.format_message().split())} (see {path} --help)")
         return error.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
     return 0
+
+
+def _path(command: click.Command, name: str, arguments: list[str]) -> str:
+    """The command that was called. Click's parser does not say of which one an option lacks its value."""
+    path = name
+    for word in arguments:
+        context = click.Context(command)
+        found = command.get_command(context, word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        command, path = found, f"{path} {word}"
+    return path
 
 
 def _print_error(text: str) -> None:

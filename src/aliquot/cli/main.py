@@ -77,8 +77,34 @@ COMMANDS = (
 )
 
 
+_LIST = "`aliquot ps` lists runs and Pods, `aliquot top` shows every card"
+_END = "`aliquot stop NAME` stops a run, `aliquot delete pod NAME` a Pod"
+_START = "`aliquot run -- COMMAND` runs a command, `aliquot apply -f FILE` a manifest, `aliquot up -d` the daemon"
+_SHOW = "`aliquot ps` lists runs, `aliquot describe pod NAME` shows a Pod"
+
+# Words of other tools, and the command to use instead.
+_HINTS = {
+    **dict.fromkeys(("list", "ls", "status", "jobs", "queue"), _LIST),
+    **dict.fromkeys(("kill", "rm", "remove", "cancel"), _END),
+    **dict.fromkeys(("start", "exec", "create", "submit"), _START),
+    **dict.fromkeys(("show", "inspect", "events"), _SHOW),
+    **dict.fromkeys(("gpus", "cards", "smi", "watch", "monitor"), "`aliquot top` shows every card and its tenants"),
+    "pods": "`aliquot get pods` lists them",
+    "nodes": "`aliquot get nodes` lists them",
+    "restart": "`aliquot down && aliquot up -d` restarts the daemon; runs on real cards continue",
+    "pause": "`aliquot park NAME` takes the memory of a run off its card",
+    "resume": "`aliquot wake NAME` brings the memory of a run back to its card",
+    "config": "`aliquot policy` shows and sets how cards are shared; `aliquot up --help` lists the daemon's options",
+    "version": "use the option --version",
+    "help": "`aliquot COMMAND --help` describes a command",
+    "bench": "`aliquot probe` measures a card, `aliquot demo` shows how it is shared",
+}
+
+
 class _Commands(SuggestingGroup):
     """Loads a command when it is called."""
+
+    hints = _HINTS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, _, _ in COMMANDS]

@@ -101,6 +101,17 @@ def test_damaged_database_is_rebuilt(own: Machine) -> None:
     own.clear()
 
 
+def test_log_that_cannot_be_written_has_hint(tmp_path: Path) -> None:
+    (tmp_path / "daemon.log").mkdir()
+    environment = {**os.environ, "ALIQUOT_HOME": str(tmp_path)}
+    command = [*ALIQUOT, "run", "--simulate", "--", "true"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == (
+        f"aliquot: {tmp_path}/daemon.log: Is a directory: set ALIQUOT_HOME to a folder that you own"
+    )
+
+
 def test_home_path_too_long_has_hint(tmp_path: Path) -> None:
     home = tmp_path / ("x" * 100)
     environment = {**os.environ, "ALIQUOT_HOME": str(home)}

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
-from kit.fakedaemon import FakeDaemon, a_pod, a_status, a_workload
+from kit.fakedaemon import FakeDaemon, a_pod, a_status, a_tenant, a_workload
 
 Json = dict[str, Any]
 
@@ -86,6 +86,25 @@ def test_delete_lists_missing_objects_once(daemon: FakeDaemon) -> None:
     result = delete("pod", "a", "b")
     assert result.exit_code == 1
     assert result.stderr == "aliquot: no pod is called default/a or default/b: there are default/x, default/y\n"
+
+
+def test_delete_of_a_run_names_stop(daemon: FakeDaemon) -> None:
+    daemon.answers["delete"] = [{"error": {"kind": "unknown-name", "name": "default/job", "names": []}}]
+    daemon.answers["status"] = a_status(tenants=[a_tenant("job")])
+    assert delete("pod", "job").stderr == (
+        "aliquot: no pod is called default/job: there is none; job: not a Pod but a run: `aliquot stop job` stops it\n"
+    )
+
+
+def test_stop_of_a_pod_names_delete(daemon: FakeDaemon) -> None:
+    daemon.answers["stop"] = [{"error": {"kind": "unknown-name", "name": "train", "names": ["default/train"]}}]
+    daemon.answers["status"] = a_status(a_pod("train"), a_pod("x", "team"))
+    result = CliRunner().invoke(cli, ["stop", "train", "team/x"])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "aliquot: train is a Pod, not a run: `aliquot delete pod train` deletes it",
+        "aliquot: team/x is a Pod, not a run: `aliquot delete pod x -n team` deletes it",
+    ]
 
 
 def test_delete_dry_run_deletes_nothing(daemon: FakeDaemon) -> None:

@@ -50,6 +50,12 @@ def logs(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*ALIQUOT, "logs", *words], capture_output=True, text=True, timeout=30, check=False)
 
 
+def test_number_as_namespace_names_tail() -> None:
+    result = logs("train", "-n", "2")
+    assert result.returncode == 1
+    assert result.stderr.endswith("; -n is the namespace, --tail 2 prints the last 2 lines\n")
+
+
 @pytest.mark.parametrize(
     ("words", "where"),
     [

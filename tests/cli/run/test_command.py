@@ -136,6 +136,17 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
         (["--simulate", "2x", "--", "true"], 2, f"--simulate: 2x is not allowed: {OF_SIMULATE}"),
         (["--simulate", "--", "true"], 2, f"--simulate: {REAL}"),
         (["--what", "--", "true"], 2, "No such option: --what (see aliquot run --help)"),
+        (
+            ["--cpus", "2", "true"],
+            2,
+            "No such option: --cpus: processors are not limited; --core is the compute of each card "
+            "(see aliquot run --help)",
+        ),
+        (
+            ["--gpu", "0", "--", "true"],
+            2,
+            "No such option: --gpu: aliquot chooses the card; --gpus is the number of cards (see aliquot run --help)",
+        ),
         (["--memry=1", "true"], 2, "No such option: --memry; did you mean --memory? (see aliquot run --help)"),
         (["--memory"], 2, "--memory needs a value: SIZE (see aliquot run --help)"),
         (["--memory", "1", "--"], 2, "the command is missing: aliquot run [OPTIONS] [--] COMMAND [ARGS]..."),

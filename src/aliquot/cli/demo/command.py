@@ -18,6 +18,7 @@ import click
 
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import homes
+from aliquot.cli.amounts import SIMULATED
 from aliquot.cli.demo import output as console
 from aliquot.cli.demo import promises, scenario
 from aliquot.cli.demo.processes import Sandbox, sandboxed
@@ -27,7 +28,6 @@ from aliquot.cli.tables import table
 from aliquot.model.device import Card
 from aliquot.wording.amounts import memory
 
-SIMULATED = "2x24GiB"
 ON_REAL_CARDS = "\0aliquot-demo"  # an abstract socket: exclusive, and gone with the process
 _SIMULATED_MEANS = "Placement, shares and limits are real; only the computing on the cards is simulated."
 _MISSED, _TERMINATED = 1, 143
@@ -44,7 +44,13 @@ _AT_WORK = 0.1  # utilisation of a card from which the demo would disturb others
     show_default=True,
     help=f"Approximate duration; at least {promises.LEAST_SECONDS}",
 )
-@click.option("--simulate", metavar="SPEC", help=f"Use simulated cards instead of real ones, for example {SIMULATED}")
+@click.option(
+    "--simulate",
+    metavar="[SPEC]",
+    is_flag=False,
+    flag_value=SIMULATED,
+    help=f"Use simulated cards instead of real ones; without SPEC {SIMULATED}",
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 if a promise was missed")
 @click.option("--stay/--no-stay", default=None, help="Keep running until Ctrl-C  [default: on a terminal]")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)

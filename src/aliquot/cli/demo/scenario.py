@@ -195,7 +195,7 @@ class Scenario:
     def _kept_off(self, train: Tenant, alone: promises.Latency) -> None:
         """Release delay 100 ms: the server has the card to itself; offline work resumes when requests stop."""
         self.sandbox.policy(release_delay=RELEASE_DELAY)
-        self._note("release delay 100 ms (the default): the job is paused during requests")
+        self._note("release delay 100 ms (qGPU's): the job is paused during requests")
         before = self._share("train")
         server = self._server(_DAY)
         server.wait_until_working()

@@ -7,13 +7,18 @@ from typing import Any
 import click
 
 from aliquot.cli.client import Delay, ask
+from aliquot.cli.errors import SuggestingGroup
 from aliquot.cli.machine.up import POLICY_CHOICES
 from aliquot.cli.options.elastic import Factor
 from aliquot.model.device import LEAST_FACTOR
 from aliquot.wording.amounts import release_delay as delay_text
 
 
-@click.group(invoke_without_command=True)
+class _Settings(SuggestingGroup):
+    hints = {name: f"`aliquot policy set {name}` sets it" for name in POLICY_CHOICES}  # noqa: RUF012 - never changed
+
+
+@click.group(cls=_Settings, invoke_without_command=True)
 @click.pass_context
 def policy(ctx: click.Context) -> None:
     """Show or change how tenants share the cards.

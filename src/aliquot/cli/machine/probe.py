@@ -21,6 +21,7 @@ from aliquot.cli.tables import printable
 from aliquot.model.control import CardControl, ControlLevel, ControlReason
 from aliquot.wording.control import control_words
 
+_SIMULATED = "1x24GiB"
 _FOLDER = "ALIQUOT_PROBE_FOLDER"  # this process and the folder that it made before it re-executed itself (--simulate)
 
 
@@ -29,7 +30,13 @@ _FOLDER = "ALIQUOT_PROBE_FOLDER"  # this process and the folder that it made bef
 @click.option(
     "--seconds", type=click.FloatRange(0.5, 60), default=5.0, show_default=True, help="Length of each measurement"
 )
-@click.option("--simulate", metavar="SPEC", help="Probe a simulated card, for example 1x24GiB")
+@click.option(
+    "--simulate",
+    metavar="[SPEC]",
+    is_flag=False,
+    flag_value=_SIMULATED,
+    help=f"Probe a simulated card; without SPEC {_SIMULATED}",
+)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def probe(index: int, seconds: float, simulate: str | None, output: str) -> None:
     """Measure what control of a card is worth, in about a minute.

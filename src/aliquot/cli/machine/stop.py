@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import click
 
-from aliquot.cli.client import Duration, NoDaemonRunsError, events
+from aliquot.cli.client import Duration, NoDaemonRunsError, NotFoundError, events, read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import runs
+from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE
 
 
 @click.command()
@@ -26,10 +27,27 @@ def stop(names: Sequence[str], timeout: float) -> None:
             _stop(name, timeout)
         except NoDaemonRunsError:
             raise
+        except NotFoundError as error:
+            _report_missing(name, error)
+            code = code or error.exit_code
         except InputError as error:  # stop the others all the same
             error.show()
             code = code or error.exit_code
     raise click.exceptions.Exit(code)
+
+
+def _report_missing(name: str, error: InputError) -> None:
+    """A Pod of that name is named with the command that deletes it."""
+    try:
+        pods = read_status().pods or []
+    except InputError:  # the daemon ended meanwhile
+        pods = []
+    for pod in pods:
+        if name in (pod.name, f"{pod.namespace}/{pod.name}", f"pod/{pod.name}"):
+            where = "" if pod.namespace == DEFAULT_NAMESPACE else f" -n {pod.namespace}"
+            error = InputError(f"{name} is a Pod, not a run: `aliquot delete pod {pod.name}{where}` deletes it")
+            break
+    error.show()
 
 
 def _stop(name: str, timeout: float) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own_home
-from aliquot.cli.amounts import AmountError, Cards, parse_memory
+from aliquot.cli.amounts import SIMULATED, AmountError, Cards, parse_memory
 from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.control import control_mode, control_option
@@ -65,8 +65,10 @@ _OPTIONS = (
     ),
     click.option(
         "--simulate",
-        metavar="SPEC",
-        help="Simulate cards: 2x24GiB, or 2x8x24GiB for two nodes of eight cards",
+        metavar="[SPEC]",
+        is_flag=False,
+        flag_value=SIMULATED,
+        help=f"Simulate cards: {SIMULATED} (also without SPEC), or 2x8x24GiB for two nodes of eight cards",
     ),
     click.option(
         "--host-pool",
@@ -223,7 +225,7 @@ def down() -> None:
     if names and not simulated:
         click.echo(f"{', '.join(names)}: still running; the next `aliquot up` or `aliquot run` adopts them")
     elif names:
-        click.echo(f"{', '.join(names)}: lost their simulated cards")
+        click.echo(f"{', '.join(names)}: lost {'its' if len(names) == 1 else 'their'} simulated cards")
     if answer.get("parked"):
         from aliquot.wording.parking import left_parked_words
 

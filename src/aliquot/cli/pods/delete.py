@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from aliquot.cli.client import Duration, NoDaemonRunsError, NotFoundError, events
+from aliquot.cli.client import Duration, NoDaemonRunsError, NotFoundError, events, read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import types_and_names
 from aliquot.cli.pods.kinds import APPLIED, DEFAULT_NAMESPACE, NODE, POD, Kind, targets
@@ -100,7 +100,20 @@ def _report_missing(missing: Sequence[tuple[Kind, NotFoundError]]) -> None:
     for kind in dict.fromkeys(kind for kind, _ in missing):
         errors = [error for missing_kind, error in missing if missing_kind is kind]
         names = sorted({name for error in errors for name in error.names})
-        NotFoundError(kind.words[1], names, errors[-1].existing).show()
+        NotFoundError(kind.words[1], names, errors[-1].existing + _runs_among(names, kind)).show()
+
+
+def _runs_among(names: Sequence[str], kind: Kind) -> str:
+    """What to do with the names that are runs; empty if none is."""
+    if kind is not POD:
+        return ""
+    try:
+        status = read_status()
+    except InputError:  # the daemon ended meanwhile: the error that there is stays
+        return ""
+    runs = {run.name for run in status.tenants} | {run.name for run in status.queue}
+    found = sorted(runs.intersection(name.rpartition("/")[2] for name in names))
+    return f"; {', '.join(found)}: not a Pod but a run: `aliquot stop {' '.join(found)}` stops it" if found else ""
 
 
 def _would_delete(chosen: Sequence[tuple[Kind, str, str]], *, ignore: bool) -> list[int | NotFoundError]:

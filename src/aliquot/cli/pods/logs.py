@@ -84,7 +84,13 @@ def logs(
 
 def _output(name: str, container: str | None, namespace: str | None) -> _Output:
     if "/" in name or container is not None or namespace is not None:
-        return _of_pod(_target(name), namespace, container)
+        try:
+            return _of_pod(_target(name), namespace, container)
+        except InputError as error:
+            if namespace is None or not namespace.isdigit():
+                raise
+            hint = f"; -n is the namespace, --tail {namespace} prints the last {namespace} lines"
+            raise InputError(error.message + hint, code=error.exit_code) from error
     pods = [pod.name for pod in read_status().pods or []]
     try:
         answer = ask({"op": "logs", "name": name})

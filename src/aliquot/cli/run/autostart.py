@@ -18,6 +18,7 @@ _KILLED = range(-64, 0)
 _LONGEST_LOG = 4 << 20
 _LEAST_FREE = 4 << 20
 _LEAST_FILES = 64
+_ADVICE = "set ALIQUOT_HOME to a folder that you own"
 
 # Variables that the daemon must not inherit from the command that starts it.
 _FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, "CUDA_VISIBLE_DEVICES")
@@ -51,7 +52,7 @@ def start(arguments: Sequence[str]) -> tuple[Connection, Home]:
     except HomeError as error:
         raise StartError(str(error)) from error
     except OSError as error:
-        raise StartError(f"{home.state}: {error.strerror}: set ALIQUOT_HOME to a folder that you own") from error
+        raise StartError(f"{home.state}: {error.strerror}: {_ADVICE}") from error
     deadline = time.monotonic() + _PATIENCE
     for _ in range(_MOST_TRIES):
         answer = _try_start(home, arguments, deadline)
@@ -67,7 +68,11 @@ def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connect
     import subprocess
 
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    with open_private(home.daemon_log, os.O_APPEND) as log:
+    try:
+        opened = open_private(home.daemon_log, os.O_APPEND)
+    except OSError as error:
+        raise StartError(f"{home.daemon_log}: {error.strerror}: {_ADVICE}") from error
+    with opened as log:
         log_start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves
             [sys.executable, "-P", "-m", "aliquot", "up", *arguments],

@@ -17,6 +17,7 @@ from aliquot.cli.amounts import (
     DURATION_ALLOWED,
     MEMORY_ALLOWED,
     SIMULATE_ALLOWED,
+    SIMULATED,
     AmountError,
     looks_like_cards,
     parse_cards,
@@ -105,7 +106,17 @@ OPTIONS = (
     ("--simulate", "[SPEC]", "If no daemon runs, start one with simulated cards  [default: 2x24GiB]"),
     ("--help", None, "Show this message and exit. Also -h"),
 )
-SIMULATED = "2x24GiB"
+
+_CARD_IS_CHOSEN = "aliquot chooses the card; --gpus is the number of cards"
+# Options of other tools, without their dashes, and what holds here.
+_HINTS = {
+    **dict.fromkeys(("gpu", "card", "cards", "device", "devices", "g"), _CARD_IS_CHOSEN),
+    **dict.fromkeys(("mem", "gpu-memory", "vram", "m"), "use --memory, in GiB of each card"),
+    **dict.fromkeys(("cpu", "cpus", "c"), "processors are not limited; --core is the compute of each card"),
+    **dict.fromkeys(("env", "e"), "the command inherits your environment"),
+    **dict.fromkeys(("priority", "online", "offline"), "use --class online or --class offline"),
+    **dict.fromkeys(("background", "daemon", "b"), "use --detach"),
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -202,6 +213,8 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _suggestion(flag: str, known: Iterable[str]) -> str:
+    if (word := flag.lstrip("-")) in _HINTS:
+        return f": {_HINTS[word]}"
     import difflib  # not at the top: only this error needs it
 
     close = difflib.get_close_matches(flag, list(known), 1, 0.7)
