@@ -62,6 +62,16 @@ helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
+{{/* Machines that the image is for. */}}
+{{- define "aliquot.ownMachines" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      - matchExpressions:
+          - {key: kubernetes.io/os, operator: In, values: [linux]}
+          - {key: kubernetes.io/arch, operator: In, values: [amd64, arm64]}
+{{- end -}}
+
 {{/* What the GPU Operator's driver manager and MIG manager set a label nvidia.com/gpu.deploy.* to while they work. */}}
 {{- define "aliquot.operatorPauses" -}}
 paused-for-driver-upgrade, paused-for-mig-change
@@ -142,7 +152,7 @@ annotations:
 {{/* Resources of the agent's container. The memory of the pool is its own: it is added to what is requested and to the limit. Simulated
 cards need none of it. */}}
 {{- define "aliquot.agentResources" -}}
-{{- $resources := deepCopy .Values.agent.resources -}}
+{{- $resources := deepCopy (.Values.agent.resources | default dict) -}}
 {{- if and (ne .Values.agent.hostPool "0") (not .Values.agent.simulate) -}}
 {{- $pool := include "aliquot.poolMib" . -}}
 {{- range $resources }}

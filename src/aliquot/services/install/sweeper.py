@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aliquot.adapters.host.home import POOLS
@@ -13,7 +13,10 @@ from aliquot.model.refusal import Invalid
 
 COMPONENT = "sweep"
 LABELS = {NAME_LABEL: "aliquot", COMPONENT_LABEL: COMPONENT, MANAGED_LABEL: MANAGER}
+_OUR_LABELS = "app.kubernetes.io/"
 _HOST = "/host"
+# Policies and quotas may want them. A request of 0 fits on a full node: no scheduler has looked for room.
+_RESOURCES = {"requests": {"cpu": "0", "memory": "0"}, "limits": {"memory": "256Mi"}}
 _MOUNTS = ("/run", "/var/run", "/var/lib", POOLS)  # a folder is removed from its parent; each may be a link of the host
 
 
@@ -26,12 +29,14 @@ class SweepSettings:
     pull_secrets: tuple[Mapping[str, Any], ...] = ()
     pull_policy: str = "IfNotPresent"
     selinux: Mapping[str, str] | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)  # in addition to ours: a cluster's policies may want them
     image_known: bool = False  # from --image or from what is installed, not a default
 
 
 def agent_settings(daemons: Json, image: str | None, secrets: tuple[Mapping[str, Any], ...]) -> SweepSettings:
     """As the agents' DaemonSet runs them; `image` overrides theirs."""
-    inner = daemons["spec"]["template"]["spec"]
+    template = daemons["spec"]["template"]
+    inner, labels = template["spec"], (template.get("metadata") or {}).get("labels") or {}
     container = inner["containers"][0]
     folders = [word.partition("=")[2] for word in container.get("args", ()) if word.startswith("--kubelet-dir=")]
     return SweepSettings(
@@ -40,6 +45,7 @@ def agent_settings(daemons: Json, image: str | None, secrets: tuple[Mapping[str,
         (*secrets, *(inner.get("imagePullSecrets") or ())),
         container.get("imagePullPolicy", "IfNotPresent"),
         (inner.get("securityContext") or {}).get("seLinuxOptions"),
+        {key: value for key, value in labels.items() if not key.startswith(_OUR_LABELS)},
         image_known=True,
     )
 
@@ -82,6 +88,7 @@ def render_sweeper(namespace: str, node: str, settings: SweepSettings, *, keep_r
         "image": settings.image,
         "imagePullPolicy": settings.pull_policy,
         "args": [*args, *(["--keep-running"] if keep_running else [])],
+        "resources": _RESOURCES,
         "securityContext": {
             "runAsUser": 0,
             "allowPrivilegeEscalation": False,
@@ -106,5 +113,5 @@ def render_sweeper(namespace: str, node: str, settings: SweepSettings, *, keep_r
             {"name": name, "hostPath": {"path": folder, "type": "Directory"}} for folder, name in names.items()
         ],
     }
-    metadata = {"name": f"aliquot-sweep-{node}"[:253], "namespace": namespace, "labels": LABELS}
+    metadata = {"name": f"aliquot-sweep-{node}"[:253], "namespace": namespace, "labels": {**settings.labels, **LABELS}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
