@@ -28,6 +28,7 @@ static dlsym_fn *real_dlsym;
 #define TOUCH(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define WORD(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define BODY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
+#define HOLD(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #include "hooks.def"
 
 struct alq_symbol alq_symbols[ALQ_SYMBOLS] = {
@@ -39,6 +40,7 @@ struct alq_symbol alq_symbols[ALQ_SYMBOLS] = {
 #define TOUCH(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define WORD(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
+#define HOLD(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #include "hooks.def"
 #define ASK(name, params) { #name, NULL, NULL },
 #include "hooks.def"

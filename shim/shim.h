@@ -45,6 +45,7 @@
 #define QUERY(name, kinds, params, ...) typedef int fn_##name params;
 #define TOUCH(name, kinds, params, ...) typedef int fn_##name params;
 #define WORD(name, kinds, params, ...) typedef int fn_##name params;
+#define HOLD(name, kinds, params, ...) typedef int fn_##name params;
 #define ASK(name, params) typedef int fn_##name params;
 #define BODY(name, kinds, params, args) typedef int fn_##name params; int alq_##name(fn_##name *real, int ptsz, ALQ_STRIP params);
 #include "hooks.def"
@@ -60,6 +61,7 @@ enum alq_index {
 #define TOUCH(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #define WORD(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
+#define HOLD(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #include "hooks.def"
     ALQ_HOOKS,
     ALQ_BEFORE_ASKS = ALQ_HOOKS - 1,

@@ -110,6 +110,14 @@
         return result; \
     }
 
+#define WRAP_HOLD(symbol, name, ptsz, params, args) \
+    ALQ_EXPORT fn_##name symbol; \
+    int symbol params \
+    { \
+        alq_hold(); \
+        return ALQ_REAL_AS(name, symbol) args; \
+    }
+
 #define GATE(name, kinds, params, args, stream) ALQ_##kinds(WRAP_GATE, name, params, args, stream)
 #define NOTE(name, kinds, params, args) ALQ_##kinds(WRAP_NOTE, name, params, args)
 #define COPY(name, kinds, params, args) ALQ_##kinds(WRAP_COPY, name, params, args)
@@ -118,4 +126,5 @@
 #define TOUCH(name, kinds, params, args) ALQ_##kinds(WRAP_TOUCH, name, params, args)
 #define WORD(name, kinds, params, args) ALQ_##kinds(WRAP_WORD, name, params, args)
 #define BODY(name, kinds, params, args) ALQ_##kinds(WRAP_BODY, name, params, args)
+#define HOLD(name, kinds, params, args) ALQ_##kinds(WRAP_HOLD, name, params, args)
 #include "hooks.def"

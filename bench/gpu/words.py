@@ -77,6 +77,10 @@ def park(name: str) -> list[str]:
     return [*ALIQUOT, "park", name]
 
 
+def wake(name: str) -> list[str]:
+    return [*ALIQUOT, "wake", name]
+
+
 def tenants() -> list[str]:
     """A JSON list of those that have a slice."""
     return [*ALIQUOT, "ps", "-o", "json"]

@@ -174,7 +174,7 @@ def test_slow_requests_are_named_with_the_steps_that_overlap_them(tmp_path: Path
 def test_the_default_run_leaves_out_what_takes_minutes() -> None:
     assert "tail" in EXTRA
     assert not [name for name in ROWS if name.startswith("park-")]
-    assert len([name for name in EXTRA if name.startswith("park-")]) == 9
+    assert len([name for name in EXTRA if name.startswith("park-")]) == 10
 
 
 def test_the_rows_can_be_listed() -> None:

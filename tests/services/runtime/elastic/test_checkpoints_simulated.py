@@ -63,6 +63,17 @@ def test_arrays_leave_by_hand_with_the_context_and_a_call_brings_them_back(node:
     assert result["longest"] >= 0.2  # 5 GB/s
 
 
+@pytest.mark.parametrize("what", ["ask", "context"])
+def test_call_that_needs_no_memory_brings_it_back_too(node: Node, what: str) -> None:
+    """The real driver would not come back from it."""
+    program = sleeper(node)
+    assert node.ask("request_move", name=program.name, leave=True) is None
+    until(lambda: where(node, program.name) == "parked", "it is parked")
+    assert program.look(what)
+    until(lambda: where(node, program.name) == "resident", "it is back")
+    assert program.end()["error"] == 0
+
+
 def test_wake_by_hand(node: Node) -> None:
     program = sleeper(node)
     for moves in (1, 2):

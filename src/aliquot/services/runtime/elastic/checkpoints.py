@@ -252,7 +252,7 @@ class Checkpoints:
                     log.error("checkpoint_failed", extra={"data": data})
                     self._refuse(record, answer, now)
                 _order(tenancy, uuid, Order.RETURN)
-                record.phase = Phase.COMING
+                record.phase, record.back = Phase.COMING, now - record.began
                 return
             log.warning("checkpoint_not_restored", extra={"data": data})
             record.phase, record.retry_at = Phase.AWAY, now + _AGAIN
