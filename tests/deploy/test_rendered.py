@@ -49,7 +49,8 @@ def test_every_object_is_in_its_namespace_or_of_the_whole_cluster(objects: Objec
         for item in objects.all
         if item["metadata"].get("namespace", NAMESPACE) != NAMESPACE
     }
-    assert outside == {("Role", "aliquot-scheduler"), ("RoleBinding", "aliquot-scheduler")}, "gpushare's ConfigMaps"
+    name = "aliquot-scheduler-gpushare"
+    assert outside == {("Role", name), ("RoleBinding", name)}, "gpushare's ConfigMaps"
 
 
 def test_the_namespace_lets_the_agent_in_and_warns_of_others_like_it(objects: Objects) -> None:

@@ -155,7 +155,7 @@ def test_kube_systems_config_maps_are_read_for_gpushare_only(helm: Helm, mode: s
     roles = [
         role for role in Objects(render(helm, f"--set=mode={mode}")).of("Role") if "configmaps" in str(role["rules"])
     ]
-    here = [role["metadata"]["namespace"] for role in roles if role["metadata"]["name"] == "aliquot-scheduler"]
+    here = [role["metadata"]["namespace"] for role in roles if role["metadata"]["name"] == "aliquot-scheduler-gpushare"]
     assert here == (["kube-system"] if "gpushare" in MODES[mode] else [])
 
 

@@ -178,3 +178,10 @@ def test_resources_may_be_left_out(strict: ControlPlane) -> None:
     made = _render(strict, "--set=agent.resources=null,scheduler.resources=null,kubeScheduler.resources=null")
     (agents,) = (item for item in made if item["kind"] == "DaemonSet")
     assert not agents["spec"]["template"]["spec"]["containers"][0]["resources"]
+
+
+def test_release_may_be_in_kube_system(strict: ControlPlane) -> None:
+    made = _render(strict, "--namespace=kube-system")
+    found = [(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]) for item in made]
+    assert len(found) == len(set(found))
+    assert "ResourceQuota" not in {kind for kind, _, _ in found}, "others' critical Pods are there"

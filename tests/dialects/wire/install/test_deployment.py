@@ -37,6 +37,18 @@ def test_tailored_objects_use_the_namespace() -> None:
     assert '"namespace": "elsewhere"' in whole
 
 
+@pytest.mark.parametrize("namespace", ["aliquot-system", "kube-system"])
+def test_no_two_objects_are_one(namespace: str) -> None:
+    """In kube-system is also what gpushare's mode reads: one would overwrite the other."""
+    found = [deployment.identity(obj) for obj in tailor_objects(FILE, Options("i", "k", namespace=namespace), "1")]
+    assert len(found) == len(set(found))
+
+
+def test_critical_pods_of_others_in_kube_system_get_no_quota() -> None:
+    assert "ResourceQuota" in _by_kind()
+    assert "ResourceQuota" not in _by_kind(namespace="kube-system")
+
+
 def test_tailored_objects_have_images_version_and_manager() -> None:
     found = _by_kind()
     assert {container["image"] for container in _containers(found["DaemonSet"]).values()} == {"here/aliquot:9"}

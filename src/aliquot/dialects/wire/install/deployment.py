@@ -58,6 +58,7 @@ _EXAMPLES = {
     hami.DIALECT: {hami.CARDS: "1", hami.MEMORY: "4000"},
     kai.DIALECT: {},
 }
+_SYSTEM = "kube-system"  # its critical Pods are let in without a quota
 _CONFIG = "config.yaml"
 _CHECKSUM = "checksum/kube-scheduler"
 _KUBE_SCHEDULER = "kube-scheduler"
@@ -164,6 +165,7 @@ def _is_wanted(obj: Json, options: Options) -> bool:
         (options.monitoring or not monitoring)
         and (options.policies or not obj["kind"].startswith("ValidatingAdmissionPolicy"))
         and (gpushare.DIALECT in _dialects(options) or not of_gpushare)
+        and (obj["kind"] != "ResourceQuota" or options.namespace != _SYSTEM)
     )
 
 
