@@ -260,7 +260,7 @@ def _calibrated(plan: Plan) -> Plan:
         return service.Outcome({"rate": service.calibrate(plan.device)[1]})
 
     rate = _guarded(lambda: float(spread(FileGate(warmup=0), 1, measure)[0].result["rate"]))
-    text = f"measured {rate:.4f} iterations per us; if others used the card meanwhile, shares are too large"
+    text = f"measured {rate:.4f} iterations per us; if others used the card meanwhile, shares may be too large"
     click.echo(f"aliquot: {text} (set it with --iterations-per-us)", err=True)
     return replace(plan, iterations_per_us=rate)
 
