@@ -102,6 +102,7 @@ def test_machine_that_is_well_has_a_line_per_check() -> None:
         ({"status": a_status(version="0.0.9")}, "daemon", "is version 0.0.9", "systemctl restart"),
         ({"socket_mode": 0o600}, "daemon", "0600", "chmod 666 /run/aliquot/control.sock"),
         ({"home_problem": "too long"}, "folders", "too long", "ALIQUOT_HOME"),
+        ({"unmakeable": "cannot be made"}, "folders", "cannot be made", "ALIQUOT_HOME"),
         ({"entries": (replace(ENTRY, mode=0o777),)}, "folders", "can change", "chmod 711 /run/aliquot"),
         ({"entries": (replace(WELL.entries[1], mode=0o644),)}, "folders", "can read", "chmod 600 /var/lib"),
         ({"entries": (replace(ENTRY, mode=0o511),)}, "folders", "cannot write", "chmod 711"),
@@ -151,6 +152,15 @@ def test_shim_is_loaded_and_says_its_version(tmp_path: Path) -> None:
     assert version is None
     assert "broken.so" in (problem or "")
     assert _load(str(tmp_path / "none.so")) == (None, "it is not there")
+
+
+@pytest.mark.parametrize("below", ["", "/x/y"])
+def test_home_that_cannot_be_made_is_found(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    site = look([Home(f"{file}{below}", f"{file}{below}")])
+    (folders,) = [finding for finding in machine_findings(site) if finding.check == "folders"]
+    assert (folders.level, folders.what) == (Level.FINDING, f"cannot be made: {file} is not a folder")
 
 
 def test_look_at_a_home_that_is_not_there(tmp_path: Path) -> None:

@@ -102,6 +102,9 @@ def _daemon(site: MachineSite) -> Iterator[Finding]:
 def _folders(site: MachineSite) -> Iterator[Finding]:
     if site.home_problem is not None:
         yield found("folders", site.home.run, site.home_problem, "set ALIQUOT_HOME to a shorter path")
+    if site.unmakeable is not None:
+        yield found("folders", site.home.state, site.unmakeable, "set ALIQUOT_HOME to a folder that you own")
+        return
     owner = site.status.daemon.uid if site.status is not None else site.uid
     wrong = [finding for entry in site.entries for finding in _entry(entry, owner)]
     yield from wrong

@@ -52,6 +52,7 @@ class MachineSite:
     uid: int  # ours
     version: str = aliquot.__version__
     home_problem: str | None = None
+    unmakeable: str | None = None  # why the folders of a daemon cannot be made
     status: Status | None = None
     no_daemon: bool = False
     daemon_problem: str | None = None
@@ -80,6 +81,7 @@ def look(homes: Sequence[Home]) -> MachineSite:
         home,
         os.geteuid(),
         home_problem=_home_problem(home),
+        unmakeable=_unmakeable(home),
         status=status,
         no_daemon=no_daemon,
         daemon_problem=daemon_problem,
@@ -167,6 +169,16 @@ def _load(path: str) -> tuple[int | None, str | None]:
     if lines and "undefined symbol" in lines[-1]:
         return 0, None  # of a release that did not say
     return None, lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def _unmakeable(home: Home) -> str | None:
+    for folder in map(Path, dict.fromkeys((home.run, home.state))):
+        there = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), Path("/"))
+        if not there.is_dir():
+            return f"cannot be made: {there} is not a folder"
+        if there != folder and not os.access(there, os.W_OK | os.X_OK):
+            return f"cannot be made: you may not write to {there}"
+    return None
 
 
 def _hidden(path: str) -> str | None:
