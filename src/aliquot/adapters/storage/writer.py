@@ -24,9 +24,9 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._newest: dict[str, Write] = {}  # by key
 
-    def start(self) -> None:
-        """From now on in the thread; the running event loop calls every `then`."""
-        self._loop = asyncio.get_running_loop()
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """From now on in the thread; this event loop, or the running one, calls every `then`."""
+        self._loop = loop or asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
         self._thread.start()
 

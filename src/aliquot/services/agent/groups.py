@@ -42,7 +42,7 @@ class PodGroups:
     def start(self) -> None:
         """Go on with the groups of the tenants that the database has. In the event loop."""
         if self._groups is not None:
-            self._groups.worker.start()
+            self._groups.workers.start()
             self._restore(end_others=False)
 
     def recovered(self) -> None:
@@ -57,7 +57,7 @@ class PodGroups:
     def close(self) -> None:
         """Finish what was begun. Controls go on."""
         if self._groups is not None:
-            self._groups.worker.stop()
+            self._groups.workers.stop()
 
     @asynccontextmanager
     async def joining(self, tenancy: Tenancy) -> AsyncIterator[None]:

@@ -156,7 +156,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     logs = RunLogs(home.logs, setup.log_limit, machine.logs_in_use)
     tasks = [asyncio.create_task(run_forever(delay.run))]
     try:
-        groups.worker.start()  # first: to end a group can take seconds
+        groups.workers.start()  # first: to end a group can take seconds
         machine.restore(await pods.sweeper.scan(machine.stored_users()))
         pods.restore(rebooted=machine.rebooted)
         tasks.append(asyncio.create_task(run_forever(logs.run)))  # only now it is known which logs are in use
@@ -178,7 +178,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         await _cancel(dashboard)
         for task in tasks:
             await _cancel(task)
-        await asyncio.to_thread(groups.worker.stop)
+        await asyncio.to_thread(groups.workers.stop)
         await asyncio.to_thread(store.writer.stop)
         arbiter.stop()
         if billing is not None:

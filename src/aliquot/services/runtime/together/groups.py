@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,12 @@ from typing import Protocol
 
 from aliquot.adapters.gpu.mps import CONTROL, LOGS_VARIABLE, PIPES_VARIABLE, Mps, logs, pipes, shm, too_long
 from aliquot.adapters.storage.folders import ASIDE, remove_folder
-from aliquot.adapters.storage.writer import Writer
 from aliquot.model.claim import AppClass
 from aliquot.model.edits import Mount
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy, group_tenant
 from aliquot.model.tenant import Tenant
+from aliquot.services.runtime.together.workers import Workers
 
 MISSING = (
     f"nothing where {CONTROL} is missing: it comes with NVIDIA's driver (Debian: nvidia-cuda-mps, Ubuntu: "
@@ -30,6 +30,7 @@ MISSING = (
     "aliquot.dev/together) out"
 )
 _LOG = logging.getLogger("aliquot.groups")
+_LEFT = "left"  # the owner of groups that a daemon before us left, for `workers`
 
 
 class Arbiter(Protocol):
@@ -41,11 +42,13 @@ class Arbiter(Protocol):
 
 
 class Groups:
-    """See the head of the file. `worker` starts and stops controls, one after the other: that takes time."""
+    """See the head of the file. `workers` start and stop controls, those of one owner one after the other: that takes
+    time, and its owner can make it take longer."""
 
     def __init__(self, folder: Path, mps: Mps, arbiter: Arbiter) -> None:
         self._folder, self._mps, self._arbiter = folder, mps, arbiter
-        self.worker = Writer()
+        self.workers = Workers()
+        self._owners: dict[str, Hashable] = {}  # by group
 
     def refusal(self, name: str, app_class: AppClass, others: Iterable[AppClass]) -> Invalid | None:
         """Why nobody can join the group of that name whose members have these classes."""
@@ -85,22 +88,23 @@ class Groups:
 
     async def start(self, members: Sequence[Tenancy]) -> None:
         """The last of them is new; it may start when this returns. Raises MpsError, OSError and PageError."""
-        await self.worker.run(lambda: self._start(members))
+        await self.workers.run(self._owner(members[-1]), lambda: self._start(members))
 
     def join(self, members: Sequence[Tenancy], then: Callable[[Exception | None], None]) -> None:
         """The last of them is new. `then` is called when it may start, or with the reason why not."""
-        self.worker.put(lambda: self._start(members), then)
+        self.workers.put(self._owner(members[-1]), lambda: self._start(members), then)
 
     def left(self, group: str, members: Sequence[Tenancy]) -> None:
         """A member ended; these are left."""
         if members:
             self._change(members)
         else:
-            self.worker.put(lambda: self._stop(group), _log_error(group))
+            self.workers.put(self._owners.pop(group, group), lambda: self._stop(group), _log_error(group))
 
     def restore(self, groups: Mapping[str, Sequence[Tenancy]], *, end_others: bool = True) -> None:
         """After a restart: go on with these, and end all others, unless members of them may yet be found."""
         for group, members in groups.items():
+            self._owner(members[-1])
             try:
                 self._make_folder(members[-1])
                 self._arbiter.add(self._tenant(members), self._folder / group)
@@ -110,7 +114,13 @@ class Groups:
             for left in self._folder.glob(f"{ASIDE}*"):  # by a daemon that was killed
                 remove_folder(left)
             for name in {entry.name.partition(".")[0] for entry in self._folder.iterdir()} - groups.keys() - {""}:
-                self.worker.put(partial(self._stop, name), _log_error(name))
+                self.workers.put(_LEFT, partial(self._stop, name), _log_error(name))
+
+    def _owner(self, member: Tenancy) -> Hashable:
+        """Who waits for no other's controls: a user, or on a node of a cluster a namespace. Remembers the group's."""
+        owner = member.namespace if self._mps.of_pods else _user(member)
+        self._owners[member.group_id] = owner
+        return owner
 
     def _tenant(self, members: Sequence[Tenancy]) -> Tenant:
         tenant = group_tenant(members)

@@ -1,0 +1,56 @@
+"""Owners do not wait for each other's controls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from aliquot.services.runtime.together.workers import Workers
+
+PATIENCE = 60.0
+
+
+def test_owner_whose_control_hangs_holds_up_nobody_else_and_not_the_end() -> None:
+    hangs, done = threading.Event(), list[str]()
+
+    def hang() -> None:
+        hangs.wait(PATIENCE)
+
+    async def work() -> None:
+        workers = Workers()
+        workers.put("early", lambda: done.append("early"), lambda error: None)
+        assert done == ["early"], "at once"
+        workers.start()
+        for _ in range(100):
+            workers.put(70001, hang, lambda error: None)
+        async with asyncio.timeout(PATIENCE / 2):
+            await workers.run(70002, lambda: done.append("other"))
+            await workers.run("early", lambda: done.append("again"))
+            began = time.monotonic()
+            await asyncio.to_thread(workers.stop, 0.3)
+            assert time.monotonic() - began < PATIENCE / 4
+        assert done == ["early", "other", "again"]
+
+    try:
+        asyncio.run(work())
+    finally:
+        hangs.set()
+
+
+def test_work_of_one_owner_is_done_in_order_and_errors_are_told() -> None:
+    done: list[int] = []
+    told: list[Exception | None] = []
+
+    async def work() -> None:
+        workers = Workers()
+        workers.start()
+        for number in range(50):
+            workers.put("a", lambda number=number: done.append(number), told.append)  # type: ignore[misc]
+        workers.put("a", lambda: [][0], told.append)
+        await workers.run("a", lambda: None)
+        await asyncio.to_thread(workers.stop)
+
+    asyncio.run(work())
+    assert done == list(range(50))
+    assert [type(error) for error in told] == [type(None)] * 50 + [IndexError]
