@@ -55,6 +55,22 @@ def test_agent_avoids_nodes_of_the_gpu_operators_device_plugin(agent: Json, labe
     assert not runs_on(agent, {**theirs, **QGPU, share: "false"})
 
 
+@pytest.mark.parametrize(
+    "machines",
+    [
+        {"nvidia.com/gpu.deploy.sandbox-validator": "true"},
+        {"nvidia.com/gpu.deploy.sandbox-validator": "paused-for-vgpu-change"},
+        {"nvidia.com/gpu.workload.config": "vm-passthrough"},
+        {"nvidia.com/gpu.workload.config": "vm-vgpu"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("labels", FOUND_BY_NFD, ids=str)
+def test_agent_avoids_nodes_whose_cards_virtual_machines_have(agent: Json, labels: Json, machines: Json) -> None:
+    assert not runs_on(agent, {**LINUX, **labels, **machines})
+    assert runs_on(agent, {**LINUX, **labels, "nvidia.com/gpu.workload.config": "container"})
+
+
 PAUSES = ("paused-for-driver-upgrade", "paused-for-mig-change")
 
 

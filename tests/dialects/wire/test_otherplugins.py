@@ -52,7 +52,16 @@ def a_slice(name: str = "s", driver: str = "gpu.nvidia.com", **spec: Any) -> Jso
 
 @pytest.mark.parametrize(
     "resource",
-    [GPU, "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/gpumem", "volcano.sh/vgpu-number"],
+    [
+        GPU,
+        "nvidia.com/gpu.shared",
+        "nvidia.com/mig-1g.10gb",
+        "nvidia.com/gpumem",
+        "volcano.sh/vgpu-number",
+        "nvidia.com/GA102GL_A10",  # for virtual machines: a whole card,
+        "nvidia.com/NVIDIA_A10-12Q",  # a part,
+        "nvidia.com/pgpu",  # a whole card of any model
+    ],
 )
 def test_node_with_resource_of_another_plugin_is_served_by_it(resource: str) -> None:
     assert serving_others(node(**of(resource, "2"))) == (resource,)

@@ -106,6 +106,9 @@ affinity:
             - {key: nvidia.com/gpu.deploy.client, operator: NotIn, values: [{{ include "aliquot.operatorPauses" . }}, "false"]}
             - {key: nvidia.com/gpu.deploy.gpu-feature-discovery, operator: NotIn, values: [{{ include "aliquot.operatorPauses" . }}]}
             {{- if .found }}
+            # The GPU Operator has the cards for virtual machines there.
+            - {key: nvidia.com/gpu.deploy.sandbox-validator, operator: DoesNotExist}
+            - {key: nvidia.com/gpu.workload.config, operator: NotIn, values: [vm-passthrough, vm-vgpu]}
             # The GPU Operator runs NVIDIA's device plugin there, or will again.
             - {key: nvidia.com/gpu.deploy.device-plugin, operator: NotIn, values: ["true", {{ include "aliquot.operatorPauses" . }}]}
             {{- end }}

@@ -14,6 +14,7 @@ has of them then is ours if it is as much as we would advertise for the cards in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -30,12 +31,15 @@ from aliquot.model.refusal import Invalid
 SHARE = "aliquot.dev/share-cards-with-other-plugins"  # label of a Node; "true": its owner lets us share the cards
 DEPLOY = "nvidia.com/gpu.deploy.device-plugin"  # label of a Node; "false": the GPU Operator runs no plugin there
 
+# A card for virtual machines, or a part of one, has the name of its model: nvidia.com/GA102GL_A10, NVIDIA_A10-12Q.
+_MODEL = re.compile(r"nvidia\.com/[A-Z]")
 # NVIDIA's plugin, also renamed and shared (gpu.shared); HAMi (gpumem, gpucores); Volcano; Koordinator; Tencent's
-# gpu-manager; 4paradigm; AWS.
+# gpu-manager; 4paradigm; AWS. pgpu: whole cards for virtual machines.
 _PREFIXES = (
     "nvidia.com/gpu",
     "nvidia.com/mig-",
     "nvidia.com/vgpu",
+    "nvidia.com/pgpu",
     "volcano.sh/vgpu-",
     "volcano.sh/gpu-",
     "koordinator.sh/gpu",
@@ -63,7 +67,7 @@ TAKEN = Invalid(
 
 def is_other_resource(name: str) -> bool:
     """Whether another product's plugin hands out NVIDIA cards by this resource."""
-    return name.startswith(_PREFIXES) or name.removeprefix(DRIVER) in _DRIVERS
+    return name.startswith(_PREFIXES) or _MODEL.match(name) is not None or name.removeprefix(DRIVER) in _DRIVERS
 
 
 def opted_in(labels: Mapping[str, str] | None) -> bool:
