@@ -218,6 +218,42 @@ def test_replicaset_event_has_webhook_refusal(fresh: ControlPlane) -> None:
         fresh.api("DELETE", f"{path}/web")
 
 
+def a_deployment(name: str, template: Object, **metadata: Any) -> str:
+    labels = {"app": name}
+    spec = {
+        "replicas": 0,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
+    }
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, **metadata}, "spec": spec}
+    return yaml.safe_dump(deployment)
+
+
+def test_kubectl_warns_of_a_workload_whose_pods_are_refused_or_get_no_card(fresh: ControlPlane) -> None:
+    served = frozenset({"qgpu", "kai"})
+    names = ("system:kube-controller-manager", "system:serviceaccount:kube-system:deployment-controller")
+    # Before the webhook: a new user restarts the API server, which then has to learn of the webhook again.
+    controllers = [fresh.kubeconfig_for(user=name, groups=["system:masters"]) for name in names]
+    with a_webhook(fresh, rules=Rules(served=served), served=served) as webhook:
+        broken = a_deployment("broken", objects.pod("p", {CORE: 130, MEMORY: 4}))
+        said = fresh.kubectl("create", "--dry-run=server", "-f", "-", stdin=broken, check=False)
+        assert f'Warning: Pods are refused: spec.template.spec.containers[0].resources.limits["{CORE}"]: "130"' in said
+        assert "deployment.apps/broken created" in said
+        misplaced = a_deployment("misplaced", objects.pod("p"), annotations={"gpu-fraction": "0.5"})
+        said = fresh.kubectl("create", "--dry-run=server", "-f", "-", stdin=misplaced, check=False)
+        assert 'Warning: metadata.annotations["gpu-fraction"]: Pods do not get it: move it to' in said
+        before = webhook.calls["review"]
+        for controller in controllers:
+            said = fresh.kubectl(
+                "create", "--dry-run=server", "-f", "-", stdin=broken, check=False, kubeconfig=controller
+            )
+            assert "deployment.apps/broken created" in said
+            assert "Warning" not in said
+        plain = a_deployment("plain", objects.pod("p"))
+        assert "Warning" not in fresh.kubectl("create", "--dry-run=server", "-f", "-", stdin=plain, check=False)
+        assert webhook.calls["review"] == before
+
+
 def test_a_t9k_pod_gets_its_toleration_and_its_scheduler(fresh: ControlPlane) -> None:
     admission = AdmissionSettings(scheduler_names={"t9k": "t9k-scheduler"})
     with a_webhook(fresh, admission=admission):

@@ -152,7 +152,7 @@ def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
 
     Only near misses: cloud vendors set other annotations under the same domains.
     """
-    known = _marks(served)
+    known = marks(served)
     return [
         problem
         for kind, present in (("labels", pod.labels), ("annotations", pod.annotations))
@@ -170,7 +170,7 @@ def outside_template(workload: object, served: frozenset[str]) -> list[Invalid]:
     there, own = (
         mapping(mapping(mapping(obj).get("metadata")).get("annotations")) for obj in (inner["template"], workload)
     )
-    known = _marks(served)
+    known = marks(served)
     return [
         Invalid(f'metadata.annotations["{key}"]', value, f"Pods do not get it: move it to {path}.metadata.annotations")
         for key, value in own.items()
@@ -182,15 +182,20 @@ def _of_container(key: str, served: frozenset[str]) -> bool:
     return kai.DIALECT in served and key.startswith(kai.PREFIX)
 
 
-def _marks(served: frozenset[str]) -> list[str]:
+def marks(served: frozenset[str]) -> list[str]:
     """The labels and annotations that these dialects read."""
-    marks = (
+    of_dialects = (
         (qgpu.DIALECT, qgpu.MARKS),
         (gpushare.DIALECT, gpushare.MARKS),
         (hami.DIALECT, hami.MARKS),
         (kai.DIALECT, kai.ANNOTATIONS),
     )
-    return [*native.MARKS, PARK, LATENCY, *(mark for dialect, names in marks if dialect in served for mark in names)]
+    return [
+        *native.MARKS,
+        PARK,
+        LATENCY,
+        *(mark for dialect, names in of_dialects if dialect in served for mark in names),
+    ]
 
 
 def _misspelled(kind: str, present: Json, known: list[str], close_at: float = _CLOSE) -> Iterator[Invalid]:

@@ -1,6 +1,7 @@
 """Manifests as strangers write them, each with what must become of it: `manifests/*.yaml`, through `aliquot explain`.
 
-A case has one outcome, by the vendor's documents and by what a real API server answered:
+A case has one outcome. Most were written from the seeds and the vendors' public documents before they were tried; where
+Kubernetes itself refuses a field that we do not read (a missing image), the case says what we do:
 
     fits        the node, or a pattern; {node, pods} for several Pods. `cards`: by container, how many, GiB of each,
                 percent of compute, whether it is whole

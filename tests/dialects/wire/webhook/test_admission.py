@@ -337,6 +337,30 @@ def test_container_of_hami_with_only_a_part_of_a_card_gets_one_card(part: str, b
     assert patched(found, answer(asked(found), AdmissionSettings(), HAMI)) == found
 
 
+# What users hear about the Pods of a workload when they apply it.
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "path"),
+    [("Deployment", "apps", "spec.template"), ("CronJob", "batch", "spec.jobTemplate.spec.template")],
+)
+def test_rules_that_pods_of_a_workload_break_are_warnings(kind: str, group: str, path: str) -> None:
+    def warned(limits: Json) -> list[str]:
+        workload: Json = {"metadata": {}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}}
+        for key in reversed(path.split(".")):
+            workload = {key: workload}
+        said = answer(asked({"metadata": {"name": "w"}, **workload}, kind={"group": group, "kind": kind}))
+        assert said["allowed"]
+        return list(said.get("warnings", ()))
+
+    resource = "tke.cloud.tencent.com/qgpu-memory"
+    (warning,) = warned({resource: "1500m"})
+    field = f'{path}.spec.containers[0].resources.limits["{resource}"]'
+    assert warning.startswith(f'Pods are refused: {field}: "1500m" is not allowed: whole GiB, at least 1')
+    assert len(warning) <= 256
+    assert warned({resource: "2"}) == warned({"example.com/fpga": "1"}) == []
+
+
 # gpushare in MiB, with a node that counts more of it than the kubelet handles as devices.
 
 COUNTED = Rules(gpushare_unit=MemoryUnit.MIB, counted=True)

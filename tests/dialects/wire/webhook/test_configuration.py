@@ -6,6 +6,7 @@ import base64
 import copy
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 
 from aliquot.dialects import gpushare, qgpu, t9k
@@ -38,7 +39,7 @@ def test_service_configuration_has_ca_bundle() -> None:
 def test_with_slots_every_attempt_but_the_last_goes_to_one_replica() -> None:
     entries = webhook_configuration(b"CA", SERVICE, slots=True)["webhooks"]
     names = [entry["clientConfig"]["service"]["name"] for entry in entries]
-    assert names == ["aliquot-webhook-0", "aliquot-webhook-1", "aliquot-webhook"] * 2
+    assert names == [*["aliquot-webhook-0", "aliquot-webhook-1", "aliquot-webhook"] * 2, "aliquot-webhook"]
 
 
 def test_url_configuration_has_address() -> None:
@@ -56,6 +57,10 @@ def test_only_the_last_attempt_refuses_what_nobody_answered_about() -> None:
     assert policies(FailurePolicy.IGNORE, "pods.aliquot.dev") == ["Ignore"] * 3
     assert policies(FailurePolicy.FAIL, "pods.aliquot.dev") == ["Ignore", "Ignore", "Fail"]
     assert policies(FailurePolicy.FAIL, "templates.aliquot.dev") == ["Ignore", "Ignore", "Fail"]
+
+
+def test_advice_on_workloads_blocks_nobody_and_is_asked_for_once() -> None:
+    assert policies(FailurePolicy.FAIL, "advice.aliquot.dev") == ["Ignore"]
 
 
 def test_failure_policy_is_ignore_by_default() -> None:
@@ -87,10 +92,9 @@ def test_match_conditions_name_all_resources() -> None:
     assert "aliyun" not in one["matchConditions"][0]["expression"]
 
 
-def test_every_workload_with_a_template_is_selected() -> None:
-    entry = next(
-        entry for entry in webhook_configuration(b"", SERVICE)["webhooks"] if entry["name"] == "templates.aliquot.dev"
-    )
+@pytest.mark.parametrize("name", ["templates.aliquot.dev", "advice.aliquot.dev"])
+def test_every_workload_with_a_template_is_selected(name: str) -> None:
+    entry = next(entry for entry in webhook_configuration(b"", SERVICE)["webhooks"] if entry["name"] == name)
     selected = {(group, name) for rule in entry["rules"] for group in rule["apiGroups"] for name in rule["resources"]}
     assert selected == {(group, f"{kind.lower()}s") for group, kind in TEMPLATES}
 

@@ -46,7 +46,9 @@ from aliquot.model.refusal import Invalid, show
 _API = "admission.k8s.io/v1"
 _DEFAULT_SCHEDULER = "default-scheduler"  # the API server's default
 _MOST_LISTED = 10  # violations; a Pod with 1,000 containers may violate a rule 1,000 times
-_LONGEST_WARNING = 120  # characters; the API server truncates longer ones
+_LONGEST_WARNING = 120  # characters, as Kubernetes recommends
+_LONGEST_SENTENCE = 256  # of one with a field's path; the API server may truncate longer ones
+_MOST_WARNED = 3  # rules of a template
 
 GRANT_ANNOTATIONS = (
     native.GRANT,
@@ -76,6 +78,7 @@ def review(body: object, rules: Rules, settings: AdmissionSettings) -> dict[str,
     template = _template(request)
     if template is not None:
         warnings = [_warning(f"{slip.field}: {slip.allowed}") for slip in outside_template(pod, rules.served)]
+        warnings += _warnings_on_template(pod, template[:-1], rules)
         return _answer(uid, complete_limits(pod, template, _resources(rules), request.get("oldObject")), warnings)
     if not _is_new_pod(request):
         return _answer(uid)
@@ -86,6 +89,18 @@ def review(body: object, rules: Rules, settings: AdmissionSettings) -> dict[str,
         return _answer(uid, refused=_status(claim, mapping_at(pod, "", [])))
     patch, warnings = _mutations(mapping_at(pod, "", []), claim, rules, settings)
     return _answer(uid, patch, warnings)
+
+
+def _warnings_on_template(workload: object, path: tuple[str, ...], rules: Rules) -> list[str]:
+    """The rules that Pods of the template break: whoever applies a Deployment sees no answer about its Pods."""
+    template: object = workload
+    for key in path:
+        template = mapping_at(template, "", []).get(key)
+    broken = parse_pod(template, rules)
+    if not isinstance(broken, tuple):
+        return []
+    sentences = (f"Pods are refused: {'.'.join(path)}.{problem.sentence()}" for problem in broken[:_MOST_WARNED])
+    return [_warning(sentence, _LONGEST_SENTENCE) for sentence in sentences]
 
 
 def _request(body: object) -> Json | Invalid:
@@ -223,9 +238,9 @@ def _forged_grants(annotations: Json) -> list[str]:
     return [key for key in ours if key.isprintable()]
 
 
-def _warning(sentence: str) -> str:
+def _warning(sentence: str, longest: int = _LONGEST_WARNING) -> str:
     printable = _printable(sentence)
-    return printable if len(printable) <= _LONGEST_WARNING else printable[: _LONGEST_WARNING - 3] + "..."
+    return printable if len(printable) <= longest else printable[: longest - 3] + "..."
 
 
 # --- the environment, for runtimes without CDI -------------------------------------------------------------------

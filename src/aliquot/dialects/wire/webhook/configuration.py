@@ -14,7 +14,12 @@ from typing import Any
 
 from aliquot.dialects.pods import list_at, mapping_at
 from aliquot.dialects.rules import DIALECTS
-from aliquot.dialects.wire.webhook.matchconditions import asks_for_gpu, asks_for_gpu_unreviewed, lacks_limits
+from aliquot.dialects.wire.webhook.matchconditions import (
+    asks_for_gpu,
+    asks_for_gpu_unreviewed,
+    lacks_limits,
+    may_mislead,
+)
 from aliquot.dialects.wire.webhook.slots import SLOTS
 
 PATH = "/review"
@@ -25,6 +30,7 @@ _HELM_PREFIX = "meta.helm.sh/"
 WEBHOOK = "pods.aliquot.dev"  # what a user sees: admission webhook "pods.aliquot.dev" denied the request
 CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _TEMPLATES = "templates.aliquot.dev"
+_ADVICE = "advice.aliquot.dev"  # only warns, so its calls may fail
 _SECONDS, _LAST_SECONDS = 2, 5  # of an attempt; an answer takes milliseconds
 _SYSTEM = "kube-system"
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # set on every namespace
@@ -84,8 +90,9 @@ def webhook_configuration(
 ) -> dict[str, Any]:
     """The object. `where` is a Service, or the address (https://HOST:PORT) of a webhook outside of the cluster.
 
-    It selects the Pods of the dialects `served`, and workloads whose templates lack limits, except in the namespaces
-    `spared` and kube-system: a cluster must start whatever state we are in.
+    It selects the Pods of the dialects `served`, workloads whose templates lack limits, and those of users that ask for
+    cards, which get warnings; except in the namespaces `spared` and kube-system: a cluster must start whatever state we
+    are in.
 
     The API server calls a webhook once, and a replica that was just killed is still an endpoint of the Service for a
     second or two. So there are several entries that do the same: all but the last let an object pass without
@@ -106,6 +113,7 @@ def webhook_configuration(
     again = asks_for_gpu_unreviewed(served)
     pods = [asks_for_gpu(served), *[again] * len(SLOTS)]
     templates = [lacks_limits(served)] * len(ways)
+    advice = _attempts(_ADVICE, _WORKLOADS, "may-mislead", [may_mislead(served)], FailurePolicy.IGNORE, _SECONDS)
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": CONFIGURATION_KIND,
@@ -117,7 +125,8 @@ def webhook_configuration(
                 _attempts(_TEMPLATES, _WORKLOADS, "lacks-limits", templates, failure_policy),
             )
             for entry, client in zip(attempts, clients, strict=True)
-        ],
+        ]
+        + [{**entry, "clientConfig": clients[-1], **shared} for entry in advice],
     }
 
 
@@ -133,7 +142,12 @@ def _way(where: ServiceRef | str) -> dict[str, Any]:
 
 
 def _attempts(
-    name: str, rules: list[dict[str, Any]], condition: str, expressions: Sequence[str], failure_policy: FailurePolicy
+    name: str,
+    rules: list[dict[str, Any]],
+    condition: str,
+    expressions: Sequence[str],
+    failure_policy: FailurePolicy,
+    last_seconds: int = _LAST_SECONDS,
 ) -> Iterator[dict[str, Any]]:
     """One entry for each expression."""
     for number, expression in enumerate(expressions):
@@ -143,7 +157,7 @@ def _attempts(
             "rules": rules,
             "matchConditions": [{"name": condition, "expression": expression}],
             "failurePolicy": str(failure_policy if last else FailurePolicy.IGNORE),
-            "timeoutSeconds": _LAST_SECONDS if last else _SECONDS,
+            "timeoutSeconds": last_seconds if last else _SECONDS,
         }
 
 
