@@ -81,7 +81,8 @@ def test_wake_by_hand(node: Node) -> None:
         until(lambda: where(node, program.name) == "parked", "it is parked")
         assert node.ask("request_move", name=program.name, leave=False) is None
         until(lambda: where(node, program.name) == "resident", "it is back")
-        assert residency(node, program.name)["moves"] == moves
+        found = residency(node, program.name)
+        assert (found["moves"], found["why"]) == (moves, None)
     assert program.end()["error"] == 0
 
 

@@ -16,7 +16,7 @@ import pytest
 from aliquot.adapters.gpu.page import OVERHEAD, Order, Page, State, Why
 from aliquot.arbiter.residency import RETRY_MOST
 from aliquot.model.claim import AppClass
-from aliquot.model.residency import Where
+from aliquot.model.residency import ParkReason, Where
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
 from aliquot.services.runtime.elastic.parking import ROOM_WAIT, Parking
 from aliquot.services.runtime.processes.registration import Process, Tenancy
@@ -244,3 +244,19 @@ def test_moves_that_a_page_claims_fill_no_log_and_its_figures_stay_small(
     there = rig.parking.residency("sleeper", CARD)
     assert there is not None
     assert there.resident < 2**63
+
+
+def test_memory_that_is_back_does_not_show_why_it_left(rig: Rig) -> None:
+    rig.rounds(0.2)
+    assert rig.parking.request("sleeper", leave=True) is None
+    rig.rounds(0.2)
+    rig.write(rig.sleeper, state=State.PARKED, parked=20 * GIB, moves=1)
+    rig.rounds(0.2)
+    shown = rig.parking.residency("sleeper", CARD)
+    assert shown is not None
+    assert (shown.where, shown.why) == (Where.PARKED, ParkReason.ASKED)
+    rig.write(rig.sleeper, state=State.RESIDENT, parked=0, order=Order.RETURN)
+    rig.rounds(0.2)
+    shown = rig.parking.residency("sleeper", CARD)
+    assert shown is not None
+    assert (shown.where, shown.why) == (Where.RESIDENT, None)

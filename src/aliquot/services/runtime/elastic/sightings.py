@@ -216,6 +216,8 @@ class Sightings:
             self.never.pop(key, None)
         out, back = max(move.out_ns for move in moves) / 1e9, max(move.in_ns for move in moves) / 1e9
         lost = any(move.state == State.LOST for move in moves)
+        back_again = occupant.where is Where.RESIDENT and not occupant.parked  # why it left is of the past then
+        reason = FAILURES.get(seen.why) if back_again else _reason_of(seen)
         most_stays = occupant.where is Where.RESIDENT and stays is not None and occupant.fixed > occupant.movable
         self.residency[key] = Residency(
             where=occupant.where,
@@ -225,7 +227,7 @@ class Sightings:
             moved=seen.moved_bytes,
             last_out=out or None,
             last_in=back or None,
-            why=ParkReason.LOST if lost else _reason_of(seen) if not most_stays or seen.why else stays,
+            why=ParkReason.LOST if lost else reason if not most_stays or seen.why else stays,
             way=self._checkpoints.way(key) or (Way.COPY if occupant.movable else None),
             checkpointed=occupant.slow_parked,
             detail=self._checkpoints.detail(key) if most_stays else None,
