@@ -11,6 +11,9 @@ import msgspec
 from hypothesis import strategies as st
 
 from aliquot import dialects
+from aliquot.dialects.dra.claims import AllocatedClaim, ClaimObject, parse_claim
+from aliquot.dialects.dra.requests import requested
+from aliquot.dialects.dra.slices import device_name
 from aliquot.dialects.kube.conditions import node_refusals
 from aliquot.dialects.kube.manifests import expand
 from aliquot.dialects.wire import extender as wire
@@ -27,6 +30,7 @@ from aliquot.model.status import dashboard
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.dashboard.agentclient import merged
+from aliquot.services.scheduler.dashboard.claims import Claims
 from kit.manifests import APP_CLASS, COUNT, MEM, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS, T9K_NODE, T9K_PERCENT
 from kit.watchobjects import a_cluster, as_node, as_pod, live_node, node_json, pod_json
 
@@ -35,6 +39,9 @@ from .target import Target, plain, refused
 
 GRANT = "aliquot.dev/grant"
 LEFT_BEHIND = "aliquot.dev/left-behind"
+_CLAIM_CONFIG = {
+    "apiVersion": "aliquot.dev/v1", "kind": "ClaimConfig", "class": "online", "policy": "burst-share", "latency": "2ms"
+}  # fmt: skip
 
 
 def _granted(limits: dict[str, Any], **share: Any) -> dict[str, Any]:
@@ -220,8 +227,78 @@ _SMALL = [
     },
 ]
 
+CLAIMS: list[dict[str, Any]] = [
+    {
+        "metadata": {"name": "c", "namespace": "ml", "uid": "u"},
+        "spec": {
+            "devices": {
+                "requests": [
+                    {
+                        "name": "gpu",
+                        "exactly": {
+                            "deviceClassName": "online.aliquot.dev",
+                            "count": 2,
+                            "allocationMode": "ExactCount",
+                            "capacity": {"requests": {"memory": "8Gi", "aliquot.dev/core": "30"}},
+                        },
+                    },
+                    {"name": "any", "firstAvailable": [{"name": "a", "deviceClassName": "aliquot.dev"}]},
+                ],
+                "config": [{"requests": ["gpu"], "opaque": {"driver": "aliquot.dev", "parameters": _CLAIM_CONFIG}}],
+            }
+        },
+        "status": {
+            "allocation": {
+                "devices": {
+                    "results": [
+                        {
+                            "request": "gpu/a",
+                            "driver": "aliquot.dev",
+                            "pool": "n1",
+                            "device": device_name("n1-0"),
+                            "shareID": "s",
+                            "consumedCapacity": {"memory": "8Gi", "core": 30},
+                        }
+                    ],
+                    "config": [
+                        {
+                            "source": "FromClass",
+                            "requests": ["gpu"],
+                            "opaque": {"driver": "aliquot.dev", "parameters": _CLAIM_CONFIG},
+                        }
+                    ],
+                }
+            },
+            "reservedFor": [{"resource": "pods", "name": "p", "uid": "x"}],
+        },
+    }
+]
+
+
+def _claim(value: Any) -> None:
+    """Its author writes what it asks for; who may write its status, what it has."""
+    try:
+        claim = msgspec.json.decode(msgspec.json.encode(value), type=ClaimObject)
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError):  # what the reflector passes over
+        return
+    found = parse_claim(claim, "n1", _NODE.cards)
+    _said(found)
+    if isinstance(found, AllocatedClaim):
+        assert all(0 < share.memory_mib <= 16 * 1024 for share in found.grant.containers[0].shares)
+    requested(claim)
+    _ = (claim.key, claim.pods, claim.allocated_elsewhere, claim.wants_ours, claim.node, claim.holds("n1"))
+    cluster = a_cluster(live_node("n1", 16, 24))
+    claims = Claims(cluster)
+    for _ in range(2):
+        claims.put(claim)
+        claims.on("n1")
+        claims.standing(claim)
+    claims.drop(claim.key)
+
+
 TARGETS: tuple[Target, ...] = (
     plain("pod", changed(PODS) | any_json(), _pod),
+    plain("resource-claim", changed(CLAIMS) | any_json(), _claim),
     plain(
         "pod-annotations",
         st.dictionaries(st.sampled_from([GRANT, "ALIYUN_COM_GPU_MEM_IDX", APP_CLASS, COUNT]), texts).map(

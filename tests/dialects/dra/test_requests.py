@@ -97,3 +97,10 @@ def test_any_spec_can_be_read(spec: object) -> None:
     claim = msgspec.convert({"metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "spec": spec}, ClaimObject)
     requested(claim)
     requested_class(claim)
+
+
+@pytest.mark.parametrize("name", [["aliquot.dev"], {"aliquot.dev": 1}, 7, None])
+def test_device_class_that_is_no_name_is_none_of_ours(name: Any) -> None:
+    claim = read({"name": "gpu", "exactly": {"deviceClassName": name}})
+    assert requested(claim) == ()
+    assert requested_class(claim) is AppClass.NORMAL

@@ -25,8 +25,8 @@ def requested_class(claim: ClaimObject) -> AppClass:
     """Of its DeviceClass, else of its own configuration. Another DeviceClass may set one that is not known here."""
     devices = mapping(mapping(claim.spec).get("devices"))
     for _, request in _requests(devices):
-        if request.get("deviceClassName") in _CLASSES:
-            return _CLASSES[str(request["deviceClassName"])]
+        if (found := _CLASSES.get(str(request.get("deviceClassName")))) is not None:
+            return found
     for entry in map(mapping, sequence(devices.get("config"))):
         opaque = mapping(entry.get("opaque"))
         config = parse_config(opaque.get("parameters"), "parameters") if opaque.get("driver") == DRIVER else None
