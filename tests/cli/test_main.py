@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -81,6 +82,21 @@ def test_group_without_a_command_shows_its_help(group: str) -> None:
 def test_option_without_its_value_names_the_help_of_its_command() -> None:
     assert aliquot("logs", "x", "--tail").stderr.endswith("(see aliquot logs --help)\n")
     assert aliquot("service", "install", "--policy").stderr.endswith("(see aliquot service install --help)\n")
+
+
+def test_completion_script_completes_commands_in_bash(tmp_path: Path) -> None:
+    program = tmp_path / "aliquot"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    program.chmod(0o755)
+    typed = f'COMP_WORDS=(aliquot compl); COMP_CWORD=1; _aliquot_completion {program}; echo "${{COMPREPLY[*]}}"'
+    script = f"{aliquot('completion', 'bash').stdout}\n{typed}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("completion\n", "")
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_script_of_other_shells_calls_aliquot(shell: str) -> None:
+    assert f"_ALIQUOT_COMPLETE={shell}_complete" in aliquot("completion", shell).stdout
 
 
 def test_explain_of_unfitting_pods_exits_1(files: list[str]) -> None:

@@ -12,10 +12,8 @@ import sys
 import click
 
 import aliquot
+from aliquot.cli.completion import VARIABLE
 from aliquot.cli.errors import SuggestingGroup, run_and_exit
-
-_COMPLETE = "_ALIQUOT_COMPLETE"  # click's name for it
-
 
 # name, module:command, one line of help
 COMMANDS = (
@@ -74,6 +72,7 @@ COMMANDS = (
     ("doctor", "cluster.doctor:doctor", "Find problems of a cluster or of this machine and say what to do."),
     ("manifests", "cluster.schedulerconfig:manifests", "Print configuration files for the cluster."),
     ("simulate", "simulate:simulate", "Measure how well the placement policies pack a trace of Pods."),
+    ("completion", "completion:completion", "Print the script that completes aliquot's commands in a shell."),
 )
 
 
@@ -150,9 +149,9 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of `aliquot`."""
-    completing = os.environ.get(_COMPLETE)
+    completing = os.environ.get(VARIABLE)
     if completing:  # called by the shell for completion, with the typed words in variables
         from click.shell_completion import shell_complete
 
-        sys.exit(shell_complete(cli, {}, "aliquot", _COMPLETE, completing))
+        sys.exit(shell_complete(cli, {}, "aliquot", VARIABLE, completing))
     run_and_exit(cli, "aliquot", sys.argv[1:] or ["--help"])
