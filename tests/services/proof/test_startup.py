@@ -22,6 +22,7 @@ from aliquot.services.runtime.cards.proving import CardWork
 INCONCLUSIVE = CardControl(ControlLevel.UNPROVEN, ControlReason.INCONCLUSIVE)
 EXCLUSIVE = CardControl(ControlLevel.UNPROVEN, ControlReason.EXCLUSIVE)
 A, B = "GPU-a", "GPU-b"
+TOTAL = 80 << 30
 Outcome = CardControl | Exception
 
 
@@ -36,6 +37,8 @@ class Machine:
         self.known = {A: CardControl(), B: CardControl()}
         self.done = {A: CardWork(), B: CardWork()}
         self.exclusive: set[str] = set()
+        self.strangers: dict[str, dict[int, int]] = {}  # by card: process and its bytes
+        self.utilised = 0.0
         self.outcomes: dict[str, list[Outcome]] = {}
         self.at_trial: Callable[[str], None] = lambda uuid: None
         self.trials: list[tuple[str, float]] = []
@@ -69,7 +72,13 @@ class Machine:
 
     # --- NVML
     def processes(self, uuid: str) -> dict[int, int]:
-        return {}
+        return self.strangers.get(uuid, {})
+
+    def memory(self, uuid: str) -> tuple[int, int]:
+        return sum(self.processes(uuid).values()), TOTAL
+
+    def utilisation(self, uuid: str) -> float:
+        return self.utilised
 
     def is_exclusive(self, uuid: str) -> bool:
         return uuid in self.exclusive
@@ -109,6 +118,18 @@ def test_a_verdict_holds_for_all_cards_of_the_model(machine: Machine) -> None:
     assert machine.known == {A: PROVEN, B: PROVEN}
     assert len(machine.trials) == 1
     assert machine.verdicts.of("H200") == PROVEN
+
+
+@pytest.mark.parametrize(
+    ("used", "utilised", "tried"), [(10 << 30, 0.0, True), (10 << 30, 0.5, False), (TOTAL - (3 << 30), 0.0, False)]
+)
+def test_card_with_processes_of_others_is_tried_only_if_they_miss_nothing(
+    machine: Machine, used: int, utilised: float, tried: bool
+) -> None:
+    """Such as those of another device plugin's Pod, which rests, and will ask for the memory that is left."""
+    machine.strangers, machine.utilised = {A: {7: used}, B: {8: used}}, utilised
+    machine.run(30)
+    assert bool(machine.trials) is tried
 
 
 def test_a_refusal_counts_when_it_shows_twice_in_a_row_and_for_that_card_only(machine: Machine) -> None:
