@@ -28,6 +28,7 @@ _PAGE, _NEXT_PAGE = 1000, 200  # objects; smaller pages once we serve, whose cal
 _WATCH_SECONDS = (240, 480)  # the server ends a watch after that long; spread, so that not all are renewed at once
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
 _SOUND = 20.0  # seconds; a watch that lasted so long, or brought anything, was healthy: the next failure is a first one
+_REFUSALS = (403, 404, 405)  # our role may not read it, or there is no such kind; another failure may pass
 _ONCE_LISTED = 3  # attempts count from here after a list: the server is there, so do not wait for long
 
 
@@ -126,7 +127,7 @@ class Reflector(Generic[T]):
     ) -> None:
         self.path = path
         self.synced = asyncio.Event()
-        self.answered = asyncio.Event()  # synced, or refused by the API server
+        self.answered = asyncio.Event()  # synced, or refused by the API server; one that is overloaded has not answered
         self.relists = 0  # lists after the first
         self.drift = 0  # differences they found that no watch had brought
         self._kube, self._sink, self._params, self._chance = kube, sink, dict(params or {}), chance
@@ -162,7 +163,8 @@ class Reflector(Generic[T]):
             except (ApiError, Unreachable, msgspec.MsgspecError, UnicodeDecodeError) as error:
                 attempt += 1
                 if isinstance(error, ApiError):
-                    self.answered.set()
+                    if error.status in _REFUSALS:
+                        self.answered.set()
                     self._version = "" if error.status == 410 else self._version
                 if attempt in (1, 4) or attempt % 16 == 0:
                     log.warning(
@@ -173,6 +175,36 @@ class Reflector(Generic[T]):
                 attempt = 1
             pause = backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, chance=self._chance())
             await asyncio.sleep(pause)
+
+    async def run_if_readable(self, on_listed: Callable[[], None]) -> None:
+        """Until cancelled, or until the API server refuses the first list: our role may be older than this program.
+
+        `on_listed`: all that there is was reported. May be called again afterwards, also where it failed: then what is
+        gone by that time is reported too.
+        """
+        if not self.synced.is_set():
+            self.answered.clear()
+        following = asyncio.create_task(self.run())
+        answered = asyncio.create_task(self.answered.wait())
+        try:
+            await asyncio.wait({following, answered}, return_when=asyncio.FIRST_COMPLETED)
+            if self.synced.is_set():
+                on_listed()
+            if self.synced.is_set() or following.done():
+                await following
+        except Exception:  # the sink failed: it may lack any of what was reported
+            self._version = ""
+            self.report_all_again()
+            raise
+        finally:
+            following.cancel()
+            answered.cancel()
+            await asyncio.gather(following, answered, return_exceptions=True)
+
+    def follow(self, path: str) -> None:
+        """Between two runs: the same objects are to be read there, in another version of their API."""
+        if path != self.path:
+            self.path, self._version = path, ""
 
     def report_all_again(self) -> None:
         """With the next list, report everything as changed: it must be read by other rules."""

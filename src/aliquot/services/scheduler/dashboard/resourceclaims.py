@@ -44,27 +44,17 @@ class ResourceClaims:
     def __init__(self, kube: Kube, cluster: Cluster) -> None:
         self.known = Claims(cluster)
         self.answered = asyncio.Event()  # the claims are known, or the API server has none for us
-        self._kube, self._cluster = kube, cluster
+        self._cluster = cluster
+        self._reflector = Reflector(kube, CLAIMS, ClaimObject, ClaimSink(self.known))
 
     async def run(self) -> None:
         """Until cancelled."""
         while not self._cluster.reported.by_claims:
             await asyncio.sleep(_LOOK)
         while True:
-            await self._follow()
-
-    async def _follow(self) -> None:
-        """Until cancelled, or until the API server refuses the first list: our role may be older than this program."""
-        reflector = Reflector(self._kube, CLAIMS, ClaimObject, ClaimSink(self.known))
-        following = asyncio.create_task(reflector.run())
-        try:
-            await reflector.answered.wait()
+            await self._reflector.run_if_readable(self.answered.set)
             self.answered.set()
-            if reflector.synced.is_set():
-                await following
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-        fix = "the account needs list and watch on resourceclaims (resource.k8s.io): helm upgrade with dra.enabled=true"
-        log.warning("resource_claims_not_readable", extra={"data": {"path": CLAIMS, "fix": fix}})
-        await asyncio.sleep(_SELDOM)
+            fix = "list and watch on resourceclaims (resource.k8s.io): helm upgrade with dra.enabled=true"
+            data = {"path": CLAIMS, "fix": f"the account needs {fix}"}
+            log.warning("resource_claims_not_readable", extra={"data": data})
+            await asyncio.sleep(_SELDOM)

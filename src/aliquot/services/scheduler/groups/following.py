@@ -43,7 +43,8 @@ class PodGroups:
 
     def __init__(self, kube: Kube, cluster: Cluster) -> None:
         self.answered = asyncio.Event()  # the PodGroups of every API are known, or the API server has none for us
-        self._kube, self._cluster = kube, cluster
+        self._kube = kube
+        self._reflectors = {api: Reflector(kube, "", GroupObject, GroupSink(cluster, api)) for api in VERSIONS}
         self._open = set(VERSIONS)  # APIs without an answer yet
 
     async def run(self) -> None:
@@ -90,17 +91,10 @@ class PodGroups:
             self.answered.set()
 
     async def _reflect(self, api: str, path: str) -> None:
-        """Until cancelled, or until the API server refuses the first list: our role may be older than this program."""
-        reflector = Reflector(self._kube, path, GroupObject, GroupSink(self._cluster, api))
-        following = asyncio.create_task(reflector.run())
-        try:
-            await reflector.answered.wait()
-            if reflector.synced.is_set():
-                self._answer(api)
-                await following
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+        """Until cancelled, or until the API server refuses the first list."""
+        reflector = self._reflectors[api]
+        reflector.follow(path)
+        await reflector.run_if_readable(lambda: self._answer(api))
         fix = f"the account needs list and watch on {RESOURCE} ({api}): upgrade the chart"
         log.warning("pod_groups_not_readable", extra={"data": {"path": path, "fix": fix}})
         await self._without(api)

@@ -58,7 +58,8 @@ class ResourceSlices:
 
     def __init__(self, kube: Kube, sink: SliceSink) -> None:
         self.answered = asyncio.Event()  # the slices are known, or the API server has none for us
-        self._kube, self._sink = kube, sink
+        self._kube = kube
+        self._reflector = Reflector(kube, "", SliceObject, sink)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -83,17 +84,9 @@ class ResourceSlices:
         await asyncio.sleep(_SELDOM)
 
     async def _follow(self, path: str) -> None:
-        """Until cancelled, or until the API server refuses the first list: our role may be older than this program."""
-        reflector = Reflector(self._kube, path, SliceObject, self._sink)
-        following = asyncio.create_task(reflector.run())
-        try:
-            await reflector.answered.wait()
-            self.answered.set()
-            if reflector.synced.is_set():
-                await following
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+        """Until cancelled, or until the API server refuses the first list."""
+        self._reflector.follow(path)
+        await self._reflector.run_if_readable(self.answered.set)
         fix = "the account needs list and watch on resourceslices (resource.k8s.io): upgrade the chart"
         log.warning("resource_slices_not_readable", extra={"data": {"path": path, "fix": fix}})
         await self._without()
