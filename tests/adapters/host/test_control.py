@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 import threading
@@ -83,3 +84,24 @@ def test_a_folder_in_the_place_of_the_socket_is_a_controlerror(home: Home) -> No
     Path(home.control).mkdir()
     with pytest.raises((ControlError, NoDaemonError)):
         connect([home])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
+def test_daemon_of_another_user_is_not_believed(home: Home) -> None:
+    """It would decide what a run has in its environment: LD_PRELOAD, for one."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(home.control)
+        os.seteuid(65534)  # the kernel notes who listens, not who made the socket
+        try:
+            listener.listen(4)
+        finally:
+            os.seteuid(0)
+        with pytest.raises(ControlError, match="user 65534 listens there, neither root nor you"):
+            connect([home])
+        with pytest.raises(ControlError, match="user 65534"):
+            ask([home], {"op": "status"})
+    os.unlink(home.control)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(home.control)
+        listener.listen(1)
+        connect([home])[0].close()

@@ -12,7 +12,9 @@ Who asks is known from the socket (SO_PEERCRED), not from what it says. Imported
 from __future__ import annotations
 
 import json
+import os
 import socket
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -60,6 +62,13 @@ class Connection:
             if error.errno is None:  # the path is too long: nobody can listen there
                 raise NoDaemonError(path) from error
             raise ControlError(f"{path}: {error.strerror}") from error
+        user = _user_of(self._socket)
+        if user not in (0, os.geteuid()):
+            self._socket.close()
+            raise ControlError(
+                f"{path}: user {user} listens there, neither root nor you: what it answers would run as you. "
+                "Set ALIQUOT_HOME to a folder of your own"
+            )
 
     def send(self, request: dict[str, Any]) -> None:
         """Say it."""
@@ -123,6 +132,11 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
+
+
+def _user_of(connected: socket.socket) -> int:
+    """The user who listens, as the kernel says: a daemon decides what a run has in its environment."""
+    return int(struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
 
 
 def _connect(client: socket.socket, path: str, timeout: float | None) -> None:
