@@ -14,6 +14,8 @@ from aliquot.wording.parking import arrival_words, residency_words
         (Where.RESIDENT, None, Way.CHECKPOINT, None, ""),
         (Where.PARKED, ParkReason.ASKED, Way.COPY, None, "parked: by `aliquot park`"),
         (Where.PARKED, ParkReason.ASKED, Way.CHECKPOINT, None, "parked by the driver's checkpoint: by `aliquot park`"),
+        (Where.RETURNING, ParkReason.ASKED, Way.COPY, None, "returning"),
+        (Where.RETURNING, ParkReason.NO_ROOM, Way.COPY, None, "returning: what is on the card may not leave it"),
         (Where.LEAVING, None, Way.CHECKPOINT, None, "leaving by the driver's checkpoint"),
         (
             Where.RESIDENT, ParkReason.SHARED_MEMORY, None, "the driver refuses",

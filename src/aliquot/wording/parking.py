@@ -21,6 +21,7 @@ _WORDS = {
     ParkReason.NO_ROOM: "what is on the card may not leave it",
     ParkReason.LOST: "its parked memory is lost",
 }
+_LEFT_FOR = {ParkReason.IDLE, ParkReason.ROOM, ParkReason.TURN, ParkReason.ASKED}
 
 
 def reason_words(reason: ParkReason) -> str:
@@ -59,6 +60,8 @@ def residency_words(where: Where, why: ParkReason | None, way: Way | None = None
     if where is Where.RESIDENT:
         return "" if why is None else f"cannot be parked: {cannot_words(why, detail)}"
     how = f"{where.value} by the driver's checkpoint" if way is Way.CHECKPOINT else where.value
+    if where is Where.RETURNING and why in _LEFT_FOR:  # why it left is over
+        return how
     return how if why is None else f"{how}: {_WORDS[why]}"
 
 

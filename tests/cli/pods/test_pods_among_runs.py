@@ -53,6 +53,23 @@ def test_ps_and_top_show_a_queued_pod_with_its_reason(daemon: FakeDaemon) -> Non
     assert shown("top").splitlines()[-1] == why
 
 
+@pytest.mark.parametrize(("moves", "said"), [(1, "2 GiB, 1 move"), (3, "2 GiB, 3 moves")])
+def test_top_counts_moves_of_parked_memory(daemon: FakeDaemon, moves: int, said: str) -> None:
+    residency = {
+        "where": "parked",
+        "why": "asked",
+        "resident_bytes": 0,
+        "parked_bytes": 2 << 30,
+        "moves": moves,
+        "moved_bytes": 0,
+        "last_out_seconds": None,
+        "last_in_seconds": None,
+    }
+    tenant = a_tenant("off", cards=[a_share(residency=residency)])
+    daemon.answers["status"] = a_status(cards=[a_card("box", 0)], tenants=[tenant])
+    assert f" {said}  " in shown("top")
+
+
 def test_top_names_nodes_and_waiting_pods(daemon: FakeDaemon) -> None:
     cards = [a_card("node-0", 0), a_card("node-1", 0, uuid="GPU-9")]
     daemon.answers["status"] = a_status(pending("a", "no room"), cards=cards, tenants=[a_tenant("default/train")])

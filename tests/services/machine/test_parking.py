@@ -241,6 +241,16 @@ def test_down_names_runs_whose_memory_is_parked(rig: Rig) -> None:
     assert left_parked_words(["train"]).startswith("train: parked, and kept in the host pool until the next daemon")
 
 
+def test_wake_says_that_a_run_is_not_parked(rig: Rig) -> None:
+    rig.run(4, "serve", **{"class": "online"})
+    text = refusal_of(lambda: rig.move("wake", "serve"))["text"]
+    assert text == "serve is not parked, and cannot be: its class is online, and it was started without --park"
+    rig.run(4, "train", **{"class": "offline"})
+    rig.arbiter.why_not = "none of its memory can leave the card"
+    text = refusal_of(lambda: rig.move("wake", "train"))["text"]
+    assert text == "train is not parked: none of its memory can leave the card"
+
+
 def test_park_says_why_a_run_cannot_leave(rig: Rig) -> None:
     rig.run(4, "serve", **{"class": "online"})
     text = refusal_of(lambda: rig.move("park", "serve"))["text"]

@@ -21,7 +21,7 @@ from aliquot.cli.pods.rows import compute, latency_words, paused_time, waiting_l
 from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
 from aliquot.model.residency import Way, Where
 from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
-from aliquot.wording.amounts import duration, memory, release_delay
+from aliquot.wording.amounts import count, duration, memory, release_delay
 from aliquot.wording.control import control_words
 from aliquot.wording.parking import residency_words
 from aliquot.wording.shortage import reason
@@ -195,7 +195,7 @@ def _parked(share: ShareStatus) -> str:
     if residency is None:
         return "-"
     slowly = ", by checkpoint" if residency.way is Way.CHECKPOINT else ""
-    return f"{memory(residency.parked_bytes >> 20)}, {residency.moves} moves{slowly}"
+    return f"{memory(residency.parked_bytes >> 20)}, {count(residency.moves, 'move')}{slowly}"
 
 
 def _state(share: ShareStatus) -> str:

@@ -104,7 +104,8 @@ class Parking:
         tenant = found.tenant
         self._owner_only(caller, f"{verb} {tenant.name}", tenant.uid)
         if not tenant.parkable:
-            raise RefusedError("failed", text=f"{tenant.name} cannot be parked: {_why_never(found)}")
+            said = "cannot be parked" if leave else "is not parked, and cannot be"
+            raise RefusedError("failed", text=f"{tenant.name} {said}: {_why_never(found)}")
         if leave and not self._machine.pool_mib:
             raise RefusedError(
                 "failed", text=f"{tenant.name} cannot be parked: the daemon has no host pool; start it with --host-pool"
@@ -115,7 +116,9 @@ class Parking:
             await asyncio.sleep(_LOOK)
         why = self._machine.arbiter.request_move(tenant.id, leave=leave)
         if why is not None:
-            raise RefusedError("failed", text=f"{tenant.name} cannot {'leave' if leave else 'return'}: {why}")
+            there = self._machine.arbiter.residencies(tenant.id)
+            said = "cannot leave" if leave else "cannot return" if there else "is not parked"
+            raise RefusedError("failed", text=f"{tenant.name} {said}: {why}")
         deadline = time.monotonic() + patience
         wanted = Where.PARKED if leave else Where.RESIDENT
         while not _is_there(moved := self._machine.arbiter.residencies(tenant.id), wanted):

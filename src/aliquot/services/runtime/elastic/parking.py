@@ -143,8 +143,8 @@ class Parking:
         """Park it, or bring it back, because its user says so. Why that cannot be; None: it is asked."""
         if not self.residencies(tenant):
             return (
-                "none of its memory can leave the card: it was started without --park and is not offline work on an "
-                "oversubscribed card, or it has allocated nothing yet"
+                "none of its memory can leave the card. It has allocated nothing yet, or it was started without --park "
+                "and, if it is offline work, before `aliquot policy oversubscribe` was above 1"
             )
         never = [
             self._sightings.never.get((tenant, uuid))
