@@ -274,3 +274,32 @@ def test_next_daemon_goes_on_with_what_it_finds(rig: Rig, found: tuple[int, int]
     assert rig.asked[1:] == ([] if what is None else [what])
     if what is None:
         assert (rig.shown.where, rig.shown.checkpointed, rig.shown.way) == (Where.PARKED, 8 * GIB, Way.CHECKPOINT)
+
+
+def test_page_that_claims_to_be_halted_again_and_again_costs_few_processes(rig: Rig) -> None:
+    rig.able()
+    for _ in range(200):
+        rig.states(State.HALTED, State.HALTED)
+        rig.answer(RUNNING, RUNNING)
+        rig.answer(RUNNING, RUNNING)
+        rig.states(State.RESIDENT, State.RESIDENT)
+    assert rig.now > 1060
+    assert len(rig.steps) < 20
+
+
+def test_page_that_claims_to_be_halted_for_ever_is_asked_about_once(rig: Rig) -> None:
+    rig.able()
+    rig.states(State.HALTED, State.HALTED)
+    rig.answer(RUNNING, RUNNING)
+    rig.answer(RUNNING, RUNNING)
+    asked = len(rig.steps)
+    rig.rounds(100.0)
+    assert len(rig.steps) == asked
+    assert rig.shown.where is Where.RESIDENT  # nobody told it to move
+
+
+def test_page_that_claims_more_than_it_may_have_does_not_move_the_deadline(rig: Rig) -> None:
+    rig.page._write(rig.page._at(0, 0), struct.pack("<Q", (1 << 64) - 1))
+    rig.able()
+    rig.leave()
+    assert rig.steps[-1].deadline <= rig.now + 20 + 2 * 20 * GIB / 0.5e9

@@ -36,7 +36,7 @@ def where(node: Node, name: str) -> str | None:
 
 def sleeper(node: Node, gib: int = 1, kind: str = "array") -> Mover:
     """Idle, with arrays on the card, and known to go by the driver's checkpoint."""
-    made = Mover(node, node.tenant("normal", memory=(gib + 1) * GIB, park_after=600.0), gib, kind=kind)
+    made = Mover(node, node.tenant("normal", memory=(gib + 2) * GIB, park_after=600.0), gib, kind=kind)
     made.ready()
     made.hold()
     until(lambda: residency(node, made.name).get("way") == "checkpoint", "the driver said that it can")
@@ -72,6 +72,19 @@ def test_call_that_needs_no_memory_brings_it_back_too(node: Node, what: str) -> 
     assert program.look(what)
     until(lambda: where(node, program.name) == "resident", "it is back")
     assert program.end()["error"] == 0
+
+
+def test_two_processes_of_a_tenant_leave_and_return_together(node: Node) -> None:
+    first = sleeper(node)
+    second = Mover(node, first.name, 1, kind="bare")  # it holds as well: they share the file
+    second.ready()
+    second.hold()
+    until(lambda: residency(node, first.name)["resident"] >= 2 * GIB, "both are seen")
+    assert node.ask("request_move", name=first.name, leave=True) is None
+    until(lambda: where(node, first.name) == "parked", "they are parked")
+    assert residency(node, first.name)["checkpointed"] >= 2 * GIB
+    results = [first.end(), second.end()]
+    assert [(result["wrong"], result["error"]) for result in results] == [(0, 0)] * 2, results
 
 
 def test_wake_by_hand(node: Node) -> None:

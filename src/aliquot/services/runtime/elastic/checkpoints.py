@@ -60,6 +60,7 @@ class Phase(Enum):
 
 
 _SHOWN = {
+    Phase.RESIDENT: State.RESIDENT,  # its page claims to be halted, and it was looked at a moment ago
     Phase.HALTING: State.LEAVING, Phase.TAKING: State.LEAVING, Phase.AWAY: State.PARKED,
     Phase.FINDING: State.RETURNING, Phase.BRINGING: State.RETURNING, Phase.COMING: State.RETURNING,
 }  # fmt: skip
@@ -114,7 +115,7 @@ class Checkpoints:
             record = self._records[key] = _Record()
         record.pids = sorted(process.pid for process in tenancy.processes if process.slot is not None)
         if record.phase is Phase.RESIDENT:
-            record.size = _rest(moves, uses)
+            record.size = min(_rest(moves, uses), _most(tenancy, uuid))
             if halted and now >= record.find_at:
                 record.find_at = now + min(_AGAIN * 2**record.finds, _REFUSED_MOST)
                 record.finds = min(record.finds + 1, 16)
@@ -318,6 +319,12 @@ def _order(tenancy: Tenancy, uuid: str, order: Order) -> None:
     at = tenancy.page.index[uuid]
     for slot in _slots(tenancy):
         tenancy.page.order(slot, at, order)
+
+
+def _most(tenancy: Tenancy, uuid: str) -> int:
+    """Bytes that it can have there, whatever its page says."""
+    limit = next((one.memory_bytes for one in tenancy.tenant.allotments if one.uuid == uuid), None)
+    return 1 << 40 if limit is None else limit * 2
 
 
 def _rest(moves: list[Move], uses: list[Use]) -> int:
