@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from aliquot.cli.main import cli
-from aliquot.cli.run.command import OPTIONS
+from aliquot.cli.run.command import OPTIONS, help_text
 from aliquot.cli.run.execute import environment_of
 from aliquot.wording.runoptions import LATENCY_ALLOWED, LATENCY_ONLINE
 from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
@@ -182,6 +182,15 @@ def test_run_name_is_unique_while_running(machine: Machine) -> None:
 
 
 # --- without a daemon --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_run_help_fits_the_terminal(width: int) -> None:
+    text = help_text(width)
+    whole, _, options = text.partition("Options:")
+    assert max(map(len, options.splitlines())) <= width
+    assert max(map(len, whole.splitlines())) <= 80
+    assert "".join(text.split()) == "".join(help_text().split())
 
 
 def test_run_loads_nothing_heavy() -> None:

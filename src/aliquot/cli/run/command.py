@@ -59,9 +59,9 @@ USAGE = "aliquot run [OPTIONS] [--] COMMAND [ARGS]..."
 HELP = """\
 Run a command on a slice of a card.
 
-Start the daemon if none runs, wait in the queue while the machine is full (stderr shows the
-position; Ctrl-C gives up), then exec the command: exit code, signals, stdin and terminal are
-those of the command.
+Start the daemon if none runs, wait in the queue while the machine is full
+(stderr shows the position; Ctrl-C gives up), then exec the command: exit
+code, signals, stdin and terminal are those of the command.
 
 aliquot run --memory 10 --core 30 -- python train.py
 aliquot run --class offline --core 50 --memory 20 -- python train.py
@@ -107,6 +107,7 @@ OPTIONS = (
     ("--help", None, "Show this message and exit. Also -h"),
 )
 
+_NARROWEST = 20  # columns for the text of an option
 _CARD_IS_CHOSEN = "aliquot chooses the card; --gpus is the number of cards"
 # Options of other tools, without their dashes, and what holds here.
 _HINTS = {
@@ -144,7 +145,7 @@ def _discard_output(code: int) -> int:
 def _main(arguments: list[str]) -> int:
     options, command = _split(arguments)
     if "--help" in options:
-        print(help_text(), flush=True)
+        print(help_text(_terminal_width()), flush=True)
         return 0
     request = _request(options, command)
     program = _find(command[0])
@@ -171,12 +172,31 @@ def _main(arguments: list[str]) -> int:
 # --- the command line --------------------------------------------------------------------------------------------
 
 
-def help_text() -> str:
-    """The output of `aliquot run --help`."""
+def help_text(width: int | None = None) -> str:
+    """The output of `aliquot run --help`; options are wrapped to `width`."""
     wide = max(len(_with_value(flag, value)) for flag, value, _ in OPTIONS)
     lines = [f"  {_with_value(flag, value):<{wide}}  {text}" for flag, value, text in OPTIONS]
-    body = "\n".join(f"  {line}" if line else "" for line in HELP.splitlines())
-    return f"Usage: {USAGE}\n\n{body}\n\nOptions:\n" + "\n".join(lines)
+    body = [f"  {line}" if line else "" for line in HELP.splitlines()]
+    if width is not None:
+        lines = [part for line in lines for part in _wrapped(line, width, wide + 4)]
+    return "\n".join((f"Usage: {USAGE}", "", *body, "", "Options:", *lines))
+
+
+def _terminal_width() -> int | None:
+    """None: no terminal."""
+    try:
+        return os.get_terminal_size(1).columns or None
+    except OSError:
+        return None
+
+
+def _wrapped(line: str, width: int, indent: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    import textwrap  # not at the top: only the help needs it
+
+    indent = indent if width - indent >= _NARROWEST else 4
+    return textwrap.wrap(line, max(width, _NARROWEST), subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _with_value(flag: str, value: str | None) -> str:
