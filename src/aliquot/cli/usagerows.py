@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from aliquot.adapters.host.users import user_name
-from aliquot.cli.tables import date_time, table
+from aliquot.cli.tables import date_time, narrowed, table
 from aliquot.model.status.usage import UsageEntry, UsageReport
 
 BY = ("user", "namespace", "pod", "run", "class")
@@ -26,6 +26,7 @@ _FIELDS = (
     "memory_booked_byte_seconds",
     "memory_used_byte_seconds",
 )
+_DROPPABLE = ("USED (GiB h)", "PREEMPTED", "WAITED", "BOOKED (GiB h)")  # on a narrow terminal, in this order
 _KINDS = ("idle", "unknown", "unmeasured")
 
 Row = dict[str, Any]
@@ -71,8 +72,8 @@ def usage_rows(entries: Iterable[UsageEntry], by: str) -> list[Row]:
     return tenants + [rows[kind, ""] for kind in _KINDS if (kind, "") in rows]
 
 
-def render(reports: Sequence[UsageReport], by: str, output: str) -> str:
-    """Of one machine, or of several nodes together."""
+def render(reports: Sequence[UsageReport], by: str, output: str, width: int | None = None) -> str:
+    """Of one machine, or of several nodes together. `width`: of the terminal, for which columns are left out."""
     rows = usage_rows((entry for report in reports for entry in report.entries), by)
     total = sum(row["gpu_seconds"] for row in rows)
     since = min((report.since for report in reports), default=0.0)
@@ -88,7 +89,8 @@ def render(reports: Sequence[UsageReport], by: str, output: str) -> str:
     head = [by.upper(), "GPU TIME", "PART", "WAITED", "PREEMPTED", "BOOKED (GiB h)", "USED (GiB h)"]
     cells = [_cells(row, by, total) for row in rows]
     cells.append(["total", _time(total), "100.0%" if total else "-", "", "", "", ""])
-    return f"since {date_time(since)}\n" + table(head, cells, frozenset(range(1, 7)))
+    columns, cells_shown = narrowed(head, cells, width, _DROPPABLE)
+    return f"since {date_time(since)}\n" + table(columns, cells_shown, frozenset(range(1, len(columns))))
 
 
 def _name(entry: UsageEntry, by: str) -> str:

@@ -14,6 +14,8 @@ import pytest
 
 from aliquot.adapters.host.control import ask
 from aliquot.adapters.host.home import Home
+from aliquot.cli.usagerows import render
+from aliquot.model.status.usage import UsageEntry, UsageReport
 from kit.machine import ALIQUOT, PATIENCE, Machine, eventually
 
 TWO = 2  # cards
@@ -91,6 +93,18 @@ def test_output_is_a_table_or_csv_by_user(simulated: Machine) -> None:
     rows = list(csv.DictReader(io.StringIO(simulated.aliquot("usage", "--by", "user", "-o", "csv").stdout)))
     assert [row["kind"] for row in rows][:2] == ["tenant", "idle"]
     assert rows[0]["user"] == Path.home().owner()
+
+
+def test_table_leaves_columns_out_on_a_narrow_terminal() -> None:
+    entry = UsageEntry("GPU-0", "", "", "train", "", "offline", 0, 90.0, 1.0, 2.0, 3e12, 4e12)
+    report = UsageReport(0.0, 100.0, [entry])
+    head = [render([report], "run", "table", width).splitlines()[1].split("  ") for width in (None, 50, 20)]
+    assert [[name.strip() for name in names if name.strip()] for names in head] == [
+        ["RUN", "GPU TIME", "PART", "WAITED", "PREEMPTED", "BOOKED (GiB h)", "USED (GiB h)"],
+        ["RUN", "GPU TIME", "PART", "WAITED", "BOOKED (GiB h)"],
+        ["RUN", "GPU TIME", "PART"],
+    ]
+    assert "used_byte" in render([report], "run", "csv", 20)
 
 
 @pytest.mark.parametrize("since", ["7", "yesterday", "0h", "-1d", ""])

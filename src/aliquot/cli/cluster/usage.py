@@ -13,6 +13,7 @@ import msgspec
 from aliquot.adapters.kubernetes.kubectl import PODS, Kubectl, KubectlError
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
+from aliquot.cli.tables import terminal_width
 from aliquot.cli.usagerows import render, usage_options
 from aliquot.model.status.usage import UsageReport
 
@@ -44,7 +45,7 @@ def usage(node: str | None, since: float, by: str | None, output: str, kubectl: 
         answers = list(pool.map(lambda pod: _ask(kubectl, pod, began), agents))
     reports = [answer for answer in answers if isinstance(answer, UsageReport)]
     if reports:
-        click.echo(render(reports, by or "pod", output))
+        click.echo(render(reports, by or "pod", output, terminal_width()))
     silent = [f"{_node(pod)}: {answer}" for pod, answer in zip(agents, answers, strict=True) if isinstance(answer, str)]
     if silent:
         raise InputError("not counted: " + "; ".join(silent), code=1)

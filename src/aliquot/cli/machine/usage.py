@@ -9,6 +9,7 @@ import msgspec
 
 from aliquot.cli.client import ask
 from aliquot.cli.errors import InputError
+from aliquot.cli.tables import terminal_width
 from aliquot.cli.usagerows import render, usage_options
 from aliquot.model.status.usage import UsageReport
 
@@ -31,4 +32,4 @@ def usage(since: float, by: str | None, output: str) -> None:
         report = msgspec.convert(answer, UsageReport)
     except msgspec.ValidationError as error:
         raise InputError(f"the daemon's usage cannot be read ({error}): is it of another version?") from None
-    click.echo(render([report], by or "run", output))
+    click.echo(render([report], by or "run", output, terminal_width()))
