@@ -18,8 +18,8 @@ from aliquot.wording.amounts import memory
 def park(names: Sequence[str], timeout: float) -> None:
     """Move the memory of runs from their cards to the host's pool.
 
-    Only of offline runs, and of those started with --park. The next kernel, copy or allocation of the run brings its
-    memory back; so does `aliquot wake`.
+    Only of runs started with --park, and of offline runs started while `aliquot policy oversubscribe` was above 1. The
+    next kernel, copy or allocation of the run brings its memory back; so does `aliquot wake`.
     """
     _move("park", names, timeout)
 
