@@ -13,9 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.machine.top import fitted
+from aliquot.cli.main import cli
+from kit.fakedaemon import FakeDaemon, a_status, a_tenant
 from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, processes_of
 
 
@@ -51,6 +54,39 @@ def test_logs_of_foreground_run_names_its_terminal(machine: Machine, tmp_path: P
             f"aliquot: fore was not started with --detach: its output goes to {tmp_path / 'out'} (pid {process.pid})\n"
         )
         process.kill()
+
+
+def test_stop_all_stops_running_and_queued_runs(machine: Machine) -> None:
+    machine.detach("--name", "first", "--gpus", "2", "--", *FOREVER)
+    machine.aliquot("run", "-d", "--name", "second", "--", *FOREVER)
+    result = machine.aliquot("stop", "--all")
+    assert (result.returncode, result.stderr) == (
+        0,
+        "second: removed from the queue\nfirst: SIGTERM to 1 process\nfirst: stopped\n",
+    )
+    assert (machine.names(), machine.status()["queue"]) == ([], [])
+    assert machine.aliquot("stop", "--all").stderr == "no run of yours to stop\n"
+
+
+@pytest.mark.parametrize("words", [[], ["x", "--all"]])
+def test_stop_takes_names_or_all(machine: Machine, words: list[str]) -> None:
+    result = machine.aliquot("stop", *words)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "aliquot: give either a NAME or --all (see aliquot stop --help)\n",
+    )
+
+
+def test_stop_of_all_leaves_pods_and_runs_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
+    daemon = FakeDaemon(tmp_path, stop={"was": "running"})
+    mine = [a_tenant("mine", uid=os.geteuid()), a_tenant("default/pod", uid=os.geteuid())]
+    daemon.answers["status"] = a_status(tenants=[*mine, a_tenant("theirs", uid=4711)])
+    CliRunner().invoke(cli, ["stop", "--all"])
+    assert [request["name"] for request in daemon.requests("stop")] == ["mine"]
+    daemon.answers["stop"] = [{"error": {"kind": "unknown-name", "name": "mine", "names": []}}]  # it ended meanwhile
+    assert CliRunner().invoke(cli, ["stop", "--all"]).exit_code == 0
+    daemon.close()
 
 
 def test_stop_ends_all_processes_of_a_run(machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import click
@@ -13,27 +14,43 @@ from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE
 
 
 @click.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=runs)
+@click.argument("names", metavar="NAME...", nargs=-1, shell_complete=runs)
+@click.option("--all", "everything", is_flag=True, help="Stop all your runs, also queued ones; no Pods")
 @click.option("--timeout", type=Duration(), default="10s", show_default=True, help="Time from SIGTERM to SIGKILL")
-def stop(names: Sequence[str], timeout: float) -> None:
+def stop(names: Sequence[str], everything: bool, timeout: float) -> None:
     """Stop runs.
 
     Send SIGTERM to all processes of a run, then SIGKILL to those that are left. A queued run leaves the queue. To stop
     Pods, use `aliquot delete`.
     """
+    if bool(names) == everything:
+        raise click.UsageError("give either a NAME or --all", click.get_current_context())
     code = 0
-    for name in names:
+    for name in _own_runs() if everything else names:
         try:
             _stop(name, timeout)
         except NoDaemonRunsError:
             raise
         except NotFoundError as error:
+            if everything:  # it ended by itself meanwhile
+                continue
             _report_missing(name, error)
             code = code or error.exit_code
         except InputError as error:  # stop the others all the same
             error.show()
             code = code or error.exit_code
     raise click.exceptions.Exit(code)
+
+
+def _own_runs() -> list[str]:
+    """Those that wait first: nobody starts while the others end."""
+    status, uid = read_status(), os.geteuid()
+    waiting = [entry.name for entry in status.queue if entry.uid == uid]
+    names = [*waiting, *(tenant.name for tenant in status.tenants if tenant.uid == uid)]
+    found = [name for name in names if "/" not in name]  # Pods are called NAMESPACE/NAME
+    if not found:
+        click.echo("no run of yours to stop", err=True)
+    return found
 
 
 def _report_missing(name: str, error: InputError) -> None:

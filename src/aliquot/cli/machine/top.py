@@ -66,7 +66,7 @@ def top(output: str, once: bool, interval: float) -> None:
     USER       shown where tenants of several users are on the cards
     REFUSED    allocations past the memory limit; shown where there were any
     PARKED     memory in the host's pool, and moves out and in; shown where memory has moved
-    LATENCY    what may be added to requests, and seconds in which that was missed; shown where somebody said
+    LATENCY    what may be added to requests, and seconds in which it was more; shown where a run has --latency
     STATE      running, idle, paused (with the online tenant that has the card), waiting (for its turn)
     """
     answer = ask({"op": "status"})
