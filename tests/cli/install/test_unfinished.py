@@ -30,6 +30,22 @@ def test_failed_install_rolls_back_to_settled_installation(api: FakeApi) -> None
     assert api.deleted == []
 
 
+def test_failed_install_says_why_no_pod_is_let_in(api: FakeApi) -> None:
+    """As in a namespace where Pod Security is enforced: its Pods do not exist, so none of them has an event."""
+    why = 'Error creating: pods "aliquot-agent-x" is forbidden: violates PodSecurity "baseline:latest": host namespaces'
+    events = [
+        {"involvedObject": {"name": "aliquot-agent"}, "message": "earlier", "lastTimestamp": "2026-01-01T00:00:00Z"},
+        {"involvedObject": {"name": "aliquot-agent"}, "message": why, "lastTimestamp": "2026-01-01T00:00:09Z"},
+        {"involvedObject": {"name": "theirs"}, "message": "other", "lastTimestamp": "2026-01-01T00:00:10Z"},
+    ]
+    api.answers["/api/v1/namespaces/aliquot-system/events?reason=FailedCreate"] = {"items": events}
+    api.record(aliquot.__version__)
+    result = invoked(install, "--timeout", "0s")
+    assert result.exit_code == 1
+    assert f"aliquot-agent gets no Pods: {why}" in result.stderr
+    assert "other" not in result.stderr
+
+
 @pytest.mark.parametrize("command", [install, upgrade])
 def test_failed_install_keeps_unsettled_installation_with_pods(api: FakeApi, command: click.Command) -> None:
     """As by --no-wait."""

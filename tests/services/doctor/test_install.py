@@ -60,6 +60,14 @@ def test_a_program_without_pods_points_to_its_own_events() -> None:
     assert finding.what == "0 of 2 agents ready, and no Pod of it says why"
 
 
+def test_deployment_whose_pods_are_refused_says_by_what() -> None:
+    deployment = _workload("Deployment", "scheduler", ready=0)
+    why = 'pods "aliquot-scheduler-x" is forbidden: violates PodSecurity "restricted"'
+    deployment["status"]["conditions"] = [{"type": "ReplicaFailure", "status": "True", "message": why}]
+    (finding,) = installation_findings([deployment, _workload("DaemonSet", "agent")], [], [], RELEASE)
+    assert finding.what == f"0 of 2 schedulers ready: {why}"
+
+
 def test_scheduler_and_agents_of_different_images_are_told() -> None:
     (finding,) = installation_findings(_both(image="aliquot:0.0.9"), [], [], RELEASE)
     assert "aliquot-agent aliquot:0.0.9, aliquot-scheduler aliquot:0.1.0" in finding.what

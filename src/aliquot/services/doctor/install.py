@@ -63,6 +63,12 @@ def _about(workload: Json, pods: list[Json]) -> Iterator[Finding]:
             fix = f"kubectl describe pod {whose}; kubectl logs {whose} --all-containers"
             yield found("installation", name, f"{_count(workload)}: {part(pod, 'metadata', 'name')}: {why}", fix)
             return
+    conditions = part(workload, "status", "conditions") or []
+    refused = [one for one in conditions if (one.get("type"), one.get("status")) == ("ReplicaFailure", "True")]
+    if refused:
+        fix = "allow it in that namespace: docs/install.md, Clusters with rules of their own"
+        yield found("installation", name, f"{_count(workload)}: {refused[0].get('message')}", fix)
+        return
     fix = f"kubectl describe {workload['kind'].lower()} {metadata['name']} -n {metadata['namespace']}"
     yield found("installation", name, f"{_count(workload)}, and no Pod of it says why", fix)
 

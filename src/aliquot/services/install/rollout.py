@@ -46,9 +46,16 @@ class Rollout:
             return None
         return None if found is None else workloads.rollout_status(found)
 
+    async def _is_complete(self, name: str) -> bool:
+        status = await self.status(name)
+        return status is not None and status.complete
+
     async def diagnose(self) -> str:
-        """Each Pod that is not ready: its state, its last event, the end of its log."""
-        lines = []
+        """Each Pod that is not ready: its state, its last event, the end of its log. Where there is none: why."""
+        names = [pod["metadata"]["name"] for pod, _ in await self._unready_pods()]
+        missing = [owner for owner in PROGRAMS if not any(name.startswith(owner) for name in names)]
+        refusals = {owner: await self._refusal(owner) for owner in missing if not await self._is_complete(owner)}
+        lines = [f"  {owner} gets no Pods: {why}" for owner, why in refusals.items() if why]
         for pod, why in await self._unready_pods():
             name = pod["metadata"]["name"]
             lines.append(f"  Pod {name}: {why}")
@@ -60,7 +67,15 @@ class Rollout:
         for pod, why in await self._unready_pods():
             if pod["metadata"]["name"].startswith(owner):
                 return f" ({pod['metadata']['name']}: {why})"
-        return ""
+        refusal = await self._refusal(owner)
+        return f" ({refusal})" if refusal else ""
+
+    async def _refusal(self, owner: str) -> str:
+        """What the API server last said to a controller whose Pods it does not let in (by Pod Security, a quota, a
+        policy); empty: nothing."""
+        found = await self._items("events", fieldSelector="reason=FailedCreate")
+        theirs = [event for event in found if str((event.get("involvedObject") or {}).get("name")).startswith(owner)]
+        return "".join(str(event.get("message")) for event in _latest(theirs))
 
     async def _unready_pods(self) -> list[tuple[Json, str]]:
         pods = await self._items("pods", labelSelector=SELECTOR)
@@ -76,8 +91,7 @@ class Rollout:
     async def _events(self, pod: str) -> list[str]:
         found = await self._items("events", fieldSelector=f"involvedObject.name={pod}")
         warnings = [event for event in found if event.get("type") == "Warning"] or found
-        last = sorted(warnings, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")))[-1:]
-        return [f"{event.get('reason')}: {event.get('message')}" for event in last]
+        return [f"{event.get('reason')}: {event.get('message')}" for event in _latest(warnings)]
 
     async def _logs(self, pod: Json) -> list[str]:
         """Of the containers that ran and are not ready; of the previous run if they wait for a restart."""
@@ -94,3 +108,8 @@ class Rollout:
                 continue
             found += [f"{status['name']}: {line}" for line in text.decode(errors="replace").splitlines()]
         return found
+
+
+def _latest(events: list[Json]) -> list[Json]:
+    """The last one, if there is any."""
+    return sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")))[-1:]
