@@ -7,6 +7,13 @@ import sys
 
 def main() -> None:
     """Every way out has its exit code, and none is a traceback."""
+    try:
+        _main()
+    except KeyboardInterrupt:  # while modules are imported; later the commands catch it
+        sys.exit(130)
+
+
+def _main() -> None:
     if sys.argv[1:2] == ["run"]:
         from aliquot.cli.run.command import main as run
 

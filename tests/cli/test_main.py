@@ -119,6 +119,25 @@ def test_full_disk_is_reported(files: list[str]) -> None:
     assert (result.returncode, result.stderr) == (2, "aliquot: output: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "module"), [("ps", "aliquot.cli.main"), ("ps", "msgspec"), ("run", "aliquot.cli.run.request")]
+)
+def test_interrupt_during_imports_exits_130(command: str, module: str) -> None:
+    code = f"""
+import sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+sys.argv = ["aliquot", {command!r}]
+from aliquot.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_interrupt_exits_130(tmp_path: Path) -> None:
     fifo = tmp_path / "pods"
     os.mkfifo(fifo)  # nobody writes: it waits there until it is interrupted
