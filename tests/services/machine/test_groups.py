@@ -3,9 +3,11 @@ members go, what the group may use, and when its control starts and ends."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,36 @@ def test_invalid_group_is_refused(more: dict[str, Any], why: str) -> None:
     assert isinstance(found, Invalid)
     assert found.field == "together"
     assert why in found.allowed
+
+
+def test_member_that_comes_again_waits_for_the_end_of_what_a_daemon_before_left(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its control is the one that is about to be ended."""
+    first = rig.run("a")
+    control = rig.control(first)
+    assert control is not None
+    stop = Mps.stop
+
+    def slow_stop(mps: Mps, folder: Path) -> None:
+        time.sleep(0.5)
+        stop(mps, folder)
+
+    async def restart() -> tuple[int, int] | None:
+        arbiter = PaperArbiter()
+        groups = Groups(Path(rig.home.groups), rig.mps, arbiter)
+        groups.workers.start()
+        groups.restore({})
+        groups.left(first.group_id, [])  # the daemon finds that its last member ended
+        async with asyncio.timeout(60):
+            await groups.start([first])
+        await asyncio.sleep(1.5)  # whatever else was to be ended
+        assert first.group_id in arbiter.tenants
+        found = rig.control(first)
+        await asyncio.to_thread(groups.workers.stop)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mps, "stop", slow_stop)
+        again = asyncio.run(restart())
+    assert again not in (None, control)

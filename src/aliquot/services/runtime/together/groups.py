@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -30,7 +30,6 @@ MISSING = (
     "aliquot.dev/together) out"
 )
 _LOG = logging.getLogger("aliquot.groups")
-_LEFT = "left"  # the owner of groups that a daemon before us left, for `workers`
 
 
 class Arbiter(Protocol):
@@ -48,7 +47,8 @@ class Groups:
     def __init__(self, folder: Path, mps: Mps, arbiter: Arbiter) -> None:
         self._folder, self._mps, self._arbiter = folder, mps, arbiter
         self.workers = Workers()
-        self._owners: dict[str, Hashable] = {}  # by group
+        self._owners: dict[str, Hashable] = {}  # by group, while it is there or something of it is to be done
+        self._tasks: Counter[str] = Counter()  # so far, of those groups
 
     def refusal(self, name: str, app_class: AppClass, others: Iterable[AppClass]) -> Invalid | None:
         """Why nobody can join the group of that name whose members have these classes."""
@@ -99,7 +99,7 @@ class Groups:
         if members:
             self._change(members)
         else:
-            self.workers.put(self._owners.pop(group, group), lambda: self._stop(group), _log_error(group))
+            self._end(group)
 
     def restore(self, groups: Mapping[str, Sequence[Tenancy]], *, end_others: bool = True) -> None:
         """After a restart: go on with these, and end all others, unless members of them may yet be found."""
@@ -114,13 +114,25 @@ class Groups:
             for left in self._folder.glob(f"{ASIDE}*"):  # by a daemon that was killed
                 remove_folder(left)
             for name in {entry.name.partition(".")[0] for entry in self._folder.iterdir()} - groups.keys() - {""}:
-                self.workers.put(_LEFT, partial(self._stop, name), _log_error(name))
+                self._end(name)
 
     def _owner(self, member: Tenancy) -> Hashable:
-        """Who waits for no other's controls: a user, or on a node of a cluster a namespace. Remembers the group's."""
+        """Who waits for no other's controls: a user, or on a node of a cluster a namespace. Remembers the group's: what
+        starts and stops it is done in order, and a group has the same name when it comes again."""
+        self._tasks[member.group_id] += 1
         owner = member.namespace if self._mps.of_pods else _user(member)
-        self._owners[member.group_id] = owner
-        return owner
+        return self._owners.setdefault(member.group_id, owner)
+
+    def _end(self, group: str) -> None:
+        self._tasks[group] += 1
+        tasks = self._tasks[group]
+
+        def ended(error: Exception | None) -> None:
+            _log_error(group)(error)
+            if self._tasks[group] == tasks:  # nobody came meanwhile
+                del self._tasks[group], self._owners[group]
+
+        self.workers.put(self._owners.setdefault(group, group), lambda: self._stop(group), ended)
 
     def _tenant(self, members: Sequence[Tenancy]) -> Tenant:
         tenant = group_tenant(members)
