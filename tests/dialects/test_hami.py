@@ -57,7 +57,7 @@ def refusal_of(*limits: Json, annotations: dict[str, str] | None = None) -> str:
         ({GPU: 1, MEM: 3000, CORES: 100}, Slice(3000, core_milli=1000, exclusive=True), 1),
         ({GPU: 1, MEM: 0, CORES: 0}, WHOLE, 1),
         ({MEM: 3000}, Slice(3000), 1),
-        ({PERCENT: 25, GPU: 0}, Slice(memory_percent=25), 1),
+        ({PERCENT: 25}, Slice(memory_percent=25), 1),
         ({CORES: 30}, Slice(memory_percent=100, core_milli=300), 1),
         ({PERCENT: 100}, WHOLE, 1),
     ],
@@ -105,6 +105,7 @@ def test_each_container_asks_for_its_own_cards() -> None:
     ("limits", "said"),
     [
         ({PRIORITY: 1}, f'limits["{GPU}"] is missing: the number of cards'),
+        ({PERCENT: 25, GPU: 0}, "for no card remove those as well"),
         ({GPU: "0.5"}, "a whole number of cards"),
         ({GPU: 1, MEM: "3Gi"}, "whole MiB of each card"),
         ({GPU: 1, MEM: -1}, "whole MiB of each card"),

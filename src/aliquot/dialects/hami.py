@@ -105,7 +105,12 @@ def without_cards(pod: Pod) -> list[Container]:
 
     The kubelet gives a container its cards only if it asks for some.
     """
-    return [container for container in pod.asking(*_OF_ONE_CARD) if not container.asks(*COUNTED)]
+    return [container for container in pod.asking(*_OF_ONE_CARD) if not _names_a_count(container)]
+
+
+def _names_a_count(container: Container) -> bool:
+    """Also a count of 0: what a user wrote is not changed."""
+    return any(name in amounts for name in COUNTED for amounts in (container.limits, container.requests))
 
 
 def uncalled(pod: Pod) -> list[Invalid]:
@@ -122,11 +127,10 @@ def _cards(container: Container, problems: list[Invalid]) -> int | None:
         allowed = f"1, a part of one card: for more of it add {PERCENTAGE}, for several cards request {CARDS}"
         return container.count(SHARED, problems, allowed=allowed, most=1)
     if not container.asks(CARDS):
-        if container.asks(*_OF_ONE_CARD):
+        if container.asks(*_OF_ONE_CARD) and not _names_a_count(container):
             return 1
-        problems.append(
-            Invalid(container.field(CARDS), None, "the number of cards, at least 1: required with the other resources")
-        )
+        allowed = "the number of cards, at least 1: required with the other resources; for no card remove those as well"
+        problems.append(Invalid(container.field(CARDS), container.value(CARDS), allowed))
         return None
     return container.count(CARDS, problems, allowed="a whole number of cards, at least 1")
 

@@ -336,3 +336,11 @@ def test_our_own_slices_are_no_other_driver() -> None:
         for driver in ("gpu.example.com", "aliquot.dev")
     )
     assert (theirs.has_cards, ours.has_cards) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "resource", ["nvidia.com/CX7_VF", "nvidia.com/BF3_P0_SF", "nvidia.com/hostdev", "nvidia.com/cx7_qsfp"]
+)
+def test_network_cards_of_nvidia_are_no_cards(resource: str) -> None:
+    """Their owner names them; a node that has some is not another plugin's."""
+    assert not is_other_resource(resource)

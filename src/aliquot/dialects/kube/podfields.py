@@ -78,7 +78,7 @@ def unquoted(pod: object) -> list[Invalid]:
     """
     metadata = mapping(mapping(pod).get("metadata"))
     return [
-        Invalid(f'metadata.{part}["{key}"]', value, f"text: put it in quotes, {_quoted(value)}")
+        Invalid(f'metadata.{part}["{key}"]', value, f"text: put it in quotes{_quoted(value)}")
         for part in ("labels", "annotations")
         for key, value in mapping(metadata.get(part)).items()
         if value is not None and not isinstance(value, str)
@@ -86,9 +86,10 @@ def unquoted(pod: object) -> list[Invalid]:
 
 
 def _quoted(value: object) -> str:
-    if isinstance(value, dict | list):
-        return 'such as "true"'
-    return f'"{str(value).lower() if isinstance(value, bool) else show(value)}"'
+    """As it was written, where that is sure: YAML reads 1.10 as 1.1 and 010 as 8."""
+    if isinstance(value, bool):
+        return f', "{str(value).lower()}"'
+    return f', "{show(value)}"' if isinstance(value, int) else ""
 
 
 def _unknown(spec: Mapping[str, Any], path: str) -> Iterator[str]:

@@ -31,8 +31,9 @@ from aliquot.model.refusal import Invalid
 SHARE = "aliquot.dev/share-cards-with-other-plugins"  # label of a Node; "true": its owner lets us share the cards
 DEPLOY = "nvidia.com/gpu.deploy.device-plugin"  # label of a Node; "false": the GPU Operator runs no plugin there
 
-# A card for virtual machines, or a part of one, has the name of its model: nvidia.com/GA102GL_A10, NVIDIA_A10-12Q.
-_MODEL = re.compile(r"nvidia\.com/[A-Z]")
+# A card for virtual machines, or a part of one, has the name of its chip or model: GA102GL_A10, NVIDIA_A10-12Q,
+# GRID_T4-2Q. Not all capitals: NVIDIA's network cards are called as their owner likes, such as nvidia.com/CX7_VF.
+_MODEL = re.compile(r"nvidia\.com/(NVIDIA_|GRID_|TU\d|G[A-Z]\d{2,3}|AD\d{3})")
 # NVIDIA's plugin, also renamed and shared (gpu.shared); HAMi (gpumem, gpucores); Volcano; Koordinator; Tencent's
 # gpu-manager; 4paradigm; AWS. pgpu: whole cards for virtual machines.
 _PREFIXES = (

@@ -113,5 +113,10 @@ def render_sweeper(namespace: str, node: str, settings: SweepSettings, *, keep_r
             {"name": name, "hostPath": {"path": folder, "type": "Directory"}} for folder, name in names.items()
         ],
     }
-    metadata = {"name": f"aliquot-sweep-{node}"[:253], "namespace": namespace, "labels": {**settings.labels, **LABELS}}
+    metadata = {
+        "name": f"aliquot-sweep-{node}"[:253],
+        "namespace": namespace,
+        "labels": {**settings.labels, **LABELS, "sidecar.istio.io/inject": "false"},  # a sidecar would run on
+        "annotations": {"linkerd.io/inject": "disabled"},
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
