@@ -42,6 +42,11 @@ def cannot_words(why: ParkReason, detail: str | None) -> str:
     return _WORDS[why] if detail is None else f"{_WORDS[why]}, and {detail}"
 
 
+def checkpoint_unasked_words() -> str:
+    """It may be parked because of its class alone."""
+    return "only `--park` or the annotation aliquot.dev/park allows the driver's checkpoint"
+
+
 def checkpoint_refusal_words(refusal: str) -> str:
     """The driver did not take it."""
     return f"the driver's checkpoint refuses it: {refusal}"

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -126,6 +127,18 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     yield made
     made.tenancy.listener.close()
     made.page.close()
+
+
+def test_work_that_is_parkable_by_its_class_alone_is_left_on_the_card(rig: Rig) -> None:
+    rig.tenancy.tenant = replace(rig.tenancy.tenant, app_class=AppClass.OFFLINE, park_after=None)
+    rig.rounds(3.0)
+    rig.states(State.HALTED, State.HALTED)  # a false claim
+    rig.rounds(3.0)
+    assert (rig.asked, rig.shown.way) == ([], None)
+    assert rig.parking.request("arrays", leave=True) == (
+        "it has memory of a kind that cannot be moved, and only `--park` or the annotation aliquot.dev/park allows the "
+        "driver's checkpoint"
+    )
 
 
 def test_way_there_and_back(rig: Rig) -> None:

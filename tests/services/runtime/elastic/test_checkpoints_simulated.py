@@ -100,7 +100,7 @@ def test_wake_by_hand(node: Node) -> None:
 
 
 def test_offline_arrays_leave_for_an_online_allocation_and_return(node: Node) -> None:
-    program = Mover(node, node.tenant("offline", memory=13 * GIB), 12, 1024, "array")
+    program = Mover(node, node.tenant("offline", memory=13 * GIB, park_after=0.0), 12, 1024, "array")
     program.ready()
     until(lambda: residency(node, program.name).get("way") == "checkpoint", "the driver said that it can")
     online = Mover(node, node.tenant("online", memory=16 * GIB), 15)

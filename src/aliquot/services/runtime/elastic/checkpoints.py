@@ -10,6 +10,8 @@ What a page says and what the driver says of each process is all that is needed 
 processes asks the driver, and either leaves them away or brings them back. Whatever fails ends in `bringing`, which is
 tried until it succeeds: nobody stays locked.
 
+Only tenants that asked to be parked: a call that the shim does not hook waits in the driver until somebody wakes them.
+
 `Checkpoints.view` shows such a tenant to parking.py as one whose memory moves like any other's. One thread.
 """
 
@@ -24,12 +26,13 @@ from typing import Protocol
 from aliquot.adapters.gpu.page import Move, Order, State, Use
 from aliquot.adapters.host.hostmemory import Room, room_of
 from aliquot.model.residency import Way
+from aliquot.model.tenant import Tenant
 from aliquot.services.mover.checkpoint import OUT_OF_MEMORY, Answer, ProcessState, What
 from aliquot.services.mover.checkpointer import Checkpointer, Step, patience
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.elastic.moves import stays_of
 from aliquot.services.runtime.processes.registration import Tenancy
-from aliquot.wording.parking import checkpoint_refusal_words, checkpoint_room_words
+from aliquot.wording.parking import checkpoint_refusal_words, checkpoint_room_words, checkpoint_unasked_words
 
 _LOOK = 20.0  # seconds for the driver to say in which state processes are
 _AGAIN = 2.0  # seconds until what must be done is tried again
@@ -104,7 +107,7 @@ class Checkpoints:
         self, tenancy: Tenancy, uuid: str, moves: list[Move], uses: list[Use], now: float, *, may_leave: bool
     ) -> list[Move]:
         """Goes on with what is under way, and shows the tenant's moves with what the driver does for it."""
-        if self._stepper is None:
+        if self._stepper is None or not _has_asked(tenancy.tenant):
             return moves
         key = tenancy.tenant.id, uuid
         record = self._records.get(key)
@@ -146,9 +149,11 @@ class Checkpoints:
         record = self._records.get(key)
         return None if record is None else self._way(record)
 
-    def detail(self, key: Key) -> str | None:
+    def detail(self, tenant: Tenant, uuid: str) -> str | None:
         """Why not this way, where that is known."""
-        record = self._records.get(key)
+        if self._stepper is not None and not _has_asked(tenant):
+            return checkpoint_unasked_words()
+        record = self._records.get((tenant.id, uuid))
         return None if record is None or self._way(record) is not None else record.detail or record.room
 
     def forgive(self, tenant: str) -> bool:
@@ -309,6 +314,10 @@ class Checkpoints:
 def checkpoints_beside(mover: MoverClient, *, simulated: bool) -> Checkpoints:
     """Those of a daemon that has this mover. Simulated memory has hardly any contents, so it needs no room."""
     return Checkpoints(Checkpointer(mover), (lambda _pid: Room(1 << 62, False)) if simulated else room_of)
+
+
+def _has_asked(tenant: Tenant) -> bool:
+    return tenant.park_after is not None
 
 
 def _slots(tenancy: Tenancy) -> list[int]:

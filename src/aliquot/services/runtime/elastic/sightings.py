@@ -230,7 +230,7 @@ class Sightings:
             why=ParkReason.LOST if lost else reason if not most_stays or seen.why else stays,
             way=self._checkpoints.way(key) or (Way.COPY if occupant.movable else None),
             checkpointed=occupant.slow_parked,
-            detail=self._checkpoints.detail(key) if most_stays else None,
+            detail=self._checkpoints.detail(tenant, uuid) if most_stays else None,
         )
 
     def parked_elsewhere(self, uuid: str | None) -> int:
