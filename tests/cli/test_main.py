@@ -53,6 +53,16 @@ def test_usage_error_is_one_line_and_exits_2(arguments: list[str]) -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [["explode"], ["ps", "--what"]])
+def test_usage_error_is_one_line_with_click_8_1_too(arguments: list[str]) -> None:
+    """It has no NoArgsIsHelpError."""
+    code = "import click; vars(click.exceptions).pop('NoArgsIsHelpError', None); " + COMMAND[2]
+    result = subprocess.run([*COMMAND[:2], code, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("aliquot: ")
+    assert result.stderr.count("\n") == 1
+
+
 def test_misspelled_command_suggests_another() -> None:
     assert aliquot("aply", "-f", "x").stderr == (
         'aliquot: No such command "aply"; did you mean apply? (see aliquot --help)\n'

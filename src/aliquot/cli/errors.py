@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -16,6 +16,8 @@ from aliquot.cli.tables import printable
 # As shells report signals. Neither may look like "some Pods do not fit" (1) or bad input (2).
 _INTERRUPTED = 130
 _NOBODY_READS = 141
+# What a group without a command raises from click 8.2 on; before, it prints its help itself. Empty: catches nothing.
+_NoArgs: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class InputError(click.ClickException):
@@ -98,9 +100,9 @@ def _run(command: click.Command, name: str, arguments: list[str]) -> int:
             command.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:  # a group without a command: its help, as click prints it
+    except _NoArgs as error:  # a group without a command: its help, as click prints it
         click.echo(error.format_message(), err=True)
-        return error.exit_code
+        return int(error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else _path(command, name, arguments)
         _print_error(f"{' '.join(error.format_message().split())} (see {path} --help)")
