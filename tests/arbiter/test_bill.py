@@ -11,8 +11,8 @@ from pytest import approx  # noqa: PT013
 
 from aliquot.adapters.storage.usagestore import UsageStore
 from aliquot.arbiter.account import divide
-from aliquot.arbiter.bill import HOUR, Bill, CardBill, divide_spending
-from aliquot.model.usage import IDLE, UNKNOWN, UNMEASURED, Mark, Payer, Spent, Stretch
+from aliquot.arbiter.bill import HOUR, MOST_NAMES, Bill, CardBill, divide_spending
+from aliquot.model.usage import IDLE, UNKNOWN, UNMEASURED, Mark, Payer, Spent, Stretch, as_others
 
 CARD = "GPU-0"
 PART = st.floats(0, 1)
@@ -173,6 +173,31 @@ def test_user_who_starts_any_number_of_runs_gets_few_rows_and_pays_for_all_of_th
     spend(6000.0, Payer("", "", "next-day", "", "normal", 70001))
     assert (CARD, Payer("", "", "next-day", "", "normal", 70001)) in bill.counters
     assert len(bill._names) < 5
+
+
+def test_run_on_many_cards_counts_as_one_tenant() -> None:
+    """200 tenants of one user are told apart in an hour, however many cards each has."""
+    bill, wall, cards = Bill("boot", 10.0, {}), 10.0 * HOUR, [f"GPU-{number}" for number in range(8)]
+
+    def spend(name: str) -> Payer:
+        run = Payer("", "", name, "", "normal", 70001)
+        for card in cards:
+            bill.add(card, Stretch(0.0, 1.0, tenants={"t": Spent(gpu=1.0)}), {"t": run}, wall)
+        return run
+
+    runs = [spend(f"run-{number}") for number in range(MOST_NAMES)]
+    assert all((card, run) in bill.counters for card in cards for run in runs)
+    more = spend("one-more")
+    assert all((card, more) not in bill.counters for card in cards)
+    assert all(bill.counters[card, as_others(more)].gpu == approx(1.0) for card in cards)
+
+    again = Bill("boot", 10.0, {}, dict(bill.counters), dict(bill.seen))
+    assert again._names == bill._names, "the next daemon counts the same"
+    wall += 2 * HOUR
+    bill.checkpoint(wall)
+    assert not bill._names[70001]
+    late = spend("late")
+    assert all((card, late) in bill.counters for card in cards)
 
 
 def test_pods_of_one_namespace_leave_rows_for_others() -> None:

@@ -25,7 +25,7 @@ from aliquot.model.usage import (
 )
 
 HOUR = 3600
-MOST_NAMES = 200  # of one owner's tenants in an hour that are told apart: each is a row, and a line of the metrics
+MOST_NAMES = 200  # of one owner's tenants in an hour that are told apart: a row on each card, a line of the metrics
 FORGET = 3600.0  # seconds after which the counters of a payer that is gone are no longer shown
 
 Key = tuple[str, Payer]  # card, payer
@@ -99,10 +99,12 @@ class Bill:
     seen: dict[Key, float] = field(default_factory=dict)  # when a counter last grew, seconds since 1970
     _pending: dict[tuple[int, str, Payer], Spent] = field(default_factory=dict)
     _until: dict[str, tuple[float, float]] = field(default_factory=dict)  # by card: monotonic, wall
-    _names: Counter[int | str] = field(default_factory=Counter)  # counters by owner
+    _cards: Counter[Payer] = field(default_factory=Counter)  # counters by payer
+    _names: Counter[int | str] = field(default_factory=Counter)  # payers by owner
 
     def __post_init__(self) -> None:
-        self._names.update(owner_of(payer) for _, payer in self.counters)
+        self._cards.update(payer for _, payer in self.counters)
+        self._names.update(owner_of(payer) for payer in self._cards)
 
     def add(self, uuid: str, stretch: Stretch, payers: Mapping[str, Payer], wall: float) -> None:
         """`payers` by tenant id; `wall` is the time of the stretch's end."""
@@ -111,11 +113,11 @@ class Bill:
         self._until[uuid] = (stretch.ended, wall)
         self._spend(uuid, IDLE, Spent(gpu=stretch.idle), wall)
         for tenant, spent in stretch.tenants.items():
-            self._spend(uuid, self._bounded(uuid, payers.get(tenant, UNKNOWN)), spent, wall)
+            self._spend(uuid, self._bounded(payers.get(tenant, UNKNOWN)), spent, wall)
 
-    def _bounded(self, uuid: str, payer: Payer) -> Payer:
+    def _bounded(self, payer: Payer) -> Payer:
         """The payer; or the rest of its owner's, if those that were seen in the last hour are too many."""
-        if payer.kind or (uuid, payer) in self.counters or self._names[owner_of(payer)] < MOST_NAMES:
+        if payer.kind or payer in self._cards or self._names[owner_of(payer)] < MOST_NAMES:
             return payer
         return as_others(payer)
 
@@ -136,7 +138,8 @@ class Bill:
         key = (int(wall // HOUR) * HOUR, uuid, payer)
         self._pending.setdefault(key, Spent()).add(spent)
         if (uuid, payer) not in self.counters:
-            self._names[owner_of(payer)] += 1
+            self._names[owner_of(payer)] += payer not in self._cards
+            self._cards[payer] += 1
         self.counters.setdefault((uuid, payer), Spent()).add(spent)
         self.seen[uuid, payer] = wall
 
@@ -148,8 +151,10 @@ class Bill:
         gone = [key for key, seen in self.seen.items() if seen < wall - FORGET and not key[1].kind]
         for key in gone:
             del self.seen[key], self.counters[key]
-            self._names[owner_of(key[1])] -= 1
-        self._names += Counter()  # forgets those with none
+            self._cards[key[1]] -= 1
+            self._names[owner_of(key[1])] -= not self._cards[key[1]]
+        self._cards += Counter()  # forgets those with none
+        self._names += Counter()
         return Checkpoint(rows, marks, wall - FORGET)
 
     def failed(self, checkpoint: Checkpoint) -> None:
