@@ -37,6 +37,7 @@ class Machine:
         self.known = {A: CardControl(), B: CardControl()}
         self.done = {A: CardWork(), B: CardWork()}
         self.exclusive: set[str] = set()
+        self.total = TOTAL
         self.strangers: dict[str, dict[int, int]] = {}  # by card: process and its bytes
         self.utilised = 0.0
         self.outcomes: dict[str, list[Outcome]] = {}
@@ -75,7 +76,7 @@ class Machine:
         return self.strangers.get(uuid, {})
 
     def memory(self, uuid: str) -> tuple[int, int]:
-        return sum(self.processes(uuid).values()), TOTAL
+        return sum(self.processes(uuid).values()), self.total
 
     def utilisation(self, uuid: str) -> float:
         return self.utilised
@@ -128,6 +129,13 @@ def test_card_with_processes_of_others_is_tried_only_if_they_miss_nothing(
 ) -> None:
     """Such as those of another device plugin's Pod, which rests, and will ask for the memory that is left."""
     machine.strangers, machine.utilised = {A: {7: used}, B: {8: used}}, utilised
+    machine.run(30)
+    assert bool(machine.trials) is tried
+
+
+@pytest.mark.parametrize(("used", "tried"), [(600 << 20, True), (3 << 30, False)])
+def test_small_card_with_a_desktop_is_tried_while_half_of_it_is_free(machine: Machine, used: int, tried: bool) -> None:
+    machine.total, machine.strangers = 4 << 30, {A: {7: used}, B: {8: used}}
     machine.run(30)
     assert bool(machine.trials) is tried
 

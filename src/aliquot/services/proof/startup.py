@@ -34,7 +34,9 @@ _IDLE = 1.0  # seconds without work of a tenant that is there
 _LOOK = 0.25  # seconds between two looks whether a card is idle
 _SOONEST, _LATEST = 1.0, 60.0  # seconds until the next trial after one without a verdict: each is twice as late
 _LEAST_MIB = 1000  # a process with a context has up to some 300 MiB; a container beyond its limit is ended
-_ROOM = 4 << 30  # bytes of a card with processes of others that must be free: each of our contexts has up to 0.9 GB
+# Bytes of a card with processes of others that must be free: each of our contexts has up to 0.9 GB. Half of a small
+# card, whose contexts are smaller and whose others may be a desktop, is enough.
+_ROOM = 4 << 30
 _MOST_UNCLEAR = 5  # trials of a card without a verdict, not by a tenant; after these none until the next start
 _MOST_INTERRUPTED = 5  # trials that had no result: the machine may be too busy, as after a boot. After these they ...
 _SELDOM = 600.0  # ... come in so many seconds
@@ -183,7 +185,7 @@ class StartupProof:
             if not strangers:
                 return True
             used, total = self._nvml.memory(card.uuid)
-            has_room = total == 0 or total - used >= _ROOM  # 0: the driver does not know
+            has_room = total == 0 or total - used >= min(_ROOM, total // 2)  # 0: the driver does not know
             return self._nvml.utilisation(card.uuid) == 0 and has_room
         except NvmlError:
             return False
