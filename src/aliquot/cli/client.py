@@ -74,7 +74,7 @@ class Delay(Duration):
 def events(request: dict[str, Any], timeout: float | None = 10.0, what: str = "run") -> Iterator[dict[str, Any]]:
     """The daemon's answers, the last being {"ok": ...}. `what`: the kind of object, for errors about its name."""
     try:
-        connection, _ = connect(homes())
+        connection, _ = connect(homes(), obeys=False)
         try:
             connection.send(request)
             yield from connection.events(timeout)

@@ -7,10 +7,12 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from aliquot.adapters.host import control
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError, ask, connect
 from aliquot.adapters.host.home import Home
 
@@ -86,22 +88,86 @@ def test_a_folder_in_the_place_of_the_socket_is_a_controlerror(home: Home) -> No
         connect([home])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
+NOBODY, SOMEBODY = 65534, 70001
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
+
+
+@contextmanager
+def user(uid: int) -> Iterator[None]:
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
+def listening(home: Home, uid: int) -> Iterator[socket.socket]:
+    """The kernel notes who listens, not who made the socket."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(home.control)
+        os.chmod(home.control, 0o777)
+        with user(uid):
+            listener.listen(8)
+        yield listener
+    os.unlink(home.control)
+
+
+@as_root
 def test_daemon_of_another_user_is_not_believed(home: Home) -> None:
     """It would decide what a run has in its environment: LD_PRELOAD, for one."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(home.control)
-        os.seteuid(65534)  # the kernel notes who listens, not who made the socket
-        try:
-            listener.listen(4)
-        finally:
-            os.seteuid(0)
+    os.chmod(home.run, 0o755)
+    with listening(home, NOBODY):
         with pytest.raises(ControlError, match="user 65534 listens there, neither root nor you"):
             connect([home])
-        with pytest.raises(ControlError, match="user 65534"):
+        with user(SOMEBODY), pytest.raises(ControlError, match="user 65534"):
+            connect([home])
+        with user(SOMEBODY), pytest.raises(ControlError, match="user 65534"):
             ask([home], {"op": "status"})
-    os.unlink(home.control)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(home.control)
-        listener.listen(1)
+    with listening(home, 0):
         connect([home])[0].close()
+        with user(SOMEBODY):
+            connect([home])[0].close()
+
+
+@as_root
+def test_root_asks_the_daemon_of_any_user_but_does_not_obey_it(home: Home) -> None:
+    """As with `sudo ALIQUOT_HOME=... aliquot ps`. A run would have the environment that the daemon says."""
+    with listening(home, SOMEBODY) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(1 << 16)
+                connection.sendall(b'{"ok": {"pid": 1}}\n')
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert ask([home], {"op": "hello"}) == {"pid": 1}
+        thread.join()
+        with pytest.raises(ControlError, match=f"user {SOMEBODY}"):
+            connect([home])
+
+
+@as_root
+def test_daemon_of_the_system_is_believed_where_its_user_has_no_number(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a user namespace the host's root is the overflow user. Nobody else listens in a folder that only root makes
+    and writes to."""
+    os.chmod(home.run, 0o755)
+    with listening(home, NOBODY):
+        monkeypatch.setattr(control, "SYSTEM_RUN", home.run)
+        with user(SOMEBODY):
+            connect([home])[0].close()
+        os.chown(home.run, NOBODY, NOBODY)
+        with user(SOMEBODY):
+            connect([home])[0].close()
+        for owner, mode in ((0, 0o777), (0, 0o1777), (0, 0o775), (SOMEBODY, 0o555), (70002, 0o755)):
+            os.chown(home.run, owner, owner)
+            os.chmod(home.run, mode)
+            with user(SOMEBODY), pytest.raises(ControlError, match="user 65534"):
+                connect([home])
+        os.chown(home.run, 0, 0)
+    os.chmod(home.run, 0o755)
+    with listening(home, 70002), user(SOMEBODY), pytest.raises(ControlError, match="user 70002"):
+        connect([home])

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.adapters.host import control
+from aliquot.adapters.host.home import Home
+from aliquot.cli.errors import InputError
+from aliquot.cli.machine.up import _check_no_system_daemon
 from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, paper
 
 
@@ -58,6 +62,21 @@ def test_one_daemon_per_home(own: Machine) -> None:
         result = own.aliquot(*words)
         assert result.returncode == 1
         assert result.stderr == f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}\n"
+
+
+def test_system_daemon_that_does_not_talk_to_us_counts_as_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second daemon would book the same cards again."""
+    machine = Home(str(tmp_path), str(tmp_path))
+    _check_no_system_daemon(machine)
+
+    def busy(*words: object, **more: object) -> None:
+        raise control.ControlError("too many others connect to the daemon now")
+
+    monkeypatch.setattr(control, "Connection", busy)
+    with pytest.raises(InputError, match="the system's daemon runs already: too many others"):
+        _check_no_system_daemon(machine)
 
 
 def test_down_stops_daemon_and_lists_running_tenants(own: Machine) -> None:

@@ -19,11 +19,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.home import SYSTEM_RUN, Home
 
 LONGEST = 1 << 18  # bytes of a request; answers may be longer
 _LONGEST_ANSWER = 1 << 24
 _REST_OF_A_LINE = 10.0  # seconds
+_OVERFLOW_UID = "/proc/sys/kernel/overflowuid"  # in a user namespace, whom it has no number for
 
 
 class NoDaemonError(Exception):
@@ -44,9 +45,10 @@ class AnswerError(Exception):
 
 
 class Connection:
-    """One request and its answers."""
+    """One request and its answers. `obeys`: the caller executes what the daemon answers (run, keep), so that even root
+    believes no other user's."""
 
-    def __init__(self, path: str, timeout: float | None = 10.0) -> None:
+    def __init__(self, path: str, timeout: float | None = 10.0, *, obeys: bool = True) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
         self._buffer = b""
@@ -63,7 +65,7 @@ class Connection:
                 raise NoDaemonError(path) from error
             raise ControlError(f"{path}: {error.strerror}") from error
         user = _user_of(self._socket)
-        if user not in (0, os.geteuid()):
+        if not _may_trust(user, path, obeys=obeys):
             self._socket.close()
             raise ControlError(
                 f"{path}: user {user} listens there, neither root nor you: what it answers would run as you. "
@@ -139,6 +141,31 @@ def _user_of(connected: socket.socket) -> int:
     return int(struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
 
 
+def _may_trust(user: int, path: str, *, obeys: bool) -> bool:
+    me = os.geteuid()
+    return user in (0, me) or (me == 0 and not obeys) or _is_unmapped_root(user, path)
+
+
+def _is_unmapped_root(user: int, path: str) -> bool:
+    """Whether it is the system's daemon, seen from a user namespace: its user has no number there. Only root makes the
+    folder; whoever could write to it could listen there."""
+    folder = os.path.dirname(path)
+    if folder != SYSTEM_RUN:
+        return False
+    try:
+        with open(_OVERFLOW_UID) as file:
+            unmapped = int(file.read())
+        found = os.stat(folder)
+    except (OSError, ValueError):
+        return False
+    return (
+        user == unmapped
+        and found.st_uid in (0, unmapped)
+        and not found.st_mode & 0o022
+        and not os.access(folder, os.W_OK, effective_ids=True)
+    )
+
+
 def _connect(client: socket.socket, path: str, timeout: float | None) -> None:
     """Raises BlockingIOError when the daemon accepts nothing in time: more than it has room for are waiting."""
     deadline = time.monotonic() + (timeout or 0.0)
@@ -152,11 +179,11 @@ def _connect(client: socket.socket, path: str, timeout: float | None) -> None:
             time.sleep(0.02)
 
 
-def connect(homes: Sequence[Home]) -> tuple[Connection, Home]:
+def connect(homes: Sequence[Home], *, obeys: bool = True) -> tuple[Connection, Home]:
     """The first daemon that listens. Raises NoDaemonError, ControlError."""
     for home in homes:
         try:
-            return Connection(home.control), home
+            return Connection(home.control, obeys=obeys), home
         except NoDaemonError:
             continue
     raise NoDaemonError(", ".join(home.control for home in homes))
@@ -164,7 +191,7 @@ def connect(homes: Sequence[Home]) -> tuple[Connection, Home]:
 
 def ask(homes: Sequence[Home], request: dict[str, Any], timeout: float = 10.0) -> dict[str, Any]:
     """One request that has one answer. Raises NoDaemonError, ControlError, AnswerError."""
-    connection, _ = connect(homes)
+    connection, _ = connect(homes, obeys=False)
     try:
         connection.send(request)
         for event in connection.events(timeout):

@@ -237,9 +237,11 @@ def _check_no_system_daemon(machine: Home) -> None:
     from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
 
     try:
-        Connection(machine.control).close()
-    except (NoDaemonError, ControlError):
+        Connection(machine.control, obeys=False).close()
+    except NoDaemonError:
         return
+    except ControlError as error:  # one runs, and does not talk to us
+        raise InputError(f"the system's daemon runs already: {error}") from error
     raise InputError(f"the system's daemon runs already ({machine.run}): see `aliquot ps`")
 
 
@@ -248,7 +250,7 @@ def _in_background(words: list[str], listen: str | None) -> None:
     from aliquot.cli.run.autostart import StartError, start
 
     try:
-        connect(homes())[0].close()
+        connect(homes(), obeys=False)[0].close()
     except NoDaemonError:
         pass
     except ControlError as error:
