@@ -405,3 +405,33 @@ def test_runs_of_one_user_leave_room_for_others(rig: Rig) -> None:
         assert "too many runs" in refused.value.details["text"]
     rig.submit(replace(rig.process(), uid=70004), memory_mib=1)
     rig.submit(root, memory_mib=1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
+def test_user_with_few_runs_reads_that_the_daemon_is_full_and_why(rig: Rig) -> None:
+    rig.machine.admission._most_runs = 4
+    for user in range(70001, 70005):
+        rig.submit(replace(rig.process(), uid=user), memory_mib=1)
+    with pytest.raises(RefusedError) as refused:
+        rig.submit(replace(rig.process(), uid=70005), memory_mib=1)
+    assert refused.value.details["text"] == (
+        "the daemon has no room for another run: 4 runs of all users are what its limit of open files allows. "
+        "Wait until some end, or raise that limit (LimitNOFILE of the systemd unit)"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
+def test_pods_do_not_count_as_runs(rig: Rig) -> None:
+    class Silent:
+        def notify(self, message: dict[str, Any]) -> None: ...
+        def on_grant(self, *granted: Any) -> None: ...
+
+    rig.machine.admission._most_runs = 8
+    request = RunRequest(("x",), memory_mib=1024)
+    for number in range(30):  # of which some wait
+        claim = request.claim(f"pod{number:07}", f"default/p-{number}")
+        caller = replace(rig.process(), uid=70001)
+        rig.machine.admission.submit_pod(claim, request, caller, float(number), 1.0, Silent())
+    assert len(list(rig.machine.queue)) > 2
+    rig.submit(replace(rig.process(), uid=70001), memory_mib=1)
+    rig.submit(replace(rig.process(), uid=70002), memory_mib=1)

@@ -57,6 +57,10 @@ class FairShare:
         self._held[uid] += amount
         self._used += 0 if _is_privileged(uid) else amount
 
+    def held(self, uid: int | str) -> int:
+        """How much the user has."""
+        return self._held[uid]
+
     def limit(self, uid: int | str) -> int:
         """How much the user may have in all now."""
         return self._total if _is_privileged(uid) else min(self._of_one, self._total - self._used)

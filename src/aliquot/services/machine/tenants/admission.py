@@ -235,19 +235,31 @@ class Admission:
             )
 
     def _check_share(self, user: int) -> None:
-        """Raises RefusedError: each run takes files of the daemon, which others need too."""
-        share = FairShare(self._most_runs, self._most_runs // 4)
+        """Raises RefusedError: each run takes files of the daemon, which others need too. Pods, called NAMESPACE/NAME,
+        have a limit of their own."""
+        of_one = self._most_runs // 4
+        share = FairShare(self._most_runs, of_one)
         for tenancy in self._registry.tenancies.values():
-            if tenancy.user is not None:
+            if tenancy.user is not None and "/" not in tenancy.tenant.name:
                 share.hold(tenancy.user)
         for entry in self._queue:
-            share.hold(entry.uid)
-        if not share.take(user):
+            if "/" not in entry.name:
+                share.hold(entry.uid)
+        if share.take(user):
+            return
+        if share.held(user) < of_one:
+            few = self._most_runs < _MOST_RUNS
+            allowed = f"{self._most_runs} runs of all users{few * ' are what its limit of open files allows'}"
             raise RefusedError(
                 "failed",
-                text=f"this user has too many runs at once: {share.limit(user)} are allowed now. Wait until some end, "
-                "or stop some",
+                text=f"the daemon has no room for another run: {allowed}. Wait until some end"
+                f"{few * ', or raise that limit (LimitNOFILE of the systemd unit)'}",
             )
+        raise RefusedError(
+            "failed",
+            text=f"this user has too many runs at once: {share.limit(user)} are allowed now. Wait until some end, "
+            "or stop some",
+        )
 
     def _name(self, request: RunRequest) -> str:
         taken = {tenancy.tenant.name for tenancy in self._registry.tenancies.values()} | {
