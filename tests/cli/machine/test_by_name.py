@@ -9,13 +9,16 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from aliquot.adapters.host.users import user_name
+from aliquot.cli.errors import InputError
 from aliquot.cli.machine.top import fitted
 from aliquot.cli.main import cli
 from kit.fakedaemon import FakeDaemon, a_status, a_tenant
@@ -86,6 +89,49 @@ def test_stop_of_all_leaves_pods_and_runs_of_others(tmp_path: Path, monkeypatch:
     assert [request["name"] for request in daemon.requests("stop")] == ["mine"]
     daemon.answers["stop"] = [{"error": {"kind": "unknown-name", "name": "mine", "names": []}}]  # it ended meanwhile
     assert CliRunner().invoke(cli, ["stop", "--all"]).exit_code == 0
+    daemon.close()
+
+
+def test_stop_of_all_ends_runs_at_once_and_goes_on_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that ignores SIGTERM takes 10 s."""
+    monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
+    together = threading.Barrier(12)
+
+    def stop(request: dict[str, Any]) -> Any:
+        together.wait(PATIENCE)
+        if request["name"] == "run-3":
+            return [{"error": {"kind": "failed", "text": "run-3 cannot be stopped"}}]
+        return {"was": "running"}
+
+    daemon = FakeDaemon(tmp_path, stop=stop)
+    daemon.answers["status"] = a_status(tenants=[a_tenant(f"run-{at}", uid=os.geteuid()) for at in range(12)])
+    result = CliRunner().invoke(cli, ["stop", "--all"])
+    daemon.close()
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    assert sorted(lines[:-1]) == sorted(f"run-{at}: stopped" for at in range(12) if at != 3)
+    assert lines[-1] == "aliquot: run-3 cannot be stopped"
+
+
+def test_stop_of_all_with_sudo_names_the_runs_of_who_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
+    monkeypatch.setenv("SUDO_UID", "70001")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    daemon = FakeDaemon(tmp_path, stop={"was": "running"})
+    theirs = [a_tenant("train", uid=70001), a_tenant("default/pod", uid=70001), a_tenant("other", uid=70002)]
+    daemon.answers["status"] = a_status(tenants=theirs)
+    result = CliRunner().invoke(cli, ["stop", "--all"], standalone_mode=False)
+    assert isinstance(result.exception, InputError)
+    assert result.exception.exit_code == 1
+    assert str(result.exception) == (
+        f"root has no run, {user_name(70001)} has train: use `aliquot stop --all` without sudo"
+    )
+    daemon.answers["status"] = a_status(tenants=theirs[1:])
+    result = CliRunner().invoke(cli, ["stop", "--all"])
+    assert (result.exit_code, result.stderr) == (0, "no run of yours to stop\n")
+    assert not daemon.requests("stop")
     daemon.close()
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import queue
+import threading
 from collections.abc import Sequence
 
 import click
 
+from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import Duration, NoDaemonRunsError, NotFoundError, events, read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import runs
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE
+from aliquot.model.status.machine import Status
+
+_AT_ONCE = 32  # runs: fewer than a user may have connections
 
 
 @click.command()
@@ -25,15 +31,15 @@ def stop(names: Sequence[str], everything: bool, timeout: float) -> None:
     """
     if bool(names) == everything:
         raise click.UsageError("give either a NAME or --all", click.get_current_context())
+    if everything:
+        raise click.exceptions.Exit(_stop_all(timeout))
     code = 0
-    for name in _own_runs() if everything else names:
+    for name in names:
         try:
             _stop(name, timeout)
         except NoDaemonRunsError:
             raise
         except NotFoundError as error:
-            if everything:  # it ended by itself meanwhile
-                continue
             _report_missing(name, error)
             code = code or error.exit_code
         except InputError as error:  # stop the others all the same
@@ -42,15 +48,64 @@ def stop(names: Sequence[str], everything: bool, timeout: float) -> None:
     raise click.exceptions.Exit(code)
 
 
-def _own_runs() -> list[str]:
-    """Those that wait first: nobody starts while the others end."""
-    status, uid = read_status(), os.geteuid()
-    waiting = [entry.name for entry in status.queue if entry.uid == uid]
-    names = [*waiting, *(tenant.name for tenant in status.tenants if tenant.uid == uid)]
-    found = [name for name in names if "/" not in name]  # Pods are called NAMESPACE/NAME
-    if not found:
+def _stop_all(timeout: float) -> int:
+    """The exit code. Those that wait first: nobody starts while the others end."""
+    status = read_status()
+    waiting, running = _runs_of(status, os.geteuid())
+    if not waiting and not running:
+        _check_sudo(status)
         click.echo("no run of yours to stop", err=True)
-    return found
+    codes = [_stop_each(waiting, timeout, 1), _stop_each(running, timeout, _AT_ONCE)]
+    return next((code for code in codes if code), 0)
+
+
+def _runs_of(status: Status, uid: int) -> tuple[list[str], list[str]]:
+    """Names of those that wait, and of those that run."""
+    waiting = [entry.name for entry in status.queue if entry.uid == uid and "/" not in entry.name]
+    return waiting, [one.name for one in status.tenants if one.uid == uid and "/" not in one.name]  # no NAMESPACE/NAME
+
+
+def _check_sudo(status: Status) -> None:
+    """Raises InputError: whoever calls `sudo aliquot stop --all` may mean their own runs, not root's."""
+    caller = os.environ.get("SUDO_UID", "")
+    if os.geteuid() or not caller.isdecimal() or int(caller) == 0:
+        return
+    waiting, running = _runs_of(status, int(caller))
+    if waiting or running:
+        raise InputError(
+            f"root has no run, {user_name(int(caller))} has {', '.join([*waiting, *running])}: "
+            "use `aliquot stop --all` without sudo",
+            code=1,
+        )
+
+
+def _stop_each(names: Sequence[str], timeout: float, at_once: int) -> int:
+    """The exit code: the first that is not 0. Each may take the whole timeout, so that several end at a time; in
+    threads that do not outlive Ctrl-C."""
+    left: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in names:
+        left.put(name)
+    errors: list[InputError] = []
+
+    def work() -> None:
+        while not left.empty():
+            try:
+                _stop(left.get_nowait(), timeout)
+            except (NotFoundError, queue.Empty):  # it ended by itself meanwhile
+                continue
+            except InputError as error:  # stop the others all the same
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in names[:at_once]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        if isinstance(error, NoDaemonRunsError):
+            raise error
+        error.show()
+    return errors[0].exit_code if errors else 0
 
 
 def _report_missing(name: str, error: InputError) -> None:
