@@ -16,7 +16,7 @@ from aliquot.cli.client import NoDaemonRunsError, ask
 def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No daemon and no agent, on a machine with a kubelet."""
 
-    def connect(homes: list[Home]) -> None:
+    def connect(homes: list[Home], *, obeys: bool) -> None:
         raise NoDaemonError
 
     monkeypatch.setattr(client, "connect", connect)
