@@ -23,6 +23,7 @@ from aliquot.model.tenant import Allotment, SharingRules, Tenant
 from aliquot.services.mover.checkpoint import Answer, ProcessState, What
 from aliquot.services.runtime.elastic.checkpoints import Checkpoints
 from aliquot.services.runtime.elastic.parking import Parking
+from aliquot.services.runtime.elastic.stepping import Steps
 from aliquot.services.runtime.processes.registration import Process, Tenancy
 
 GIB = 1 << 30
@@ -34,8 +35,10 @@ class Step:
     def __init__(self, what: What, pids: Sequence[int], deadline: float) -> None:
         self.what, self.pids, self.deadline = what, tuple(pids), deadline
         self.answer: Answer | None = None
+        self.polled = 0.0
 
-    def poll(self, _now: float) -> Answer | None:
+    def poll(self, now: float) -> Answer | None:
+        self.polled = now
         return self.answer
 
 
@@ -316,3 +319,56 @@ def test_page_that_claims_more_than_it_may_have_does_not_move_the_deadline(rig: 
     rig.able()
     rig.leave()
     assert rig.steps[-1].deadline <= rig.now + 20 + 2 * 20 * GIB / 0.5e9
+
+
+def test_step_of_processes_that_have_ended_is_looked_after_until_it_ends(rig: Rig) -> None:
+    rig.rounds()
+    rig.tenancy.processes.clear()
+    rig.rounds(5.0)
+    assert rig.steps[-1].polled == rig.now  # else its deadline would never kill it
+
+
+def test_tenant_whose_processes_come_and_go_costs_few_steps(rig: Rig) -> None:
+    processes = set(rig.tenancy.processes)
+    for state in (State.RESIDENT, State.HALTED):
+        before = len(rig.steps)
+        for _ in range(200):
+            rig.tenancy.processes |= processes
+            rig.write(0, state=state, order=Order.AWAY)
+            rig.rounds()
+            if rig.steps:
+                rig.answer(refusal="no such process")
+            rig.tenancy.processes.clear()
+            rig.rounds()
+        assert len(rig.steps) - before < 12
+
+
+def test_driver_that_never_brings_it_back_is_asked_less_and_less_often(rig: Rig) -> None:
+    rig.able()
+    rig.leave()
+    rig.answer(refusal="error 999", code=999)
+    before = len(rig.steps)
+    for _ in range(600):
+        rig.answer(AWAY, AWAY, refusal="error 999", code=999)
+        rig.rounds(0.9)
+    assert 20 < len(rig.steps) - before < 40
+
+
+def test_only_a_few_steps_go_on_at_a_time_and_one_of_each_tenant() -> None:
+    begun: list[Step] = []
+
+    class Driver:
+        def begin(self, what: What, pids: Sequence[int], deadline: float) -> Step:
+            begun.append(Step(what, pids, deadline))
+            return begun[-1]
+
+    steps = Steps(Driver())
+    looks = [steps.begin(f"looks-{n}", What.LOOK, [n], 0.0) for n in range(100)]
+    brings = [steps.begin(f"brings-{n % 2}", What.BRING, [n], 0.0) for n in range(100)]
+    assert (sum(step is not None for step in looks), sum(step is not None for step in brings)) == (2, 2)
+    assert steps.begin("another", What.BRING, [1], 0.0) is None
+    begun[0].answer = Answer({})
+    assert looks[0] is not None
+    assert looks[0].poll(1.0) == Answer({})
+    assert steps.begin("brings-0", What.BRING, [1], 0.0) is None
+    assert steps.begin("another", What.BRING, [1], 0.0) is not None

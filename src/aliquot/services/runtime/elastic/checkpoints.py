@@ -18,36 +18,32 @@ Only tenants that asked to be parked: a call that the shim does not hook waits i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Protocol
 
 from aliquot.adapters.gpu.page import Move, Order, State, Use
 from aliquot.adapters.host.hostmemory import Room, room_of
 from aliquot.model.residency import Way
 from aliquot.model.tenant import Tenant
 from aliquot.services.mover.checkpoint import OUT_OF_MEMORY, Answer, ProcessState, What
-from aliquot.services.mover.checkpointer import Checkpointer, Step, patience
+from aliquot.services.mover.checkpointer import Checkpointer, patience
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.elastic.moves import stays_of
+from aliquot.services.runtime.elastic.stepping import Counted, Stepper, Steps
 from aliquot.services.runtime.processes.registration import Tenancy
 from aliquot.wording.parking import checkpoint_refusal_words, checkpoint_room_words, checkpoint_unasked_words
 
 _LOOK = 20.0  # seconds for the driver to say in which state processes are
 _AGAIN = 2.0  # seconds until what must be done is tried again
+_SOON = 4  # times that it is tried so soon; then less and less often
+_AGAIN_MOST = 30.0
 _REFUSED = 30.0  # seconds until a tenant that the driver refused is tried again; longer each time
 _REFUSED_MOST = 600.0  # the same of all that is done less and less often
 _ROOM_EVERY = 2.0  # seconds between two looks at the host's memory
 
 Key = tuple[str, str]  # tenant and card
 log = logging.getLogger(__name__)
-
-
-class Stepper(Protocol):
-    """services/mover/checkpointer.py."""
-
-    def begin(self, what: What, pids: Sequence[int], deadline: float) -> Step: ...
 
 
 class Phase(Enum):
@@ -74,8 +70,9 @@ _GONE = frozenset({Phase.AWAY, Phase.FINDING, Phase.BRINGING})
 class _Record:
     phase: Phase = Phase.RESIDENT
     size: int = 0  # bytes that the driver moves
-    step: Step | None = None
+    step: Counted | None = None
     began: float = 0.0
+    tries: int = 0  # in a row that failed
     retry_at: float = float("-inf")
     moves: int = 0
     out: float | None = None  # seconds
@@ -85,6 +82,8 @@ class _Record:
     find_at: float = float("-inf")
     asked: bool = False  # the driver, whether it can
     can: bool = False
+    looks: int = 0  # how often that was asked
+    look_at: float = float("-inf")
     failures: int = 0
     refused_until: float = float("-inf")
     lasting: bool = False
@@ -93,13 +92,18 @@ class _Record:
     room: str | None = None  # why that is not enough
     pids: list[int] = field(default_factory=list)
 
+    def successor(self) -> _Record:
+        """Of the tenant's next processes: they do not begin anew what is done less and less often."""
+        return _Record(finds=self.finds, find_at=self.find_at, looks=self.looks, look_at=self.look_at)
+
 
 class Checkpoints:
     """See the head of the file. `stepper` None: the driver is never asked."""
 
     def __init__(self, stepper: Stepper | None, room: Callable[[int], Room | None]) -> None:
-        self._stepper, self._room = stepper, room
+        self._steps, self._room = None if stepper is None else Steps(stepper), room
         self._records: dict[Key, _Record] = {}
+        self._former: dict[Key, _Record] = {}  # of tenants without a process
 
     # --- what parking.py sees -----------------------------------------------------------------------------------
 
@@ -107,7 +111,7 @@ class Checkpoints:
         self, tenancy: Tenancy, uuid: str, moves: list[Move], uses: list[Use], now: float, *, may_leave: bool
     ) -> list[Move]:
         """Goes on with what is under way, and shows the tenant's moves with what the driver does for it."""
-        if self._stepper is None or not _has_asked(tenancy.tenant):
+        if self._steps is None or not _has_asked(tenancy.tenant):
             return moves
         key = tenancy.tenant.id, uuid
         record = self._records.get(key)
@@ -115,17 +119,16 @@ class Checkpoints:
         if record is None:
             if not halted and not (may_leave and _needs_driver(moves, uses)):
                 return moves
-            record = self._records[key] = _Record()
+            record = self._records[key] = self._former.pop(key, _Record())
         record.pids = sorted(process.pid for process in tenancy.processes if process.slot is not None)
         if record.phase is Phase.RESIDENT:
             record.size = min(_rest(moves, uses), _most(tenancy, uuid))
             if halted and now >= record.find_at:
-                record.find_at = now + min(_AGAIN * 2**record.finds, _REFUSED_MOST)
-                record.finds = min(record.finds + 1, 16)
-                self._begin(record, Phase.FINDING, What.LOOK, now)
+                record.finds, record.find_at = _rarer(record.finds, record.find_at, now)
+                self._begin(key, record, Phase.FINDING, What.LOOK, now)
         else:
             self._go_on(tenancy, uuid, record, moves, now)
-        if record.phase is Phase.RESIDENT and not (may_leave and _needs_driver(moves, uses) and self._can(record, now)):
+        if record.phase is Phase.RESIDENT and not (may_leave and _needs_driver(moves, uses) and self._can(key, record, now)):
             return moves
         return _shown(record, moves)
 
@@ -151,7 +154,7 @@ class Checkpoints:
 
     def detail(self, tenant: Tenant, uuid: str) -> str | None:
         """Why not this way, where that is known."""
-        if self._stepper is not None and not _has_asked(tenant):
+        if self._steps is not None and not _has_asked(tenant):
             return checkpoint_unasked_words()
         record = self._records.get((tenant.id, uuid))
         return None if record is None or self._way(record) is not None else record.detail or record.room
@@ -167,7 +170,16 @@ class Checkpoints:
 
     def forget(self, key: Key) -> None:
         """It has no process any more."""
-        self._records.pop(key, None)
+        record = self._records.pop(key, None)
+        if record is not None and self._steps is not None:
+            self._steps.abandon(record.step)
+            self._former[key] = record.successor()
+
+    def tidy(self, tenants: Collection[str], now: float) -> None:
+        """Forget what is remembered of other tenants than these, and look after steps that nobody waits for."""
+        self._former = {key: record for key, record in self._former.items() if key[0] in tenants}
+        if self._steps is not None:
+            self._steps.reap(now)
 
     @staticmethod
     def _way(record: _Record) -> Way | None:
@@ -193,15 +205,17 @@ class Checkpoints:
             return False
         if record.phase is Phase.AWAY and now >= record.retry_at:
             record.began = now
-            self._begin(record, Phase.BRINGING, What.BRING, now)
+            self._begin((tenancy.tenant.id, uuid), record, Phase.BRINGING, What.BRING, now)
         return True
 
     # --- going on -----------------------------------------------------------------------------------------------
 
-    def _begin(self, record: _Record, phase: Phase, what: What, now: float) -> None:
-        assert self._stepper is not None
+    def _begin(self, key: Key, record: _Record, phase: Phase, what: What, now: float) -> None:
+        """Where too many others go on, the step is None until there is a place for it."""
+        assert self._steps is not None
+        self._steps.abandon(record.step)
         seconds = _LOOK if what is What.LOOK else patience(record.size)
-        record.phase, record.step = phase, self._stepper.begin(what, record.pids, now + seconds)
+        record.phase, record.step = phase, self._steps.begin(key[0], what, record.pids, now + seconds)
 
     def _go_on(self, tenancy: Tenancy, uuid: str, record: _Record, moves: list[Move], now: float) -> None:
         if record.phase is Phase.HALTING:
@@ -215,10 +229,9 @@ class Checkpoints:
                 record.step = None
                 self._ended(tenancy, uuid, record, answer, now)
         elif (record.phase is not Phase.AWAY or record.undo) and now >= record.retry_at:
-            if record.phase is Phase.FINDING:
-                self._begin(record, Phase.FINDING, What.LOOK, now)
-            else:
-                self._begin(record, Phase.BRINGING, What.BRING, now)
+            found = record.phase is Phase.FINDING
+            phase, what = (Phase.FINDING, What.LOOK) if found else (Phase.BRINGING, What.BRING)
+            self._begin((tenancy.tenant.id, uuid), record, phase, what, now)
 
     def _halt(self, tenancy: Tenancy, uuid: str, record: _Record, moves: list[Move], now: float) -> None:
         """Once all processes have halted, the driver takes them."""
@@ -226,15 +239,19 @@ class Checkpoints:
             _order(tenancy, uuid, Order.RETURN)
             record.phase = Phase.COMING
         elif all(move.state == State.HALTED for move in moves):
+            assert self._steps is not None
+            if not self._steps.has_place(tenancy.tenant.id, What.TAKE):
+                return
             _order(tenancy, uuid, Order.AWAY)
             at = tenancy.page.index[uuid]
             if all(tenancy.page.move(slot, at).state == State.HALTED for slot in _slots(tenancy)):
-                self._begin(record, Phase.TAKING, What.TAKE, now)
+                self._begin((tenancy.tenant.id, uuid), record, Phase.TAKING, What.TAKE, now)
             else:  # it had given us up a moment before
                 _order(tenancy, uuid, Order.RETURN)
                 record.phase = Phase.COMING
 
     def _ended(self, tenancy: Tenancy, uuid: str, record: _Record, answer: Answer, now: float) -> None:
+        key = tenancy.tenant.id, uuid
         data = {"tenant": tenancy.tenant.id, "card": uuid, "bytes": record.size, "why": answer.refusal}
         if record.phase is Phase.TAKING:
             if answer.are_all(ProcessState.CHECKPOINTED):
@@ -244,26 +261,29 @@ class Checkpoints:
             log.warning("checkpoint_refused", extra={"data": data})
             self._refuse(record, answer, now)
             record.undo = True
-            self._begin(record, Phase.BRINGING, What.BRING, now)
+            self._begin(key, record, Phase.BRINGING, What.BRING, now)
         elif record.phase is Phase.FINDING:
             if answer.refusal is not None and not answer.states:
-                record.retry_at = now + _AGAIN
+                _again(record, now)
             elif answer.are_all(ProcessState.CHECKPOINTED):
-                record.phase, record.can = Phase.AWAY, True
+                record.phase, record.can, record.tries = Phase.AWAY, True, 0
             else:
-                self._begin(record, Phase.BRINGING, What.BRING, now)
+                record.tries = 0
+                self._begin(key, record, Phase.BRINGING, What.BRING, now)
         elif record.phase is Phase.BRINGING:
             if answer.states and not set(answer.states.values()) - {ProcessState.RUNNING, ProcessState.FAILED}:
                 if ProcessState.FAILED in answer.states.values():  # its calls get the driver's errors from now on
                     log.error("checkpoint_failed", extra={"data": data})
                     self._refuse(record, answer, now)
                 _order(tenancy, uuid, Order.RETURN)
-                record.phase, record.back = Phase.COMING, now - record.began
+                record.phase, record.back, record.tries = Phase.COMING, now - record.began, 0
                 return
             log.warning("checkpoint_not_restored", extra={"data": data})
             record.phase, record.retry_at = Phase.AWAY, now + _AGAIN
             # Without room it waits like others until there is some; anything else is tried again at once.
-            record.undo = record.undo or answer.code != OUT_OF_MEMORY
+            if answer.code != OUT_OF_MEMORY:
+                record.undo = True
+                _again(record, now)
 
     @staticmethod
     def _refuse(record: _Record, answer: Answer, now: float) -> None:
@@ -274,7 +294,7 @@ class Checkpoints:
 
     # --- whether it can -----------------------------------------------------------------------------------------
 
-    def _can(self, record: _Record, now: float) -> bool:
+    def _can(self, key: Key, record: _Record, now: float) -> bool:
         """Whether the driver can take it: as far as it says so without doing it, and with room for it in the host's
         memory. Asks once, and again after a refusal."""
         if record.step is not None:
@@ -288,9 +308,11 @@ class Checkpoints:
         if record.detail is not None and (record.lasting or now < record.refused_until):
             return False
         if not record.asked or not record.can:
-            assert self._stepper is not None
-            record.asked = True
-            record.step = self._stepper.begin(What.LOOK, record.pids, now + _LOOK)
+            assert self._steps is not None
+            if now >= record.look_at and self._steps.has_place(key[0], What.LOOK):
+                record.asked = True
+                record.looks, record.look_at = _rarer(record.looks, record.look_at, now)
+                record.step = self._steps.begin(key[0], What.LOOK, record.pids, now + _LOOK)
             return False
         record.detail = None
         if now - record.looked >= _ROOM_EVERY:
@@ -314,6 +336,18 @@ class Checkpoints:
 def checkpoints_beside(mover: MoverClient, *, simulated: bool) -> Checkpoints:
     """Those of a daemon that has this mover. Simulated memory has hardly any contents, so it needs no room."""
     return Checkpoints(Checkpointer(mover), (lambda _pid: Room(1 << 62, False)) if simulated else room_of)
+
+
+def _again(record: _Record, now: float) -> None:
+    record.retry_at = now + min(_AGAIN * 2 ** max(0, record.tries - _SOON), _AGAIN_MOST)
+    record.tries = min(record.tries + 1, 16)
+
+
+def _rarer(times: int, due: float, now: float) -> tuple[int, float]:
+    """How often something was done that was due then and is done now, and when it is due again: later each time, unless
+    nobody asked for a long time."""
+    times = 0 if now - due > _REFUSED_MOST else times
+    return min(times + 1, 16), now + min(_AGAIN * 2**times, _REFUSED_MOST)
 
 
 def _has_asked(tenant: Tenant) -> bool:

@@ -91,6 +91,7 @@ class Sightings:
         """Who is on the card, by tenant. With the lock of the tenancies held."""
         found = {}
         there = set()
+        self._checkpoints.tidy({tenancy.tenant.id for tenancy in tenancies}, now)
         for tenancy in tenancies:
             at = tenancy.page.index.get(uuid)
             slots = [process.slot for process in tenancy.processes if process.slot is not None]

@@ -1,0 +1,73 @@
+"""Steps of the driver's checkpoint: each is a process with the daemon's rights, and tenants can cause them.
+
+So only a few go on at a time, one for each tenant; whoever comes too late asks again. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from aliquot.services.mover.checkpoint import Answer, What
+from aliquot.services.mover.checkpointer import Step
+
+_MOST = 4
+_MOST_LOOKS = 2  # of these, so that there is always a place for who has to return
+
+
+class Stepper(Protocol):
+    """services/mover/checkpointer.py."""
+
+    def begin(self, what: What, pids: Sequence[int], deadline: float) -> Step: ...
+
+
+class Counted:
+    """A step that goes on, until it has answered."""
+
+    def __init__(self, steps: Steps, tenant: str, what: What, step: Step) -> None:
+        self.tenant, self.what = tenant, what
+        self._steps, self._step = steps, step
+
+    def poll(self, now: float) -> Answer | None:
+        """What became of it; None: it goes on."""
+        answer = self._step.poll(now)
+        if answer is not None:
+            self._steps.ended(self)
+        return answer
+
+
+class Steps:
+    """See the head of the file."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+        self._on: list[Counted] = []
+        self._orphans: list[Counted] = []
+
+    def has_place(self, tenant: str, what: What) -> bool:
+        """Whether `begin` would begin it."""
+        looks = sum(step.what is What.LOOK for step in self._on)
+        if len(self._on) >= _MOST or (what is What.LOOK and looks >= _MOST_LOOKS):
+            return False
+        return all(step.tenant != tenant for step in self._on)
+
+    def begin(self, tenant: str, what: What, pids: Sequence[int], deadline: float) -> Counted | None:
+        """None: not now."""
+        if not self.has_place(tenant, what):
+            return None
+        step = Counted(self, tenant, what, self._stepper.begin(what, pids, deadline))
+        self._on.append(step)
+        return step
+
+    def ended(self, step: Counted) -> None:
+        """It has answered."""
+        self._on.remove(step)
+
+    def abandon(self, step: Counted | None) -> None:
+        """Nobody waits for its answer any more; its deadline still holds."""
+        if step is not None:
+            self._orphans.append(step)
+
+    def reap(self, now: float) -> None:
+        """Look after those that were abandoned."""
+        self._orphans = [step for step in self._orphans if step.poll(now) is None]
