@@ -463,7 +463,7 @@ static void *run(void *which)
         bool again = !__atomic_load_n(&move->why, __ATOMIC_RELAXED);    /* the daemon says when */
         if (again && order == ALQ_LEAVE && (state == ALQ_RESIDENT || (state == ALQ_PARKED && left_behind[card])))
             leave(move, card, false);
-        else if (again && order == ALQ_HALT && state == ALQ_RESIDENT && !alq_stale(card))
+        else if (again && order == ALQ_HALT && (state == ALQ_RESIDENT || state == ALQ_PARKED) && !alq_stale(card))
             leave(move, card, true);
         else if (order == ALQ_HALT && state == ALQ_HALTED && alq_stale(card))
             go_on(move, card);

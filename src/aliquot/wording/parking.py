@@ -47,6 +47,11 @@ def checkpoint_unasked_words() -> str:
     return "only `--park` or the annotation aliquot.dev/park allows the driver's checkpoint"
 
 
+def checkpoint_unstopped_words() -> str:
+    """A process did not do its part."""
+    return "not all of its processes stopped for the driver's checkpoint"
+
+
 def checkpoint_refusal_words(refusal: str) -> str:
     """The driver did not take it."""
     return f"the driver's checkpoint refuses it: {refusal}"

@@ -372,3 +372,56 @@ def test_only_a_few_steps_go_on_at_a_time_and_one_of_each_tenant() -> None:
     assert looks[0].poll(1.0) == Answer({})
     assert steps.begin("brings-0", What.BRING, [1], 0.0) is None
     assert steps.begin("another", What.BRING, [1], 0.0) is not None
+
+
+@pytest.mark.parametrize("state", [State.RESIDENT, State.PARKED])
+def test_process_that_does_not_hear_is_not_asked_again_soon(rig: Rig, state: State) -> None:
+    """It runs meanwhile, and so its next launch says that it hears."""
+    rig.able()
+    assert rig.parking.request("arrays", leave=True) is None
+    rig.rounds()
+    rig.states(State.HALTED, state)
+    rig.rounds(UNHEARD + 1)
+    assert rig.orders == [Order.RETURN] * 2
+    rig.states(State.RESIDENT, State.RESIDENT)
+    rig.rounds()
+    assert (rig.shown.way, rig.shown.detail) == (None, "not all of its processes stopped for the driver's checkpoint")
+    rig.rounds(25.0)
+    assert rig.shown.way is None
+    rig.rounds(10.0)
+    assert rig.shown.way is Way.CHECKPOINT
+
+
+@pytest.mark.parametrize(("state", "seconds"), [(State.LOST, 1.0), (State.LEAVING, 60.0)])
+def test_process_that_never_halts_does_not_keep_the_other_halted(rig: Rig, state: State, seconds: float) -> None:
+    rig.able()
+    assert rig.parking.request("arrays", leave=True) is None
+    rig.rounds()
+    rig.states(State.HALTED, state)
+    rig.rounds(seconds)
+    assert rig.orders == [Order.RETURN] * 2
+    assert What.TAKE not in rig.asked
+
+
+def test_process_that_is_stopped_on_its_way_back_does_not_keep_the_tenant_from_being_seen(rig: Rig) -> None:
+    rig.able()
+    rig.leave()
+    rig.answer(AWAY, AWAY)
+    rig.parking.request("arrays", leave=False)
+    rig.rounds()
+    rig.answer(RUNNING, RUNNING)
+    rig.states(State.RESIDENT, State.HALTED)
+    rig.rounds(60.0)
+    assert (rig.shown.where, rig.shown.resident) == (Where.RESIDENT, 8 * GIB)
+
+
+def test_next_daemon_lets_those_go_on_for_whom_the_driver_was_not_asked(rig: Rig) -> None:
+    rig.able()
+    assert rig.parking.request("arrays", leave=True) is None
+    rig.rounds()
+    for slot in (0, 1):
+        rig.write(slot, state=State.HALTED)
+    rig.start()
+    rig.steps.clear()
+    rig.rounds()
+    assert (rig.orders, rig.asked) == ([Order.RETURN] * 2, [])

@@ -162,6 +162,30 @@ def test_halted_program_goes_on_by_itself_where_the_daemon_is_gone(node: Node) -
         node.restart_daemon()
 
 
+def test_program_part_of_which_was_copied_away_halts_too(node: Node) -> None:
+    program = sleeper(node)
+    page = Page(
+        Path(node.tenants[program.name]["folder"]) / "page", (Allotment(node.player.card().uuid, 3 * GIB, None),)
+    )
+
+    def is_so(state: State) -> bool:
+        page.beat(0, time.monotonic_ns())
+        return page.move(0, 0).state == state
+
+    try:
+        page.order(0, 0, Order.LEAVE)
+        until(lambda: page.move(0, 0).state == State.PARKED, "what can be copied is away")
+        node.kill_daemon()
+        is_so(State.PARKED)
+        page.order(0, 0, Order.HALT)
+        until(lambda: is_so(State.HALTED), "its calls wait")
+    finally:
+        page.close()
+        node.restart_daemon()
+    result = program.end()
+    assert (result["wrong"], result["error"]) == (0, 0), result
+
+
 @pytest.mark.parametrize(("text", "code"), [("checkpoint 801", 801), ("lock 600", 600)])
 def test_refusal_of_the_driver_is_the_reason_and_the_program_goes_on(node: Node, text: str, code: int) -> None:
     program = sleeper(node)

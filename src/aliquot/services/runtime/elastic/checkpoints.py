@@ -32,10 +32,16 @@ from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.elastic.moves import stays_of
 from aliquot.services.runtime.elastic.stepping import Counted, Stepper, Steps
 from aliquot.services.runtime.processes.registration import Tenancy
-from aliquot.wording.parking import checkpoint_refusal_words, checkpoint_room_words, checkpoint_unasked_words
+from aliquot.wording.parking import (
+    checkpoint_refusal_words,
+    checkpoint_room_words,
+    checkpoint_unasked_words,
+    checkpoint_unstopped_words,
+)
 
 _LOOK = 20.0  # seconds for the driver to say in which state processes are
 _AGAIN = 2.0  # seconds until what must be done is tried again
+_STOP = 30.0  # seconds for calls and work that are under way, and for room that others are about to give
 _SOON = 4  # times that it is tried so soon; then less and less often
 _AGAIN_MOST = 30.0
 _REFUSED = 30.0  # seconds until a tenant that the driver refused is tried again; longer each time
@@ -72,6 +78,7 @@ class _Record:
     size: int = 0  # bytes that the driver moves
     step: Counted | None = None
     began: float = 0.0
+    since: float = 0.0  # in HALTING and COMING
     tries: int = 0  # in a row that failed
     retry_at: float = float("-inf")
     moves: int = 0
@@ -125,7 +132,10 @@ class Checkpoints:
             record.size = min(_rest(moves, uses), _most(tenancy, uuid))
             if halted and now >= record.find_at:
                 record.finds, record.find_at = _rarer(record.finds, record.find_at, now)
-                self._begin(key, record, Phase.FINDING, What.LOOK, now)
+                if any(move.order in (Order.AWAY, Order.RETURN) for move in moves):
+                    self._begin(key, record, Phase.FINDING, What.LOOK, now)
+                else:  # the driver was not asked for anything yet
+                    _return(tenancy, uuid, record, now)
         else:
             self._go_on(tenancy, uuid, record, moves, now)
         if record.phase is Phase.RESIDENT and not (may_leave and _needs_driver(moves, uses) and self._can(key, record, now)):
@@ -194,7 +204,7 @@ class Checkpoints:
         if record is None or self._way(record) is None:
             return False
         if record.phase is Phase.RESIDENT:
-            record.phase, record.began, record.undo = Phase.HALTING, now, False
+            record.phase, record.began, record.since, record.undo = Phase.HALTING, now, now, False
             _order(tenancy, uuid, Order.HALT)
         return True
 
@@ -223,6 +233,8 @@ class Checkpoints:
         elif record.phase is Phase.COMING:
             if all(move.state in (State.RESIDENT, State.PARKED, State.LOST) for move in moves):
                 record.phase, record.back = Phase.RESIDENT, now - record.began
+            elif _is_late(tenancy, uuid, record, moves, now):  # one was stopped: it obeys when it runs again
+                record.phase, record.find_at = Phase.RESIDENT, now + _REFUSED_MOST
         elif record.step is not None:
             answer = record.step.poll(now)
             if answer is not None:
@@ -235,9 +247,12 @@ class Checkpoints:
 
     def _halt(self, tenancy: Tenancy, uuid: str, record: _Record, moves: list[Move], now: float) -> None:
         """Once all processes have halted, the driver takes them."""
-        if any(move.order != Order.HALT or move.why for move in moves):  # one cannot, or does not hear: none leaves
-            _order(tenancy, uuid, Order.RETURN)
-            record.phase = Phase.COMING
+        unheard = any(move.order != Order.HALT or move.state == State.LOST for move in moves)
+        if unheard or _is_late(tenancy, uuid, record, moves, now):  # none leaves
+            self._refuse(record, checkpoint_unstopped_words(), now)
+            _return(tenancy, uuid, record, now)
+        elif any(move.why for move in moves):  # one cannot now
+            _return(tenancy, uuid, record, now)
         elif all(move.state == State.HALTED for move in moves):
             assert self._steps is not None
             if not self._steps.has_place(tenancy.tenant.id, What.TAKE):
@@ -247,8 +262,7 @@ class Checkpoints:
             if all(tenancy.page.move(slot, at).state == State.HALTED for slot in _slots(tenancy)):
                 self._begin((tenancy.tenant.id, uuid), record, Phase.TAKING, What.TAKE, now)
             else:  # it had given us up a moment before
-                _order(tenancy, uuid, Order.RETURN)
-                record.phase = Phase.COMING
+                _return(tenancy, uuid, record, now)
 
     def _ended(self, tenancy: Tenancy, uuid: str, record: _Record, answer: Answer, now: float) -> None:
         key = tenancy.tenant.id, uuid
@@ -259,7 +273,7 @@ class Checkpoints:
                 record.moves += 1
                 return
             log.warning("checkpoint_refused", extra={"data": data})
-            self._refuse(record, answer, now)
+            self._refuse(record, _words(answer), now, lasting=answer.lasting)
             record.undo = True
             self._begin(key, record, Phase.BRINGING, What.BRING, now)
         elif record.phase is Phase.FINDING:
@@ -274,9 +288,9 @@ class Checkpoints:
             if answer.states and not set(answer.states.values()) - {ProcessState.RUNNING, ProcessState.FAILED}:
                 if ProcessState.FAILED in answer.states.values():  # its calls get the driver's errors from now on
                     log.error("checkpoint_failed", extra={"data": data})
-                    self._refuse(record, answer, now)
-                _order(tenancy, uuid, Order.RETURN)
-                record.phase, record.back, record.tries = Phase.COMING, now - record.began, 0
+                    self._refuse(record, _words(answer), now, lasting=answer.lasting)
+                _return(tenancy, uuid, record, now)
+                record.back, record.tries = now - record.began, 0
                 return
             log.warning("checkpoint_not_restored", extra={"data": data})
             record.phase, record.retry_at = Phase.AWAY, now + _AGAIN
@@ -286,10 +300,9 @@ class Checkpoints:
                 _again(record, now)
 
     @staticmethod
-    def _refuse(record: _Record, answer: Answer, now: float) -> None:
+    def _refuse(record: _Record, words: str, now: float, *, lasting: bool = False) -> None:
         record.failures += 1
-        record.detail = checkpoint_refusal_words(answer.refusal or "no process was there")
-        record.lasting = answer.lasting
+        record.detail, record.lasting = words, lasting
         record.refused_until = now + min(_REFUSED * 2 ** min(record.failures - 1, 16), _REFUSED_MOST)
 
     # --- whether it can -----------------------------------------------------------------------------------------
@@ -304,7 +317,7 @@ class Checkpoints:
             record.step = None
             record.can = answer.refusal is None
             if not record.can:
-                self._refuse(record, answer, now)
+                self._refuse(record, _words(answer), now, lasting=answer.lasting)
         if record.detail is not None and (record.lasting or now < record.refused_until):
             return False
         if not record.asked or not record.can:
@@ -362,6 +375,21 @@ def _order(tenancy: Tenancy, uuid: str, order: Order) -> None:
     at = tenancy.page.index[uuid]
     for slot in _slots(tenancy):
         tenancy.page.order(slot, at, order)
+
+
+def _return(tenancy: Tenancy, uuid: str, record: _Record, now: float) -> None:
+    _order(tenancy, uuid, Order.RETURN)
+    record.phase, record.since = Phase.COMING, now
+
+
+def _is_late(tenancy: Tenancy, uuid: str, record: _Record, moves: list[Move], now: float) -> bool:
+    """Whether the shims had the time for their part."""
+    movable = min(sum(move.movable for move in moves), _most(tenancy, uuid))
+    return now - record.since > _STOP + patience(movable)
+
+
+def _words(answer: Answer) -> str:
+    return checkpoint_refusal_words(answer.refusal or "no process was there")
 
 
 def _most(tenancy: Tenancy, uuid: str) -> int:

@@ -75,9 +75,11 @@ def where_of(moves: list[Move]) -> Where:
 
 def is_unheard(move: Move) -> bool:
     """Whether a process was ordered to leave and has not begun to."""
-    if move.state != State.RESIDENT or move.why:
+    if move.why:
         return False
-    return move.order == Order.HALT or (move.order == Order.LEAVE and move.movable > move.parked)
+    if move.order == Order.HALT:
+        return move.state in (State.RESIDENT, State.PARKED)
+    return move.order == Order.LEAVE and move.state == State.RESIDENT and move.movable > move.parked
 
 
 def is_under_way(move: Move) -> bool:
