@@ -50,7 +50,7 @@ bool alq_handle_properties(CUmemAllocationProp *prop, CUmemHandle h);   /* false
 /* ---- mover.c ---- */
 typedef void alq_progress(int card, int64_t parked);    /* so many bytes more are away */
 /* Moves all pieces that can move; 0, or why it ended before (ALQ_WHY_*). */
-uint32_t alq_mover_move(int card, bool out, alq_progress *progress);
+uint32_t alq_mover_move(int card, uint32_t order, alq_progress *progress);
 
 /* ---- parking.c ---- */
 CUdeviceptr alq_piece_address(const struct alq_movable_piece *piece, int card);   /* 0: it does not leave */

@@ -231,12 +231,13 @@ static uint32_t move_once(int card, bool out, alq_progress *progress)
 }
 
 /* A full pool may only be full until another tenant has returned. */
-uint32_t alq_mover_move(int card, bool out, alq_progress *progress)
+uint32_t alq_mover_move(int card, uint32_t order, alq_progress *progress)
 {
+    bool out = order != ALQ_RETURN;
     uint64_t began = alq_now();
     uint32_t why;
     while ((why = move_once(card, out, progress)) == ALQ_WHY_POOL && alq_now() - began < PATIENCE_NS &&
-           alq_still_wanted(card, ALQ_LEAVE))
+           out && alq_still_wanted(card, order))
         alq_sleep_ms(PAUSE_MS);
     return why;
 }

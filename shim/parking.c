@@ -218,7 +218,8 @@ void alq_parking_publish(struct alq_page *page, unsigned slot)
     for (int card = 0; card < ALQ_CARDS; card++) {
         if (!page->card[card].parkable)
             continue;
-        struct alq_move move = { .state = state_of(card), .wanted = known[card].wanted, .movable = known[card].movable,
+        uint32_t state = state_of(card);        /* halted: the driver may have it, which the daemon finds out */
+        struct alq_move move = { .order = state == ALQ_HALTED ? ALQ_AWAY : ALQ_STAY, .state = state, .wanted = known[card].wanted, .movable = known[card].movable,
                                  .parked = known[card].parked, .stays = stays_of(card) };
         page->move[slot][card] = move;
     }
@@ -227,7 +228,7 @@ void alq_parking_publish(struct alq_page *page, unsigned slot)
 /* ---- room ---- */
 
 #define ROOM_NS   10000000L
-#define ABSENT_NS 10000000000ull    /* a daemon that is not heard of may have been killed or upgraded: the next one makes room */
+#define ABSENT_NS 10000000000ull    /* a daemon not heard of for less may have been killed or upgraded: the next one makes room */
 
 /* One thread at a time asks for room; the others try again meanwhile, and ask when it has its answer. */
 static const char *asker[ALQ_CARDS];
@@ -237,7 +238,7 @@ static bool ask_for_room(int card, uint64_t bytes, uint64_t began)
 {
     struct alq_move *move = move_of(card);
     uint64_t now = alq_now();
-    if (!move || (alq_stale(card) && now - began >= ABSENT_NS))
+    if (!move || (alq_stale(card) && now - alq_page()->card[card].heartbeat_ns >= ABSENT_NS))
         return false;
     const char *nobody = NULL;
     uint64_t room = __atomic_load_n(&move->room, __ATOMIC_ACQUIRE);
@@ -403,7 +404,7 @@ static void leave(struct alq_move *move, int card, bool halt)
         alq_ordered_park(card);
     pthread_mutex_lock(&alq_movable_lock);
     if (!why && (!halt || any(card, true)))
-        why = alq_mover_move(card, true, count_parked);
+        why = alq_mover_move(card, halt ? ALQ_HALT : ALQ_LEAVE, count_parked);
     bool away = any(card, false);
     left_behind[card] = away && any(card, true);
     pthread_mutex_unlock(&alq_movable_lock);
@@ -417,7 +418,7 @@ static void leave(struct alq_move *move, int card, bool halt)
     set_state(card, halt && !why ? ALQ_HALTED : away ? ALQ_PARKED : ALQ_RESIDENT);
 }
 
-/* The daemon died before it began. One that is only late has written ALQ_AWAY before it looks at our state. */
+/* The daemon died before it began, or is one that knows nothing of this. One that is only late has written ALQ_AWAY before it looks at our state. */
 static void go_on(struct alq_move *move, int card)
 {
     pthread_mutex_lock(&alq_movable_lock);
@@ -434,7 +435,7 @@ static void come_back(struct alq_move *move, int card)
     set_state(card, ALQ_RETURNING);
     be_current(card);
     pthread_mutex_lock(&alq_movable_lock);
-    uint32_t why = any(card, false) ? alq_mover_move(card, false, count_parked) : ALQ_WHY_NOTHING;
+    uint32_t why = any(card, false) ? alq_mover_move(card, ALQ_RETURN, count_parked) : ALQ_WHY_NOTHING;
     bool away = any(card, false);
     left_behind[card] = away && any(card, true);
     pthread_mutex_unlock(&alq_movable_lock);
@@ -465,7 +466,7 @@ static void *run(void *which)
             leave(move, card, false);
         else if (again && order == ALQ_HALT && (state == ALQ_RESIDENT || state == ALQ_PARKED) && !alq_stale(card))
             leave(move, card, true);
-        else if (order == ALQ_HALT && state == ALQ_HALTED && alq_stale(card))
+        else if (state == ALQ_HALTED && (order == ALQ_HALT ? alq_stale(card) : order == ALQ_STAY || order == ALQ_LEAVE))
             go_on(move, card);
         else if (again && order == ALQ_RETURN && (state == ALQ_PARKED || state == ALQ_HALTED))
             come_back(move, card);

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import struct
 import time
+
+import pytest
 
 from aliquot.adapters.gpu.link import MoverHello, receive
 from aliquot.adapters.gpu.page import Move, Order, Page, State, Stays, Why
@@ -271,3 +274,54 @@ def test_process_with_more_contexts_than_can_be_waited_for_stays(parkable: Tenan
     program.proceed()
     program.answer()
     assert refusal(parkable) is Why.BUSY
+
+
+@pytest.mark.parametrize("order", [Order.STAY, Order.LEAVE])
+def test_halted_program_goes_on_where_the_daemon_knows_nothing_of_it(parkable: Tenant, order: Order) -> None:
+    program = parkable.start(with_helpers("free(alloc(10 * MIB)[1]); step(); say(result=launch()); heard()"))
+    program.answer()
+    with parkable.beating():
+        parkable.page.order(0, 0, Order.HALT)
+        eventually(lambda: parkable.page.move(0, 0).state == State.HALTED, 60)
+        parkable.page.order(0, 0, order)
+        eventually(lambda: parkable.page.move(0, 0).state == State.RESIDENT, 60)
+        program.proceed()
+        assert program.answer() == {"result": 0}
+
+
+def test_allocation_does_not_wait_for_a_daemon_that_has_long_been_gone(parkable: Tenant) -> None:
+    parkable.page.set_room_wait(0, 60.0)
+    parkable.page.set_reserve(0, 63 * GIB)
+    parkable.beat(age=60.0)
+    seen = parkable.run(
+        with_helpers("""
+        import time
+        began = time.monotonic(); result = alloc(2 * GIB)[0]
+        say(result=result, seconds=time.monotonic() - began)
+        """)
+    )
+    assert seen["result"] == 2
+    assert seen["seconds"] < 8.0
+
+
+@pytest.mark.parametrize("order", [Order.LEAVE, Order.HALT])
+def test_pool_that_is_full_for_a_moment_is_tried_again(parkable: Tenant, order: Order) -> None:
+    with parkable.listen() as listener, contextlib.ExitStack() as kept, parkable.beating():
+        listener.settimeout(60)
+        program = parkable.start(with_helpers("alloc(10 * MIB); step()"))
+        program.answer()
+        parkable.page.order(0, 0, order)
+        while True:
+            connection = kept.enter_context(listener.accept()[0])
+            if isinstance(receive(connection), MoverHello):
+                break
+        connection.settimeout(60)
+        connection.send(wire.answer(Why.NOTHING))
+        for why in (Why.POOL, Why.POOL, Why.NOTHING):
+            packet, files, _, _ = socket.recv_fds(connection, wire.LONGEST, wire.AT_A_TIME)
+            for file in files:
+                os.close(file)
+            assert wire.read_pieces(packet).out
+            connection.send(wire.answer(why))
+        state = State.HALTED if order is Order.HALT else State.PARKED
+        eventually(lambda: parkable.page.move(0, 0).state == state, 60)
