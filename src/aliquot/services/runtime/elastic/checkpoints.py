@@ -89,6 +89,7 @@ class _Record:
     find_at: float = float("-inf")
     asked: bool = False  # the driver, whether it can
     can: bool = False
+    eligible: bool = False  # it would leave in this way, by what was last seen of it
     looks: int = 0  # how often that was asked
     look_at: float = float("-inf")
     failures: int = 0
@@ -138,8 +139,10 @@ class Checkpoints:
                     _return(tenancy, uuid, record, now)
         else:
             self._go_on(tenancy, uuid, record, moves, now)
-        if record.phase is Phase.RESIDENT and not (may_leave and _needs_driver(moves, uses) and self._can(key, record, now)):
-            return moves
+        if record.phase is Phase.RESIDENT:
+            record.eligible = may_leave and _needs_driver(moves, uses) and self._can(key, record, now)
+            if not record.eligible:
+                return moves
         return _shown(record, moves)
 
     def size(self, key: Key) -> int:
@@ -193,8 +196,7 @@ class Checkpoints:
 
     @staticmethod
     def _way(record: _Record) -> Way | None:
-        usable = record.can and record.detail is None and record.room is None
-        return Way.CHECKPOINT if record.phase is not Phase.RESIDENT or usable else None
+        return Way.CHECKPOINT if record.phase is not Phase.RESIDENT or record.eligible else None
 
     # --- orders -------------------------------------------------------------------------------------------------
 
