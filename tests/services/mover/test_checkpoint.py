@@ -125,8 +125,16 @@ def test_driver_that_hangs_is_given_up_at_the_deadline(tmp_path: Path) -> None:
     assert answer.refusal == "the driver did not answer in time"
 
 
-def test_next_step_for_the_same_process_waits_for_the_one_before(tmp_path: Path) -> None:
+def test_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "pool").mkdir()
+    (tmp_path / "pool").chmod(0o777)
+    answer = finish(stepper(tmp_path).begin(What.LOOK, [os.getpid()], time.monotonic() + 30))
+    assert answer.refusal == f"{tmp_path / 'pool'} is not ours alone"
+    assert not (tmp_path / "pool" / "checkpoints").exists()
+
+
+def test_next_step_for_the_same_process_waits_for_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "pool").mkdir(mode=0o700)
     held = (
         "import fcntl, os, sys; f = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT); fcntl.lockf(f, fcntl.LOCK_EX, 1, 77)"
     )

@@ -14,6 +14,7 @@ import msgspec
 
 from aliquot.services.mover.checkpoint import Answer, What
 from aliquot.services.mover.client import MoverClient
+from aliquot.services.mover.folder import is_private
 
 _SLOWEST = 0.5e9  # bytes per second that the driver moves at least
 _START = 20.0  # seconds for the process, the driver, and the lock
@@ -59,6 +60,8 @@ class _Process:
     def __init__(self, command: list[str], environment: Mapping[str, str], folder: Path, deadline: float) -> None:
         with contextlib.suppress(FileExistsError):  # the mover, which makes it otherwise, may not be there yet
             os.mkdir(folder, 0o700)
+        if not is_private(folder):  # another user was there first, and would have the lock file
+            raise PermissionError(f"{folder} is not ours alone")
         self._deadline, self._late = deadline, False
         self._process = subprocess.Popen(  # noqa: S603
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
