@@ -325,3 +325,21 @@ def test_pool_that_is_full_for_a_moment_is_tried_again(parkable: Tenant, order: 
             connection.send(wire.answer(why))
         state = State.HALTED if order is Order.HALT else State.PARKED
         eventually(lambda: parkable.page.move(0, 0).state == state, 60)
+
+
+def test_program_whose_memory_is_away_halts_too(parkable: Tenant) -> None:
+    with parkable.listen() as listener, contextlib.ExitStack() as kept, parkable.beating():
+        listener.settimeout(60)
+        program = parkable.start(with_helpers("alloc(10 * MIB); step()"))
+        program.answer()
+        parkable.page.order(0, 0, Order.LEAVE)
+        while True:
+            connection = kept.enter_context(listener.accept()[0])
+            if isinstance(receive(connection), MoverHello):
+                break
+        connection.settimeout(60)
+        for _ in range(2):  # to its hello, and to its pieces
+            connection.send(wire.answer(Why.NOTHING))
+        eventually(lambda: parkable.page.move(0, 0).state == State.PARKED, 60)
+        parkable.page.order(0, 0, Order.HALT)
+        eventually(lambda: parkable.page.move(0, 0).state == State.HALTED, 20)

@@ -429,13 +429,13 @@ def test_next_daemon_lets_those_go_on_for_whom_the_driver_was_not_asked(rig: Rig
 
 def test_tenant_most_of_whose_memory_can_be_copied_by_now_is_copied(rig: Rig) -> None:
     rig.able()
-    assert rig.shown.way is Way.CHECKPOINT
+    ways = [rig.shown.way]
     for slot in (0, 1):
         rig.page._write(rig.page._at(slot, 0), struct.pack("<Q", 10 * GIB))
         rig.write(slot, movable=6 * GIB)
     rig.rounds()
-    assert rig.shown.way is Way.COPY
-    rig.parking.mover.state.free = 14 * GIB  # type: ignore[union-attr,misc]
+    assert [*ways, rig.shown.way] == [Way.CHECKPOINT, Way.COPY]
+    cast(Any, rig.parking.mover.state).free = 14 * GIB
     assert rig.parking.request("arrays", leave=True) is None
     rig.rounds()
     assert rig.orders == [Order.LEAVE] * 2
