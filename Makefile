@@ -65,7 +65,7 @@ images: ## build both images, and join them into one archive to push under one n
 release: $(STAMP) ## build everything of a release with its checksums, into dist/; ARGS="--dirty" for a trial
 	@$(BIN)/python deploy/image/release.py $(ARGS)
 
-test: native $(TOOLS) ## run every test that needs no cluster and no GPU; about six minutes
+test: native $(TOOLS) ## run every test that needs no cluster and no GPU; about a quarter of an hour on two cores
 	$(BIN)/python -m pytest -n auto
 
 # The sanitizers' library must come first in every process that loads the shim or the stand-ins.
