@@ -49,18 +49,7 @@ class Writer:
         if self._thread is None:
             write()
             return
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def then(error: Exception | None) -> None:
-            if done.done():  # the caller was cancelled
-                return
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        self.put(write, then)
-        await done
+        await until_done(lambda then: self.put(write, then))
 
     def stop(self) -> None:
         """Returns when everything is written that was put. Later writes are made at once."""
@@ -82,6 +71,22 @@ class Writer:
         error = _error_of(write)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(then, error)
+
+
+async def until_done(put: Callable[[Then], None]) -> None:
+    """Returns when what is put with this `then` has ended. Raises what it raised."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def then(error: Exception | None) -> None:
+        if done.done():  # the caller was cancelled
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    put(then)
+    await done
 
 
 def _error_of(write: Write) -> Exception | None:

@@ -19,10 +19,7 @@ from aliquot.arbiter.residency import (
 from aliquot.model.residency import ParkReason, Where
 from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.elastic.checkpoints import Checkpoints
-from aliquot.services.runtime.elastic.moves import (
-    MOVING,
-    OBSTACLES,
-)
+from aliquot.services.runtime.elastic.moves import MOVING, OBSTACLES
 from aliquot.services.runtime.elastic.sightings import Sightings
 from aliquot.services.runtime.processes.registration import Tenancy, context_name
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable
 
-from aliquot.adapters.storage.writer import Then, Write, Writer
+from aliquot.adapters.storage.writer import Then, Write, Writer, until_done
 
 _PATIENCE = 20.0  # seconds for what was begun, when the daemon ends; the next one goes on with it
 
@@ -46,18 +46,7 @@ class Workers:
 
     async def run(self, owner: Hashable, work: Write) -> None:
         """Returns when it is done. Raises what it raises."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def then(error: Exception | None) -> None:
-            if done.done():  # the caller was cancelled
-                return
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        self.put(owner, work, then)
-        await done
+        await until_done(lambda then: self.put(owner, work, then))
 
     def stop(self, patience: float = _PATIENCE) -> None:
         """Returns when everything is done that was put, or after a while. Later work is done at once."""
