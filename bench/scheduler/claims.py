@@ -20,7 +20,7 @@ from aliquot.dialects.dra import CLAIMS, DRIVER, GROUP, SLICES
 from aliquot.dialects.dra.slices import render_devices, render_slices
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
-from aliquot.model.quantity import parse_quantity
+from aliquot.model.numbers.quantity import parse_quantity
 from testbed import objects
 from testbed.objects import Object
 

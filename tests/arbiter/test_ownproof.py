@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aliquot.arbiter.ownproof import LONG_US, SHORT_US, Measured, Stage, judge, judge_pass, needs_second_pass
 from aliquot.arbiter.proof import Effect, Verdict
-from aliquot.model.control import PROVEN, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import PROVEN, ControlLevel, ControlReason
 
 KERNELS = st.integers(100, 2_000)
 NOISE = st.floats(-0.06, 0.06)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.arbiter.proof import LEAST_COUNT, Effect, Phase, Sample, Trial, Verdict, both, judge
-from aliquot.model.control import PROVEN, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import PROVEN, ControlLevel, ControlReason
 
 RATES = st.floats(50, 20_000)
 TENANTS = st.integers(2, 8)

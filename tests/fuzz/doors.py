@@ -18,7 +18,7 @@ from aliquot.adapters.host.control import LONGEST
 from aliquot.adapters.host.home import Home
 from aliquot.dialects.kube.manifests import WORKLOADS
 from aliquot.dialects.local.objects import POD, amounts_of, pod_of, read_objects, template_of
-from aliquot.model.localpod import Applier
+from aliquot.model.containers.localpod import Applier
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 from aliquot.services.dashboard.access import Access

@@ -26,7 +26,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.manifests import read_manifests
 from aliquot.dialects.wire.cdi import driver_edits, name_of, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.wire.cdi import parse_spec as parse_cdi
-from aliquot.model.edits import Edits, Mount, Spec
+from aliquot.model.containers.edits import Edits, Mount, Spec
 from aliquot.model.refusal import Invalid
 from fuzz.kubernetes import NODES, PODS
 

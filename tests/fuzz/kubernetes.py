@@ -24,7 +24,7 @@ from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
 from aliquot.dialects.wire.webhook.configuration import parse_secret
 from aliquot.model.claim import Claim
 from aliquot.model.node import Node
-from aliquot.model.quantity import QuantityError, parse_count, parse_quantity
+from aliquot.model.numbers.quantity import QuantityError, parse_count, parse_quantity
 from aliquot.model.refusal import Invalid
 from aliquot.model.status import dashboard
 from aliquot.services.daemon.calls import Calls

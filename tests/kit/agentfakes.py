@@ -21,7 +21,7 @@ from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.arbiter.timeline import Record
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.otherplugins import GROUP
-from aliquot.model.control import CardControl
+from aliquot.model.cardstate.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.residency import Arrival
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant

@@ -24,7 +24,7 @@ from aliquot.adapters.storage.podstore import PodStore
 from aliquot.dialects import DEFAULT_RULES
 from aliquot.dialects.wire.cdi import parse_spec
 from aliquot.dialects.wire.objects import NodeObject
-from aliquot.model.edits import Edits, Mount, Spec
+from aliquot.model.containers.edits import Edits, Mount, Spec
 from aliquot.services.agent.injection import TENANT, Libraries
 from aliquot.services.agent.service import Agent
 from aliquot.services.agent.settings import Parts, Settings

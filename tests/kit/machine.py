@@ -23,7 +23,7 @@ from typing import Any
 from aliquot.adapters.host.control import AnswerError, ask
 from aliquot.adapters.host.home import Home, own_home
 from aliquot.arbiter.timeline import Record
-from aliquot.model.control import CardControl
+from aliquot.model.cardstate.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.residency import Residency
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant

@@ -10,8 +10,8 @@ from aliquot.dialects import native
 from aliquot.dialects.wire.advertising import Token
 from aliquot.dialects.wire.cdi import name_of
 from aliquot.model.claim import AppClass, Role
+from aliquot.model.containers.edits import Edits, Mount, Spec
 from aliquot.model.device import Card
-from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.status.machine import Status
 from aliquot.model.tenancy import Tenancy

@@ -16,8 +16,8 @@ from typing import Any
 from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.host import processes
+from aliquot.model.cardstate.control import FORCED, PROVEN, CardControl
 from aliquot.model.claim import AppClass
-from aliquot.model.control import FORCED, PROVEN, CardControl
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
 from aliquot.services.mover.client import MoverClient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.model.control import PROVEN, CardControl, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import PROVEN, CardControl, ControlLevel, ControlReason
 from aliquot.wording.control import control_words, why_gated
 
 

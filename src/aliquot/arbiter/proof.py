@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
-from aliquot.model.control import PROVEN, CardControl, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import PROVEN, CardControl, ControlLevel, ControlReason
 
 # What the sensor gained by slices or by a pause, over what it gained by the gate.
 SEEN, NOT_SEEN = 0.5, 0.2

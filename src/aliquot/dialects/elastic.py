@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from aliquot.dialects.pods import Json, Pod
-from aliquot.model.bounds import LONGEST_PARK
 from aliquot.model.claim import Claim
 from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
+from aliquot.model.numbers.bounds import LONGEST_PARK
 from aliquot.model.refusal import Invalid, show
 
 PARK = "aliquot.dev/park"  # on a Pod: how long it is idle until its memory may leave the card

@@ -28,7 +28,7 @@ from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Pre
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Share
 from aliquot.model.node import Node, Offer, Order
-from aliquot.model.quantity import QuantityError, parse_count
+from aliquot.model.numbers.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
 
 DIALECT = "hami"

@@ -25,7 +25,7 @@ from aliquot.dialects import native
 from aliquot.dialects.pods import MIB, NVIDIA_GPU, Container, Json, Pod, Words, annotation_field, count_at, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.node import Offer
-from aliquot.model.quantity import QuantityError, parse_quantity
+from aliquot.model.numbers.quantity import QuantityError, parse_quantity
 from aliquot.model.refusal import Invalid
 
 DIALECT = "kai"

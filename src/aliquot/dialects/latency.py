@@ -6,8 +6,8 @@ import re
 
 from aliquot.dialects import qgpu
 from aliquot.dialects.pods import Pod, annotation_field
-from aliquot.model.bounds import LEAST_LATENCY, MOST_LATENCY
 from aliquot.model.claim import AppClass, Claim
+from aliquot.model.numbers.bounds import LEAST_LATENCY, MOST_LATENCY
 from aliquot.model.refusal import Invalid
 
 LATENCY = "aliquot.dev/latency"  # on a Pod: what online work accepts to have added to its requests (p99)

@@ -14,7 +14,7 @@ from typing import Any
 
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice, Usage, peak
 from aliquot.model.node import Offer
-from aliquot.model.quantity import QuantityError, parse_count, parse_quantity
+from aliquot.model.numbers.quantity import QuantityError, parse_count, parse_quantity
 from aliquot.model.refusal import Invalid
 
 # Counts are 32-bit-sized and amounts 63-bit-sized, as in Kubernetes: a "1e999" must not travel further than this door.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from aliquot.model.control import ControlLevel, ControlReason
+from aliquot.model.cardstate.control import ControlLevel, ControlReason
 
 _LEVELS = {
     ControlLevel.PROVEN: "hardware (proven)",

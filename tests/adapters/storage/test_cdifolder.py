@@ -10,7 +10,7 @@ import pytest
 
 from aliquot.adapters.storage.cdifolder import CdiError, CdiFolder
 from aliquot.dialects.wire.cdi import parse_spec, render_spec
-from aliquot.model.edits import CdiName, Edits, Spec
+from aliquot.model.containers.edits import CdiName, Edits, Spec
 
 
 def a_spec(device: str = "3f2a", **env: str) -> Spec:

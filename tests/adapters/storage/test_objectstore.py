@@ -10,7 +10,7 @@ import pytest
 
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.store import Store
-from aliquot.model.localpod import Applier, ContainerState, LocalPod, Phase, PodEvent, PodState, Workload
+from aliquot.model.containers.localpod import Applier, ContainerState, LocalPod, Phase, PodEvent, PodState, Workload
 
 WHO = Applier(1000, 100, "/home/you", {"PATH": "/bin"})
 WEB = Workload("Deployment", "default", "web", {"spec": {"replicas": 2}}, "t1", WHO, 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.storage.verdicts import Verdicts
-from aliquot.model.control import PROVEN, CardControl, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import PROVEN, CardControl, ControlLevel, ControlReason
 
 INERT = CardControl(ControlLevel.GATE, ControlReason.SLICES_INERT)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aliquot.dialects.local.status import render_pod, render_workload, without_values
-from aliquot.model.localpod import Applier, ContainerState, LocalPod, Phase, PodState, Workload
+from aliquot.model.containers.localpod import Applier, ContainerState, LocalPod, Phase, PodState, Workload
 
 SOMEBODY = Applier(1000, 1000, "/", {})
 MANIFEST: dict[str, Any] = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {}}

@@ -14,7 +14,7 @@ from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
 from aliquot.adapters.kubernetes.kube import Server
 from aliquot.adapters.storage.cdifolder import CdiFolder
 from aliquot.dialects.wire.cdi import name_of, parse_spec, render_spec
-from aliquot.model.edits import Edits, Mount, Spec
+from aliquot.model.containers.edits import Edits, Mount, Spec
 from aliquot.services.agent import assembly
 from aliquot.services.agent.assembly import run_agent, sweep_shims
 from aliquot.services.agent.settings import Settings

@@ -13,7 +13,7 @@ from aliquot.adapters.storage.cdifolder import CdiError, CdiFolder
 from aliquot.dialects.wire.cdi import name_of, parse_spec, render_spec
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import AppClass
-from aliquot.model.edits import Edits, Mount, Spec
+from aliquot.model.containers.edits import Edits, Mount, Spec
 from aliquot.model.grant import Share
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.devices.plugins import Refused

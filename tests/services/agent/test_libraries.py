@@ -15,7 +15,7 @@ from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.driverfile import DriverFile, DriverFileError
 from aliquot.adapters.gpu.player import Playing
 from aliquot.adapters.storage.shims import ShimError
-from aliquot.model.edits import Edits, Mount
+from aliquot.model.containers.edits import Edits, Mount
 from aliquot.services.agent.injection import Libraries
 from aliquot.services.agent.libraries import install_libraries
 

@@ -13,9 +13,9 @@ from aliquot.adapters.kubernetes.kube import Server
 from aliquot.adapters.storage.podstore import PodStore
 from aliquot.arbiter.timeline import Record
 from aliquot.cli.machine.top import view
-from aliquot.model.control import CardControl
+from aliquot.model.cardstate.control import CardControl
+from aliquot.model.containers.edits import Edits
 from aliquot.model.device import Card
-from aliquot.model.edits import Edits
 from aliquot.model.residency import Arrival
 from aliquot.model.status.machine import Status
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant

@@ -17,7 +17,7 @@ import aliquot
 from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.page import VERSION
 from aliquot.adapters.host.home import Home
-from aliquot.model.control import ControlLevel, ControlReason
+from aliquot.model.cardstate.control import ControlLevel, ControlReason
 from aliquot.model.status.machine import ControlStatus, Status
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.machine import machine_findings

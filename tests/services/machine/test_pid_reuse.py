@@ -17,8 +17,8 @@ from aliquot.adapters.host.control import AnswerError, ask
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.storage.store import Store
 from aliquot.model.claim import AppClass
+from aliquot.model.containers.localpod import Applier, LocalPod
 from aliquot.model.grant import Share
-from aliquot.model.localpod import Applier, LocalPod
 from aliquot.model.tenancy import Tenancy
 from kit.machine import Machine, eventually, paper
 from kit.reuse import NOBODY, SERVER, connection_of_ended, needs_root

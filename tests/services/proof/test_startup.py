@@ -12,7 +12,7 @@ import pytest
 
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.storage.verdicts import Verdicts
-from aliquot.model.control import PROVEN, CardControl, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import PROVEN, CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
 from aliquot.services.proof import startup
 from aliquot.services.proof.contest import REFUSED, DisturbedContestError, Found, InterruptedContestError

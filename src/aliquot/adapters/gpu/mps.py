@@ -25,7 +25,7 @@ from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, open_private
 from aliquot.adapters.host.procscan import with_environment
 from aliquot.adapters.storage.folders import remove_folder
-from aliquot.model.environment import with_granted
+from aliquot.model.containers.environment import with_granted
 
 CONTROL = "nvidia-cuda-mps-control"
 _ON_HOSTS = tuple(f"{folder}/{CONTROL}" for folder in ("/usr/bin", "/bin", "/usr/local/bin", "/usr/local/nvidia/bin"))

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from aliquot.model.cardstate.health import DOUBLE_BIT_ECC
 from aliquot.model.device import Card
-from aliquot.model.health import DOUBLE_BIT_ECC
 
 _MIB = 1 << 20
 _UNKNOWN_MEMORY = (1 << 64) - 1  # NVML's answer where the driver model does not know

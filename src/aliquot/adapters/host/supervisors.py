@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from aliquot.adapters.host import processes
-from aliquot.model.localpod import Applier
+from aliquot.model.containers.localpod import Applier
 
 SUPERVISOR = "aliquot.services.machine.pods.supervisor"  # the module that runs as the process
 _OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_ALL", "TZ")

@@ -23,7 +23,7 @@ from grpc import aio
 
 from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
 from aliquot.adapters.kubelet.channel import LARGEST_MESSAGE, KubeletError, dial, kubelet_error
-from aliquot.model.edits import Mount
+from aliquot.model.containers.edits import Mount
 
 log = logging.getLogger(__name__)
 

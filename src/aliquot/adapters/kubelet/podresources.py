@@ -18,7 +18,7 @@ from grpc import aio
 
 from aliquot.adapters.kubelet import podresources_pb2 as wire
 from aliquot.adapters.kubelet.channel import dial, kubelet_error
-from aliquot.model.backoff import backoff
+from aliquot.model.numbers.backoff import backoff
 
 _LIST = "/v1.PodResourcesLister/List"
 _RETRIED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)  # rate limit; kubelet restarting

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
-from aliquot.model.backoff import backoff
+from aliquot.model.numbers.backoff import backoff
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from aliquot.model.edits import CdiName, Spec
+from aliquot.model.containers.edits import CdiName, Spec
 
 _DOT = ".aliquot-"  # our files before the rename; runtimes read only names that end in .json or .yaml
 _OURS = "aliquot.*.yaml"

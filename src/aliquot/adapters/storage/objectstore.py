@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from aliquot.adapters.storage.database import STRICT, Database
-from aliquot.model.localpod import Applier, ContainerState, LocalPod, Phase, PodEvent, PodState, Workload
+from aliquot.model.containers.localpod import Applier, ContainerState, LocalPod, Phase, PodEvent, PodState, Workload
 
 STEP = f"""
     CREATE TABLE workloads (

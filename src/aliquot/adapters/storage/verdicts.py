@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from aliquot.model.control import CardControl, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import CardControl, ControlLevel, ControlReason
 
 _VERSION = 1
 

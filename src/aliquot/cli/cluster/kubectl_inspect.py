@@ -188,7 +188,7 @@ def _shared_node(obj: NodeObject, rules: Rules) -> tuple[SharedNode, Node | None
 
 def _allocatable(amounts: Any, *resources: str) -> list[int]:
     """How many of each; 0 where that is missing or cannot be read."""
-    from aliquot.model.quantity import QuantityError, parse_count
+    from aliquot.model.numbers.quantity import QuantityError, parse_count
 
     found = []
     for resource in resources:

@@ -18,7 +18,7 @@ from aliquot.adapters.host.home import Home
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
 from aliquot.cli.tables import printable
-from aliquot.model.control import CardControl, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import CardControl, ControlLevel, ControlReason
 from aliquot.wording.control import control_words
 
 _SIMULATED = "1x24GiB"

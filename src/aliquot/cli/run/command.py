@@ -39,7 +39,7 @@ from aliquot.cli.run.request import (
     print_waiting,
     wait_for_grant,
 )
-from aliquot.model.bounds import LEAST_LATENCY, LONGEST_PARK, MOST_LATENCY
+from aliquot.model.numbers.bounds import LEAST_LATENCY, LONGEST_PARK, MOST_LATENCY
 from aliquot.wording.runoptions import (
     LATENCY_ALLOWED,
     LATENCY_ONLINE,

@@ -18,7 +18,7 @@ from aliquot.cli.run.request import (
     wait_for_grant,
     waiting_line,
 )
-from aliquot.model.environment import with_granted
+from aliquot.model.containers.environment import with_granted
 
 
 def execute(granted: dict[str, Any], program: str, command: list[str]) -> NoReturn:

@@ -20,7 +20,7 @@ from aliquot.model.claim import AppClass, Role
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Isolation
-from aliquot.model.quantity import QuantityError, parse_quantity
+from aliquot.model.numbers.quantity import QuantityError, parse_quantity
 from aliquot.model.refusal import Invalid
 
 _MIB = 1 << 20

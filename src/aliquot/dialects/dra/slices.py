@@ -20,7 +20,7 @@ from aliquot.dialects.dra import CORE, DRIVER, MEMORY
 from aliquot.dialects.wire.objects import Metadata
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
-from aliquot.model.quantity import QuantityError, parse_quantity
+from aliquot.model.numbers.quantity import QuantityError, parse_quantity
 
 MOST_DEVICES = 128  # in one slice
 _LONGEST = 64  # characters of an attribute's text

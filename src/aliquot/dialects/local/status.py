@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aliquot.dialects.pods import Json
-from aliquot.model.localpod import ContainerState, LocalPod, Phase, Workload
+from aliquot.model.containers.localpod import ContainerState, LocalPod, Phase, Workload
 
 Stamp = Callable[[float], str]  # formats seconds since 1970 as the API server does
 

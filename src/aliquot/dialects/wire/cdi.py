@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.model.edits import OLDEST, CdiName, Edits, Mount, Spec
+from aliquot.model.containers.edits import OLDEST, CdiName, Edits, Mount, Spec
 
 __all__ = [
     "CdiName",

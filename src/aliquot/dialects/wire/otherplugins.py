@@ -25,7 +25,7 @@ import msgspec
 from aliquot.dialects import dra, hami, native
 from aliquot.dialects.kube.conditions import selects_node
 from aliquot.dialects.wire.objects import Amounts, Metadata, NodeObject
-from aliquot.model.quantity import QuantityError, parse_quantity
+from aliquot.model.numbers.quantity import QuantityError, parse_quantity
 from aliquot.model.refusal import Invalid
 
 SHARE = "aliquot.dev/share-cards-with-other-plugins"  # label of a Node; "true": its owner lets us share the cards

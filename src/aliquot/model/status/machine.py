@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from aliquot.model.cardstate.control import ControlLevel, ControlReason
 from aliquot.model.claim import AppClass, Claim
-from aliquot.model.control import ControlLevel, ControlReason
 from aliquot.model.node import Isolation
 from aliquot.model.reason import Reason
 from aliquot.model.residency import ParkReason, Way, Where

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aliquot.model.backoff import backoff
+from aliquot.model.numbers.backoff import backoff
 
 _LONGEST = 60.0  # seconds of a pause; or _SHARE times as long as cards were held
 _SHARE = 4.0

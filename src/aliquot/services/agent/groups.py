@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from aliquot.adapters.gpu.mps import PIPES_VARIABLE, MpsError
 from aliquot.adapters.gpu.page import PageError
 from aliquot.adapters.host.users import node_account
-from aliquot.model.edits import Mount
+from aliquot.model.containers.edits import Mount
 from aliquot.model.reason import Reason
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.devices.plugins import Refused

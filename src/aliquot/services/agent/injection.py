@@ -24,7 +24,7 @@ from aliquot.adapters.storage.cdifolder import CdiFolder
 from aliquot.dialects.wire.cdi import name_of
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.webhook.admission import reads_environment
-from aliquot.model.edits import Edits, Mount, Spec
+from aliquot.model.containers.edits import Edits, Mount, Spec
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.devices.plugins import Allocation, Refused
 

@@ -13,7 +13,7 @@ from aliquot.adapters.gpu.player import Playing
 from aliquot.adapters.host.home import SIM_VARIABLE
 from aliquot.adapters.storage import shims
 from aliquot.dialects.wire.cdi import driver_edits
-from aliquot.model.edits import Edits, Mount
+from aliquot.model.containers.edits import Edits, Mount
 from aliquot.services.agent.injection import PRELOAD, Libraries
 
 _SIMRM = "simgpu/libsimrm.so"

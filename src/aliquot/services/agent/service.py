@@ -34,8 +34,8 @@ from aliquot.adapters.storage.cdifolder import CdiFolder
 from aliquot.dialects import elastic, native
 from aliquot.dialects.wire.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
+from aliquot.model.cardstate.health import describe_out
 from aliquot.model.device import Card
-from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.status import dashboard
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status

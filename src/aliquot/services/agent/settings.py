@@ -10,7 +10,7 @@ from typing import Protocol
 from aliquot import dialects
 from aliquot.adapters.storage.podstore import PodStore
 from aliquot.dialects import Rules
-from aliquot.model.control import CardControl
+from aliquot.model.cardstate.control import CardControl
 from aliquot.model.residency import Arrival
 from aliquot.model.tenant import Finding, SharingRules, Standing
 from aliquot.services.agent.api.live import Traced

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.wire.events import Form, ObjectRef, Occurrence, events_path, render_event, render_repeat
-from aliquot.model.backoff import backoff
+from aliquot.model.numbers.backoff import backoff
 from aliquot.services.daemon.pace import Pace
 
 __all__ = ["EventSink", "Events", "ObjectRef", "microtime", "pod_ref", "timestamp"]

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET, convert, to_builtins
 
 from aliquot.dialects.dra import LABEL
+from aliquot.model.cardstate.control import ControlLevel
 from aliquot.model.claim import AppClass, Claim
-from aliquot.model.control import ControlLevel
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.dashboard import FINDINGS, Message, PodCard, Refused, Wants

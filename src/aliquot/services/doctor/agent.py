@@ -10,10 +10,10 @@ from aliquot import dialects
 from aliquot.dialects import Rules, gpushare, native, qgpu
 from aliquot.dialects.wire.advertising import adverts
 from aliquot.dialects.wire.cdi import passes_cdi, reads_cdi
-from aliquot.model.control import INERT
+from aliquot.model.cardstate.control import INERT
 from aliquot.model.device import Card
 from aliquot.model.node import Node
-from aliquot.model.quantity import QuantityError, parse_count
+from aliquot.model.numbers.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import FindingKind
 from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part, with_memory

@@ -12,10 +12,10 @@ from aliquot.dialects.wire.cdi import VENDOR
 from aliquot.dialects.wire.objects import PodObject, read_object
 from aliquot.dialects.wire.webhook.admission import reads_environment
 from aliquot.model.claim import Claim
-from aliquot.model.edits import Spec
+from aliquot.model.containers.edits import Spec
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
-from aliquot.model.quantity import QuantityError, parse_count
+from aliquot.model.numbers.quantity import QuantityError, parse_count
 from aliquot.services.doctor.agent import restarting, runs
 from aliquot.services.doctor.findings import Finding, Json, found, ok, part
 from aliquot.services.doctor.site import Held, Site

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aliquot.model.control import ControlLevel, ControlReason
+from aliquot.model.cardstate.control import ControlLevel, ControlReason
 from aliquot.model.tenant import FindingKind
 from aliquot.model.tenant import Level as Control
 from aliquot.services.doctor.findings import Finding, Level, found, ok, with_memory

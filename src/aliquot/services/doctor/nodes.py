@@ -12,7 +12,7 @@ from aliquot.dialects.nodereading import OTHER_UNIT, qgpu_bars_whole_cards
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.schedulerconfig import DIALECTS
 from aliquot.model.node import Node, Offer
-from aliquot.model.quantity import QuantityError, parse_count
+from aliquot.model.numbers.quantity import QuantityError, parse_count
 from aliquot.services.doctor.findings import Finding, Level, found, ok
 from aliquot.services.doctor.otherplugins import other_plugin_findings
 from aliquot.services.explain.snapshot import Snapshot

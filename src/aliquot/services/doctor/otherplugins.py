@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from aliquot.dialects.wire.objects import Amounts
 from aliquot.dialects.wire.otherplugins import SHARE, hand_out, share_command, switch_off_command
 from aliquot.model.node import Node
-from aliquot.model.quantity import QuantityError, parse_count
+from aliquot.model.numbers.quantity import QuantityError, parse_count
 from aliquot.services.doctor.findings import Finding, Level, found
 from aliquot.services.explain.snapshot import Snapshot
 

@@ -14,7 +14,7 @@ from aliquot.dialects.kube.conditions import unselected
 from aliquot.dialects.kube.podterms import PodTerm, PodTerms, SpreadTerm, conflicting
 from aliquot.dialects.pods import Json
 from aliquot.dialects.wire.objects import NodeObject
-from aliquot.model.quantity import QuantityError, parse_quantity
+from aliquot.model.numbers.quantity import QuantityError, parse_quantity
 from aliquot.model.refusal import Reason, Refusal
 
 _Place = tuple[str, str]  # a topology key and its value on a node

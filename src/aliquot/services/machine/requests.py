@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects import QgpuRules
-from aliquot.model.bounds import LEAST_LATENCY, LONGEST_PARK, MOST_LATENCY
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Offer
+from aliquot.model.numbers.bounds import LEAST_LATENCY, LONGEST_PARK, MOST_LATENCY
 from aliquot.model.refusal import Invalid
 from aliquot.wording.amounts import count, duration, memory, needed_and_had
 from aliquot.wording.runoptions import (

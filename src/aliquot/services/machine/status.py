@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from aliquot.model.control import CardControl
+from aliquot.model.cardstate.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.status.machine import (

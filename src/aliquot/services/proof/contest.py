@@ -27,8 +27,8 @@ from aliquot.adapters.storage import tenantfolder
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.arbiter.ownproof import PASS, Measured, Stage, judge, needs_second_pass, slices_in
 from aliquot.arbiter.proof import Verdict
+from aliquot.model.cardstate.control import CardControl, ControlLevel, ControlReason
 from aliquot.model.claim import AppClass
-from aliquot.model.control import CardControl, ControlLevel, ControlReason
 from aliquot.model.tenant import Allotment, Level, Tenant
 from aliquot.services.proof import load
 from aliquot.services.runtime.processes import contextcontrol

@@ -21,8 +21,8 @@ from aliquot.adapters.gpu.mps import PIPES_VARIABLE
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.host.home import TENANT_VARIABLE
 from aliquot.arbiter.ownproof import Stage
+from aliquot.model.cardstate.control import CardControl, ControlLevel
 from aliquot.model.claim import AppClass
-from aliquot.model.control import CardControl, ControlLevel
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, SharingRules, Tenant

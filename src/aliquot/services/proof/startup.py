@@ -17,7 +17,7 @@ from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.host.hostmemory import host_memory_mib
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.verdicts import Verdicts
-from aliquot.model.control import FORCED, TRUSTED, CardControl, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import FORCED, TRUSTED, CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
 from aliquot.services.proof.contest import (
     PREFIX,

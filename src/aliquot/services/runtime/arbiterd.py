@@ -25,7 +25,7 @@ from aliquot.adapters.storage import tenantfolder
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
-from aliquot.model.control import INERT, CardControl, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import INERT, CardControl, ControlLevel, ControlReason
 from aliquot.model.device import Card
 from aliquot.model.residency import Arrival, Residency
 from aliquot.model.tenant import Allotment, Finding, FindingKind, SharingRules, Standing, Tenant

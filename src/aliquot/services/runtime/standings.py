@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from aliquot.model.control import CardControl
+from aliquot.model.cardstate.control import CardControl
 from aliquot.model.grant import Share
 from aliquot.model.residency import Residency
 from aliquot.model.status.machine import (

@@ -22,8 +22,8 @@ import numpy as np
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.native import RETRIED
 from aliquot.dialects.wire.events import ObjectRef
-from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
+from aliquot.model.numbers.backoff import backoff
 from aliquot.placement.board import Bools
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.services.daemon.events import EventSink

@@ -9,7 +9,7 @@ import msgspec
 from aliquot.cli.machine.ps import _running
 from aliquot.cli.machine.top import view
 from aliquot.dialects.wire.advertising import Token
-from aliquot.model.control import PROVEN, CardControl, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import PROVEN, CardControl, ControlLevel, ControlReason
 from aliquot.model.status.machine import AgentStatus, DaemonStatus, ResourceStatus, Status
 from aliquot.model.tenant import Finding, FindingKind, SharingRules
 from aliquot.services.agent.api.status import NodeState, resource_statuses, status

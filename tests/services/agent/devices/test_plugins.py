@@ -13,7 +13,7 @@ import pytest
 from grpc import aio
 
 from aliquot.dialects.wire.advertising import MOST_DEVICES, Token
-from aliquot.model.edits import Mount
+from aliquot.model.containers.edits import Mount
 from aliquot.services.agent.devices import plugins
 from aliquot.services.agent.devices.plugins import (
     ALLOCATE,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects.local.objects import Amounts
-from aliquot.model.localpod import Applier, ContainerState, LocalPod, Phase, PodState, Workload
+from aliquot.model.containers.localpod import Applier, ContainerState, LocalPod, Phase, PodState, Workload
 from aliquot.services.machine.pods.controllers import Decision, ready
 from aliquot.services.machine.pods.controllers import decide as decide_at
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from aliquot.model.localpod import Applier, LocalPod, Phase, PodState, Workload
+from aliquot.model.containers.localpod import Applier, LocalPod, Phase, PodState, Workload
 from aliquot.services.machine.pods.cron import CronJobs, next_run
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.pods.records import workload_key

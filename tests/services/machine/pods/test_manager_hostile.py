@@ -16,7 +16,7 @@ from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import Store
-from aliquot.model.localpod import Applier
+from aliquot.model.containers.localpod import Applier
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.control import ControlServer
 from aliquot.services.machine.pods.api import PodApi

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model.localpod import ContainerState, Phase, PodEvent, PodState
+from aliquot.model.containers.localpod import ContainerState, Phase, PodEvent, PodState
 from aliquot.services.machine.pods.reports import with_report
 
 MAIN = ContainerState("main", "image", ("sleep", "1"), "/log")

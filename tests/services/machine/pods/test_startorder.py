@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aliquot.model.localpod import Applier, LocalPod
+from aliquot.model.containers.localpod import Applier, LocalPod
 from aliquot.services.machine.pods.startorder import StartOrder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aliquot.model.localpod import ContainerState
+from aliquot.model.containers.localpod import ContainerState
 from aliquot.services.machine.pods.status import container_status
 
 

@@ -1,4 +1,4 @@
-"""Which cards are well, as one look and one error after the other tell. The rule itself: tests/model/test_health.py."""
+"""Which cards are well after each look and each error of the driver. The rule: tests/model/cardstate/test_health.py."""
 
 from __future__ import annotations
 

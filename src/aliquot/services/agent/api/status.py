@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import UNSET
 
 from aliquot.dialects.wire.advertising import Token
+from aliquot.model.cardstate.control import CardControl
 from aliquot.model.claim import Usage
-from aliquot.model.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.status.machine import AgentStatus, CardStatus, DaemonStatus, ResourceStatus, Status, TenantStatus
 from aliquot.model.tenancy import Tenancy

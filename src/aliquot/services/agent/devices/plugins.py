@@ -35,7 +35,7 @@ from aliquot.adapters.kubelet.deviceplugin import (
     render_devices,
 )
 from aliquot.dialects.wire.advertising import Token
-from aliquot.model.backoff import backoff
+from aliquot.model.numbers.backoff import backoff
 from aliquot.services.daemon.calls import Calls
 
 __all__ = ["ALLOCATE", "PRESTART", "Allocation", "AllocationHandler", "Plugins", "Refused", "timed"]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from aliquot.dialects.wire.objects import PodObject
+from aliquot.model.cardstate.health import describe_out
 from aliquot.model.device import Card
-from aliquot.model.health import describe_out
 from aliquot.model.refusal import Invalid
 from aliquot.model.residency import Arrival, Where
 from aliquot.model.tenancy import Tenancy

@@ -22,11 +22,11 @@ from aliquot.dialects.native import COUNTED, SEEN, parse_counted, render_agent, 
 from aliquot.dialects.wire.cdi import is_silent
 from aliquot.dialects.wire.objects import Metadata, NodeObject, PodObject
 from aliquot.dialects.wire.otherplugins import mentions_others, served_by_other
-from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.node import Node
-from aliquot.model.quantity import QuantityError, parse_count
+from aliquot.model.numbers.backoff import backoff
+from aliquot.model.numbers.quantity import QuantityError, parse_count
 from aliquot.services.agent.report.events import NodeEvents
 from aliquot.services.daemon.events import EventSink, ObjectRef
 

@@ -31,7 +31,7 @@ from aliquot.dialects.local.pods import LONGEST_GRACE
 from aliquot.dialects.local.status import without_values
 from aliquot.dialects.native import TOGETHER
 from aliquot.dialects.pods import annotation_field
-from aliquot.model.localpod import Applier, LocalPod, Workload
+from aliquot.model.containers.localpod import Applier, LocalPod, Workload
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.connections import Client
 from aliquot.services.daemon.control import Caller, RefusedError, invalid

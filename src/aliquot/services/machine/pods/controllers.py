@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aliquot.dialects.local.objects import CRON_JOB, Amounts
-from aliquot.model.backoff import backoff
-from aliquot.model.localpod import LocalPod, Phase, Workload
+from aliquot.model.containers.localpod import LocalPod, Phase, Workload
+from aliquot.model.numbers.backoff import backoff
 from aliquot.services.machine.pods.lifecycle import FIRST_PAUSE, LONGEST_PAUSE
 
 

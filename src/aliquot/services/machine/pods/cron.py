@@ -21,7 +21,7 @@ from aliquot.dialects.local.objects import (
     scheduled_of,
     template_of,
 )
-from aliquot.model.localpod import Phase, Workload
+from aliquot.model.containers.localpod import Phase, Workload
 from aliquot.model.refusal import Invalid
 from aliquot.services.machine.pods.controllers import outcome
 from aliquot.services.machine.pods.manager import PodManager

@@ -14,7 +14,7 @@ from typing import Any
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.procscan import Scan
 from aliquot.adapters.storage.database import StoreError
-from aliquot.model.localpod import LocalPod
+from aliquot.model.containers.localpod import LocalPod
 from aliquot.services.machine.pods.supervisor import POD_VARIABLE
 
 _LOG = logging.getLogger("aliquot.pods")

@@ -11,9 +11,9 @@ from aliquot.adapters.host.home import OF_A_TENANT
 from aliquot.dialects.local.claims import accepted_claim
 from aliquot.dialects.local.pods import ContainerPlan, PodPlan, expand, plan_of
 from aliquot.model.claim import Claim
-from aliquot.model.environment import with_granted
+from aliquot.model.containers.environment import with_granted
+from aliquot.model.containers.localpod import ContainerState, LocalPod
 from aliquot.model.grant import Grant
-from aliquot.model.localpod import ContainerState, LocalPod
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 from aliquot.services.machine.pods.supervisor import CONTAINER_VARIABLE, POD_VARIABLE

@@ -29,8 +29,8 @@ from aliquot.dialects.kube.podterms import scheduling_gates
 from aliquot.dialects.local.objects import amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.model.choice import Choice
+from aliquot.model.containers.localpod import LocalPod, Phase, Workload
 from aliquot.model.grant import Grant
-from aliquot.model.localpod import LocalPod, Phase, Workload
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.pods import creation, launchspec

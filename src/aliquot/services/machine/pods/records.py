@@ -10,7 +10,7 @@ from typing import Any
 from aliquot.adapters.storage.objectstore import ObjectStore
 from aliquot.adapters.storage.writer import Writer
 from aliquot.model.claim import Claim
-from aliquot.model.localpod import LocalPod, Workload
+from aliquot.model.containers.localpod import LocalPod, Workload
 from aliquot.services.machine.pods import launchspec
 
 _LOG = logging.getLogger("aliquot.pods")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aliquot.model.localpod import MOST_EVENTS, ContainerState, Phase, PodEvent, PodState
+from aliquot.model.containers.localpod import MOST_EVENTS, ContainerState, Phase, PodEvent, PodState
 
 _STATES = ("waiting", "running", "ended")
 _LONGEST = 1000  # characters of a text

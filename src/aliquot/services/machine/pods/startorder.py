@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from aliquot.model.localpod import LocalPod
+from aliquot.model.containers.localpod import LocalPod
 
 _PATIENCE = 10.0  # seconds after which a silent supervisor blocks no other
 _RECONNECT = 2.0  # seconds for one that survived a restart of the daemon: it reconnects twice a second

@@ -14,7 +14,7 @@ from aliquot.dialects.local.objects import CRON_JOB, amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.dialects.local.status import render_pod, render_workload
 from aliquot.model.claim import AppClass, Claim
-from aliquot.model.localpod import ContainerState, LocalPod, Phase, Workload
+from aliquot.model.containers.localpod import ContainerState, LocalPod, Phase, Workload
 from aliquot.model.status.machine import (
     ContainerStatus,
     OwnerStatus,

@@ -19,7 +19,7 @@ from typing import Any
 
 from aliquot.adapters.host import children, logfiles, processes, procscan
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
-from aliquot.model.localpod import MOST_EVENTS
+from aliquot.model.containers.localpod import MOST_EVENTS
 from aliquot.services.machine.pods.lifecycle import Container, Lifecycle
 
 POD_VARIABLE = "ALIQUOT_POD"  # the Pod's uid: marks every process of the Pod

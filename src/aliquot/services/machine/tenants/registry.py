@@ -14,7 +14,7 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.procscan import Scan
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.store import Store
-from aliquot.model.control import CardControl
+from aliquot.model.cardstate.control import CardControl
 from aliquot.model.residency import Residency
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant

@@ -17,7 +17,7 @@ from aliquot.adapters.host import processes
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Left, Record
-from aliquot.model.control import CardControl
+from aliquot.model.cardstate.control import CardControl
 from aliquot.model.tenant import Level, SharingRules, Standing
 from aliquot.model.usage import Stretch
 from aliquot.services.runtime.cards import heartbeat

@@ -1,7 +1,7 @@
 """Which cards are healthy: from the driver's errors (Xids) as they happen, and from a check of each card every second.
 
 Two threads, since NVML may hang: one checks, the other receives errors and notices when the first hangs. What takes a
-card out and what brings it back is decided in model/health.py.
+card out and what brings it back is decided in model/cardstate/health.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from functools import partial
 from typing import Protocol
 
 from aliquot.adapters.gpu.nvml import NvmlError, Xid
+from aliquot.model.cardstate.health import PATIENCE, Health, answered, hit, inventory, missed
 from aliquot.model.device import Card
-from aliquot.model.health import PATIENCE, Health, answered, hit, inventory, missed
 
 _EVERY = 1.0
 _RELIST = 5  # checks until the cards are listed again: MIG mode may have been switched on or off

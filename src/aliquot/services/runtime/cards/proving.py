@@ -14,8 +14,8 @@ from typing import NamedTuple
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.proof import Phase, Trial
 from aliquot.arbiter.roster import Reading
+from aliquot.model.cardstate.control import CardControl, ControlLevel
 from aliquot.model.claim import AppClass
-from aliquot.model.control import CardControl, ControlLevel
 from aliquot.model.tenant import Level
 from aliquot.services.runtime.processes.contextcontrol import set_gate
 from aliquot.services.runtime.processes.contexts import Context

@@ -18,7 +18,7 @@ from typing import Protocol
 from aliquot.adapters.gpu.mps import CONTROL, LOGS_VARIABLE, PIPES_VARIABLE, Mps, logs, pipes, shm, too_long
 from aliquot.adapters.storage.folders import ASIDE, remove_folder
 from aliquot.model.claim import AppClass
-from aliquot.model.edits import Mount
+from aliquot.model.containers.edits import Mount
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy, group_tenant
 from aliquot.model.tenant import Tenant

@@ -27,7 +27,7 @@ from aliquot.dialects.wire.webhook.configuration import (
     secret_patch,
     secrets_path,
 )
-from aliquot.model.backoff import backoff
+from aliquot.model.numbers.backoff import backoff
 from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes, renewed
 
 log = logging.getLogger(__name__)

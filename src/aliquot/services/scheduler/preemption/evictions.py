@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from aliquot.adapters.kubernetes.kube import Kube
 from aliquot.dialects.wire.events import ObjectRef
-from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
+from aliquot.model.numbers.backoff import backoff
 from aliquot.placement.preemption.victims import Plan, Tenant
 from aliquot.services.daemon.events import EventSink
 from aliquot.services.scheduler.cluster import Cluster, Pending

@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
-from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
+from aliquot.model.numbers.backoff import backoff
 from aliquot.placement.preemption.victims import Plan
 from aliquot.services.daemon.events import EventSink
 from aliquot.services.scheduler.cluster import Cluster, Pending

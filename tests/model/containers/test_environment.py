@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aliquot.model.environment import with_granted
+from aliquot.model.containers.environment import with_granted
 
 
 def test_environment_fixed_entries_come_first_and_unchanged() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model.health import OF_THE_APPLICATION, PROBATION, Health, answered, describe_xid, hit, missed
+from aliquot.model.cardstate.health import OF_THE_APPLICATION, PROBATION, Health, answered, describe_xid, hit, missed
 
 WELL = Health()
 FELL_OFF = hit(WELL, 79)

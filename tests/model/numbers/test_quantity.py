@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model.quantity import QuantityError, parse_count, parse_quantity
+from aliquot.model.numbers.quantity import QuantityError, parse_count, parse_quantity
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model.backoff import backoff
+from aliquot.model.numbers.backoff import backoff
 
 
 def test_backoff_doubles_up_to_its_longest() -> None:
