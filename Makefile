@@ -81,10 +81,21 @@ test-sanitized: $(TOOLS) ## the tests of the shim and of the simulated driver on
 # The packages without IO: their tests need no library in C and no other process.
 PURE := tests/model tests/wording tests/dialects tests/placement tests/arbiter tests/sim
 
-# The packages whose programs do not act for every user as they act for root.
-BY_USER := tests/adapters tests/cli tests/runtime tests/services tests/shim tests/simgpu
+# What may act for root in another way than for others: files, sockets, processes and devices of one machine. The rest makes
+# the same calls whoever runs it, and `make test` has tested it: what only computes or prints, what speaks with a cluster
+# (scheduler, explain, dashboard, install, most of doctor), and the C library, which never asks who runs it: its tests of
+# files and sockets are here, and tests/runtime and tests/cli use it through the programs.
+BY_USER := $(patsubst %,tests/adapters/%,gpu host kubelet kubernetes/test_kubeconfig.py storage) \
+    $(patsubst %,tests/cli/%,machine pods run) \
+    $(patsubst %,tests/cli/test_%.py,client dashboard demo hostile_input main simulated streams) \
+    $(patsubst %,tests/cli/cluster/test_%.py,agent doctor_node entrypoint installshim simulatedcards) \
+    tests/runtime \
+    $(patsubst %,tests/services/%,agent daemon machine mover proof runtime) \
+    $(patsubst %,tests/services/doctor/test_%.py,locate machine site) \
+    $(patsubst %,tests/shim/test_%.py,environment link process sharing versions) \
+    $(patsubst %,tests/simgpu/test_%.py,hostile mps ownership survival)
 
-test-as-user: native $(TOOLS) ## as root, after make test: the tests of programs and devices again, as an ordinary user in a copy, with few examples
+test-as-user: native $(TOOLS) ## as root, after make test: the tests of what depends on the user again, as an ordinary user in a copy, with few examples
 	@HYPOTHESIS_PROFILE=quick tests/as_user.sh $(VENV) -n auto $(BY_USER)
 
 quick: $(TOOLS) ## lint, import rules, types, and the tests of the packages without IO with few examples; about a minute
