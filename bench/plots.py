@@ -24,7 +24,7 @@ from aliquot.sim.trace import generate
 sys.path += [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]  # the virtual card is the tests'
 from bench.gpu.drawing import Lane, Panel, Spans, timeline
 
-from kit.virtualcard import Event, Load, VirtualCard
+from kit.cards.virtualcard import Event, Load, VirtualCard
 
 _QUOTAS = {"a, 20%": 0.2, "b, 30%": 0.3, "c, 50%": 0.5}
 _WORKS = 4.0  # c has work for so long, rests as long, and works again

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kit import starvation, timelimit
-from kit.kubectl import FakeCluster
+from kit.clusters.kubectl import FakeCluster
+from kit.running import starvation, timelimit
 
 # A shell starts background jobs with Ctrl-C ignored, and children inherit it: tests of Ctrl-C would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -22,7 +22,7 @@ from aliquot.dialects.kube.manifests import expand
 from aliquot.dialects.rules import EVERY
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.refusal import Invalid
-from kit.machine import ALIQUOT, Machine, paper
+from kit.machines.machine import ALIQUOT, Machine, paper
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MANIFESTS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.name != "cluster.yaml")

@@ -1,4 +1,4 @@
-"""How tests are judged on a starved machine: kit.starvation."""
+"""How tests are judged on a starved machine: kit.running.starvation."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kit import starvation
-from kit.starvation import ATTEMPTS, ProcessorTime, judge, no_time_left
+from kit.running import starvation
+from kit.running.starvation import ATTEMPTS, ProcessorTime, judge, no_time_left
 
 pytest_plugins = ["pytester"]
 
 STARVED_CONFTEST = """
 import pytest
-from kit import starvation
+from kit.running import starvation
 
 STOLEN = {stolen}
 starvation.CALM_WAIT = 0.0

@@ -1,4 +1,4 @@
-"""A test that hangs fails and shows where: kit.timelimit."""
+"""A test that hangs fails and shows where: kit.running.timelimit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytest_plugins = ["pytester"]
 
 CONFTEST = """
 import pytest
-from kit import timelimit
+from kit.running import timelimit
 
 timelimit.SECONDS = timelimit.DEAF = 0.3
 

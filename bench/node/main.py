@@ -15,11 +15,11 @@ from pathlib import Path
 from aliquot.cli.tables import table
 from testbed import objects
 from testbed.cards import QCORE, QMEM
-from testbed.fleet import Fleet
-from testbed.images import Registry
-from testbed.nodes import RealNode, probe
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
+from testbed.programs.fleet import Fleet
+from testbed.realnodes.nodes import RealNode, probe
+from testbed.registries.images import Registry
 
 TICK = os.sysconf("SC_CLK_TCK")
 LIMITS = {"added_p50_ms": 50.0, "pss_mb": 120.0, "idle_cpu_percent": 2.0}

@@ -12,7 +12,7 @@ from aliquot.arbiter.roster import Member, Roster
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules, State
-from kit.virtualcard import Load, VirtualCard
+from kit.cards.virtualcard import Load, VirtualCard
 
 ONLINE, OFFLINE, NORMAL = AppClass.ONLINE, AppClass.OFFLINE, AppClass.NORMAL
 IDLE = Load(work=0.001)  # one request at the beginning

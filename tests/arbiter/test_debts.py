@@ -12,7 +12,7 @@ from aliquot.arbiter.roster import SETTLING
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules
-from kit.virtualcard import Load, VirtualCard
+from kit.cards.virtualcard import Load, VirtualCard
 
 
 def fixed(**quotas: float) -> VirtualCard:

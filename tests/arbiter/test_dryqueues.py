@@ -8,7 +8,7 @@ import pytest
 
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules
-from kit.virtualcard import Load, VirtualCard
+from kit.cards.virtualcard import Load, VirtualCard
 
 # Eight kernels are handed over, all are waited for in a blocking call, and it takes a while to come back from that.
 DRY = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aliquot.arbiter.gaps import LONGEST, SHORTEST, Gaps
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import SharingRules
-from kit.virtualcard import Load, VirtualCard
+from kit.cards.virtualcard import Load, VirtualCard
 
 TOKEN, TOKENS = 0.00118, 24
 AUTO = SharingRules(release_delay=None)

@@ -14,7 +14,7 @@ from aliquot.arbiter.orders import Pause, Resume
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules, State
-from kit.virtualcard import Load, VirtualCard
+from kit.cards.virtualcard import Load, VirtualCard
 
 ORDER = 0.00035
 KERNELS = (0.2, 0.001, 0.00005)

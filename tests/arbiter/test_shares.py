@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aliquot.arbiter.card import CardArbiter
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules
-from kit.virtualcard import Load, VirtualCard
+from kit.cards.virtualcard import Load, VirtualCard
 
 KERNELS = (0.00005, 0.001, 0.02)
 EVEN = {2: (0.5, 0.5), 3: (0.2, 0.3, 0.5), 4: (0.1, 0.2, 0.3, 0.4), 8: (0.05, 0.05, 0.1, 0.1, 0.15, 0.15, 0.2, 0.2)}

@@ -7,7 +7,7 @@ import pytest
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
 from aliquot.model.tenant import SharingRules
-from kit.virtualcard import Load, SpinError, VirtualCard
+from kit.cards.virtualcard import Load, SpinError, VirtualCard
 
 
 def stock(*loads: Load, preemptible: bool = True) -> VirtualCard:

@@ -6,7 +6,7 @@ from bench.dashboard import CARDS, PODS_PER_CARD, World
 
 from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
-from kit.fakeview import JsonView
+from kit.machines.fakeview import JsonView
 
 NODES = 30
 PODS = int(NODES * CARDS * PODS_PER_CARD)

@@ -10,7 +10,7 @@ import pytest
 from bench.node import main as bench
 from bench.node.main import LIMITS, cpu_seconds, memory_mb, missed, starts
 
-from testbed.fleet import Fleet
+from testbed.programs.fleet import Fleet
 
 GOOD = {"added_p50_ms": 16.0, "pss_mb": 60.0, "rss_mb": 71.0, "idle_cpu_percent": 1.7, "tenants": 64}
 

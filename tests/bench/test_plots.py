@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # the bench is not part of the package
 from bench.plots import REQUEST, StockCard, request_beside_training  # noqa: E402 - only now to be found
 
-from kit.virtualcard import VirtualCard  # noqa: E402
+from kit.cards.virtualcard import VirtualCard  # noqa: E402
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 

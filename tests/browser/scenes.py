@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kit.machine import ALIQUOT, Machine, eventually
+from kit.machines.machine import ALIQUOT, Machine, eventually
 
 LOAD = (*ALIQUOT, "burn", "load", "--seconds", "600", "--iterations-per-us", "1000")
 SERVE = (*ALIQUOT, "burn", "serve", "--seconds", "600", "--iterations-per-us", "1000")

@@ -20,8 +20,8 @@ from aliquot.services.scheduler.dashboard.claims import Claims
 from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 from browser.visits import PHONE, visiting
-from kit.draclaims import a_claim, a_config, a_request, a_result, a_waiting_claim, parameters
-from kit.watchobjects import a_cluster, as_pod, live_node, pod_json
+from kit.agents.draclaims import a_claim, a_config, a_request, a_result, a_waiting_claim, parameters
+from kit.clusters.watchobjects import a_cluster, as_pod, live_node, pod_json
 
 REFUSAL = "0/1 nodes are available: 1 cannot allocate all claims."
 WORDS = {  # a claim; its users; none; why a Pod is where it is; why another waits

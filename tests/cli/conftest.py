@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.fakedaemon import FakeDaemon, a_status
-from kit.machine import Machine, paper
+from kit.machines.fakedaemon import FakeDaemon, a_status
+from kit.machines.machine import Machine, paper
 
 
 @pytest.fixture(scope="session")

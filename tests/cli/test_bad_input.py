@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
-from kit.manifests import gpushare_node, gpushare_pod
+from kit.values.manifests import gpushare_node, gpushare_pod
 
 POD = json.dumps(gpushare_pod())
 NODE = json.dumps(gpushare_node())

@@ -17,7 +17,7 @@ import pytest
 
 from aliquot.adapters.gpu import player
 from aliquot.adapters.host.home import Home
-from kit.machine import ALIQUOT, Machine, paper
+from kit.machines.machine import ALIQUOT, Machine, paper
 
 _KUBECTL = """#!{python} -SE
 import sys, time

@@ -25,7 +25,7 @@ from aliquot.cli.demo.processes import Sandbox
 from aliquot.cli.demo.promises import REAL, SIMULATED, Counter, expected_shares, pace
 from aliquot.cli.demo.scenario import apply_pods
 from aliquot.cli.errors import InputError
-from kit.machine import ALIQUOT, Machine, cards, eventually
+from kit.machines.machine import ALIQUOT, Machine, cards, eventually
 
 QUOTAS = (0.5, 0.3, 0.2)
 SHORT = (*ALIQUOT, "demo", "--simulate", "2x24GiB", "--seconds", "20")

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from kit.machine import PATIENCE, Machine
+from kit.machines.machine import PATIENCE, Machine
 
 
 @pytest.mark.parametrize(

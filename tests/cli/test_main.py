@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.manifests import gpushare_node, gpushare_pod, replicas
+from kit.values.manifests import gpushare_node, gpushare_pod, replicas
 
 COMMAND = (sys.executable, "-c", "from aliquot.cli.main import main; main()")
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.gpu import player
-from kit.machine import ALIQUOT, Machine, eventually
+from kit.machines.machine import ALIQUOT, Machine, eventually
 
 pytestmark = pytest.mark.skipif(not os.path.exists(player.shim()), reason="the libraries are not built")
 

@@ -11,8 +11,8 @@ import pytest
 
 from aliquot.cli.errors import _make_streams_safe
 from aliquot.cli.tables import bar
-from kit.machine import ALIQUOT, Machine
-from kit.privileges import needs_mounts
+from kit.machines.machine import ALIQUOT, Machine
+from kit.running.privileges import needs_mounts
 
 
 def test_signs_that_the_encoding_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kit.chart import CHART, ROOT, Objects, installed
+from kit.values.chart import CHART, ROOT, Objects, installed
 
 PAGE = ROOT / "docs" / "operations.md"
 ALERTS = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["rules"]

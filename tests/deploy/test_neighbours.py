@@ -12,8 +12,8 @@ from aliquot.dialects.wire.schedulerconfig import KubeSchedulerSettings, render_
 from aliquot.dialects.wire.upkeep import may_need_upkeep, upkeep
 from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
 from aliquot.dialects.wire.webhook.configuration import ServiceRef, webhook_configuration
-from kit.chart import Json, installed, runs_on
-from kit.manifests import QGPU, SGN, XGN, a_container, a_node, a_pod
+from kit.values.chart import Json, installed, runs_on
+from kit.values.manifests import QGPU, SGN, XGN, a_container, a_node, a_pod
 
 ACCELERATOR, MODE = "sched.tensorstack.dev/accelerator", "sched.tensorstack.dev/node-alloc-mode"
 LINUX = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.chart import ROOT, installed
-from kit.fakeagent import FakeAgent, RunningControl
+from kit.agents.fakeagent import FakeAgent, RunningControl
+from kit.values.chart import ROOT, installed
 
 PROBE = ROOT / "deploy" / "probe.py"
 FLAGS = PROBE.read_text().splitlines()[0].split()[1]

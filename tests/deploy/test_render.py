@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from kit.chart import ROOT
+from kit.values.chart import ROOT
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from aliquot.cli.main import COMMANDS
 from aliquot.dialects import gpushare, hami, kai, qgpu, t9k
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, SECRET, VERBS_SECRET
-from kit.chart import CHART, ROOT, Json, Objects, containers, installed
+from kit.values.chart import CHART, ROOT, Json, Objects, containers, installed
 
 NAMESPACE = "aliquot-system"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aliquot.dialects.registry import render_assigned
-from kit.builders import a_claim
+from kit.values.builders import a_claim
 
 
 @pytest.mark.parametrize("dialect", ["qgpu", "t9k", "gpushare", "hami"])

@@ -17,8 +17,8 @@ from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Isolation, Node, Offer, Order
 from aliquot.model.refusal import Invalid
-from kit.manifests import a_container, a_node, a_pod
-from kit.strategies import anything
+from kit.values.manifests import a_container, a_node, a_pod
+from kit.values.strategies import anything
 
 RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami"}))
 GPU, MEM, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"

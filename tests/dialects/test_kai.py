@@ -13,8 +13,8 @@ from aliquot.dialects.kai import LABEL, MARKS, PREFIX
 from aliquot.dialects.wire.objects import PodObject, read_object
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
 from aliquot.model.node import Isolation, Node, Offer
-from kit.manifests import a_container, a_node, a_pod
-from kit.strategies import anything
+from kit.values.manifests import a_container, a_node, a_pod
+from kit.values.strategies import anything
 
 RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami", "kai"}))
 ALONE = Rules(served=frozenset({"kai"}))

@@ -16,7 +16,7 @@ from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.objects import PodObject, read_object
 from aliquot.dialects.wire.webhook.configuration import webhook_configuration
 from aliquot.model.claim import Claim
-from kit.strategies import anything
+from kit.values.strategies import anything
 
 Json = dict[str, Any]
 EVERY = frozenset(DIALECTS)

@@ -15,7 +15,7 @@ from aliquot.model.claim import Claim, Role
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
-from kit.manifests import asking
+from kit.values.manifests import asking
 
 GRANT = "aliquot.dev/grant"
 CORE, MEM = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"

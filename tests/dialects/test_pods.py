@@ -8,7 +8,7 @@ import pytest
 
 from aliquot.dialects import DEFAULT_RULES, PodReader, parse_pod
 from aliquot.model.claim import Claim, Role
-from kit.watchobjects import as_pod
+from kit.clusters.watchobjects import as_pod
 
 MEM = "aliyun.com/gpu-mem"
 QGPU = "tke.cloud.tencent.com/qgpu-memory"

@@ -45,7 +45,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer, Order
 from aliquot.model.refusal import Invalid
-from kit.strategies import anything, mutated, places_of
+from kit.values.strategies import anything, mutated, places_of
 
 modest = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

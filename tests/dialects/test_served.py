@@ -13,7 +13,7 @@ from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
 from aliquot.dialects.wire.webhook.configuration import ServiceRef, webhook_configuration
 from aliquot.model.claim import Claim
 from aliquot.model.node import Node, Offer
-from kit.manifests import (
+from kit.values.manifests import (
     COUNT,
     MEM,
     QGPU,

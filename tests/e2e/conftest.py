@@ -12,12 +12,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 from testbed import objects
 from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
-from testbed.holdings import overbooked
-from testbed.images import Registry
+from testbed.judges.holdings import overbooked
 from testbed.plane import ControlPlane, KubeScheduler
-from testbed.product import AliquotScheduler
+from testbed.programs.product import AliquotScheduler
+from testbed.programs.wired import Wired
 from testbed.proxy import Proxy
-from testbed.wired import Wired
+from testbed.registries.images import Registry
 
 
 class ByFolder(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kit.manifests import MEM, MIXED, T9K_CARDS, T9K_NODE
+from kit.values.manifests import MEM, MIXED, T9K_CARDS, T9K_NODE
 from testbed import objects
 from testbed.gpus import gpushare_node, gpushare_pod, inventory, offline_pod, qgpu_node, t9k_pod, xgn_node
 from testbed.objects import container, pod
 from testbed.processes import wait_until
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 
 def _used(cluster: Wired) -> dict[tuple[str, int], int]:

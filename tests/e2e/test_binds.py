@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from testbed import audit, objects
-from testbed.asking import Extender
+from testbed import objects
 from testbed.cards import (
     CARD_GIB,
     MEM,
@@ -22,9 +21,11 @@ from testbed.cards import (
     wait_leads,
     whole_card,
 )
+from testbed.judges import audit
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
-from testbed.product import AliquotScheduler
+from testbed.programs.asking import Extender
+from testbed.programs.product import AliquotScheduler
 from testbed.proxy import BINDING, Fault, Proxy
 
 

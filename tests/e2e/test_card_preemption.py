@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kit.manifests import MIXED
+from kit.values.manifests import MIXED
 from testbed import objects
 from testbed.gpus import offline_pod, online_pod, qgpu_node
 from testbed.objects import Object
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from testbed import objects
-from testbed.asking import Extender
 from testbed.cards import (
     Object,
     Start,
@@ -32,7 +31,8 @@ from testbed.cards import (
 from testbed.client import Refused
 from testbed.plane import ControlPlane
 from testbed.processes import free_port
-from testbed.product import AliquotScheduler
+from testbed.programs.asking import Extender
+from testbed.programs.product import AliquotScheduler
 
 PODS = int(os.environ.get("ALIQUOT_CHURN_PODS", "2000"))
 STREAMS = 8

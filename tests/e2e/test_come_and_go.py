@@ -11,14 +11,14 @@ import itertools
 from aliquot.model.node import Offer
 from aliquot.sim.churn import Step, churn, come_and_go
 from aliquot.sim.trace import PodSpec
-from kit.builders import a_node
-from kit.manifests import COUNT, MEM
+from kit.values.builders import a_node
+from kit.values.manifests import COUNT, MEM
 from testbed import objects
 from testbed.cards import assert_board_is_true
 from testbed.gpus import gpushare_node
 from testbed.objects import Object, pod
 from testbed.processes import wait_until
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 SCHEDULER_ARGS = ("--priority=dense",)
 # kube-scheduler hears of a departure by its own watch, perhaps later than the next Pod, and would leave out a node that

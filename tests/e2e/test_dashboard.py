@@ -19,7 +19,7 @@ from testbed.gpus import gpushare_node, gpushare_pod
 from testbed.objects import delete_pod
 from testbed.plane import HOST
 from testbed.processes import free_port, wait_until
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 PORT = free_port()
 SCHEDULER_ARGS = (f"--dashboard={HOST}:{PORT}",)

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from kit.manifests import MEM, QGPU_CORE, QGPU_MEMORY, T9K_CARDS
-from testbed import holdings, objects
+from kit.values.manifests import MEM, QGPU_CORE, QGPU_MEMORY, T9K_CARDS
+from testbed import objects
 from testbed.gpus import gpushare_node, gpushare_pod, qgpu_node, t9k_pod, xgn_node
+from testbed.judges import holdings
 from testbed.objects import pod
 from testbed.plane import ControlPlane, KubeScheduler
-from testbed.product import AliquotScheduler
-from testbed.wired import scheduler_config
+from testbed.programs.product import AliquotScheduler
+from testbed.programs.wired import scheduler_config
 
 
 def _config(extender: dict[str, Any]) -> dict[str, Any]:

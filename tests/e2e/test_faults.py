@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 from testbed import objects
-from testbed.asking import Extender
 from testbed.cards import (
     LEASE,
     MEM,
@@ -39,7 +38,8 @@ from testbed.cards import (
 )
 from testbed.plane import ControlPlane
 from testbed.processes import free_port, wait_until
-from testbed.product import AliquotScheduler
+from testbed.programs.asking import Extender
+from testbed.programs.product import AliquotScheduler
 from testbed.proxy import ALWAYS, BINDING, WATCHES, Fault, Proxy
 
 # --- killed --------------------------------------------------------------------------------------------------------

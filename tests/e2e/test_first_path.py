@@ -14,7 +14,7 @@ import yaml
 from testbed import objects
 from testbed.build import VERSION
 from testbed.plane import ControlPlane, KubeScheduler
-from testbed.product import AliquotScheduler
+from testbed.programs.product import AliquotScheduler
 
 
 def test_a_gpushare_pod_is_bound_with_its_cards_in_one_write(

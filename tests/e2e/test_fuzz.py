@@ -17,7 +17,7 @@ from testbed import objects
 from testbed.cards import Start, assert_no_trace, gpushare_node, wait_leads, whole_card
 from testbed.plane import HOST, ControlPlane
 from testbed.processes import wait_until
-from testbed.product import AliquotScheduler
+from testbed.programs.product import AliquotScheduler
 
 VERBS = [f"/aliquot/{verb}" for verb in ("filter", "prioritize", "bind", "preempt")]
 PEERS = ["/gpushare-scheduler/filter", "/gpushare-scheduler/bind", "/scheduler/priorities", "/scheduler/bind"]

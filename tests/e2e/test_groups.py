@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from kit.manifests import MEM
+from kit.values.manifests import MEM
 from testbed import objects
 from testbed.gpus import gpushare_node
 from testbed.objects import Object, delete_pod, pod
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 API = "scheduler.tensorstack.dev"
 LABEL = f"{API}/group-name"

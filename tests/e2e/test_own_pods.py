@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kit.manifests import T9K_NODE
+from kit.values.manifests import T9K_NODE
 from testbed import objects
 from testbed.gpus import t9k_pod, xgn_node
 from testbed.plane import ControlPlane, KubeScheduler
 from testbed.processes import wait_until
-from testbed.product import AliquotScheduler
-from testbed.wired import scheduler_config
+from testbed.programs.product import AliquotScheduler
+from testbed.programs.wired import scheduler_config
 
 SPACE, ACCOUNT = "kube-system", "aliquot-scheduler"
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from kit.manifests import APP_CLASS, MEM, MIXED, QGPU, QGPU_CORE, QGPU_MEMORY
+from kit.values.manifests import APP_CLASS, MEM, MIXED, QGPU, QGPU_CORE, QGPU_MEMORY
 from testbed import objects
 from testbed.gpus import gpushare_node, gpushare_pod, inventory, qgpu_node, unhealthy
 from testbed.objects import delete_pod, finish_pod, pod
 from testbed.processes import wait_until
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 SOON = 3.0  # seconds; on an idle machine it is less than one
 

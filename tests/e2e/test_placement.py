@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
-from kit.manifests import COUNT, MEM, MIXED, QGPU_CORE, QGPU_MEMORY
-from testbed import holdings, objects
+from kit.values.manifests import COUNT, MEM, MIXED, QGPU_CORE, QGPU_MEMORY
+from testbed import objects
 from testbed.gpus import gpushare_node, gpushare_pod, inventory, offline_pod, online_pod, qgpu_node, unhealthy
+from testbed.judges import holdings
 from testbed.objects import container, pod
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 
 def test_binpack_fills_a_card_before_the_next_and_a_node_before_the_next(cluster: Wired) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit.manifests import MEM
+from kit.values.manifests import MEM
 from testbed import objects
 from testbed.gpus import gpushare_node
 from testbed.objects import Object, pod
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 
 def _pod(name: str, gib: int, *, important: bool = False, **more: Any) -> Object:

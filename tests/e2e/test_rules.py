@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kit.manifests import COUNT, MEM, QGPU_CORE, QGPU_MEMORY
-from testbed import holdings
+from kit.values.manifests import COUNT, MEM, QGPU_CORE, QGPU_MEMORY
 from testbed.gpus import gpushare_pod, qgpu_node
+from testbed.judges import holdings
 from testbed.objects import node, pod
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 SCHEDULER_ARGS = ("--rules=2026",)
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kit.manifests import MIXED, QGPU_MEMORY
-from testbed import holdings, objects
+from kit.values.manifests import MIXED, QGPU_MEMORY
+from testbed import objects
 from testbed.gpus import gpushare_node, qgpu_node, sgn_node, xgn_node
+from testbed.judges import holdings
 from testbed.objects import Object
 from testbed.plane import HOST
 from testbed.processes import free_port, wait_until
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 SEEDS = Path(__file__).parents[2] / "examples" / "seeds"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kit.manifests import MIXED
+from kit.values.manifests import MIXED
 from testbed.gpus import gpushare_node, gpushare_pod, offline_pod, online_pod, qgpu_node
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 SCHEDULER_ARGS = ("--priority=spread",)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kit.manifests import (
+from kit.values.manifests import (
     MEM,
     QGPU,
     QGPU_CORE,
@@ -18,11 +18,12 @@ from kit.manifests import (
     WHOLE_BESIDE_QGPU,
     XGN,
 )
-from testbed import holdings, objects
+from testbed import objects
 from testbed.gpus import TAINT, TOLERATION, gpushare_node, sgn_node, t9k_pod, xgn_node
+from testbed.judges import holdings
 from testbed.objects import node, pod
 from testbed.processes import wait_until
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 MODE = "sched.tensorstack.dev/node-alloc-mode"
 

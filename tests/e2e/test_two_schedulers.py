@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from testbed import objects
-from testbed.asking import Extender
 from testbed.cards import (
     CARD_GIB,
     LEASE,
@@ -37,9 +36,10 @@ from testbed.cards import (
 )
 from testbed.plane import ControlPlane
 from testbed.processes import free_port, wait_until
-from testbed.product import AliquotScheduler
+from testbed.programs.asking import Extender
+from testbed.programs.product import AliquotScheduler
+from testbed.programs.wired import scheduler_config
 from testbed.proxy import ALWAYS, BINDING, Fault, Proxy
-from testbed.wired import scheduler_config
 
 NAMES = ["n0", "n1"]
 

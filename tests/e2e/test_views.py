@@ -17,7 +17,7 @@ from testbed import objects
 from testbed.build import binaries
 from testbed.plane import ControlPlane, KubeScheduler
 from testbed.processes import free_port
-from testbed.product import AliquotScheduler
+from testbed.programs.product import AliquotScheduler
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 _PLUGINS = {

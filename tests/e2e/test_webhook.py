@@ -29,12 +29,12 @@ from aliquot.model.node import Node
 from aliquot.services.scheduler.ports.certrotation import Lifetimes
 from aliquot.services.scheduler.ports.webhook import Clients, WebhookSettings, serve_webhook
 from e2e.aside import Aside
-from kit.logs import warnings
+from kit.running.logs import warnings
 from testbed import objects
 from testbed.client import Refused
 from testbed.plane import HOST, ControlPlane
 from testbed.processes import free_port
-from testbed.product import AliquotScheduler
+from testbed.programs.product import AliquotScheduler
 
 CORE, MEMORY = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
 CARDS, PERCENT = "tensorstack.dev/nvidia-gpu", "tensorstack.dev/nvidia-gpu-percent"

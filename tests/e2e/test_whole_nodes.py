@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed import objects
 from testbed.gpus import gpushare_node, gpushare_pod
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 EXTENDER = {"nodeCacheCapable": False}
 

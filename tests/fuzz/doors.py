@@ -28,9 +28,9 @@ from aliquot.services.machine.pods import launchspec
 from aliquot.services.machine.pods.creation import logs_of, new_pod
 from aliquot.services.machine.requests import parse_run_request, readable_name
 from fuzz.kubernetes import PODS
-from kit.fakeview import FakeView
-from kit.machine import PATIENCE, Machine, paper
-from kit.machinepods import container, pod, workload
+from kit.machines.fakeview import FakeView
+from kit.machines.machine import PATIENCE, Machine, paper
+from kit.machines.machinepods import container, pod, workload
 
 from .inputs import any_json, as_bytes, changed, damaged, loose_atoms, texts
 from .target import Check, Target, plain

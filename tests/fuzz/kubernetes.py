@@ -31,8 +31,18 @@ from aliquot.services.daemon.calls import Calls
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.dashboard.agentclient import merged
 from aliquot.services.scheduler.dashboard.claims import Claims
-from kit.manifests import APP_CLASS, COUNT, MEM, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS, T9K_NODE, T9K_PERCENT
-from kit.watchobjects import a_cluster, as_node, as_pod, live_node, node_json, pod_json
+from kit.clusters.watchobjects import a_cluster, as_node, as_pod, live_node, node_json, pod_json
+from kit.values.manifests import (
+    APP_CLASS,
+    COUNT,
+    MEM,
+    QGPU_CORE,
+    QGPU_GREEDY,
+    QGPU_MEMORY,
+    T9K_CARDS,
+    T9K_NODE,
+    T9K_PERCENT,
+)
 
 from .inputs import any_json, as_bytes, atoms, changed, damaged, texts
 from .target import Target, plain, refused

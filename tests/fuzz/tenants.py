@@ -18,7 +18,7 @@ from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.gpu.page import Page
 from aliquot.model.tenant import Allotment, Level
-from kit.arbiterd import SUBDEVICE, Guest, Rig, open_files, until
+from kit.cards.arbiterd import SUBDEVICE, Guest, Rig, open_files, until
 
 from .inputs import damaged
 from .target import Check, Target, plain, refused

@@ -20,8 +20,8 @@ from aliquot.cli.cluster.kubectl_inspect import inspect
 from aliquot.cli.main import cli
 from aliquot.cli.tables import printable
 from fuzz.kubernetes import NODES, PODS
-from kit.fakedaemon import FakeDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
-from kit.kubectl import FakeCluster
+from kit.clusters.kubectl import FakeCluster
+from kit.machines.fakedaemon import FakeDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
 
 from .inputs import ODD_TEXTS, changed
 from .target import Check, Target, plain

@@ -9,8 +9,8 @@ from aliquot.model.claim import AppClass, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.placement.board import CLOSED, Board, Occupant
-from kit.boards import occupants
-from kit.builders import GIB, a_board, a_node
+from kit.values.boards import occupants
+from kit.values.builders import GIB, a_board, a_node
 
 
 def _holding(memory_gib: int, slot: int = 0, **more: int) -> Occupant:

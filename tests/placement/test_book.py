@@ -12,8 +12,8 @@ from aliquot.model.refusal import Reason
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
-from kit.boards import occupants
-from kit.builders import GIB, a_board, a_node, asking, whole_cards, whole_node
+from kit.values.boards import occupants
+from kit.values.builders import GIB, a_board, a_node, asking, whole_cards, whole_node
 
 
 def _ledger(*memory_gib: int) -> Ledger:

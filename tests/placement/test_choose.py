@@ -18,8 +18,8 @@ from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.policies.packing import Packing
-from kit.boards import a_cluster, arriving, card_sizes
-from kit.builders import GIB, a_claim, a_container, a_slice
+from kit.values.boards import a_cluster, arriving, card_sizes
+from kit.values.builders import GIB, a_claim, a_container, a_slice
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -15,7 +15,7 @@ from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.crowding import crowded
 from aliquot.placement.fit import short_of
-from kit.builders import EVERY_OFFER, GIB
+from kit.values.builders import EVERY_OFFER, GIB
 
 CARDS = {f"GPU-{at}": Card(at, 16 * GIB, f"GPU-{at}") for at in range(2)}
 

@@ -13,8 +13,8 @@ from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
-from kit.boards import claims, nodes
-from kit.builders import (
+from kit.values.boards import claims, nodes
+from kit.values.builders import (
     GIB,
     a_board,
     a_claim,

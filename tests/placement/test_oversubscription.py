@@ -18,8 +18,8 @@ from aliquot.placement.book import Booking, Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
-from kit.boards import claims, nodes
-from kit.builders import EVERY_OFFER, GIB, a_board, a_node, asking
+from kit.values.boards import claims, nodes
+from kit.values.builders import EVERY_OFFER, GIB, a_board, a_node, asking
 
 CARD = 16
 CONTEXT = 512  # MiB that a parked tenant has on the card

@@ -12,7 +12,7 @@ from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
-from kit.builders import GIB, a_board, a_claim, a_container, a_slice
+from kit.values.builders import GIB, a_board, a_claim, a_container, a_slice
 
 
 def _claim(uid: str, *, together: bool) -> Claim:

@@ -14,7 +14,7 @@ from aliquot.model.node import Node
 from aliquot.model.refusal import Reason
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.fit import short_of
-from kit.builders import EVERY_OFFER, GIB
+from kit.values.builders import EVERY_OFFER, GIB
 
 MOST = 7  # tenants
 CARD = Card(0, 16 * GIB, "GPU-0", max_slices=MOST)

@@ -18,7 +18,7 @@ from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.wording import reasons
-from kit.builders import a_board, a_node, asking
+from kit.values.builders import a_board, a_node, asking
 
 
 def member(name: str, memory_gib: int = 2, **more: Any) -> Claim:

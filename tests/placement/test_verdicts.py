@@ -17,8 +17,19 @@ from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
 from aliquot.placement.verdicts import FITS, code_of, verdict_of, verdicts
 from aliquot.wording.refusals import waiting_helps
-from kit.boards import Change, boards, changes, claims
-from kit.builders import GIB, a_board, a_claim, a_container, a_node, a_slice, asking, online, whole_cards, whole_node
+from kit.values.boards import Change, boards, changes, claims
+from kit.values.builders import (
+    GIB,
+    a_board,
+    a_claim,
+    a_container,
+    a_node,
+    a_slice,
+    asking,
+    online,
+    whole_cards,
+    whole_node,
+)
 
 
 def _verdict(board: Board, claim: Claim, node: str = "n1") -> tuple[Reason, bool] | None:

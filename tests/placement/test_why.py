@@ -18,7 +18,7 @@ from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
 from aliquot.placement.policies.ranking import packed_keys, spread_keys
 from aliquot.wording.placement import why_there
-from kit.builders import GIB, a_claim, a_container, a_node, a_slice
+from kit.values.builders import GIB, a_claim, a_container, a_node, a_slice
 
 
 def a_pod(name: str, gib: int = 4, app_class: AppClass = AppClass.NORMAL, owner: str | None = None) -> Claim:

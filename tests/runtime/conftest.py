@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from aliquot.adapters.gpu import player
-from kit.runtime import Node
+from kit.cards.runtime import Node
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.gpu.page import HEARTBEAT
-from kit.runtime import GIB, Node, near
+from kit.cards.runtime import GIB, Node, near
 from runtime.test_mixing import work
 from runtime.test_shares import DEEP
 from simgpu.rig import wait_until

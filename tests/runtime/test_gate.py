@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.runtime import Node, near
+from kit.cards.runtime import Node, near
 from runtime.test_mixing import work
 from simgpu.rig import wait_until
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aliquot.adapters.gpu import player
-from kit.runtime import Node, near
+from kit.cards.runtime import Node, near
 from simgpu import faults
 from simgpu.rig import wait_until
 

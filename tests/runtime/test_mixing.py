@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kit.runtime import Node
+from kit.cards.runtime import Node
 from simgpu.rig import Tenant, wait_until
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from aliquot.adapters.gpu import player
-from kit.privileges import needs_mounts
-from kit.runtime import GIB, Node
+from kit.cards.runtime import GIB, Node
+from kit.running.privileges import needs_mounts
 from simgpu import faults
 from simgpu.rig import Tenant, wait_until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.gpu import player
-from kit.machine import ALIQUOT, Machine
+from kit.machines.machine import ALIQUOT, Machine
 
 BLOCK = 8 << 20
 # As many processes as told take blocks until they are refused, all at once, and keep them; what each got is printed.

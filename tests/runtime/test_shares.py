@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.runtime import WINDOWS, Node, near
+from kit.cards.runtime import WINDOWS, Node, near
 from simgpu.rig import wait_until
 
 DEEP = ("--depth", "64")  # a queue that lasts while a busy machine lets its process wait

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.gpu import player
-from kit.machine import ALIQUOT, Machine, processes_of
+from kit.machines.machine import ALIQUOT, Machine, processes_of
 from simgpu.rig import Card, Player
 
 PATIENCE = 90.0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from aliquot.adapters.gpu import player
-from kit.machine import ALIQUOT, PATIENCE, Machine
+from kit.machines.machine import ALIQUOT, PATIENCE, Machine
 
 NOBODY = 65534
 PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")  # that of the tests may be in root's home

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.agentnode import AgentNode
+from kit.agents.agentnode import AgentNode
 
 
 @pytest.fixture

@@ -30,9 +30,9 @@ from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 from aliquot.services.scheduler.metrics import exposition as scheduler_exposition
 from aliquot.services.scheduler.reports import status_answer
-from kit.fakeview import JsonView
-from kit.manifests import QGPU_CORE, QGPU_MEMORY, T9K_CARDS
-from kit.watchobjects import a_cluster, as_pod, live_node, node_json, pod_json
+from kit.clusters.watchobjects import a_cluster, as_pod, live_node, node_json, pod_json
+from kit.machines.fakeview import JsonView
+from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, T9K_CARDS
 
 Json = dict[str, Any]
 Quotas = list[int] | None  # percent of each Pod on the card; None: one Pod has the card whole

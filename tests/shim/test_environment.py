@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from kit.privileges import needs_mounts
+from kit.running.privileges import needs_mounts
 from shim.harness import Built
 
 FILE = "A=granted\\0LONG=x=y z\\0broken\\0"

@@ -14,10 +14,10 @@ from soak.churn import SPACE, Workload
 from testbed import objects
 from testbed.client import Refused
 from testbed.cluster import Cluster
-from testbed.holdings import GRANT, judge
-from testbed.nodes import RealNode
+from testbed.judges.holdings import GRANT, judge
 from testbed.objects import Object
-from testbed.shipping import NAMESPACE
+from testbed.programs.shipping import NAMESPACE
+from testbed.realnodes.nodes import RealNode
 
 AGENT_PORT, SCHEDULER_PORT = 9479, 12347
 STUCK = 120.0  # seconds a Pod may wait, whatever is killed meanwhile

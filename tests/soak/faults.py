@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from soak.holding import Holdable
 from testbed.client import Refused
 from testbed.cluster import Cluster
-from testbed.nodes import RealNode
-from testbed.shipping import NAMESPACE
+from testbed.programs.shipping import NAMESPACE
+from testbed.realnodes.nodes import RealNode
 
 SCHEDULER, KUBE_SCHEDULER, AGENT = "aliquot scheduler", "kube-scheduler --config", "aliquot agent"
 

@@ -23,9 +23,9 @@ from soak.faults import AGENT, SCHEDULER, Faults, running
 from soak.memory import Memory
 from testbed.client import Refused
 from testbed.cluster import Cluster
+from testbed.judges.traces import Traces, traces, until_gone
 from testbed.processes import wait_until
-from testbed.shipping import NAMESPACE, install, label, uninstall
-from testbed.traces import Traces, traces, until_gone
+from testbed.programs.shipping import NAMESPACE, install, label, uninstall
 
 LABELS = (
     "qgpu-device-enable=enable",

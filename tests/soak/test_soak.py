@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kit.manifests import QGPU_MEMORY
+from kit.values.manifests import QGPU_MEMORY
 from soak.checks import differences
 from soak.churn import HALF, Shape, Workload, manifest, shapes
 from soak.holding import Holdable
 from soak.memory import Life, Sample
-from testbed.holdings import GRANT
+from testbed.judges.holdings import GRANT
 from testbed.objects import pod
 
 

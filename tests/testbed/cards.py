@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from testbed import audit, objects
-from testbed.asking import Extender
+from testbed import objects
+from testbed.judges import audit
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
-from testbed.product import AliquotScheduler
+from testbed.programs.asking import Extender
+from testbed.programs.product import AliquotScheduler
 
 Object = dict[str, Any]
 Start = Callable[..., AliquotScheduler]

@@ -27,13 +27,14 @@ import yaml
 if __name__ == "__main__":  # otherwise pytest, or whoever imports, has the tests folder on its path
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from testbed import archives, objects
+from testbed import objects
 from testbed.build import CONTROL_PLANE, NODE, SHIPPING, binaries
-from testbed.images import Registry
-from testbed.network import Network
-from testbed.nodes import RealNode
 from testbed.plane import ControlPlane, KubeScheduler
 from testbed.processes import Startable
+from testbed.realnodes.network import Network
+from testbed.realnodes.nodes import RealNode
+from testbed.registries import archives
+from testbed.registries.images import Registry
 
 NAMES = ("n1", "n2")
 _PLAIN = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kit.manifests import (
+from kit.values.manifests import (
     APP_CLASS,
     COUNT,
     MEM,

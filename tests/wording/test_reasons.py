@@ -14,7 +14,7 @@ from aliquot.model.refusal import Invalid, Reason, Refusal
 from aliquot.wording import reasons
 from aliquot.wording.reasons import codes
 from aliquot.wording.refusals import UNKNOWN_NODE, as_data, coded_reason, invalid_node, invalid_pod, short_reason
-from kit.manifests import (
+from kit.values.manifests import (
     APP_CLASS,
     COUNT,
     QGPU_CORE,

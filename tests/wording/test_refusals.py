@@ -9,7 +9,7 @@ from aliquot.model.claim import Claim
 from aliquot.model.refusal import Reason, Refusal
 from aliquot.services.explain.snapshot import take_snapshot
 from aliquot.wording.refusals import one_sentence
-from kit.manifests import QGPU_MEMORY, Json, a_node, asking, gpushare_node, gpushare_pod, on_card
+from kit.values.manifests import QGPU_MEMORY, Json, a_node, asking, gpushare_node, gpushare_pod, on_card
 
 
 def sentence(pod: Json, cluster: list[Json]) -> str:

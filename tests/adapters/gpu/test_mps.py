@@ -13,7 +13,7 @@ from aliquot.adapters.gpu import mps as module
 from aliquot.adapters.gpu.mps import CONTROL, Mps, MpsError, logs, pipes, shm
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.procscan import with_environment
-from kit.machine import eventually
+from kit.machines.machine import eventually
 
 PROGRAM = """#!/bin/sh
 [ "$1" = -f ] || exit 1

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.gpu.page import CARDS, SIZE, SLOTS, UNLIMITED, Page, PageError, _holder_in_proc
 from aliquot.model.tenant import Allotment
-from kit.privileges import needs_mounts
+from kit.running.privileges import needs_mounts
 
 GIB = 1 << 30
 ALLOTMENTS = (Allotment("GPU-one", 10 * GIB, 300), Allotment("GPU-two", None, None))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.host.children import SpawnError, ended, spawn
-from kit.machine import eventually
+from kit.machines.machine import eventually
 
 PATH = {"PATH": "/usr/bin:/bin"}
 

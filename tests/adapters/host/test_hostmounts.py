@@ -18,7 +18,7 @@ import pytest
 
 from aliquot.adapters.host.hostmounts import listener_of
 from aliquot.adapters.host.processes import start_time
-from kit.privileges import needs_mounts
+from kit.running.privileges import needs_mounts
 
 pytestmark = needs_mounts
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.host import peers, processes
-from kit.machine import eventually
-from kit.reuse import NOBODY, SERVER, connection_of_ended, needs_root
+from kit.cards.reuse import NOBODY, SERVER, connection_of_ended, needs_root
+from kit.machines.machine import eventually
 
 LINUXES = pytest.mark.parametrize("option", [peers.SO_PEERPIDFD, 9999], ids=["6.5 and later", "older"])
 

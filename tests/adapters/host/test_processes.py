@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from aliquot.adapters.host import processes
-from kit.machine import PATIENCE, eventually
+from kit.machines.machine import PATIENCE, eventually
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.procscan import scan, with_environment
-from kit.machine import eventually
+from kit.machines.machine import eventually
 
 
 @pytest.fixture

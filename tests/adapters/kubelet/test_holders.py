@@ -10,7 +10,7 @@ import pytest
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.holders import Kubelet
 from aliquot.adapters.kubelet.podresources import Holder
-from kit.kubelet import FakePodResources, a_folder, play
+from kit.agents.kubelet import FakePodResources, a_folder, play
 
 
 def test_holders_come_from_pod_resources() -> None:

@@ -19,7 +19,7 @@ from aliquot.adapters.kubernetes import connections as module
 from aliquot.adapters.kubernetes.connections import AnswerError, Connections, can_connect, read_body, read_head
 from aliquot.adapters.kubernetes.credentials import Credential
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Server, Unreachable
-from kit.apiserver import ApiServer, half_an_answer, hang_up, status, text
+from kit.clusters.apiserver import ApiServer, half_an_answer, hang_up, status, text
 
 POD = "/api/v1/namespaces/ns/pods/p/binding"
 Scene = Callable[[ApiServer, Kube], Awaitable[None]]

@@ -7,8 +7,8 @@ import pytest
 from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
 from aliquot.cli.cluster.kubectl_aliquot import aliquot
 from aliquot.cli.cluster.kubectl_inspect import inspect
-from kit.kubectl import FakeCluster, invoked
-from kit.manifests import gpushare_node
+from kit.clusters.kubectl import FakeCluster, invoked
+from kit.values.manifests import gpushare_node
 
 
 def test_lists_are_read_page_by_page(cluster: FakeCluster) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.kubernetes.reflector import key_of
-from kit.apiserver import ApiServer, hang_up, status, text, until
-from kit.reflection import Meta, Rig, Thing, play, sizes, three
+from kit.clusters.apiserver import ApiServer, hang_up, status, text, until
+from kit.clusters.reflection import Meta, Rig, Thing, play, sizes, three
 
 pytestmark = pytest.mark.usefixtures("quick_reflector")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.kubernetes import reflector as module
-from kit.apiserver import ApiServer, half_an_answer, hang_up, status, text, until
-from kit.reflection import Rig, play, sizes, three
+from kit.clusters.apiserver import ApiServer, half_an_answer, hang_up, status, text, until
+from kit.clusters.reflection import Rig, play, sizes, three
 
 pytestmark = pytest.mark.usefixtures("quick_reflector")
 

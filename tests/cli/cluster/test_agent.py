@@ -27,7 +27,7 @@ from aliquot.cli.cluster.agent import agent
 from aliquot.dialects import MemoryUnit
 from aliquot.services.agent.settings import Settings
 from aliquot.services.daemon import home
-from kit.kubectl import invoked
+from kit.clusters.kubectl import invoked
 
 
 class Started:

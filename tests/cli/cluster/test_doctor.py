@@ -10,8 +10,8 @@ import pytest
 from aliquot.cli.cluster.doctor import doctor
 from aliquot.dialects.wire.webhook.configuration import webhook_configuration
 from aliquot.services.doctor.scheduler import broken_pod, exclusive_pod
-from kit.kubectl import FakeCluster, invoked
-from kit.manifests import COUNT, MEM, a_node, gpushare_node, gpushare_pod, on_card
+from kit.clusters.kubectl import FakeCluster, invoked
+from kit.values.manifests import COUNT, MEM, a_node, gpushare_node, gpushare_pod, on_card
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/aliquot-scheduler"
 WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/aliquot"

@@ -14,11 +14,11 @@ import pytest
 from click.testing import Result
 
 from aliquot.cli.cluster.doctor import doctor
-from kit.fakenode import FakeNode
-from kit.kubectl import FakeCluster, invoked
-from kit.kubelet import a_folder
-from kit.manifests import Json
-from kit.nodesite import UID, the_node, the_pod
+from kit.agents.fakenode import FakeNode
+from kit.agents.kubelet import a_folder
+from kit.agents.nodesite import UID, the_node, the_pod
+from kit.clusters.kubectl import FakeCluster, invoked
+from kit.values.manifests import Json
 
 
 @pytest.fixture

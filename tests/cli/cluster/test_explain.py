@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from aliquot.cli.cluster.explain import explain
 from aliquot.cli.main import cli
-from kit.explain import assert_shape, explained, places, run
-from kit.kubectl import FakeCluster, invoked
-from kit.manifests import (
+from kit.clusters.explain import assert_shape, explained, places, run
+from kit.clusters.kubectl import FakeCluster, invoked
+from kit.values.manifests import (
     APP_CLASS,
     COUNT,
     MEM,

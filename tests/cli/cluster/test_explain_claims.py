@@ -14,11 +14,11 @@ from aliquot.cli.cluster.kubectl_aliquot import aliquot
 from aliquot.dialects import render_inventory
 from aliquot.model.device import Card
 from aliquot.services.explain.claims import PodClaims
-from kit.draclaims import a_claim, a_config, a_result, parameters
-from kit.explain import explained, run
-from kit.kubectl import FakeCluster, invoked
-from kit.manifests import a_container, a_node, a_pod
-from kit.strategies import anything
+from kit.agents.draclaims import a_claim, a_config, a_result, parameters
+from kit.clusters.explain import explained, run
+from kit.clusters.kubectl import FakeCluster, invoked
+from kit.values.manifests import a_container, a_node, a_pod
+from kit.values.strategies import anything
 
 Json = dict[str, Any]
 CARDS = [Card(at, 16384, f"GPU-{at}") for at in range(2)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit.explain import explained, run
-from kit.manifests import Json, gpushare_node, gpushare_pod, on_card, replicas
+from kit.clusters.explain import explained, run
+from kit.values.manifests import Json, gpushare_node, gpushare_pod, on_card, replicas
 
 
 def _full() -> list[Json]:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.explain import assert_shape, explained, run
-from kit.manifests import (
+from kit.clusters.explain import assert_shape, explained, run
+from kit.values.manifests import (
     APP_CLASS,
     COUNT,
     MEM,

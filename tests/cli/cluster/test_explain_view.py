@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit.explain import run
-from kit.manifests import (
+from kit.clusters.explain import run
+from kit.values.manifests import (
     MIXED,
     QGPU,
     QGPU_CORE,

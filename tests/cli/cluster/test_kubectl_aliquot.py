@@ -8,9 +8,9 @@ from aliquot.cli.cluster.explain import explain
 from aliquot.cli.cluster.kubectl_aliquot import aliquot
 from aliquot.dialects import render_inventory
 from aliquot.model.device import Card
-from kit.draclaims import a_claim, a_config, a_result, parameters
-from kit.kubectl import FakeCluster, invoked
-from kit.manifests import (
+from kit.agents.draclaims import a_claim, a_config, a_result, parameters
+from kit.clusters.kubectl import FakeCluster, invoked
+from kit.values.manifests import (
     APP_CLASS,
     COUNT,
     MIXED,

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from aliquot.cli.cluster.kubectl_inspect import as_click_reads, inspect, tabulated
-from kit.kubectl import FakeCluster, invoked
-from kit.manifests import (
+from kit.clusters.kubectl import FakeCluster, invoked
+from kit.values.manifests import (
     COUNT,
     MEM,
     QGPU_MEMORY,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aliquot.cli.cluster.agent import agent
 from aliquot.cli.cluster.peerflags import extender_arguments, plugin_arguments
 from aliquot.cli.errors import InputError
-from kit.kubectl import invoked
+from kit.clusters.kubectl import invoked
 
 # Every flag of gpushare-device-plugin-v2 (cmd/nvidia/main.go) and of the glog it is built with.
 SWITCHES = ("mps", "health-check", "query-kubelet", "logtostderr", "alsologtostderr")

@@ -18,7 +18,7 @@ from aliquot.dialects import MemoryUnit, QgpuRules
 from aliquot.services.dashboard.access import Listen
 from aliquot.services.scheduler.ports.verbstls import VerbsTls
 from aliquot.services.scheduler.settings import Settings
-from kit.kubectl import invoked
+from kit.clusters.kubectl import invoked
 
 USUAL = Listen("127.0.0.1", 12346, usual=True)
 

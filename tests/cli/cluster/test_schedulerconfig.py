@@ -10,7 +10,7 @@ from click.testing import Result
 
 from aliquot.cli.cluster.schedulerconfig import manifests
 from aliquot.dialects.wire.schedulerconfig import KubeSchedulerSettings, render_config
-from kit.kubectl import FakeCluster, invoked
+from kit.clusters.kubectl import FakeCluster, invoked
 
 
 def made(*options: str) -> Result:

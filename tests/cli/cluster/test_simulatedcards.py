@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.gpu import player
-from kit.machine import ALIQUOT
+from kit.machines.machine import ALIQUOT
 
 pytestmark = pytest.mark.skipif(not os.path.exists(player.shim()), reason="the libraries are not built")
 

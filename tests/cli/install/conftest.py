@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kit.installapi import FakeApi, kubeconfig
+from kit.clusters.installapi import FakeApi, kubeconfig
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from aliquot.cli.install.uninstall import uninstall
 from aliquot.cli.main import cli
 from aliquot.dialects.wire.install import record as installrecord
 from aliquot.dialects.wire.install.deployment import MANAGED_LABEL, Options
-from kit.installapi import OPTIONS, RECORD, FakeApi, kubeconfig, refusal
-from kit.kubectl import invoked
+from kit.clusters.installapi import OPTIONS, RECORD, FakeApi, kubeconfig, refusal
+from kit.clusters.kubectl import invoked
 
 
 def _running(path: str, name: str, **more: Any) -> Callable[[FakeApi], None]:

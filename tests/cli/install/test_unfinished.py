@@ -18,8 +18,8 @@ from aliquot.cli.install.options import packaged_objects
 from aliquot.cli.install.uninstall import uninstall
 from aliquot.dialects.wire.install import record as installrecord
 from aliquot.dialects.wire.install.deployment import identity
-from kit.installapi import OPTIONS, RECORD, FakeApi, kubeconfig, refusal, rolled_out
-from kit.kubectl import invoked
+from kit.clusters.installapi import OPTIONS, RECORD, FakeApi, kubeconfig, refusal, rolled_out
+from kit.clusters.kubectl import invoked
 
 
 def test_failed_install_rolls_back_to_settled_installation(api: FakeApi) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from aliquot.cli.install.uninstall import uninstall
 from aliquot.dialects.wire.install.deployment import MANAGED_LABEL
-from kit.installapi import OPTIONS, SPACE, FakeApi, refusal
-from kit.kubectl import invoked
+from kit.clusters.installapi import OPTIONS, SPACE, FakeApi, refusal
+from kit.clusters.kubectl import invoked
 
 
 def test_uninstall_nodes_only_explains_helm_recovery(api: FakeApi) -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from aliquot.cli.machine import burnprogress
-from kit.machine import eventually
+from kit.machines.machine import eventually
 
 
 def test_log_of_a_workload_has_lines_also_while_it_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from aliquot.adapters.host.users import user_name
 from aliquot.cli.errors import InputError
 from aliquot.cli.machine.top import fitted
 from aliquot.cli.main import cli
-from kit.fakedaemon import FakeDaemon, a_status, a_tenant
-from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, processes_of
+from kit.machines.fakedaemon import FakeDaemon, a_status, a_tenant
+from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, processes_of
 
 
 def test_logs_of_detached_run(machine: Machine) -> None:

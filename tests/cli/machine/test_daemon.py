@@ -13,7 +13,7 @@ from aliquot.adapters.host import control
 from aliquot.adapters.host.home import Home
 from aliquot.cli.errors import InputError
 from aliquot.cli.machine.up import _check_no_system_daemon
-from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, paper
+from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, paper
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

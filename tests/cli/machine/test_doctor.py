@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.machine import ALIQUOT, Machine
+from kit.machines.machine import ALIQUOT, Machine
 
 
 def doctor(machine: Machine, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from aliquot.adapters.host.control import AnswerError, ask
 from aliquot.adapters.host.home import Home
-from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
+from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
 
 
 def ended(machine: Machine) -> dict[str, dict[str, Any]]:

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kit.privileges import needs_mounts
+from kit.running.privileges import needs_mounts
 
 # In a mount namespace of its own. ALIQUOT_HOME is on a disk of 2 MiB.
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from kit.machine import paper, eventually
+from kit.machines.machine import paper, eventually
 
 disk = Path(sys.argv[1])
 machine = paper("1x24")

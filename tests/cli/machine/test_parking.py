@@ -9,7 +9,7 @@ import pytest
 from aliquot.cli.errors import InputError
 from aliquot.cli.options import elastic
 from aliquot.cli.options.elastic import check_host_pool
-from kit.machine import FOREVER, Machine, paper
+from kit.machines.machine import FOREVER, Machine, paper
 
 
 @pytest.fixture(scope="module")

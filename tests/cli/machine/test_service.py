@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from aliquot.adapters.host import systemd
 from aliquot.cli.machine import service as module
 from aliquot.cli.machine.service import unit
-from kit.machine import ALIQUOT, Machine
+from kit.machines.machine import ALIQUOT, Machine
 
 Service = Callable[..., Result]
 SYSTEMCTL = """#!/bin/sh

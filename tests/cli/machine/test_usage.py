@@ -16,7 +16,7 @@ from aliquot.adapters.host.control import ask
 from aliquot.adapters.host.home import Home
 from aliquot.cli.usagerows import render
 from aliquot.model.status.usage import UsageEntry, UsageReport
-from kit.machine import ALIQUOT, PATIENCE, Machine, eventually
+from kit.machines.machine import ALIQUOT, PATIENCE, Machine, eventually
 
 TWO = 2  # cards
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.host.users import user_name
-from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
+from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
 
 NOBODY = 65534
 

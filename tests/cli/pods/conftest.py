@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kit.machine import Machine, paper
+from kit.machines.machine import Machine, paper
 
 CLEAR = ("delete", "all", "--all", "--grace", "0")
 

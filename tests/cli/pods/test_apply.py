@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
 from aliquot.cli.pods.submit import noted
-from kit.fakedaemon import FakeDaemon, a_container, a_pod, a_status, a_workload, pending
+from kit.machines.fakedaemon import FakeDaemon, a_container, a_pod, a_status, a_workload, pending
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: train}\nspec: {containers: [{name: main}]}\n"
 SERVICE = "kind: Service\nmetadata: {name: web}\n"

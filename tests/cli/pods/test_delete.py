@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
-from kit.fakedaemon import FakeDaemon, a_pod, a_status, a_tenant, a_workload
+from kit.machines.fakedaemon import FakeDaemon, a_pod, a_status, a_tenant, a_workload
 
 Json = dict[str, Any]
 

@@ -7,7 +7,17 @@ import time
 from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
-from kit.fakedaemon import FakeDaemon, a_card, a_container, a_pod, a_share, a_status, a_tenant, a_workload, pending
+from kit.machines.fakedaemon import (
+    FakeDaemon,
+    a_card,
+    a_container,
+    a_pod,
+    a_share,
+    a_status,
+    a_tenant,
+    a_workload,
+    pending,
+)
 
 
 def describe(*words: str) -> Result:

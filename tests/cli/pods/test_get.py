@@ -14,7 +14,7 @@ from aliquot.cli.pods import get as module
 from aliquot.cli.pods.get import Changes, Seen
 from aliquot.cli.pods.kinds import POD, targets
 from aliquot.cli.pods.rows import state_of
-from kit.fakedaemon import (
+from kit.machines.fakedaemon import (
     FakeDaemon,
     a_card,
     a_container,

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from kit.machine import FOREVER, Machine, eventually
-from kit.manifests import MEM
+from kit.machines.machine import FOREVER, Machine, eventually
+from kit.values.manifests import MEM
 
 Json = dict[str, Any]
 CARDS = "1x24"  # of 24 GiB: conftest.py

@@ -13,8 +13,8 @@ import pytest
 
 from aliquot.adapters.host.logfiles import bound
 from aliquot.cli.pods.logs import _Reading, seek_lines
-from kit.fakedaemon import FakeDaemon, a_container, a_pod, a_status, a_workload, pending
-from kit.machine import ALIQUOT
+from kit.machines.fakedaemon import FakeDaemon, a_container, a_pod, a_status, a_workload, pending
+from kit.machines.machine import ALIQUOT
 
 Json = dict[str, Any]
 UNKNOWN = [{"error": {"kind": "unknown-name", "name": "train", "names": []}}]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.machine import PATIENCE, Machine
+from kit.machines.machine import PATIENCE, Machine
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "one-machine.md").read_text()

@@ -10,8 +10,18 @@ import pytest
 from click.testing import CliRunner
 
 from aliquot.cli.main import cli
-from kit.fakedaemon import FakeDaemon, a_card, a_container, a_pod, a_queue_entry, a_share, a_status, a_tenant, pending
-from kit.machine import ALIQUOT
+from kit.machines.fakedaemon import (
+    FakeDaemon,
+    a_card,
+    a_container,
+    a_pod,
+    a_queue_entry,
+    a_share,
+    a_status,
+    a_tenant,
+    pending,
+)
+from kit.machines.machine import ALIQUOT
 
 
 def shown(*words: str) -> str:

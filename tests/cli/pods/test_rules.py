@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from kit.machine import ALIQUOT, FOREVER, Machine
-from kit.manifests import QGPU_CORE, QGPU_MEMORY
+from kit.machines.machine import ALIQUOT, FOREVER, Machine
+from kit.values.manifests import QGPU_CORE, QGPU_MEMORY
 
 Json = dict[str, Any]
 CARDS = "3x24"  # of 24 GiB: conftest.py

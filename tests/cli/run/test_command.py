@@ -17,7 +17,7 @@ from aliquot.cli.main import cli
 from aliquot.cli.run.command import OPTIONS, help_text
 from aliquot.cli.run.execute import environment_of
 from aliquot.wording.runoptions import LATENCY_ALLOWED, LATENCY_ONLINE
-from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
+from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
 
 
 def test_run_exits_with_code_of_command(machine: Machine) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from kit.machine import FOREVER, PATIENCE, Machine, eventually
+from kit.machines.machine import FOREVER, PATIENCE, Machine, eventually
 
 
 def test_run_without_memory_and_core_gets_whole_card(machine: Machine) -> None:

@@ -17,7 +17,7 @@ from aliquot.model.grant import Share
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import shares_of
-from kit.draclaims import a_claim, a_config, a_result, parameters
+from kit.agents.draclaims import a_claim, a_config, a_result, parameters
 
 CARDS = tuple(Card(at, 16384, f"GPU-{at}") for at in range(3))
 

@@ -13,7 +13,7 @@ from aliquot.dialects.dra import DRIVER
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.dialects.dra.requests import requested, requested_class
 from aliquot.model.claim import AppClass, ContainerClaim, Role, Slice
-from kit.draclaims import a_request, a_waiting_claim, parameters
+from kit.agents.draclaims import a_request, a_waiting_claim, parameters
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ from aliquot.dialects import NodeReader, Rules, parse_node, parse_pod
 from aliquot.dialects.wire.objects import NodeObject, read_object
 from aliquot.model.claim import Claim, Slice
 from aliquot.model.node import Isolation, Node, Offer, Order
-from kit.manifests import COUNT, MEM, a_container, a_node, a_pod, asking
+from kit.values.manifests import COUNT, MEM, a_container, a_node, a_pod, asking
 
 CORE = "aliyun.com/gpu-core.percentage"
 MODE, PLACEMENT = "ack.node.gpu.schedule", "ack.node.gpu.placement"

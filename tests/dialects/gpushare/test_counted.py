@@ -27,7 +27,7 @@ from aliquot.dialects.wire.objects import NodeObject, read_object
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
-from kit.manifests import a_container, a_pod
+from kit.values.manifests import a_container, a_pod
 
 Json = dict[str, Any]
 GIB, MIB = Rules(), Rules(gpushare_unit=MemoryUnit.MIB)

@@ -10,7 +10,7 @@ from aliquot.dialects import parse_pod
 from aliquot.dialects.kube.conditions import node_refusals
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Reason
-from kit.watchobjects import as_node
+from kit.clusters.watchobjects import as_node
 
 MEM = "aliyun.com/gpu-mem"
 XGN = {"sched.tensorstack.dev/accelerator": "nvidia-gpu", "sched.tensorstack.dev/node-alloc-mode": "xgn"}

@@ -11,7 +11,7 @@ from aliquot.dialects.kube.manifests import expand
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
 from dialects.kube.test_conditions import node, pod
-from kit.watchobjects import as_node
+from kit.clusters.watchobjects import as_node
 
 
 def workload(kind: str, template: object = None, **spec: object) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from aliquot.dialects.kube.podfields import unknown_fields, unknown_fields_of, unquoted, with_slips, wrong_metadata
 from aliquot.model.refusal import Invalid
-from kit.strategies import anything
+from kit.values.strategies import anything
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -13,7 +13,7 @@ from aliquot.dialects import DEFAULT_RULES, QgpuRules
 from aliquot.dialects.hami import CARDS
 from aliquot.dialects.local.claims import accepted_claim, parse_local_pod
 from aliquot.model.claim import Claim, Role
-from kit.manifests import MEM, QGPU_CORE, QGPU_MEMORY
+from kit.values.manifests import MEM, QGPU_CORE, QGPU_MEMORY
 
 Y2026 = replace(DEFAULT_RULES, qgpu=QgpuRules.Y2026)
 

@@ -14,7 +14,7 @@ from aliquot.dialects.wire.advertising import MOST_DEVICES, Advert, Token, adver
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
-from kit.builders import a_node
+from kit.values.builders import a_node
 
 QGPU = "tke.cloud.tencent.com/qgpu-"
 T9K = "tensorstack.dev/nvidia-gpu"

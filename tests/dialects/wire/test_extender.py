@@ -28,7 +28,7 @@ from aliquot.dialects.wire.extender import (
     requested_names,
     without_percent_sign,
 )
-from kit.manifests import MEM, a_node, gpushare_pod
+from kit.values.manifests import MEM, a_node, gpushare_pod
 
 POD = gpushare_pod("web", 4)
 NODE = a_node("n1", 16)

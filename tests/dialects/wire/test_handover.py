@@ -13,7 +13,7 @@ from aliquot.model.claim import Claim, Role
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
-from kit.manifests import MEM, asking
+from kit.values.manifests import MEM, asking
 
 NODE = Node("n1", tuple(Card(at, 16384, f"GPU-{at}") for at in range(4)))
 

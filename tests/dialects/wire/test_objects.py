@@ -28,7 +28,7 @@ from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
-from kit.manifests import (
+from kit.values.manifests import (
     APP_CLASS,
     COUNT,
     MEM,
@@ -43,7 +43,7 @@ from kit.manifests import (
     asking,
     gpushare_pod,
 )
-from kit.strategies import mutated, nodes, pods
+from kit.values.strategies import mutated, nodes, pods
 
 LATER = Rules(qgpu=QgpuRules.Y2026, gpushare_unit=MemoryUnit.MIB)
 

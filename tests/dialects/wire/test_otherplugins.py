@@ -27,8 +27,8 @@ from aliquot.dialects.wire.otherplugins import (
     serving_others,
 )
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
-from kit.manifests import a_node
-from kit.strategies import anything
+from kit.values.manifests import a_node
+from kit.values.strategies import anything
 
 Json = dict[str, Any]
 GPU = "nvidia.com/gpu"

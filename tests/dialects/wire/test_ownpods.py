@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects.wire.ownpods import account_of_deployment, account_of_token
-from kit.strategies import anything
+from kit.values.strategies import anything
 
 
 def _token(payload: object) -> str:

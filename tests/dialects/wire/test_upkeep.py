@@ -12,8 +12,8 @@ from aliquot.dialects import Rules, render_inventory
 from aliquot.dialects.wire.upkeep import Upkeep, may_need_upkeep, upkeep
 from aliquot.model.device import Card
 from dialects.test_properties import nodes
-from kit.manifests import QGPU, SGN, XGN, a_node
-from kit.strategies import anything, mutated
+from kit.values.manifests import QGPU, SGN, XGN, a_node
+from kit.values.strategies import anything, mutated
 
 Json = dict[str, Any]
 TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}

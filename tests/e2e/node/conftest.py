@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from testbed.fleet import Fleet
-from testbed.images import Registry
-from testbed.nodes import RealNode, remove_pods, standing
 from testbed.plane import ControlPlane
+from testbed.programs.fleet import Fleet
+from testbed.realnodes.nodes import RealNode, remove_pods, standing
+from testbed.registries.images import Registry
 
 NAMES = ("n1", "n2")
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from testbed.agents import AliquotAgent
 from testbed.cards import QCORE, QMEM
-from testbed.fleet import Fleet
-from testbed.nodes import probe
 from testbed.plane import HOST
 from testbed.processes import free_port, wait_until
-from testbed.product import AliquotScheduler
+from testbed.programs.agents import AliquotAgent
+from testbed.programs.fleet import Fleet
+from testbed.programs.product import AliquotScheduler
+from testbed.realnodes.nodes import probe
 
 HERE = {"kubernetes.io/hostname": "n1"}
 EVERYWHERE = "0.0.0.0"  # an agent's own default

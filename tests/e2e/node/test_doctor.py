@@ -19,17 +19,18 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.gpu.player import simulation
-from kit.manifests import T9K_PERCENT
+from kit.values.manifests import T9K_PERCENT
 from simgpu import faults
-from testbed import holdings, objects
-from testbed.agents import AliquotAgent
+from testbed import objects
 from testbed.cards import QCORE, QMEM
-from testbed.doctor import Doctor, FindingJson
-from testbed.fleet import GPUSHARE, MIXED, SHARED, Fleet
-from testbed.images import programs
-from testbed.inside import DATABASE, holders, wait_running, wrong_cards
-from testbed.nodes import RealNode, probe
+from testbed.judges import holdings
+from testbed.judges.inside import DATABASE, holders, wait_running, wrong_cards
 from testbed.processes import wait_until
+from testbed.programs.agents import AliquotAgent
+from testbed.programs.doctor import Doctor, FindingJson
+from testbed.programs.fleet import GPUSHARE, MIXED, SHARED, Fleet
+from testbed.realnodes.nodes import RealNode, probe
+from testbed.registries.images import programs
 
 CDI = "/run/cdi"
 STATE = "/var/lib/aliquot"

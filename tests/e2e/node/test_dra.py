@@ -13,13 +13,13 @@ import pytest
 
 from testbed import objects
 from testbed.cards import MEM, QCORE, QMEM
-from testbed.fleet import DRA, Fleet
-from testbed.inside import wait_offered, wait_running
-from testbed.nodes import remove_pods
+from testbed.judges.inside import wait_offered, wait_running
 from testbed.objects import Object
 from testbed.plane import HOST
 from testbed.processes import free_port, wait_until
-from testbed.product import AliquotScheduler
+from testbed.programs.fleet import DRA, Fleet
+from testbed.programs.product import AliquotScheduler
+from testbed.realnodes.nodes import remove_pods
 
 GIB = 1 << 30
 V1 = "/apis/resource.k8s.io/v1"

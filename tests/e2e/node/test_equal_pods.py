@@ -11,9 +11,9 @@ import pytest
 
 from testbed import objects
 from testbed.cards import MEM, QCORE, QMEM
-from testbed.fleet import GPUSHARE, Fleet
-from testbed.inside import wait_nothing_left, wait_offered, wait_running, wrong_cards
-from testbed.nodes import probe, remove_pods
+from testbed.judges.inside import wait_nothing_left, wait_offered, wait_running, wrong_cards
+from testbed.programs.fleet import GPUSHARE, Fleet
+from testbed.realnodes.nodes import probe, remove_pods
 
 PODS = 100
 

@@ -18,10 +18,8 @@ from typing import Any
 import pytest
 
 from testbed import objects
-from testbed.agents import AliquotAgent
 from testbed.cards import MEM, QCORE, QMEM
-from testbed.fleet import GPUSHARE, MIXED, POLICY, Fleet
-from testbed.inside import (
+from testbed.judges.inside import (
     DATABASE,
     denied,
     end_container,
@@ -33,9 +31,11 @@ from testbed.inside import (
     wait_running,
     wrong_cards,
 )
-from testbed.nodes import RealNode, probe
 from testbed.processes import wait_until
+from testbed.programs.agents import AliquotAgent
+from testbed.programs.fleet import GPUSHARE, MIXED, POLICY, Fleet
 from testbed.proxy import ALWAYS, Fault, Proxy
+from testbed.realnodes.nodes import RealNode, probe
 
 KILLS = 50
 GIB = 1 << 30

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from testbed.cards import QCORE, QMEM
-from testbed.fleet import Fleet
-from testbed.nodes import probe
+from testbed.programs.fleet import Fleet
+from testbed.realnodes.nodes import probe
 
 GIB = 1 << 30
 

@@ -11,12 +11,12 @@ import pytest
 from testbed import objects
 from testbed.cards import MEM
 from testbed.client import Refused
-from testbed.fleet import GPUSHARE, Fleet
-from testbed.images import Registry
-from testbed.inside import wait_running, wrong_in
-from testbed.nodes import RealNode, probe, remove_pods, standing
+from testbed.judges.inside import wait_running, wrong_in
 from testbed.plane import HOST, ControlPlane
 from testbed.processes import free_port, wait_until
+from testbed.programs.fleet import GPUSHARE, Fleet
+from testbed.realnodes.nodes import RealNode, probe, remove_pods, standing
+from testbed.registries.images import Registry
 
 PLACE = "aliquot.dev/card-place"
 ALL = 8 * 80 * 1024

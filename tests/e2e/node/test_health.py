@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from simgpu import faults
-from testbed import holdings, objects
+from testbed import objects
 from testbed.cards import MEM, QCORE, QMEM
-from testbed.fleet import Fleet
-from testbed.inside import end_container, granted, wait_offered, wait_restarted, wait_running, wrong_cards
-from testbed.nodes import RealNode, probe
+from testbed.judges import holdings
+from testbed.judges.inside import end_container, granted, wait_offered, wait_restarted, wait_running, wrong_cards
 from testbed.processes import wait_until
+from testbed.programs.fleet import Fleet
+from testbed.realnodes.nodes import RealNode, probe
 
 ALL = {QCORE: 400, QMEM: 64, MEM: 64}
 # Of a card that is out, what its Pods hold is still counted as theirs: it is not taken from the others a second time.

@@ -15,12 +15,12 @@ import grpc
 import pytest
 
 from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, read_checkpoint
-from kit.manifests import T9K_CARDS
-from testbed import holdings, objects
+from kit.values.manifests import T9K_CARDS
+from testbed import objects
 from testbed.cards import QCORE, QMEM
-from testbed.fleet import EXCLUSIVE, Fleet
 from testbed.gpus import TOLERATION
-from testbed.inside import (
+from testbed.judges import holdings
+from testbed.judges.inside import (
     DATABASE,
     denied,
     end_container,
@@ -32,8 +32,9 @@ from testbed.inside import (
     wait_running,
     wrong_cards,
 )
-from testbed.nodes import RealNode, probe
 from testbed.processes import wait_until
+from testbed.programs.fleet import EXCLUSIVE, Fleet
+from testbed.realnodes.nodes import RealNode, probe
 
 PLUGINS = "/var/lib/kubelet/device-plugins"
 CDI, TENANTS = "/var/run/cdi", "/run/aliquot/t"

@@ -10,14 +10,15 @@ import pytest
 
 from aliquot.dialects.wire.otherplugins import DEPLOY, SHARE
 from simgpu import faults
-from testbed import holdings, objects
+from testbed import objects
 from testbed.cards import QCORE, QMEM
-from testbed.doctor import Doctor
-from testbed.fleet import GPUSHARE, MIXED, Fleet
-from testbed.inside import wait_running
-from testbed.nodes import RealNode, probe
-from testbed.otherplugin import GPU, start_other_plugin
+from testbed.judges import holdings
+from testbed.judges.inside import wait_running
+from testbed.others.otherplugin import GPU, start_other_plugin
 from testbed.processes import wait_until
+from testbed.programs.doctor import Doctor
+from testbed.programs.fleet import GPUSHARE, MIXED, Fleet
+from testbed.realnodes.nodes import RealNode, probe
 
 PATIENCE = 90.0
 ENABLE = "qgpu-device-enable"

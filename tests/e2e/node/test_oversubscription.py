@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from testbed.cards import MEM, QMEM
-from testbed.fleet import GPUSHARE, MIXED, OVERSUBSCRIBE, Fleet
-from testbed.nodes import probe
 from testbed.objects import get_node
 from testbed.processes import wait_until
+from testbed.programs.fleet import GPUSHARE, MIXED, OVERSUBSCRIBE, Fleet
+from testbed.realnodes.nodes import probe
 
 GREEDY = "tke.cloud.tencent.com/qgpu-core-greedy"
 CLASS = "tke.cloud.tencent.com/app-class"

@@ -16,9 +16,9 @@ import pytest
 from aliquot.adapters.gpu.player import simulation
 from testbed import objects
 from testbed.client import MERGE_PATCH, Refused
-from testbed.nodes import RealNode, probe, restricted
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
+from testbed.realnodes.nodes import RealNode, probe, restricted
 
 GIB = 1 << 30
 
@@ -213,11 +213,11 @@ def test_the_probe_answers_requests_and_tells_how_long_they_took(node: RealNode,
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from testbed.images import Registry
-from testbed.nodes import RealNode
+from testbed.registries.images import Registry
+from testbed.realnodes.nodes import RealNode
 from testbed.plane import ControlPlane
 from testbed import objects
-from testbed.nodes import probe
+from testbed.realnodes.nodes import probe
 folder = Path(sys.argv[1])
 plane = ControlPlane(folder / "plane")
 plane.start()

@@ -15,10 +15,10 @@ from aliquot.adapters.gpu.player import simulation
 from testbed import objects
 from testbed.cards import MEM, QCORE, QMEM
 from testbed.client import MERGE_PATCH, Refused
-from testbed.fleet import Fleet
-from testbed.images import programs
-from testbed.inside import granted
-from testbed.nodes import RealNode, probe, restricted
+from testbed.judges.inside import granted
+from testbed.programs.fleet import Fleet
+from testbed.realnodes.nodes import RealNode, probe, restricted
+from testbed.registries.images import programs
 
 GIB = 1 << 30
 HERE = {"kubernetes.io/hostname": "n1"}

@@ -17,12 +17,12 @@ import yaml
 
 from testbed import objects
 from testbed.cards import COUNT, MEM, QCORE, QMEM
-from testbed.fleet import EXCLUSIVE, SHARED, Fleet
 from testbed.gpus import TOLERATION
-from testbed.inside import end_container, granted, wait_restarted
-from testbed.nodes import probe
+from testbed.judges.inside import end_container, granted, wait_restarted
 from testbed.objects import container
 from testbed.processes import wait_until
+from testbed.programs.fleet import EXCLUSIVE, SHARED, Fleet
+from testbed.realnodes.nodes import probe
 
 SEEDS = Path(__file__).parents[3] / "examples" / "seeds"
 GIB, MIB = 1 << 30, 1 << 20

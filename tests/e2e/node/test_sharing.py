@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from testbed.cards import MEM, QCORE, QMEM
-from testbed.fleet import GPUSHARE, MIXED, POLICY, Fleet
-from testbed.inside import granted
-from testbed.nodes import RealNode, probe
+from testbed.judges.inside import granted
 from testbed.objects import get_pod
 from testbed.processes import wait_until
+from testbed.programs.fleet import GPUSHARE, MIXED, POLICY, Fleet
+from testbed.realnodes.nodes import RealNode, probe
 
 GREEDY = "tke.cloud.tencent.com/qgpu-core-greedy"
 CLASS = "tke.cloud.tencent.com/app-class"

@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 from testbed.cards import QMEM
-from testbed.fleet import Fleet
-from testbed.inside import granted
-from testbed.nodes import RealNode, probe, restricted
+from testbed.judges.inside import granted
 from testbed.objects import get_pod
 from testbed.processes import wait_until
+from testbed.programs.fleet import Fleet
+from testbed.realnodes.nodes import RealNode, probe, restricted
 
 HERE = {"kubernetes.io/hostname": "n1"}
 USER = 70000

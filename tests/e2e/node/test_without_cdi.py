@@ -12,17 +12,17 @@ import pytest
 
 from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, read_checkpoint
 from testbed import objects
-from testbed.agents import AliquotAgent
 from testbed.cards import MEM, QCORE, QMEM
 from testbed.client import Refused
-from testbed.doctor import Doctor
-from testbed.fleet import GPUSHARE, MIXED
-from testbed.images import Registry
-from testbed.inside import end_container, granted
-from testbed.nodes import RealNode, probe, remove_pods
+from testbed.judges.inside import end_container, granted
 from testbed.plane import HOST, ControlPlane
 from testbed.processes import free_port, wait_until
-from testbed.wired import Wired
+from testbed.programs.agents import AliquotAgent
+from testbed.programs.doctor import Doctor
+from testbed.programs.fleet import GPUSHARE, MIXED
+from testbed.programs.wired import Wired
+from testbed.realnodes.nodes import RealNode, probe, remove_pods
+from testbed.registries.images import Registry
 
 GIB = 1 << 30
 SHIMS = "/var/lib/aliquot/shim"

@@ -9,8 +9,8 @@ import pytest
 
 from testbed.build import CannotBuildError
 from testbed.cluster import Cluster
-from testbed.depot import Depot
-from testbed.traces import Traces, remove, traces, until_gone
+from testbed.judges.traces import Traces, remove, traces, until_gone
+from testbed.registries.depot import Depot
 
 
 @pytest.fixture(scope="session")

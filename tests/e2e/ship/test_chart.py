@@ -19,14 +19,14 @@ import pytest
 import yaml
 
 from aliquot.dialects.wire import schedulerconfig
-from kit.chart import CHART, INSTALL, MODES, ROOT, Objects, containers, runs_on
+from kit.values.chart import CHART, INSTALL, MODES, ROOT, Objects, containers, runs_on
 from testbed.build import CannotBuildError, binaries
 from testbed.cards import QCORE, QMEM
 from testbed.cluster import Cluster
-from testbed.nodes import probe
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
-from testbed.shipping import install, label, report, uninstall
+from testbed.programs.shipping import install, label, report, uninstall
+from testbed.realnodes.nodes import probe
 
 NAMESPACE = "aliquot-system"
 IMAGE = "--set=kubeScheduler.image=kube-scheduler:v1.36.4"

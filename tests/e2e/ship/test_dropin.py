@@ -22,12 +22,12 @@ import yaml
 from testbed import objects
 from testbed.cards import MEM, QCORE, QMEM
 from testbed.cluster import Cluster
-from testbed.inside import granted
-from testbed.nodes import probe
+from testbed.judges.inside import granted
+from testbed.judges.traces import Traces, remove, until_gone
 from testbed.processes import wait_until
-from testbed.shipping import install, label, report, uninstall
-from testbed.traces import Traces, remove, until_gone
-from testbed.wired import scheduler_config
+from testbed.programs.shipping import install, label, report, uninstall
+from testbed.programs.wired import scheduler_config
+from testbed.realnodes.nodes import probe
 
 ROOT = Path(__file__).parents[3]
 SEEDS = ROOT / "examples" / "seeds"

@@ -6,8 +6,8 @@ import json
 
 from testbed.cards import QCORE, QMEM
 from testbed.cluster import Cluster
-from testbed.nodes import probe
-from testbed.shipping import NAMESPACE, install, label, report, uninstall
+from testbed.programs.shipping import NAMESPACE, install, label, report, uninstall
+from testbed.realnodes.nodes import probe
 
 GIB = 1 << 30
 

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from testbed import holdings, objects
-from testbed.fleet import HAMI, KAI, Fleet
-from testbed.images import Registry
-from testbed.inside import wait_running
-from testbed.nodes import RealNode, probe, remove_pods, standing
-from testbed.otherplugin import GPU, start_other_plugin
+from testbed import objects
+from testbed.judges import holdings
+from testbed.judges.inside import wait_running
+from testbed.others.otherplugin import GPU, start_other_plugin
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
+from testbed.programs.fleet import HAMI, KAI, Fleet
+from testbed.realnodes.nodes import RealNode, probe, remove_pods, standing
+from testbed.registries.images import Registry
 
 MEM, CORES, PERCENT = "nvidia.com/gpumem", "nvidia.com/gpucores", "nvidia.com/gpumem-percentage"
 SHARED = "nvidia.com/gpu.shared"

@@ -25,8 +25,8 @@ from imagebuild.debian import Apt
 from imagebuild.errors import CannotBuildError
 from imagebuild.inputs import Shop, Versions
 from testbed.build import CannotBuildError as CannotBuildTestbedError
-from testbed.depot import Depot
-from testbed.lone import LoneContainerd
+from testbed.realnodes.lone import LoneContainerd
+from testbed.registries.depot import Depot
 
 ROOT = image.ROOT
 MACHINES = {"amd64": 62, "arm64": 183}  # e_machine in the header of an ELF file

@@ -9,9 +9,9 @@ import pytest
 
 from testbed.cards import QCORE, QMEM
 from testbed.cluster import Cluster
-from testbed.nodes import probe
 from testbed.processes import wait_until
-from testbed.shipping import NAMESPACE, report
+from testbed.programs.shipping import NAMESPACE, report
+from testbed.realnodes.nodes import probe
 
 GIB = 1 << 30
 SMALL = {QCORE: 30, QMEM: 5}
@@ -125,7 +125,7 @@ SAID["everything"] = (
 def test_install_objects_equal_chart_objects(cluster: Cluster, words: tuple[str, ...], values: dict[str, Any]) -> None:
     import yaml
 
-    from testbed.shipping import CHART
+    from testbed.programs.shipping import CHART
 
     done = cluster.aliquot(
         "install", "--dry-run", "-o", "yaml", "--namespace", "elsewhere", "--kube-scheduler-image", "kube-scheduler:x",

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from imagebuild import entries, image, release
-from kit.chart import CHART, Objects
+from kit.values.chart import CHART, Objects
 from testbed.build import CannotBuildError, binaries
-from testbed.depot import Depot
 from testbed.plane import ControlPlane
+from testbed.registries.depot import Depot
 
 VERSION = image.project_version()
 NAMESPACE = "aliquot-system"

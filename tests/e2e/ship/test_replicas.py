@@ -18,10 +18,10 @@ from testbed.background import Background
 from testbed.cards import QCORE, QMEM
 from testbed.client import Refused
 from testbed.cluster import Cluster
-from testbed.nodes import probe
+from testbed.judges.traces import Traces, remove, until_gone
 from testbed.processes import wait_until
-from testbed.shipping import NAMESPACE, install, uninstall
-from testbed.traces import Traces, remove, until_gone
+from testbed.programs.shipping import NAMESPACE, install, uninstall
+from testbed.realnodes.nodes import probe
 
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/aliquot-webhook-tls"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/aliquot"

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 from testbed.cards import QCORE, QMEM
 from testbed.cluster import Cluster
-from testbed.nodes import RealNode, probe
 from testbed.processes import wait_until
-from testbed.shipping import NAMESPACE, install, label, uninstall
+from testbed.programs.shipping import NAMESPACE, install, label, uninstall
+from testbed.realnodes.nodes import RealNode, probe
 
 PLAYER = "simgpu/player"
 PATIENCE = 60.0  # seconds; not a promise, the machine may be busy

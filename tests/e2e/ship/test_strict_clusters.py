@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from aliquot.services.install.sweeper import agent_settings, render_sweeper
-from kit.chart import CHART, Json, runs_on
+from kit.values.chart import CHART, Json, runs_on
 from testbed.build import CannotBuildError, binaries
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until

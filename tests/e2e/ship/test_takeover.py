@@ -1,6 +1,6 @@
 """A cluster that runs gpushare, with live Pods, is taken over: nothing is drained, nothing restarts; and given back.
 
-gpushare is its stand-in here (testbed/gpushare.py); kubelets, containerds, kube-scheduler and the API server are real.
+gpushare is a stand-in (testbed/others/gpushare.py); kubelets, containerds, kube-scheduler and the API server are real.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 
-from testbed import bookings, gpushare, holdings, objects
-from testbed.doctor import Doctor
-from testbed.fleet import GPUSHARE, Fleet
-from testbed.gpushare import MEM, Peer
-from testbed.images import Registry
-from testbed.inside import allocatable, end_container, wait_restarted, wait_running
-from testbed.nodes import RealNode, probe, remove_pods, standing
+from testbed import objects
+from testbed.judges import bookings, holdings
+from testbed.judges.inside import allocatable, end_container, wait_restarted, wait_running
+from testbed.others import gpushare
+from testbed.others.gpushare import MEM, Peer
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
-from testbed.wired import Wired
+from testbed.programs.doctor import Doctor
+from testbed.programs.fleet import GPUSHARE, Fleet
+from testbed.programs.wired import Wired
+from testbed.realnodes.nodes import RealNode, probe, remove_pods, standing
+from testbed.registries.images import Registry
 
 SIZES = (3, 5, 4, 6, 2)  # GiB; some Pods are alike, as in every cluster
 LIVE = 20

@@ -1,7 +1,7 @@
 """gpushare with live Pods, taken over by the chart as docs/migration.md says, given back, and at last all taken away.
 
 What the programs themselves do at a takeover: test_takeover.py. Here they are in containers, by Helm, with the chart's
-rights; gpushare is its stand-in (testbed/gpushare.py), beside the cluster's own kube-scheduler, which asks it.
+rights; gpushare is its stand-in (testbed/others/gpushare.py), beside the cluster's own kube-scheduler, which asks it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from testbed import bookings, objects
+from testbed import objects
 from testbed.client import MERGE_PATCH
 from testbed.cluster import Cluster
-from testbed.gpushare import COUNT, MEM, Peer
-from testbed.inside import allocatable
-from testbed.nodes import probe
+from testbed.judges import bookings
+from testbed.judges.inside import allocatable
+from testbed.others.gpushare import COUNT, MEM, Peer
 from testbed.processes import wait_until
-from testbed.shipping import install, label, report, uninstall
+from testbed.programs.shipping import install, label, report, uninstall
+from testbed.realnodes.nodes import probe
 
 SIZES = (3, 5, 4, 6, 2)  # GiB
 LIVE = 20

@@ -12,9 +12,9 @@ from testbed.background import Background
 from testbed.cards import QCORE, QMEM
 from testbed.client import Refused
 from testbed.cluster import Cluster
-from testbed.holdings import overbooked
-from testbed.nodes import probe
+from testbed.judges.holdings import overbooked
 from testbed.processes import wait_until
+from testbed.realnodes.nodes import probe
 
 SMALL = {QCORE: 10, QMEM: 2}
 FIFTH = {QCORE: 20, QMEM: 4}

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed import holdings
-from testbed.images import Registry
-from testbed.nodes import remove_pods
-from testbed.site import Site, started
+from testbed.judges import holdings
+from testbed.programs.site import Site, started
+from testbed.realnodes.nodes import remove_pods
+from testbed.registries.images import Registry
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ import pytest
 from testbed.build import CannotBuildError
 from testbed.cards import QCORE, QMEM
 from testbed.cluster import Cluster
-from testbed.nodes import probe
-from testbed.shipping import install, label, report, uninstall
+from testbed.programs.shipping import install, label, report, uninstall
+from testbed.realnodes.nodes import probe
 
 GIB = 1 << 30
 

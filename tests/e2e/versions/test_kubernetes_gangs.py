@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from kit.manifests import MEM
+from kit.values.manifests import MEM
 from testbed import objects
 from testbed.build import RELEASE
 from testbed.gpus import gpushare_node
 from testbed.objects import Object, delete_pod, pod
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
-from testbed.wired import Wired
+from testbed.programs.wired import Wired
 
 pytestmark = pytest.mark.skipif(RELEASE < (1, 36), reason="Kubernetes has PodGroups since 1.36")
 

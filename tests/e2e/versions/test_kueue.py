@@ -13,12 +13,12 @@ import yaml
 from testbed import objects
 from testbed.build import RELEASE, CannotBuildError
 from testbed.cards import MEM, QCORE, QMEM
-from testbed.fleet import DRA
-from testbed.nodes import probe, remove_pods
 from testbed.objects import Object
+from testbed.others.queues import Kueue
 from testbed.processes import wait_until
-from testbed.queues import Kueue
-from testbed.site import Site
+from testbed.programs.fleet import DRA
+from testbed.programs.site import Site
+from testbed.realnodes.nodes import probe, remove_pods
 
 pytestmark = pytest.mark.skipif(RELEASE < (1, 29), reason="Kueue 0.19 needs Kubernetes 1.29")
 

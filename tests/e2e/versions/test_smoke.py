@@ -7,11 +7,11 @@ import pytest
 from testbed import objects
 from testbed.build import VERSION
 from testbed.cards import MEM, QCORE, QMEM
-from testbed.doctor import Doctor
-from testbed.inside import granted
-from testbed.nodes import probe
+from testbed.judges.inside import granted
 from testbed.processes import wait_until
-from testbed.site import PASSES_CDI, Site
+from testbed.programs.doctor import Doctor
+from testbed.programs.site import PASSES_CDI, Site
+from testbed.realnodes.nodes import probe
 
 GIB = 1 << 30
 PERCENT = "tensorstack.dev/nvidia-gpu-percent"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aliquot.placement.groups.planning import Member, Need, place_together
 from aliquot.services.scheduler.cluster import Placed
-from kit.manifests import MEM
-from kit.watchobjects import a_cluster, as_pod, claim_of, free, live_node, pod_json
+from kit.clusters.watchobjects import a_cluster, as_pod, claim_of, free, live_node, pod_json
+from kit.values.manifests import MEM
 
 
 def test_a_claim_that_has_a_booking_gets_no_second_place_and_keeps_the_first() -> None:

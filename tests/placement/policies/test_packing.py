@@ -21,7 +21,7 @@ from aliquot.placement.policies.packing import Packing
 from aliquot.placement.policies.potential import Potential, Weights
 from aliquot.placement.policies.prices import remainder_values
 from aliquot.placement.policies.workload import Shape, Workload
-from kit.builders import GIB, a_claim, a_container, a_node, a_slice, asking, whole_node
+from kit.values.builders import GIB, a_claim, a_container, a_node, a_slice, asking, whole_node
 
 Node_ = tuple[int, list[int], str]  # free CPU, free milli of each card, model
 

@@ -19,8 +19,8 @@ from aliquot.model.reason import Reason
 from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
-from kit import manifests
-from kit.builders import a_board, a_node, asking
+from kit.values import manifests
+from kit.values.builders import a_board, a_node, asking
 
 B, S = Order.BINPACK, Order.SPREAD
 RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami", "kai"}))

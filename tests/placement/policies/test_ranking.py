@@ -11,7 +11,7 @@ from aliquot.model.node import Node, Offer
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
-from kit.builders import (
+from kit.values.builders import (
     GIB,
     a_board,
     a_claim,

@@ -17,7 +17,7 @@ from aliquot.placement.policies.reserve import Reserve
 from aliquot.placement.policies.workload import Shape
 from aliquot.sim.churn import churn, come_and_go
 from aliquot.sim.trace import generate
-from kit.builders import a_claim, a_container, a_node
+from kit.values.builders import a_claim, a_container, a_node
 
 LARGE = Shape(4, 1000, 40_000)
 MIX = [(Shape(1, 1000, 4_000), 90), (LARGE, 10)]

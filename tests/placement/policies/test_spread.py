@@ -13,7 +13,7 @@ from aliquot.model.claim import Claim
 from aliquot.model.node import Node
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
-from kit.builders import a_board, a_node, asking, offline, online
+from kit.values.builders import a_board, a_node, asking, offline, online
 
 Place = tuple[str, int]
 

@@ -13,8 +13,8 @@ from aliquot.placement.board import Board, Occupant
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.preemption.reservations import free_part
 from aliquot.placement.preemption.victims import Outlook, Plan, Tenant, plan_on
-from kit.boards import NAMES, boards, claims, occupants
-from kit.builders import GIB, a_board, a_node, asking, whole_cards, whole_node
+from kit.values.boards import NAMES, boards, claims, occupants
+from kit.values.builders import GIB, a_board, a_node, asking, whole_cards, whole_node
 
 
 def _tenant(

@@ -11,10 +11,10 @@ import pytest
 from aliquot.adapters.kubelet.podresources import Holder
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.model.claim import AppClass
-from kit.agentnode import AgentNode, NotMade, play
-from kit.allocations import NOTHING, refusal, uid
-from kit.grantedpods import NODE, Json, a_qgpu_pod, grant_of
-from kit.manifests import COUNT, MEM, QGPU_CORE, a_container, a_pod
+from kit.agents.agentnode import AgentNode, NotMade, play
+from kit.agents.allocations import NOTHING, refusal, uid
+from kit.agents.grantedpods import NODE, Json, a_qgpu_pod, grant_of
+from kit.values.manifests import COUNT, MEM, QGPU_CORE, a_container, a_pod
 
 
 class TestOwner:

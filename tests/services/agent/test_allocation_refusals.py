@@ -12,10 +12,10 @@ from aliquot.adapters.gpu.driverfile import DriverFileError
 from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.services.agent import allocation
 from aliquot.services.agent.devices.plugins import Refused
-from kit.agentnode import AgentNode, play
-from kit.allocations import NOTHING, refusal, uid
-from kit.grantedpods import a_qgpu_pod, grant_of
-from kit.manifests import QGPU_CORE, QGPU_MEMORY, a_container
+from kit.agents.agentnode import AgentNode, play
+from kit.agents.allocations import NOTHING, refusal, uid
+from kit.agents.grantedpods import a_qgpu_pod, grant_of
+from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, a_container
 
 
 class TestRefusals:

@@ -18,7 +18,7 @@ from aliquot.model.containers.edits import Edits, Mount, Spec
 from aliquot.services.agent import assembly
 from aliquot.services.agent.assembly import run_agent, sweep_shims
 from aliquot.services.agent.settings import Settings
-from kit.manifests import QGPU_CORE
+from kit.values.manifests import QGPU_CORE
 
 
 def test_run_agent_passes_ignored_xids_to_card_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ import pytest
 from aliquot.dialects import Rules, gpushare, hami, native
 from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.agent.devices.plugins import Allocation, Refused
-from kit.agentnode import AgentNode, play
-from kit.grantedpods import NODE, Json
-from kit.manifests import MEM, a_container, a_pod
+from kit.agents.agentnode import AgentNode, play
+from kit.agents.grantedpods import NODE, Json
+from kit.values.manifests import MEM, a_container, a_pod
 
 NUMBERS = itertools.count()
 

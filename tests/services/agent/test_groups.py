@@ -21,8 +21,8 @@ from aliquot.adapters.host import processes
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.devices.plugins import Refused
-from kit.agentnode import AgentNode
-from kit.grantedpods import NODE, Json, a_qgpu_pod
+from kit.agents.agentnode import AgentNode
+from kit.agents.grantedpods import NODE, Json, a_qgpu_pod
 
 USER = 65533  # not root, and nobody on any machine
 

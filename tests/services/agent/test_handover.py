@@ -10,7 +10,7 @@ import pytest
 from aliquot.services.agent import handover
 from aliquot.services.agent.handover import hand_over
 from aliquot.services.agent.podcache import PodCache
-from kit.watchobjects import as_pod, pod_json
+from kit.clusters.watchobjects import as_pod, pod_json
 
 COMES = as_pod(pod_json("p", on="n1"))
 TAKEN = as_pod({**pod_json("p", on="n1"), "status": {"phase": "Pending", "startTime": "2026-11-15T12:00:00Z"}})

@@ -9,9 +9,9 @@ import pytest
 
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
-from kit.agentnode import AgentNode, play
-from kit.grantedpods import CARDS, Json, a_qgpu_pod
-from kit.manifests import QGPU_CORE, a_container, a_pod
+from kit.agents.agentnode import AgentNode, play
+from kit.agents.grantedpods import CARDS, Json, a_qgpu_pod
+from kit.values.manifests import QGPU_CORE, a_container, a_pod
 
 GPU = "nvidia.com/gpu"
 DRA = "DRA driver gpu.nvidia.com"

@@ -15,8 +15,8 @@ from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.adapters.kubernetes.reflector import Reflector
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.services.agent.podcache import PodCache
-from kit.apiserver import PATH, ApiServer, hang_up, status, until
-from kit.fakeapi import Api
+from kit.clusters.apiserver import PATH, ApiServer, hang_up, status, until
+from kit.clusters.fakeapi import Api
 
 Scene = Callable[[ApiServer, PodCache, list[str]], Awaitable[None]]
 

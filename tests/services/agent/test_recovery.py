@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.model.tenant import SharingRules
 from aliquot.services.agent.devices.plugins import Refused
-from kit.agentnode import AgentNode, Killed, NotMade, play
-from kit.grantedpods import Json, a_qgpu_pod
+from kit.agents.agentnode import AgentNode, Killed, NotMade, play
+from kit.agents.grantedpods import Json, a_qgpu_pod
 
 EVERYWHERE = ("database", "memory", "arbiter", "folders", "specs")
 

@@ -23,9 +23,9 @@ from aliquot.model.tenancy import Tenancy, shares_of
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.runtime.arbiterd import Arbiterd
-from kit.arbiterd import Nvml
-from kit.builders import GIB
-from kit.fakeapi import Clock
+from kit.cards.arbiterd import Nvml
+from kit.clusters.fakeapi import Clock
+from kit.values.builders import GIB
 
 SHARE = Share(0, 4 * GIB, 200, uuid="GPU-0")
 

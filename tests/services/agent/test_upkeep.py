@@ -19,9 +19,9 @@ from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.node import Isolation
 from aliquot.model.residency import Arrival, ParkReason, Where
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
-from kit.agentnode import AgentNode, play
-from kit.grantedpods import NODE, a_qgpu_pod
-from kit.manifests import QGPU, QGPU_CORE, QGPU_MEMORY
+from kit.agents.agentnode import AgentNode, play
+from kit.agents.grantedpods import NODE, a_qgpu_pod
+from kit.values.manifests import QGPU, QGPU_CORE, QGPU_MEMORY
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 

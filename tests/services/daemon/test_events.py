@@ -11,8 +11,8 @@ import pytest
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.services.daemon import events as module
 from aliquot.services.daemon.events import Events, ObjectRef
-from kit.fakeapi import Api, Clock, forbidden
-from kit.logged import logged
+from kit.clusters.fakeapi import Api, Clock, forbidden
+from kit.running.logged import logged
 
 POD = ObjectRef("Pod", "web", "team", "uid-1")
 NODE = ObjectRef("Node", "n1", uid="uid-n1")

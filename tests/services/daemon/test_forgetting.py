@@ -13,11 +13,11 @@ from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Tenant
 from aliquot.services.daemon.memory import collect_garbage
 from aliquot.services.scheduler.cluster import Cluster
-from kit.agentnode import AgentNode
-from kit.arbiterd import UUIDS, Rig, until
-from kit.grantedpods import a_qgpu_pod
-from kit.leaks import keepers
-from kit.watchobjects import SHARED, as_pod, bound_json, claim_of, live_node, pod_json
+from kit.agents.agentnode import AgentNode
+from kit.agents.grantedpods import a_qgpu_pod
+from kit.cards.arbiterd import UUIDS, Rig, until
+from kit.clusters.watchobjects import SHARED, as_pod, bound_json, claim_of, live_node, pod_json
+from kit.running.leaks import keepers
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from typing import Any
 
 from aliquot.model.status.machine import Status
 from aliquot.services.daemon.metrics import exposition
-from kit import fakedaemon as kit
-from kit.fakedaemon import a_card, a_queue_entry, a_share, machine_status
-from kit.leaks import left_behind
+from kit.machines import fakedaemon as kit
+from kit.machines.fakedaemon import a_card, a_queue_entry, a_share, machine_status
+from kit.running.leaks import left_behind
 
 
 def a_status(**share: Any) -> Status:

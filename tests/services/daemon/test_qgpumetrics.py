@@ -5,7 +5,7 @@ from __future__ import annotations
 from aliquot.model.status.machine import HardwareStatus
 from aliquot.services.daemon.metrics import expose
 from aliquot.services.daemon.qgpumetrics import qgpu_families
-from kit.fakeagent import FakeAgent
+from kit.agents.fakeagent import FakeAgent
 
 
 def test_cards_and_pods_have_the_exporters_names_labels_and_units() -> None:

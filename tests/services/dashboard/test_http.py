@@ -18,7 +18,7 @@ from aliquot.services.dashboard.access import Access
 from aliquot.services.dashboard.assets import read_assets
 from aliquot.services.dashboard.http import DashboardHttp
 from aliquot.services.dashboard.hub import Hub
-from kit.fakeview import FakeView
+from kit.machines.fakeview import FakeView
 
 TOKEN = "0123456789abcdef"
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aliquot.services.dashboard.hub import Hub, Listener
-from kit.fakeview import FakeView
+from kit.machines.fakeview import FakeView
 
 
 class Scene:

@@ -10,7 +10,7 @@ import pytest
 from aliquot.arbiter.timeline import Came, Left, Record, Taken
 from aliquot.model.status.machine import TenantStatus
 from aliquot.services.dashboard.timelines import Timelines
-from kit import fakedaemon
+from kit.machines import fakedaemon
 
 
 def a_tenant(name: str, **more: Any) -> TenantStatus:

@@ -16,8 +16,8 @@ from aliquot.model.tenant import FindingKind
 from aliquot.services.doctor.agent import agent_findings
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.site import Disk, Places, Site
-from kit.manifests import QGPU_CORE, QGPU_MEMORY, Json
-from kit.nodesite import CARDS, inventory, notes, the_agent, the_node, the_site, wrong
+from kit.agents.nodesite import CARDS, inventory, notes, the_agent, the_node, the_site, wrong
+from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, Json
 
 NO_AGENT: Json = {"agent": None, "agent_problem": "nobody listens on /run/aliquot/control.sock", "processes": None}
 

@@ -16,7 +16,7 @@ from aliquot.services.doctor.nodes import node_findings
 from aliquot.services.doctor.pods import pod_findings, waiting_findings
 from aliquot.services.doctor.scheduler import Probe, call_findings, lease_findings, webhook_findings
 from aliquot.services.explain.overview import look
-from kit.manifests import (
+from kit.values.manifests import (
     COUNT,
     MEM,
     QGPU_CORE,

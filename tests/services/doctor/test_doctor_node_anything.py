@@ -12,7 +12,7 @@ from aliquot.services.doctor.agent import agent_findings
 from aliquot.services.doctor.findings import grouped
 from aliquot.services.doctor.holdings import holding_findings
 from aliquot.services.doctor.site import Places
-from kit.nodesite import the_node, the_pod, the_site, the_spec
+from kit.agents.nodesite import the_node, the_pod, the_site, the_spec
 from services.doctor.test_doctor_anything import anything, changed, places_in
 
 WHOLE = {"node": the_node(), "pod": the_pod()}

@@ -13,8 +13,8 @@ from aliquot.model.tenant import Standing, State
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.holdings import holding_findings
 from aliquot.services.doctor.site import Held, Places, Site
-from kit.manifests import QGPU_CORE, QGPU_MEMORY, Json
-from kit.nodesite import SHARE, UID, the_agent, the_node, the_pod, the_site, the_spec, wrong
+from kit.agents.nodesite import SHARE, UID, the_agent, the_node, the_pod, the_site, the_spec, wrong
+from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, Json
 
 
 def findings(site: Site | None = None, *pods: Json) -> list[Finding]:

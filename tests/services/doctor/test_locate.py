@@ -8,7 +8,7 @@ import pytest
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.services.doctor.locate import default_location, find_scheduler
-from kit.kubectl import FakeCluster
+from kit.clusters.kubectl import FakeCluster
 
 DEPLOYMENTS = "/apis/apps/v1/deployments"
 

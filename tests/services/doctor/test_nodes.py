@@ -8,7 +8,19 @@ from aliquot.dialects import DEFAULT_RULES, Rules
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.nodes import node_findings
 from aliquot.services.explain.snapshot import take_snapshot
-from kit.manifests import COUNT, MEM, QGPU, QGPU_CORE, QGPU_MEMORY, SGN, T9K_CARDS, T9K_PERCENT, XGN, Json, a_node
+from kit.values.manifests import (
+    COUNT,
+    MEM,
+    QGPU,
+    QGPU_CORE,
+    QGPU_MEMORY,
+    SGN,
+    T9K_CARDS,
+    T9K_PERCENT,
+    XGN,
+    Json,
+    a_node,
+)
 
 TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
 FULL = {MEM: "32", COUNT: "2"}

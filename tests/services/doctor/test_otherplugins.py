@@ -16,8 +16,8 @@ from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.otherplugins import other_plugin_findings
 from aliquot.services.explain.snapshot import take_snapshot
 from aliquot.services.scheduler.dashboard.details import Details
-from kit.kubectl import FakeCluster, invoked
-from kit.manifests import QGPU, QGPU_MEMORY, Json, a_container, a_node, a_pod, asking
+from kit.clusters.kubectl import FakeCluster, invoked
+from kit.values.manifests import QGPU, QGPU_MEMORY, Json, a_container, a_node, a_pod, asking
 
 SHARE = "aliquot.dev/share-cards-with-other-plugins"
 GPU = "nvidia.com/gpu"

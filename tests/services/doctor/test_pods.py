@@ -11,7 +11,7 @@ from aliquot.dialects import Rules
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.pods import pod_findings, waiting_findings
 from aliquot.services.explain.overview import look
-from kit.manifests import (
+from kit.values.manifests import (
     COUNT,
     QGPU,
     QGPU_CORE,

@@ -22,7 +22,7 @@ from aliquot.services.doctor.scheduler import (
     webhook_findings,
 )
 from aliquot.services.explain.snapshot import Snapshot, take_snapshot
-from kit.manifests import MEM, T9K_NODE, Json, a_pod, asking, gpushare_node, gpushare_pod, on_card
+from kit.values.manifests import MEM, T9K_NODE, Json, a_pod, asking, gpushare_node, gpushare_pod, on_card
 
 NOW = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
 

@@ -17,10 +17,10 @@ import pytest
 
 from aliquot.services.doctor import site
 from aliquot.services.doctor.site import Places, Site, lock_holder, look, settled
-from kit.fakenode import FakeNode
-from kit.kubelet import a_folder
-from kit.manifests import QGPU_CORE, QGPU_MEMORY
-from kit.nodesite import UID
+from kit.agents.fakenode import FakeNode
+from kit.agents.kubelet import a_folder
+from kit.agents.nodesite import UID
+from kit.values.manifests import QGPU_CORE, QGPU_MEMORY
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from aliquot.services.explain.snapshot import Snapshot, Verdict, take_snapshot
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.verbs import filter_answer
 from aliquot.services.scheduler.watches.sinks import ConfigSink, NodeSink, PodSink
-from kit.manifests import Json, gpushare_node, gpushare_pod, on_card
-from kit.strategies import NODE_NAMES, ClusterObjects, clusters
+from kit.values.manifests import Json, gpushare_node, gpushare_pod, on_card
+from kit.values.strategies import NODE_NAMES, ClusterObjects, clusters
 
 # Said by kube-scheduler itself: it would not ask the extender about such a node.
 _GATE = {

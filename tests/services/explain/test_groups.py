@@ -15,9 +15,9 @@ from aliquot.services.explain.overview import look
 from aliquot.services.explain.snapshot import take_snapshot
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.verbs import filter_answer
-from kit.manifests import MEM, Json
-from kit.podgroups import POD_GROUP, as_group, group_json, member_json
-from kit.watchobjects import as_node, as_pod, node_json, pod_json
+from kit.clusters.podgroups import POD_GROUP, as_group, group_json, member_json
+from kit.clusters.watchobjects import as_node, as_pod, node_json, pod_json
+from kit.values.manifests import MEM, Json
 
 SHARED = {"gpushare": "true"}
 ON_CARD = {"ALIYUN_COM_GPU_MEM_IDX": "0"}

@@ -16,7 +16,7 @@ from aliquot.dialects.wire.objects import NodeObject, read_object
 from aliquot.model.refusal import Reason
 from aliquot.services.explain.residents import Residents
 from aliquot.services.explain.snapshot import Snapshot, Verdict, take_snapshot
-from kit.manifests import Json, gpushare_node, gpushare_pod
+from kit.values.manifests import Json, gpushare_node, gpushare_pod
 
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

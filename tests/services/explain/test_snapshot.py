@@ -10,7 +10,7 @@ import pytest
 from aliquot.dialects import Rules
 from aliquot.dialects.kube.manifests import expand
 from aliquot.services.explain.snapshot import Snapshot, Verdict, take_snapshot
-from kit.manifests import (
+from kit.values.manifests import (
     MEM,
     MIXED,
     QGPU,

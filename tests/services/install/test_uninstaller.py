@@ -11,7 +11,7 @@ from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.dialects.gpushare import MEMORY
 from aliquot.dialects.native import AGENT, COUNTED
 from aliquot.services.install.uninstaller import Uninstaller
-from kit.fakeapi import Api, forbidden
+from kit.clusters.fakeapi import Api, forbidden
 
 PATH = "/api/v1/nodes/n1"
 NODE = {

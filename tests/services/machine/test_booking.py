@@ -29,7 +29,7 @@ from aliquot.adapters.storage.store import Store
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.tenants.machine import LocalMachine
-from kit.machine import Machine, PaperArbiter, cards, eventually, paper
+from kit.machines.machine import Machine, PaperArbiter, cards, eventually, paper
 
 # Starts children on request, with and without a mark, and ends. `plain`: forked only, as a program that never execs.
 PROGRAM = """

@@ -28,7 +28,7 @@ from aliquot.services.machine import control as module
 from aliquot.services.machine.control import ControlServer
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants.machine import LocalMachine
-from kit.machine import PaperArbiter, cards
+from kit.machines.machine import PaperArbiter, cards
 
 ROOT = 0
 USERS = range(70001, 70006)

@@ -14,8 +14,8 @@ from aliquot.placement.board import Board
 from aliquot.placement.policies.waste import Waste
 from aliquot.services.dashboard.contract import FREE, MIXED, OUT, WHOLE
 from aliquot.services.machine.dashboard import MachineView
-from kit.fakedaemon import a_container, machine_status
-from kit.fakeview import JsonView, texts
+from kit.machines.fakedaemon import a_container, machine_status
+from kit.machines.fakeview import JsonView, texts
 
 GIB = 1 << 30
 Json = dict[str, Any]

@@ -26,7 +26,7 @@ from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.requests import RunRequest, parse_run_request
 from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.services.runtime.together.groups import Groups
-from kit.machine import PaperArbiter, cards
+from kit.machines.machine import PaperArbiter, cards
 
 
 class Rig:

@@ -26,7 +26,7 @@ from aliquot.services.machine.requests import RunRequest, parse_run_request
 from aliquot.services.machine.status import status
 from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.wording.parking import left_parked_words
-from kit.machine import GIB, PaperArbiter, cards
+from kit.machines.machine import GIB, PaperArbiter, cards
 
 ME = Caller(os.getpid(), os.geteuid(), os.getegid(), processes.start_time(os.getpid()))
 

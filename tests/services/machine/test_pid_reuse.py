@@ -20,8 +20,8 @@ from aliquot.model.claim import AppClass
 from aliquot.model.containers.localpod import Applier, LocalPod
 from aliquot.model.grant import Share
 from aliquot.model.tenancy import Tenancy
-from kit.machine import Machine, eventually, paper
-from kit.reuse import NOBODY, SERVER, connection_of_ended, needs_root
+from kit.cards.reuse import NOBODY, SERVER, connection_of_ended, needs_root
+from kit.machines.machine import Machine, eventually, paper
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.machine.queue import Queue, QueuedRequest
 from aliquot.services.machine.requests import RunRequest
-from kit.machine import cards
+from kit.machines.machine import cards
 
 
 class Hall:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aliquot.model.claim import AppClass, Slice
 from aliquot.model.refusal import Invalid
 from aliquot.services.machine.requests import RunRequest, never_fits, parse_run_request, readable_name
-from kit.machine import cards
+from kit.machines.machine import cards
 
 
 @pytest.mark.parametrize(

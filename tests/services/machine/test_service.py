@@ -16,7 +16,7 @@ from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules
 from aliquot.services.dashboard.access import NO_DASHBOARD
 from aliquot.services.machine.service import Setup, _rules, run_daemon
-from kit.machine import PaperArbiter, PaperNvml, cards
+from kit.machines.machine import PaperArbiter, PaperNvml, cards
 
 STORED = SharingRules(Isolation.BURST_SHARE, 0.5, 7.0)
 

@@ -31,8 +31,8 @@ from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.status import status
 from aliquot.services.machine.tenants import admission, registry
 from aliquot.services.machine.tenants.machine import LocalMachine
-from kit.fakeview import EMPTY
-from kit.machine import PaperArbiter, cards
+from kit.machines.fakeview import EMPTY
+from kit.machines.machine import PaperArbiter, cards
 
 
 class KilledError(BaseException):

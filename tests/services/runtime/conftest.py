@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.arbiterd import Rig, running
+from kit.cards.arbiterd import Rig, running
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
 from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.limits import audit
 from aliquot.services.runtime.processes.contexts import Context
-from kit.arbiterd import UUIDS, Rig, open_files, tell, until
+from kit.cards.arbiterd import UUIDS, Rig, open_files, tell, until
 
 ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE
 STOCK = 2048  # the driver's own slice

@@ -19,7 +19,7 @@ from aliquot.arbiter.orders import SetSlice
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Level, Tenant
 from aliquot.services.runtime.cards import cardloop, findings
-from kit.arbiterd import UUIDS, Rig, until
+from kit.cards.arbiterd import UUIDS, Rig, until
 
 ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE
 STOCK = 2048  # the driver's own slice

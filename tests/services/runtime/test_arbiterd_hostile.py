@@ -23,7 +23,7 @@ from aliquot.model.tenant import FindingKind, Level, SharingRules
 from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.limits import audit, owners
 from aliquot.services.runtime.processes import registration
-from kit.arbiterd import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
+from kit.cards.arbiterd import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
 
 quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 

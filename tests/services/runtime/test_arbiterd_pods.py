@@ -19,9 +19,9 @@ from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, FindingKind, Tenant
 from aliquot.services.runtime.limits import audit
-from kit.arbiterd import UUIDS, Guest, Rig, ask, running, until
-from kit.logged import logged
-from kit.privileges import needs_mounts
+from kit.cards.arbiterd import UUIDS, Guest, Rig, ask, running, until
+from kit.running.logged import logged
+from kit.running.privileges import needs_mounts
 
 POD, OTHER, UNKNOWN = "3f2a9c1e-8d47", "77777777-8d47", "99999999-8d47"
 NOBODY = 65534

@@ -13,7 +13,7 @@ from aliquot.adapters.host import processes
 from aliquot.arbiter import slices
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Level, Tenant
-from kit.arbiterd import UUIDS, Rig, ask, until
+from kit.cards.arbiterd import UUIDS, Rig, ask, until
 
 ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE
 STOCK = 2048  # the driver's own slice

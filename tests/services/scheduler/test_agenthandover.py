@@ -8,8 +8,8 @@ from collections.abc import Callable
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.services.scheduler.agenthandover import AgentHandover
-from kit.fakeapi import Api
-from kit.watchobjects import a_cluster, claim_of, live_node, live_pod
+from kit.clusters.fakeapi import Api
+from kit.clusters.watchobjects import a_cluster, claim_of, live_node, live_pod
 
 NODE = "/api/v1/nodes/n1"
 

@@ -14,10 +14,10 @@ from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.dialects import parse_grant
 from aliquot.model.grant import Grant
 from aliquot.services.scheduler.binder import Refused
-from kit.binding import ON_CARD_0, Rig
-from kit.manifests import MEM
-from kit.virtualclock import play
-from kit.watchobjects import as_pod, claim_of, live_node, pod_json
+from kit.clusters.binding import ON_CARD_0, Rig
+from kit.clusters.watchobjects import as_pod, claim_of, live_node, pod_json
+from kit.running.virtualclock import play
+from kit.values.manifests import MEM
 
 
 def test_bind_writes_the_grant_with_the_binding() -> None:

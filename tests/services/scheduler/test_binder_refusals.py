@@ -8,10 +8,10 @@ import pytest
 
 from aliquot.adapters.kubernetes.kube import Unreachable
 from aliquot.services.scheduler.binder import Refused
-from kit.binding import ON_CARD_0, Rig
-from kit.manifests import MEM, Json
-from kit.virtualclock import play
-from kit.watchobjects import as_node, live_node, node_json, pod_json
+from kit.clusters.binding import ON_CARD_0, Rig
+from kit.clusters.watchobjects import as_node, live_node, node_json, pod_json
+from kit.running.virtualclock import play
+from kit.values.manifests import MEM, Json
 
 
 @pytest.mark.parametrize("uid", ["uid-p", ""], ids=["", "no uid was said"])

@@ -11,8 +11,8 @@ from aliquot.model.grant import Grant
 from aliquot.placement.book import Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.scheduler.candidates import Candidates
-from kit.boards import a_cluster, arriving, card_sizes
-from kit.builders import a_board, a_claim, a_container, a_node, a_slice
+from kit.values.boards import a_cluster, arriving, card_sizes
+from kit.values.builders import a_board, a_claim, a_container, a_node, a_slice
 
 
 @pytest.mark.parametrize("policy", POLICIES)

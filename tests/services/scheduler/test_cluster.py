@@ -9,14 +9,7 @@ from aliquot.dialects.rules import EVERY
 from aliquot.model.device import Card
 from aliquot.model.refusal import Invalid, Reason
 from aliquot.services.scheduler.cluster import Cluster, Placed
-from kit.builders import GIB
-from kit.manifests import (
-    MEM,
-    T9K_CARDS,
-    T9K_NODE,
-    Json,
-)
-from kit.watchobjects import (
+from kit.clusters.watchobjects import (
     ALL,
     a_cluster,
     as_node,
@@ -31,6 +24,13 @@ from kit.watchobjects import (
     live_pod,
     pod_json,
     unhealthy,
+)
+from kit.values.builders import GIB
+from kit.values.manifests import (
+    MEM,
+    T9K_CARDS,
+    T9K_NODE,
+    Json,
 )
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}

@@ -16,8 +16,18 @@ from aliquot.placement.board import Board
 from aliquot.placement.book import occupant_of
 from aliquot.placement.choose import POLICIES
 from aliquot.services.scheduler.cluster import Cluster, Placed
-from kit.builders import GIB
-from kit.manifests import (
+from kit.clusters.watchobjects import (
+    ALL,
+    SHARED,
+    as_node,
+    as_pod,
+    bound_json,
+    inventory_json,
+    pod_json,
+    unhealthy,
+)
+from kit.values.builders import GIB
+from kit.values.manifests import (
     APP_CLASS,
     COUNT,
     MEM,
@@ -28,16 +38,6 @@ from kit.manifests import (
     T9K_NODE,
     T9K_PERCENT,
     Json,
-)
-from kit.watchobjects import (
-    ALL,
-    SHARED,
-    as_node,
-    as_pod,
-    bound_json,
-    inventory_json,
-    pod_json,
-    unhealthy,
 )
 
 NODES = ("n1", "n2", "n3")

@@ -13,15 +13,7 @@ from aliquot.model.refusal import Reason
 from aliquot.placement.choose import POLICIES
 from aliquot.placement.verdicts import verdict_of
 from aliquot.services.scheduler.cluster import Cluster, Placed
-from kit.builders import GIB
-from kit.manifests import (
-    MEM,
-    QGPU_MEMORY,
-    T9K_NODE,
-    Json,
-    a_container,
-)
-from kit.watchobjects import (
+from kit.clusters.watchobjects import (
     a_cluster,
     as_node,
     as_pod,
@@ -33,6 +25,14 @@ from kit.watchobjects import (
     live_pod,
     pod_json,
     unhealthy,
+)
+from kit.values.builders import GIB
+from kit.values.manifests import (
+    MEM,
+    QGPU_MEMORY,
+    T9K_NODE,
+    Json,
+    a_container,
 )
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}

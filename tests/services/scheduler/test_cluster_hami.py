@@ -5,8 +5,8 @@ from __future__ import annotations
 from aliquot.dialects import Rules
 from aliquot.dialects.rules import DIALECTS, EVERY
 from aliquot.services.scheduler.cluster import Cluster
-from kit.manifests import Json
-from kit.watchobjects import as_pod, assumed, bound, claim_of, free, live_node, pod_json
+from kit.clusters.watchobjects import as_pod, assumed, bound, claim_of, free, live_node, pod_json
+from kit.values.manifests import Json
 
 GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
 SERVED = {"aliquot.dev/serve-nvidia-gpu": "true"}

@@ -18,8 +18,8 @@ from aliquot.model.refusal import Reason
 from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.verbs import filter_answer
 from aliquot.services.scheduler.watches.sinks import NodeSink
-from kit.manifests import Json
-from kit.watchobjects import as_node, as_pod, bound, claim_of, node_json, pod_json
+from kit.clusters.watchobjects import as_node, as_pod, bound, claim_of, node_json, pod_json
+from kit.values.manifests import Json
 
 MIB = Rules(gpushare_unit=MemoryUnit.MIB)
 LABELS = {"gpushare": "true"}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.wire.leases import LeaseObject
 from aliquot.services.scheduler.election import GIVE_UP, LEASE, RETRY, Election, Observation, may_take
-from kit.virtualclock import play
+from kit.running.virtualclock import play
 
 Json = dict[str, Any]
 PATH = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"

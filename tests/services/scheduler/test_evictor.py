@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kit.evictions import Rig, scene
-from kit.manifests import MEM
-from kit.watchobjects import as_pod, claim_of, free, live_node, live_pod
+from kit.clusters.evictions import Rig, scene
+from kit.clusters.watchobjects import as_pod, claim_of, free, live_node, live_pod
+from kit.values.manifests import MEM
 
 
 @scene(16, 16)

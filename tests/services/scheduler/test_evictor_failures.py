@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from aliquot.adapters.kubernetes.kube import ApiError, NotSent, Unreachable
-from kit.evictions import Rig, scene
-from kit.watchobjects import as_pod
+from kit.clusters.evictions import Rig, scene
+from kit.clusters.watchobjects import as_pod
 
 NO_RIGHT = (
     'pods "a" is forbidden: User "system:serviceaccount:kube-system:aliquot-scheduler" cannot create resource'

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.metrics import exposition
-from kit.manifests import MEM, QGPU_CORE, QGPU_MEMORY
-from kit.watchobjects import a_cluster, claim_of, live_node, live_pod
+from kit.clusters.watchobjects import a_cluster, claim_of, live_node, live_pod
+from kit.values.manifests import MEM, QGPU_CORE, QGPU_MEMORY
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 

@@ -16,8 +16,8 @@ from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.events import ObjectRef
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
-from kit.fakeapi import Api, Clock, forbidden
-from kit.manifests import QGPU, XGN, a_node
+from kit.clusters.fakeapi import Api, Clock, forbidden
+from kit.values.manifests import QGPU, XGN, a_node
 
 Json = dict[str, Any]
 TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}

@@ -14,7 +14,7 @@ from aliquot.model.reason import Reason
 from aliquot.model.refusal import Refusal
 from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.watches.resourceslices import ResourceSlices, SliceSink
-from kit.watchobjects import ALL, a_cluster, claim_of, live_node, live_pod
+from kit.clusters.watchobjects import ALL, a_cluster, claim_of, live_node, live_pod
 
 Json = dict[str, Any]
 OPTED_IN = {**ALL, SHARE: "true"}

@@ -13,9 +13,9 @@ from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects.wire.events import ObjectRef
 from aliquot.services.scheduler import pendingpods as module
 from aliquot.services.scheduler.pendingpods import PendingPods, parts_of
-from kit.manifests import MEM, QGPU_MEMORY, Json
-from kit.virtualclock import play
-from kit.watchobjects import a_cluster, live_node, live_pod
+from kit.clusters.watchobjects import a_cluster, live_node, live_pod
+from kit.running.virtualclock import play
+from kit.values.manifests import MEM, QGPU_MEMORY, Json
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 

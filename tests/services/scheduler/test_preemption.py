@@ -13,8 +13,8 @@ from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.preemption.offered import victims
 from aliquot.services.scheduler.preemption.tenants import best_plan, nodes_to_examine
 from aliquot.services.scheduler.verbs import preemption_answer
-from kit.manifests import MEM, T9K_NODE
-from kit.watchobjects import a_cluster, assumed, claim_of, live_node, live_pod
+from kit.clusters.watchobjects import a_cluster, assumed, claim_of, live_node, live_pod
+from kit.values.manifests import MEM, T9K_NODE
 
 IMPORTANT = 1000
 

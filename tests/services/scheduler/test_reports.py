@@ -6,8 +6,8 @@ import msgspec
 
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.scheduler.reports import inspect_answer, status_answer
-from kit.manifests import MEM, QGPU_CORE, QGPU_MEMORY
-from kit.watchobjects import a_cluster, claim_of, live_node, live_pod
+from kit.clusters.watchobjects import a_cluster, claim_of, live_node, live_pod
+from kit.values.manifests import MEM, QGPU_CORE, QGPU_MEMORY
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 

@@ -17,7 +17,7 @@ from aliquot.services.scheduler.ports.verbstls import VerbsTls
 from aliquot.services.scheduler.ports.webhook import WebhookSettings
 from aliquot.services.scheduler.service import Scheduler
 from aliquot.services.scheduler.settings import Settings
-from kit.virtualclock import play
+from kit.running.virtualclock import play
 
 
 def test_scheduler_reports_taken_port() -> None:

@@ -18,7 +18,8 @@ from aliquot.services.scheduler.verbs import (
 )
 from aliquot.wording.reasons import codes
 from aliquot.wording.refusals import coded_reason
-from kit.manifests import (
+from kit.clusters.watchobjects import a_cluster, as_pod, claim_of, live_node, live_pod, node_json, pod_json
+from kit.values.manifests import (
     APP_CLASS,
     MEM,
     MIXED,
@@ -31,7 +32,6 @@ from kit.manifests import (
     Json,
     asking,
 )
-from kit.watchobjects import a_cluster, as_pod, claim_of, live_node, live_pod, node_json, pod_json
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
 from aliquot.model.refusal import Invalid
-from kit.manifests import a_node
+from kit.values.manifests import a_node
 
 MARK = "aliquot.dev/left-behind"
 

@@ -25,7 +25,7 @@ from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.refusal import Invalid
 from dialects.test_properties import NODE, claims, grants
-from kit.manifests import (
+from kit.values.manifests import (
     COUNT,
     MEM,
     QGPU_CORE,
@@ -38,7 +38,7 @@ from kit.manifests import (
     asking,
     gpushare_pod,
 )
-from kit.strategies import anything, mutated
+from kit.values.strategies import anything, mutated
 
 Json = dict[str, Any]
 TOLERATION = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule", "operator": "Equal"}

@@ -22,7 +22,7 @@ from aliquot.dialects.wire.webhook.configuration import (
     webhook_configuration,
 )
 from aliquot.dialects.wire.webhook.podlimits import TEMPLATES
-from kit.strategies import anything
+from kit.values.strategies import anything
 
 SERVICE = ServiceRef("kube-system", "aliquot-webhook")
 

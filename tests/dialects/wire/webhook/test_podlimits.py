@@ -16,7 +16,7 @@ from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
 from aliquot.dialects.wire.webhook.podlimits import TEMPLATES, complete_limits
 from aliquot.model.claim import Claim
 from dialects.wire.webhook.test_admission import patched
-from kit.manifests import (
+from kit.values.manifests import (
     APP_CLASS,
     COUNT,
     MEM,
@@ -29,7 +29,7 @@ from kit.manifests import (
     a_container,
     a_pod,
 )
-from kit.strategies import anything
+from kit.values.strategies import anything
 
 Json = dict[str, Any]
 OURS = (MEM, COUNT, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS, T9K_NODE, T9K_PERCENT)

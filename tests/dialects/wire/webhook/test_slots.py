@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects.wire.webhook.slots import SLOT_LABEL, SLOTS, slot_to_take
-from kit.strategies import anything
+from kit.values.strategies import anything
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ import pytest
 from aliquot.adapters.host import control
 from aliquot.adapters.host.control import AnswerError, NoDaemonError
 from aliquot.adapters.host.home import Home
-from kit.fakeagent import FakeAgent, RunningControl
+from kit.agents.fakeagent import FakeAgent, RunningControl
 
 Ask = Callable[..., dict[str, Any]]
 

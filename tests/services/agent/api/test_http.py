@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from aliquot.services.agent.api import http
 from aliquot.services.agent.api.http import AgentHttp, AgentPort
-from kit.fakeagent import RESOURCE, FakeAgent
+from kit.agents.fakeagent import RESOURCE, FakeAgent
 
 
 def asked(agent: FakeAgent, path: str) -> tuple[int, str, str]:

@@ -10,7 +10,7 @@ from aliquot.arbiter.timeline import Came, Record
 from aliquot.model.status.dashboard import Node
 from aliquot.services.agent.api import live as module
 from aliquot.services.agent.api.live import AgentLive
-from kit.fakeagent import FakeAgent
+from kit.agents.fakeagent import FakeAgent
 
 
 class FakeArbiter:

@@ -15,7 +15,7 @@ from aliquot.model.tenant import Finding, FindingKind, SharingRules
 from aliquot.services.agent.api.status import NodeState, resource_statuses, status
 from aliquot.services.daemon.metrics import PODS, exposition
 from aliquot.services.dashboard.messages import control
-from kit.fakeagent import CARDS, RESOURCE, RUNS_ON_A, STRANGER, FakeAgent, a_scene
+from kit.agents.fakeagent import CARDS, RESOURCE, RUNS_ON_A, STRANGER, FakeAgent, a_scene
 
 
 def of(node: NodeState, now: float) -> Status:

@@ -21,9 +21,9 @@ from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from kit.agentnode import AgentNode, play
-from kit.grantedpods import NODE, Json, a_qgpu_pod
-from kit.manifests import QGPU, a_container, a_pod
+from kit.agents.agentnode import AgentNode, play
+from kit.agents.grantedpods import NODE, Json, a_qgpu_pod
+from kit.values.manifests import QGPU, a_container, a_pod
 
 MIB = Rules(gpushare_unit=MemoryUnit.MIB)
 CARDS = tuple(Card(at, 81_920, f"GPU-{at}") for at in range(8))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aliquot.services.agent.devices.holders import DeviceHolders
-from kit.agentnode import AgentNode, play
-from kit.grantedpods import a_qgpu_pod
-from kit.manifests import QGPU_CORE
+from kit.agents.agentnode import AgentNode, play
+from kit.agents.grantedpods import a_qgpu_pod
+from kit.values.manifests import QGPU_CORE
 
 
 class Clock:

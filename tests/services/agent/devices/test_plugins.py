@@ -25,7 +25,7 @@ from aliquot.services.agent.devices.plugins import (
     timed,
 )
 from aliquot.services.daemon.calls import Calls
-from kit.kubelet import FakeKubelet, a_folder, a_kubelet, play, until
+from kit.agents.kubelet import FakeKubelet, a_folder, a_kubelet, play, until
 
 CORE, MEMORY = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
 

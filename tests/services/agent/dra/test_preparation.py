@@ -13,10 +13,10 @@ from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.model.claim import AppClass
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.dra.worlds import World
-from kit.agentnode import AgentNode, Killed, play
-from kit.draclaims import a_claim, a_config, a_result, parameters
-from kit.dranode import DraNode
-from kit.grantedpods import CARDS, a_qgpu_pod
+from kit.agents.agentnode import AgentNode, Killed, play
+from kit.agents.draclaims import a_claim, a_config, a_result, parameters
+from kit.agents.dranode import DraNode
+from kit.agents.grantedpods import CARDS, a_qgpu_pod
 
 Json = dict[str, Any]
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from aliquot.dialects.dra import LABEL
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.dra.worlds import World, admits_claims, next_world, offers_resources
-from kit.agentnode import play
-from kit.draclaims import a_claim, a_result
-from kit.dranode import DraNode
-from kit.grantedpods import CARDS, a_qgpu_pod
-from kit.manifests import QGPU
+from kit.agents.agentnode import play
+from kit.agents.draclaims import a_claim, a_result
+from kit.agents.dranode import DraNode
+from kit.agents.grantedpods import CARDS, a_qgpu_pod
+from kit.values.manifests import QGPU
 
 _BOOLS = st.booleans()
 

@@ -24,9 +24,9 @@ from aliquot.model.tenant import Finding, FindingKind, Level, Standing, State
 from aliquot.services.agent.report import node as module
 from aliquot.services.agent.report.node import NodeReporter
 from aliquot.services.daemon.events import ObjectRef
-from kit.builders import GIB, asking
-from kit.fakeapi import Api, forbidden
-from kit.manifests import MIXED, QGPU
+from kit.clusters.fakeapi import Api, forbidden
+from kit.values.builders import GIB, asking
+from kit.values.manifests import MIXED, QGPU
 
 INVENTORY = "aliquot.dev/inventory"
 CARDS = (Card(0, 16 * GIB, "GPU-0", "A30"), Card(1, 24 * GIB, "GPU-1", "A10", healthy=False))

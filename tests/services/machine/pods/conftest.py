@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kit.machine import Machine, paper
-from kit.machinepods import Pods
+from kit.machines.machine import Machine, paper
+from kit.machines.machinepods import Pods
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.host.control import AnswerError
-from kit.machine import FOREVER
-from kit.machinepods import Pods, container, pod
-from kit.manifests import APP_CLASS, QGPU_MEMORY
+from kit.machines.machine import FOREVER
+from kit.machines.machinepods import Pods, container, pod
+from kit.values.manifests import APP_CLASS, QGPU_MEMORY
 
 
 def online(name: str, **annotations: str) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import pytest
 
 from aliquot.adapters.host.control import AnswerError
-from kit.machine import FOREVER, PATIENCE, eventually, paper
-from kit.machinepods import Pods, container, pod, processes_of_pods, workload
-from kit.manifests import APP_CLASS, MEM, QGPU_GREEDY, QGPU_MEMORY, T9K_NODE
+from kit.machines.machine import FOREVER, PATIENCE, eventually, paper
+from kit.machines.machinepods import Pods, container, pod, processes_of_pods, workload
+from kit.values.manifests import APP_CLASS, MEM, QGPU_GREEDY, QGPU_MEMORY, T9K_NODE
 
 NOBODY = 65534
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aliquot.adapters.host.control import AnswerError
-from kit.machine import eventually, paper
-from kit.machinepods import Json, Pods, container, pod, workload
+from kit.machines.machine import eventually, paper
+from kit.machines.machinepods import Json, Pods, container, pod, workload
 
 NAMES = st.sampled_from(["a", "b", "c"])
 KINDS = st.sampled_from(["Deployment", "StatefulSet", "Job"])

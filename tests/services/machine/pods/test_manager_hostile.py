@@ -23,8 +23,8 @@ from aliquot.services.machine.pods.api import PodApi
 from aliquot.services.machine.pods.cron import CronJobs
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants.machine import LocalMachine
-from kit.machine import PATIENCE, PaperArbiter, cards
-from kit.machinepods import Json, container, pod, workload
+from kit.machines.machine import PATIENCE, PaperArbiter, cards
+from kit.machines.machinepods import Json, container, pod, workload
 
 ANNA, BERT = 1001, 1002
 

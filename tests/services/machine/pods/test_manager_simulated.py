@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kit.machine import ALIQUOT, Machine, eventually
-from kit.machinepods import Json, Pods, container, pod, workload
-from kit.manifests import MEM
+from kit.machines.machine import ALIQUOT, Machine, eventually
+from kit.machines.machinepods import Json, Pods, container, pod, workload
+from kit.values.manifests import MEM
 
 UP = (*ALIQUOT, "up", "--simulate", "2x2x24GiB", "--listen", "0")
 

@@ -6,8 +6,8 @@ import contextlib
 import sqlite3
 from threading import Thread
 
-from kit.machine import eventually
-from kit.machinepods import Pods, pod, processes_of_pods
+from kit.machines.machine import eventually
+from kit.machines.machinepods import Pods, pod, processes_of_pods
 
 
 def executed(pods: Pods, statement: str) -> None:

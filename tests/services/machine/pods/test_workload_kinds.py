@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.host.control import AnswerError
-from kit.machine import eventually
-from kit.machinepods import Json, Pods, container, pod, workload
-from kit.manifests import MEM, QGPU_MEMORY, T9K_CARDS
+from kit.machines.machine import eventually
+from kit.machines.machinepods import Json, Pods, container, pod, workload
+from kit.values.manifests import MEM, QGPU_MEMORY, T9K_CARDS
 
 
 def refused(pods: Pods, *objects: Json) -> Json:

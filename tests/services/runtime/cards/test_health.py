@@ -13,8 +13,8 @@ from aliquot.adapters.gpu.nvml import NvmlError, Xid
 from aliquot.model.device import Card
 from aliquot.services.runtime.cards import health as module
 from aliquot.services.runtime.cards.health import CardHealth
-from kit.arbiterd import until
-from kit.logged import logged
+from kit.cards.arbiterd import until
+from kit.running.logged import logged
 
 CARDS = (Card(0, 81920, uuid="GPU-a", model="H"), Card(1, 40960, uuid="GPU-b", model="A", numa=1))
 

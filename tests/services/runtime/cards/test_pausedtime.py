@@ -8,7 +8,7 @@ from aliquot.adapters.gpu import page as pages
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules, State
-from kit.arbiterd import Guest, Rig, until
+from kit.cards.arbiterd import Guest, Rig, until
 
 
 def work(guest: Guest) -> None:

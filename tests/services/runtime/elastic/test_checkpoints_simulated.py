@@ -12,8 +12,8 @@ import pytest
 
 from aliquot.adapters.gpu.page import Order, Page, State
 from aliquot.model.tenant import Allotment
-from kit.movers import MOVERS, Mover, residency, until
-from kit.runtime import GIB, Node
+from kit.cards.movers import MOVERS, Mover, residency, until
+from kit.cards.runtime import GIB, Node
 
 
 @pytest.fixture

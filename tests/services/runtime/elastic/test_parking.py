@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from aliquot.services.runtime.elastic.parking import ROOM_WAIT
-from kit.movers import MOVERS, PATIENCE, Mover, residency, until
-from kit.runtime import GIB, Node
+from kit.cards.movers import MOVERS, PATIENCE, Mover, residency, until
+from kit.cards.runtime import GIB, Node
 from simgpu.rig import ROOT
 
 OUT_OF_MEMORY = 2  # CUDA's code

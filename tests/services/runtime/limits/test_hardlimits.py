@@ -14,8 +14,8 @@ from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Tenant
 from aliquot.services.runtime.limits import audit
 from aliquot.services.runtime.limits.hardlimits import HardLimits
-from kit.arbiterd import UUIDS, Rig, until
-from kit.logged import logged
+from kit.cards.arbiterd import UUIDS, Rig, until
+from kit.running.logged import logged
 
 GIB = 1 << 30
 POD, FOREIGN = "3f2a9c1e-8d47", "77777777-8d47"

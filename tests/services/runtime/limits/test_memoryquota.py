@@ -16,8 +16,8 @@ from aliquot.arbiter import overuse
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Finding, FindingKind, SharingRules, Tenant
 from aliquot.services.runtime.limits import audit
-from kit.arbiterd import UUIDS, Rig, open_files, until
-from kit.logged import logged
+from kit.cards.arbiterd import UUIDS, Rig, open_files, until
+from kit.running.logged import logged
 
 GIB = 1 << 30
 KILLS = SharingRules(kill_after=0.1)

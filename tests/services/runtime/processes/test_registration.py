@@ -22,7 +22,7 @@ from aliquot.model.tenant import Allotment, Tenant
 from aliquot.services.runtime.processes import registration
 from aliquot.services.runtime.processes.channelgroups import ChannelGroups
 from aliquot.services.runtime.processes.registration import Registrar, Tenancy
-from kit.logged import logged
+from kit.running.logged import logged
 
 
 class House:

@@ -15,7 +15,7 @@ from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Finding, Tenant
 from aliquot.services.runtime.cards import cardloop, findings
-from kit.arbiterd import UUIDS, Guest, Rig, until
+from kit.cards.arbiterd import UUIDS, Guest, Rig, until
 
 
 class Group:

@@ -26,11 +26,11 @@ from aliquot.services.scheduler.dashboard.claims import Claims
 from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.resourceclaims import ResourceClaims
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
-from kit.apiserver import until
-from kit.draclaims import a_claim, a_config, a_request, a_result, a_waiting_claim, parameters
-from kit.fakeview import JsonView, texts
-from kit.manifests import MEM
-from kit.watchobjects import a_cluster, as_pod, live_node, live_pod, pod_json
+from kit.agents.draclaims import a_claim, a_config, a_request, a_result, a_waiting_claim, parameters
+from kit.clusters.apiserver import until
+from kit.clusters.watchobjects import a_cluster, as_pod, live_node, live_pod, pod_json
+from kit.machines.fakeview import JsonView, texts
+from kit.values.manifests import MEM
 
 Json = dict[str, Any]
 BY_CLAIMS = {LABEL: "true"}

@@ -12,10 +12,10 @@ from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 from aliquot.services.scheduler.groups.admission import expire_holds
 from aliquot.services.scheduler.verbs import filter_answer
-from kit.fakeview import JsonView
-from kit.manifests import MEM, Json
-from kit.podgroups import add_members, set_group
-from kit.watchobjects import a_cluster, live_node
+from kit.clusters.podgroups import add_members, set_group
+from kit.clusters.watchobjects import a_cluster, live_node
+from kit.machines.fakeview import JsonView
+from kit.values.manifests import MEM, Json
 
 
 def reasons(cluster: Cluster) -> list[Json]:

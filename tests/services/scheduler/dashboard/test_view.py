@@ -15,9 +15,9 @@ from aliquot.services.dashboard.contract import FREE, MIXED, NORMAL, ONLINE, OUT
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
-from kit.fakeview import JsonView, texts
-from kit.manifests import APP_CLASS, MEM, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS
-from kit.watchobjects import a_cluster, as_node, claim_of, live_node, live_pod, node_json, unhealthy
+from kit.clusters.watchobjects import a_cluster, as_node, claim_of, live_node, live_pod, node_json, unhealthy
+from kit.machines.fakeview import JsonView, texts
+from kit.values.manifests import APP_CLASS, MEM, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS
 
 Json = dict[str, Any]
 ON_CARD = {at: {"ALIYUN_COM_GPU_MEM_IDX": str(at)} for at in range(2)}

@@ -10,9 +10,9 @@ from aliquot.dialects.podgroups import COSCHEDULING, KUBERNETES, OLDER_POD_GROUP
 from aliquot.dialects.wire.extender import parse_args, parse_preemption
 from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.verbs import filter_answer, preemption_answer
-from kit.manifests import MEM, Json
-from kit.podgroups import add_members, member_json, set_group
-from kit.watchobjects import a_cluster, as_pod, bound, claim_of, free, live_node, live_pod
+from kit.clusters.podgroups import add_members, member_json, set_group
+from kit.clusters.watchobjects import a_cluster, as_pod, bound, claim_of, free, live_node, live_pod
+from kit.values.manifests import MEM, Json
 
 NAMES = ("n1", "n2")
 

@@ -17,10 +17,10 @@ from aliquot.services.scheduler.groups.admission import count, expire_holds
 from aliquot.services.scheduler.groups.gathering import LIMIT, Gathering
 from aliquot.services.scheduler.groups.waiting import WaitingGroups
 from aliquot.services.scheduler.verbs import filter_answer
-from kit.manifests import MEM, Json
-from kit.podgroups import add_members, member_json, set_group
-from kit.virtualclock import play
-from kit.watchobjects import a_cluster, as_pod, claim_of, live_node
+from kit.clusters.podgroups import add_members, member_json, set_group
+from kit.clusters.watchobjects import a_cluster, as_pod, claim_of, live_node
+from kit.running.virtualclock import play
+from kit.values.manifests import MEM, Json
 
 KEY = "scheduling.x-k8s.io/ns/g"
 

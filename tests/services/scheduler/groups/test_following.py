@@ -12,9 +12,9 @@ from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.dialects.podgroups import COSCHEDULING, KUBERNETES, T9K
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.groups.following import PodGroups
-from kit.manifests import Json
-from kit.podgroups import group_json
-from kit.watchobjects import a_cluster
+from kit.clusters.podgroups import group_json
+from kit.clusters.watchobjects import a_cluster
+from kit.values.manifests import Json
 
 
 class Apis:

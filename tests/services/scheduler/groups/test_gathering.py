@@ -12,10 +12,10 @@ from aliquot.dialects.wire.extender import Binding
 from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.groups.gathering import Gathering
-from kit.manifests import MEM, Json
-from kit.podgroups import add_members, set_group
-from kit.virtualclock import play
-from kit.watchobjects import a_cluster, free, live_node
+from kit.clusters.podgroups import add_members, set_group
+from kit.clusters.watchobjects import a_cluster, free, live_node
+from kit.running.virtualclock import play
+from kit.values.manifests import MEM, Json
 
 
 class Writes:

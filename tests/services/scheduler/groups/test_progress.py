@@ -14,9 +14,9 @@ from aliquot.dialects.wire.extender import parse_args
 from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.groups.admission import expire_holds
 from aliquot.services.scheduler.verbs import filter_answer
-from kit.manifests import MEM, Json
-from kit.podgroups import as_group, group_json, member_json
-from kit.watchobjects import a_cluster, as_pod, bound, claim_of, live_node, pod_json
+from kit.clusters.podgroups import as_group, group_json, member_json
+from kit.clusters.watchobjects import a_cluster, as_pod, bound, claim_of, live_node, pod_json
+from kit.values.manifests import MEM, Json
 
 
 @dataclass

@@ -13,10 +13,10 @@ from aliquot.dialects.wire.extender import parse_args
 from aliquot.services.scheduler.groups.waiting import WaitingGroups
 from aliquot.services.scheduler.pendingpods import PendingPods
 from aliquot.services.scheduler.verbs import filter_answer
-from kit.manifests import MEM, Json
-from kit.podgroups import add_members, set_group
-from kit.virtualclock import play
-from kit.watchobjects import a_cluster, live_node, live_pod
+from kit.clusters.podgroups import add_members, set_group
+from kit.clusters.watchobjects import a_cluster, live_node, live_pod
+from kit.running.virtualclock import play
+from kit.values.manifests import MEM, Json
 
 
 class Rig:

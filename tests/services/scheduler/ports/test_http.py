@@ -23,9 +23,9 @@ from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.ports import http as module
 from aliquot.services.scheduler.ports.http import Extender
 from aliquot.services.scheduler.ports.verbserver import VerbServer
-from kit.manifests import MEM, Json
-from kit.podgroups import add_members, set_group
-from kit.watchobjects import a_cluster, live_node, live_pod, pod_json
+from kit.clusters.podgroups import add_members, set_group
+from kit.clusters.watchobjects import a_cluster, live_node, live_pod, pod_json
+from kit.values.manifests import MEM, Json
 
 PREFIXES = ("/aliquot", "/gpushare-scheduler", "/scheduler")
 BINDING = {"PodName": "p", "PodNamespace": "ns", "PodUID": "uid-p", "Node": "n1"}

@@ -18,7 +18,7 @@ from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.services.daemon.http import Accepting, Limits, bind_port, listen, make_runner
 from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes, renewed
 from aliquot.services.scheduler.ports.verbstls import VerbsKeys, VerbsTls, serve_verbs
-from kit.fakeapi import Api, Clock, forbidden
+from kit.clusters.fakeapi import Api, Clock, forbidden
 
 SECRET = "/api/v1/namespaces/kube-system/secrets/aliquot-extender-tls"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/aliquot-scheduler"

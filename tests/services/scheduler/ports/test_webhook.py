@@ -21,7 +21,7 @@ from aliquot.dialects import MemoryUnit, Rules
 from aliquot.dialects.wire.webhook.admission import AdmissionSettings
 from aliquot.services.daemon.http import Limits, make_runner
 from aliquot.services.scheduler.ports.webhook import review_app
-from kit.manifests import QGPU_CORE, QGPU_MEMORY, a_container, a_pod, asking
+from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, a_container, a_pod, asking
 
 Json = dict[str, Any]
 

@@ -15,7 +15,7 @@ from aliquot.adapters.kubernetes.certificates import Pair, client_context, issue
 from aliquot.dialects import Rules
 from aliquot.services.daemon.http import bind_port
 from aliquot.services.scheduler.ports.webhook import Clients, WebhookSettings, serve_webhook
-from kit.fakeapi import Api
+from kit.clusters.fakeapi import Api
 
 SECRET = "/api/v1/namespaces/kube-system/secrets/aliquot-webhook-tls"
 NOW = time.time()

@@ -15,8 +15,8 @@ from aliquot.dialects.wire.webhook.configuration import ServiceRef
 from aliquot.services.scheduler.ports.certrotation import Lifetimes
 from aliquot.services.scheduler.ports.sharedkeys import sleep_unless_elected
 from aliquot.services.scheduler.ports.webhook import WebhookKeys, WebhookSettings
-from kit.fakeapi import Api, Clock, forbidden
-from kit.virtualclock import play
+from kit.clusters.fakeapi import Api, Clock, forbidden
+from kit.running.virtualclock import play
 
 Json = dict[str, Any]
 SECRETS = "/api/v1/namespaces/kube-system/secrets"

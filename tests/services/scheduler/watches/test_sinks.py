@@ -12,9 +12,9 @@ from aliquot.model.refusal import Invalid
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from aliquot.services.scheduler.watches.sinks import ConfigSink, NodeSink, PodSink
-from kit.builders import GIB
-from kit.manifests import MEM
-from kit.watchobjects import a_cluster, live_node, live_pod, unhealthy
+from kit.clusters.watchobjects import a_cluster, live_node, live_pod, unhealthy
+from kit.values.builders import GIB
+from kit.values.manifests import MEM
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 

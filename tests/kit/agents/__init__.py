@@ -1,0 +1,1 @@
+"""A node around an agent: kubelet, API server, Pods and claims, without cards."""

@@ -1,0 +1,1 @@
+"""Simulated and virtual cards, and the programs on them."""

@@ -1,0 +1,1 @@
+"""A cluster around the scheduler and the commands: API servers, kubectl, watches, binds and evictions."""

@@ -1,0 +1,1 @@
+"""One machine without GPUs: its daemon, Pods and dashboard."""

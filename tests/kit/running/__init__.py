@@ -1,0 +1,1 @@
+"""How tests run: time limits, starved machines, privileges, clocks, logs and leaks."""

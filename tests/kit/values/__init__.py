@@ -1,0 +1,1 @@
+"""Small values, manifests and hypothesis strategies."""

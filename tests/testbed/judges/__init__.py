@@ -1,0 +1,1 @@
+"""What tests check a cluster by, without asking our programs."""

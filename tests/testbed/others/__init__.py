@@ -1,0 +1,1 @@
+"""Other products beside ours: gpushare, another device plugin, Kueue."""

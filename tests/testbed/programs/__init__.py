@@ -1,0 +1,1 @@
+"""Our own programs on a cluster."""

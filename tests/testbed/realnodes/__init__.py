@@ -1,0 +1,1 @@
+"""Real nodes on this machine: containerd, kubelet and network, in namespaces."""

@@ -1,0 +1,1 @@
+"""Images, archives and the registries that serve them."""
