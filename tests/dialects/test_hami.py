@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import NodeReader, PodReader, Rules, hami, parse_grant, parse_node, parse_pod, render_pod
 from aliquot.dialects.hami import LABEL
-from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import PodReader, Rules, parse_node, parse_pod
 from aliquot.dialects.kai import LABEL, MARKS, PREFIX
-from aliquot.dialects.wire.objects import PodObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
 from aliquot.model.node import Isolation, Node, Offer
 from kit.values.manifests import a_container, a_node, a_pod

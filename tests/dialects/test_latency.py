@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from aliquot.dialects import PodReader, Rules, parse_pod, release_delay
 from aliquot.dialects.latency import LATENCY
 from aliquot.dialects.rules import EVERY
-from aliquot.dialects.wire.objects import PodObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import Claim
 
 FIELD = f'metadata.annotations["{LATENCY}"]'

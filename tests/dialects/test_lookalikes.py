@@ -13,7 +13,8 @@ from aliquot.dialects.lookalikes import others, outside_template, prefixes
 from aliquot.dialects.registry import PodReader
 from aliquot.dialects.rules import DIALECTS
 from aliquot.dialects.wire import schedulerconfig
-from aliquot.dialects.wire.objects import PodObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.webhook.configuration import webhook_configuration
 from aliquot.model.claim import Claim
 from kit.values.strategies import anything

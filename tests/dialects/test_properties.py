@@ -29,7 +29,8 @@ from aliquot.dialects import (
 )
 from aliquot.dialects.kube.conditions import node_refusals
 from aliquot.dialects.kube.manifests import expand
-from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.model.claim import (
     AppClass,
     CardFilter,

@@ -11,7 +11,8 @@ from aliquot.dialects.local.claims import parse_local_pod
 from aliquot.dialects.native import render_together
 from aliquot.dialects.nodereading import NodeReader
 from aliquot.dialects.registry import PodReader
-from aliquot.dialects.wire.objects import Metadata, NodeObject, PodObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import Metadata, NodeObject, PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.node import Node

@@ -2,10 +2,10 @@
 
 `qgpu`, `t9k`, `gpushare`, `hami` and `kai` are the dialects; none imports another. `registry` finds a Pod's dialect,
 `nodereading` those that a node offers, by the `rules` of the cluster; `native` has our own annotations. `pods` and
-`nodes` read what all dialects share; `kube` is what Kubernetes itself would decide. `lookalikes` finds misspelled
-names, `podgroups` reads Pods that start together, `latency` what online Pods accept, `elastic` memory that may leave
-the card. `wire` has Kubernetes' own forms, `dra` slices and claims, `local` manifests on one machine. Every annotation
-key, label key and resource name is in one module only.
+`nodes` read what all dialects share, `podrendering` writes a claim as a Pod; `kube` is what Kubernetes itself decides.
+`lookalikes` finds misspelled names, `podgroups` reads Pods that start together, `latency` what online Pods accept,
+`elastic` memory that may leave the card. `wire` has Kubernetes' own forms, `dra` slices and claims, `local` manifests
+on one machine. Every annotation key, label key and resource name is in one module only.
 
 Parsing accepts any JSON and never raises: the result is a value, every rule that is violated (`Invalid`), or None for
 an object without GPUs. Rendering takes our own values and relies on them.

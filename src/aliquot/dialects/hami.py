@@ -23,7 +23,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aliquot.dialects.nodes import NodeView
-from aliquot.dialects.pods import NVIDIA_GPU, Container, Json, Pod, Words, annotation_field, unnamed
+from aliquot.dialects.podrendering import Words
+from aliquot.dialects.pods import NVIDIA_GPU, Container, Json, Pod, annotation_field, unnamed
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Share

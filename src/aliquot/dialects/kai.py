@@ -22,7 +22,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from aliquot.dialects import native
-from aliquot.dialects.pods import MIB, NVIDIA_GPU, Container, Json, Pod, Words, annotation_field, count_at, unnamed
+from aliquot.dialects.podrendering import Words
+from aliquot.dialects.pods import MIB, NVIDIA_GPU, Container, Json, Pod, annotation_field, count_at, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.node import Offer
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity

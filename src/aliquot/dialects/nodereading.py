@@ -10,7 +10,9 @@ from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.nodes import Capacity, NodeView, cards_from
 from aliquot.dialects.pods import Json
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
-from aliquot.dialects.wire.objects import NodeObject, node_view, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.views import node_view
 from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.node import LIMITED_SHARING, Isolation, Node, Offer
 from aliquot.model.refusal import Invalid

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from aliquot.dialects.nodes import Capacity, NodeView, advertised, advertised_percent
-from aliquot.dialects.pods import Container, Json, Pod, Words, unnamed
+from aliquot.dialects.podrendering import Words
+from aliquot.dialects.pods import Container, Json, Pod, unnamed
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, peak
 from aliquot.model.device import CORE_MILLI, Card, nominal_gib
 from aliquot.model.node import Isolation, Offer

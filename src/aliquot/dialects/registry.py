@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aliquot.dialects import elastic, gpushare, hami, kai, latency, native, pods, qgpu, t9k
+from aliquot.dialects import elastic, gpushare, hami, kai, latency, native, podrendering, pods, qgpu, t9k
 from aliquot.dialects.lookalikes import misspelled_marks, misspelled_requests, misspelled_resources
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
-from aliquot.dialects.wire.objects import ContainerObject, Names, PodObject, Resources, pod_names, pod_view, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import ContainerObject, PodObject, Resources
+from aliquot.dialects.wire.views import Names, pod_names, pod_view
 from aliquot.model.claim import CardFilter, Claim
 from aliquot.model.grant import Grant, Share
 from aliquot.model.node import Node
@@ -28,7 +30,7 @@ class _Dialect:
     name: str
     first_mention: Callable[[Pod], str | None]
     parse: Callable[[Pod, Rules], Claim | list[Invalid]]
-    words: Callable[[Claim, Rules], pods.Words]
+    words: Callable[[Claim, Rules], podrendering.Words]
 
 
 _DIALECTS = (
@@ -275,11 +277,11 @@ def render_pod(claim: Claim, rules: Rules = DEFAULT_RULES) -> dict[str, Any]:
     """A Pod manifest with the claim in its own dialect."""
     for dialect in _DIALECTS:
         if dialect.name == claim.dialect:
-            return pods.render_pod(claim, _with_model_words(claim, dialect.words(claim, rules)))
+            return podrendering.render_pod(claim, _with_model_words(claim, dialect.words(claim, rules)))
     raise ValueError(f"unknown dialect {claim.dialect}")
 
 
-def _with_model_words(claim: Claim, words: pods.Words) -> pods.Words:
+def _with_model_words(claim: Claim, words: podrendering.Words) -> podrendering.Words:
     if claim.cards is None or claim.dialect == hami.DIALECT:  # which has words of its own
         return words
     return replace(words, annotations={**words.annotations, native.CARD_MODELS: ",".join(claim.cards.models)})

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects.nodes import Capacity, NodeView, advertised, advertised_percent
-from aliquot.dialects.pods import Container, Json, Pod, Words, list_at, mapping_at, tolerates, unnamed
+from aliquot.dialects.podrendering import Words
+from aliquot.dialects.pods import Container, Json, Pod, list_at, mapping_at, tolerates, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share

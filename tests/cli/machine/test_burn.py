@@ -18,7 +18,8 @@ import pytest
 from aliquot.adapters.gpu.burnkernel import PTX
 from aliquot.adapters.gpu.player import simulation
 from aliquot.services.burn.gates import merged
-from aliquot.services.burn.workload import Marks, Outcome, Plan, percentiles
+from aliquot.services.burn.measuring import Marks, percentiles
+from aliquot.services.burn.workload import Outcome, Plan
 
 COMMAND = (sys.executable, "-m", "aliquot", "burn")
 RATE = ("--iterations-per-us", "1000")  # what the simulated card does

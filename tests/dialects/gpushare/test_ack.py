@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import NodeReader, Rules, parse_node, parse_pod
-from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.claim import Claim, Slice
 from aliquot.model.node import Isolation, Node, Offer, Order
 from kit.values.manifests import COUNT, MEM, a_container, a_node, a_pod, asking

@@ -23,7 +23,8 @@ from aliquot.dialects.gpushare import CORE, COUNT, MEMORY
 from aliquot.dialects.native import AGENT, AWAY, COUNTED, MOST_DEVICES, PLACE, render_inventory
 from aliquot.dialects.registry import places
 from aliquot.dialects.rules import EVERY
-from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer

@@ -24,7 +24,9 @@ from aliquot.dialects import (
     parse_pod,
 )
 from aliquot.dialects.pods import read_pod, with_requests
-from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
+from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import Claim
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.cli.cluster.kubectl_aliquot import as_json, details, tables, waiting_lines
+from aliquot.cli.cluster.clustertables import details, tables, waiting_lines
+from aliquot.cli.cluster.kubectl_aliquot import as_json
 from aliquot.cli.cluster.kubectl_inspect import detailed, shared_nodes, summary
 from aliquot.dialects import Rules
 from aliquot.services.doctor.findings import grouped

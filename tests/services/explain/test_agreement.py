@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import DEFAULT_RULES, Rules, guess_gpushare_unit
 from aliquot.dialects.wire.extender import parse_args
-from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.model.refusal import Reason
-from aliquot.services.explain.snapshot import Snapshot, Verdict, take_snapshot
+from aliquot.services.explain.snapshot import Snapshot, take_snapshot
+from aliquot.services.explain.verdicts import Verdict
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.verbs import filter_answer
 from aliquot.services.scheduler.watches.sinks import ConfigSink, NodeSink, PodSink

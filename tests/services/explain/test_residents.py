@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from aliquot.dialects import Rules
 from aliquot.dialects.kube.podterms import PodTerms, terms_of
 from aliquot.dialects.pods import read_pod
-from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.refusal import Reason
 from aliquot.services.explain.residents import Residents
-from aliquot.services.explain.snapshot import Snapshot, Verdict, take_snapshot
+from aliquot.services.explain.snapshot import Snapshot, take_snapshot
+from aliquot.services.explain.verdicts import Verdict
 from kit.values.manifests import Json, gpushare_node, gpushare_pod
 
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"

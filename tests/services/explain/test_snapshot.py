@@ -9,7 +9,8 @@ import pytest
 
 from aliquot.dialects import Rules
 from aliquot.dialects.kube.manifests import expand
-from aliquot.services.explain.snapshot import Snapshot, Verdict, take_snapshot
+from aliquot.services.explain.snapshot import Snapshot, take_snapshot
+from aliquot.services.explain.verdicts import Verdict
 from kit.values.manifests import (
     MEM,
     MIXED,

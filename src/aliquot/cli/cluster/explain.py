@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aliquot.dialects.wire.objects import NodeObject
     from aliquot.model.grant import Grant, Share
     from aliquot.services.explain.claims import PodClaim
-    from aliquot.services.explain.snapshot import Note, Preemption, Verdict
+    from aliquot.services.explain.verdicts import Note, Preemption, Verdict
 
 _MOST_NAMES = 3  # of a note; five thousand nodes may all need the same assumption
 _WIDEST_NAME = 60

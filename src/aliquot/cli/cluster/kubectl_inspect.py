@@ -144,7 +144,8 @@ def shared_nodes(nodes: Sequence[Json], pods: Iterable[Json]) -> tuple[list[Shar
     from aliquot import dialects
     from aliquot.dialects import native
     from aliquot.dialects.rules import EVERY
-    from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
+    from aliquot.dialects.wire.objectreading import read_object
+    from aliquot.dialects.wire.objects import NodeObject, PodObject
 
     read_nodes = [node for obj in nodes if isinstance(node := read_object(obj, NodeObject, "node"), NodeObject)]
     unit = dialects.guess_gpushare_unit(read_nodes)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from aliquot.dialects.dra.claims import ClaimObject
-from aliquot.dialects.wire.objects import PodObject, pod_names
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.views import pod_names
 
 
 def claim_names(pod: PodObject) -> dict[str, str]:

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from aliquot.dialects import native
 from aliquot.dialects.gpushare.names import CORE, COUNT, DIALECT, MEMORY, RESOURCES, MemoryUnit
-from aliquot.dialects.pods import Container, Pod, Words, count_at, unnamed
+from aliquot.dialects.podrendering import Words
+from aliquot.dialects.pods import Container, Pod, count_at, unnamed
 from aliquot.model.claim import Claim, Slice
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Offer

@@ -2,26 +2,20 @@
 
 What comes from the API server is well-formed: decoded straight into these structs, ten thousand Pods are read in the
 time that a thousand would take as JSON. Objects that came as JSON (kubectl, a file) are converted once, by
-`read_object`. Only manifests that people write are read as JSON (pods.read_pod), so that every mistake in them is
+`objectreading`. Only manifests that people write are read as JSON (pods.read_pod), so that every mistake in them is
 named. Both become the same `Pod` and `NodeView`, so every rule is written once.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 
 from aliquot.dialects.native import AGENT, AWAY
-from aliquot.dialects.nodes import NodeView
-from aliquot.dialects.pods import Container, Pod
-from aliquot.model.claim import Role
-from aliquot.model.refusal import Invalid
 
 Amounts = dict[str, str | int | float]
-_T = TypeVar("_T")
 
 
 class Owner(msgspec.Struct, gc=False):
@@ -291,130 +285,3 @@ class ConfigMapObject(msgspec.Struct, gc=False):
 
     metadata: Metadata
     data: dict[str, str] | None = None
-
-
-def read_object(value: object, kind: type[_T], name: str) -> _T | Invalid:
-    """JSON as one of the structs above, or an Invalid that names the first field of a wrong type. Never raises.
-
-    `name` is what to call the whole object.
-    """
-    if not isinstance(value, dict):
-        return Invalid(name, value, f"a {name.capitalize()} object")
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        return _invalid(value, str(error), name)
-    except RecursionError:
-        return Invalid(name, value, "an object that is nested less deeply")
-    except UnicodeError:  # half of a surrogate pair: JSON can spell it, UTF-8 cannot
-        return Invalid(name, value, "an object with Unicode text only")
-
-
-_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
-_JSON_TYPES = {"object": dict, "array": list, "str": str, "int": int, "float": float, "bool": bool, "null": type(None)}
-_EXPECTED = {"object": "a mapping", "array": "a list", "str": "text", "bool": "true or false"}
-
-
-def _invalid(value: Any, message: str, name: str) -> Invalid:
-    """msgspec's message ("Expected `str`, got `int` - at `$.metadata.name`") with the field and value in it."""
-    reason, _, path = message.partition(" - at `$")
-    expected, got = re.search(r"Expected `([^`|]+?) ?[`|]", reason), re.search(r"got `([^`]*)`", reason)
-    json_type = _JSON_TYPES.get(got[1]) if got else None
-    field = ""
-    for step in _STEP.finditer(path.rstrip("`")):
-        if step[1]:
-            value, field = value[step[1]], f"{field}.{step[1]}"
-        elif step[2] != "...":
-            value, field = value[int(step[2])], f"{field}[{step[2]}]"
-        else:  # the value of a mapping: msgspec does not say of which key
-            key = next((key for key in value if type(value[key]) is json_type), None)
-            value, field = value.get(key), f'{field}["{key}"]'
-    field = field.removeprefix(".")
-    missing = re.search(r"missing required field `([^`]*)`", reason)
-    if missing:
-        return Invalid(f"{field}.{missing[1]}".removeprefix("."), None, "every Kubernetes object has it")
-    return Invalid(field or name, value, _EXPECTED.get(expected[1], reason) if expected else reason)
-
-
-class Names(NamedTuple):
-    """Who a Pod is."""
-
-    uid: str
-    namespace: str
-    name: str
-    owner: str | None
-
-
-def pod_names(pod: PodObject) -> Names:
-    """Who the Pod is; the same rules as for any JSON (pods.read_pod)."""
-    metadata = pod.metadata
-    namespace = metadata.namespace or "default"
-    name = metadata.name or metadata.generate_name
-    return Names(metadata.uid or f"{namespace}/{name}", namespace, name, _owner(metadata, namespace))
-
-
-def pod_view(pod: PodObject) -> Pod:
-    """The Pod as the dialects read it. CPU and memory are left to `with_requests`, as for any other."""
-    metadata, spec = pod.metadata, pod.spec
-    names = pod_names(pod)
-    return Pod(
-        uid=names.uid,
-        namespace=names.namespace,
-        name=names.name,
-        owner=names.owner,
-        labels=metadata.labels or {},
-        annotations=metadata.annotations or {},
-        misplaced={},
-        containers=tuple(_containers(spec)),
-        spec={**_amounts_of_the_pod(spec), **_users_of_the_pod(spec)},
-        problems=(),
-    )
-
-
-def _owner(metadata: Metadata, namespace: str) -> str | None:
-    for reference in metadata.owner_references or ():
-        if reference.controller:
-            return f"{reference.kind}/{namespace}/{reference.name}"
-    return None
-
-
-def _containers(spec: PodSpec) -> list[Container]:
-    found = []
-    for key, siblings in (("initContainers", spec.init_containers), ("containers", spec.containers)):
-        for index, container in enumerate(siblings or ()):
-            role = Role.MAIN
-            if key == "initContainers":
-                role = Role.SIDECAR if container.restart_policy == "Always" else Role.INIT
-            resources = container.resources or Resources()
-            limits, requests = resources.limits or {}, resources.requests or {}
-            path, user = f"spec.{key}[{index}]", container.run_as_user
-            found.append(Container(path, container.name, index, role, limits, requests, user))
-    return found
-
-
-def _users_of_the_pod(spec: PodSpec) -> dict[str, Any]:
-    """What `pods.user_of` reads of a Pod's spec beside its containers."""
-    if spec.security_context is None and spec.host_users is None:
-        return {}
-    return {"securityContext": {"runAsUser": spec.run_as_user}, "hostUsers": spec.host_users}
-
-
-def _amounts_of_the_pod(spec: PodSpec) -> dict[str, Any]:
-    """What `with_requests` reads of a Pod's spec beside its containers."""
-    if spec.resources is None and spec.overhead is None:
-        return {}
-    own = spec.resources or Resources()
-    return {"resources": {"limits": own.limits, "requests": own.requests}, "overhead": spec.overhead}
-
-
-def node_view(node: NodeObject) -> NodeView:
-    """The Node as the dialects read it."""
-    return NodeView(
-        name=node.metadata.name,
-        labels=node.metadata.labels or {},
-        annotations=node.metadata.annotations or {},
-        capacity=node.status.capacity or {},
-        allocatable=node.status.allocatable or {},
-        taints=tuple(node.spec.taints or ()),
-        problems=() if node.metadata.name else (Invalid("metadata.name", None, "a node needs a name"),),
-    )

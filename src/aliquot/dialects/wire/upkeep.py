@@ -21,7 +21,8 @@ from aliquot.dialects import dra, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.nodereading import parse_node, qgpu_bars_whole_cards
 from aliquot.dialects.pods import Json, list_at, mapping_at
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
-from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import may_label
 from aliquot.model.device import Card
 from aliquot.model.node import Node

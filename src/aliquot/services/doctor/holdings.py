@@ -9,7 +9,8 @@ from dataclasses import replace
 from aliquot import dialects
 from aliquot.dialects import QgpuRules, Rules, gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.wire.cdi import VENDOR
-from aliquot.dialects.wire.objects import PodObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.webhook.admission import reads_environment
 from aliquot.model.claim import Claim
 from aliquot.model.containers.edits import Spec

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from aliquot import dialects
 from aliquot.dialects import gpushare
-from aliquot.dialects.wire.objects import pod_names
+from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import Claim, Usage
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant

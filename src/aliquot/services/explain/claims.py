@@ -10,7 +10,9 @@ from aliquot.dialects.dra import LABEL
 from aliquot.dialects.dra.claims import AllocatedClaim, ClaimObject, parse_claim
 from aliquot.dialects.dra.pods import claim_names, waits_for_card
 from aliquot.dialects.kube.shapes import mapping, sequence
-from aliquot.dialects.wire.objects import PodObject, pod_names, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import AppClass
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node

@@ -8,7 +8,9 @@ from typing import Any
 
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.podgroups import GroupObject, api_of, group_key, membership
-from aliquot.dialects.wire.objects import PodObject, pod_names, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.group import Shortfall

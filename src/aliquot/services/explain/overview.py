@@ -16,7 +16,8 @@ from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
 from aliquot.services.explain.claims import why_without_card
-from aliquot.services.explain.snapshot import ClusterPod, Note, Snapshot, Verdict, take_snapshot
+from aliquot.services.explain.snapshot import ClusterPod, Snapshot, take_snapshot
+from aliquot.services.explain.verdicts import Note, Verdict
 from aliquot.wording.groups import waiting
 from aliquot.wording.refusals import held_back, one_sentence
 

@@ -21,18 +21,21 @@ from aliquot.dialects.kube.podfields import with_slips, wrong_metadata
 from aliquot.dialects.kube.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.pods import read_pod
-from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, pod_view, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.otherplugins import hand_out, read_slices, share_command
 from aliquot.dialects.wire.schedulerconfig import known_schedulers
+from aliquot.dialects.wire.views import pod_names, pod_view
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.group import Shortfall
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
 from aliquot.placement.board import Bools, Ints
 from aliquot.placement.demand import Demand, demand_of
-from aliquot.services.explain.claims import PodClaim, PodClaims
+from aliquot.services.explain.claims import PodClaims
 from aliquot.services.explain.groups import GroupMembers
 from aliquot.services.explain.residents import Residents
+from aliquot.services.explain.verdicts import Note, Preemption, Verdict
 from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
 from aliquot.services.scheduler.preemption.tenants import best_plan
 from aliquot.wording.preemption import Victim
@@ -42,49 +45,6 @@ Json = dict[str, Any]
 # The fields of a Pod's spec by which kube-scheduler picks nodes.
 _SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 _GATES = ("nodeName", "nodeSelector", "affinity", "tolerations")
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What had to be assumed or left out, and of what. Many may have the same text."""
-
-    about: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Preemption:
-    """Who would have to go for a Pod, what it would get then, and whether it may have them evicted."""
-
-    victims: tuple[Victim, ...]
-    grant: Grant
-    allowed: bool  # its preemptionPolicy is not Never
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of one Pod. Not ours: no claim, no grant, nothing broken."""
-
-    pod: str
-    claim: Claim | None = None
-    grant: Grant | None = None
-    broken: tuple[Invalid, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    remark: str | None = None
-    gates: tuple[str, ...] = ()  # its scheduling gates: kube-scheduler does not look at it while it has any
-    preemption: Preemption | None = None  # None: it has a place, or no eviction would help
-    group: Shortfall | None = None  # what its PodGroup lacks, where it waits for that
-    claims: tuple[PodClaim, ...] = ()  # of a Pod that asks by ResourceClaims: kube-scheduler decides
-
-    @property
-    def ours(self) -> bool:
-        """Whether the Pod speaks one of the dialects."""
-        return self.claim is not None or bool(self.broken)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether it has a place; None: it needs no shared card, and others decide."""
-        return self.grant is not None if self.ours else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from aliquot.dialects.wire.install.deployment import (
     identity,
 )
 from aliquot.dialects.wire.install.record import Record, previous_record, render_record, unpack
-from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import may_serve_nvidia_gpu
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
 from aliquot.services.install.otherplugins import taken_by_other

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.dialects import hami
-from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import (
     GROUP,
     SHARE,

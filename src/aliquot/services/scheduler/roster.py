@@ -9,7 +9,8 @@ from enum import Enum
 import numpy as np
 
 from aliquot.dialects.podgroups import KUBERNETES, GroupObject, group_key, membership, parse_group
-from aliquot.dialects.wire.objects import Names, PodObject
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.views import Names
 from aliquot.model.group import Group, Membership, Shortfall
 from aliquot.model.refusal import Invalid
 from aliquot.placement.board import Ints

@@ -11,7 +11,8 @@ import msgspec
 
 from aliquot.dialects import hami, native, t9k
 from aliquot.dialects.wire import schedulerconfig
-from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import may_serve_nvidia_gpu
 from aliquot.dialects.wire.upkeep import CONDITION, written_labels
 from aliquot.model.refusal import Invalid

@@ -9,8 +9,9 @@ from aliquot import dialects
 from aliquot.dialects import PodReader, Rules, kai, native
 from aliquot.dialects.registry import PodRequest
 from aliquot.dialects.rules import EVERY
-from aliquot.dialects.wire.objects import Names, PodObject, asks_for, pod_view
+from aliquot.dialects.wire.objects import PodObject, asks_for
 from aliquot.dialects.wire.ownpods import belongs_to_node
+from aliquot.dialects.wire.views import Names, pod_view
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer

@@ -23,7 +23,8 @@ import numpy as np
 
 from aliquot import dialects
 from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules
-from aliquot.dialects.wire.objects import ConfigMapObject, Names, NodeObject, PodObject, pod_names
+from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
+from aliquot.dialects.wire.views import Names, pod_names
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node

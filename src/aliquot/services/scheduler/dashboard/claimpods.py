@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from aliquot.dialects.dra import DIALECT
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.dialects.dra.requests import requested, requested_class
-from aliquot.dialects.wire.objects import PodObject, pod_names
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.node import Offer
 from aliquot.model.status.dashboard import FoundPod, Message, Pod, WaitingPod

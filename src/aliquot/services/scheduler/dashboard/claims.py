@@ -15,7 +15,8 @@ import numpy as np
 from aliquot.dialects.dra import DIALECT
 from aliquot.dialects.dra.claims import AllocatedClaim, ClaimObject, parse_claim
 from aliquot.dialects.dra.pods import claim_names, waits_for_card
-from aliquot.dialects.wire.objects import PodObject, pod_names
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
