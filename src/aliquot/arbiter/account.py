@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SPAN = 1.0  # seconds that a share is told for
+SPAN = 1.0  # seconds that a share is reported for
 
 
 def divide(busy: Mapping[str, float], front: Mapping[str, int], behind: Mapping[str, int]) -> dict[str, float]:
@@ -25,7 +25,7 @@ def divide(busy: Mapping[str, float], front: Mapping[str, int], behind: Mapping[
 
 
 def _fill(room: float, busy: Mapping[str, float], weights: Mapping[str, int]) -> dict[str, float]:
-    """Room by weight, nobody more than it had work for; what one leaves goes to the others."""
+    """Room by weight, none more than it had work for; what one leaves goes to the others."""
     open_: dict[str, float] = {name: min(1.0, busy.get(name, 0.0)) for name in weights}
     parts = dict.fromkeys(weights, 0.0)
     while open_ and room > 1e-9:

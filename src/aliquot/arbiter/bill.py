@@ -25,7 +25,7 @@ from aliquot.model.usage import (
 )
 
 HOUR = 3600
-MOST_NAMES = 200  # of one owner's tenants in an hour that are told apart: a row on each card, a line of the metrics
+MOST_NAMES = 200  # of one owner's tenants in an hour that are listed by name: a row on each card, a line of the metrics
 FORGET = 3600.0  # seconds after which the counters of a payer that is gone are no longer shown
 
 Key = tuple[str, Payer]  # card, payer

@@ -33,7 +33,7 @@ from aliquot.model.tenant import SharingRules, State
 
 SAMPLE = 0.01  # seconds between two readings of activity while it decides something
 DOZE = 0.1  # ... while it does not
-REST = 2.0  # ... while nobody is active: only in case a wake got lost
+REST = 2.0  # ... while no tenant is active: only in case a wake got lost
 
 _SELDOM = 0.05  # the weight of a turn that is likely to be wasted
 
@@ -296,7 +296,7 @@ class CardArbiter:
 
     def _fixed_delay(self, tenant: str) -> float | None:
         """None: it is learned. The latency that a tenant accepts says more than the node's delay, which is everybody's;
-        and a delay that somebody set for the node more than the tenant's own."""
+        and a delay that is set for the node more than the tenant's own."""
         member = self.roster.members.get(tenant)
         if member is not None and member.latency is not None:
             return None
@@ -391,7 +391,7 @@ class CardArbiter:
         else:
             classes = (AppClass.NORMAL, AppClass.OFFLINE)
             quotas = self.roster.quotas(context.tenant for kind in classes for context in self.roster.of_class(kind))
-        seldom = 1.0 if self.rules.isolation is Isolation.FIXED_SHARE else _SELDOM  # a window is nobody else's loss
+        seldom = 1.0 if self.rules.isolation is Isolation.FIXED_SHARE else _SELDOM  # a window takes nothing from others
         return {
             context.name: quotas[context.tenant] / processes[context.tenant] * (seldom if context.doubtful else 1.0)
             for context in working

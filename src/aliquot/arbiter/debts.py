@@ -44,7 +44,7 @@ class Debts:
         return tenant in self._paying
 
     def debtors(self) -> set[str]:
-        """Whoever owes anything."""
+        """The tenants that owe anything."""
         return set(self._owed)
 
     def step(self, quotas: Mapping[str, float], now: float) -> None:

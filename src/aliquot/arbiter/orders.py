@@ -36,7 +36,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Tell us at its next launch: it is idle now, and that it wakes will matter."""
+    """Have it report its next launch: it is idle now, and its wake will matter."""
 
     context: str
 

@@ -88,7 +88,7 @@ class Context:
 
     @property
     def active(self) -> bool:
-        """Whether it has work that may be stopped, as far as one can tell."""
+        """Whether it has work that may be stopped, as far as is known."""
         return not self.settling and self.has_work
 
     @property
@@ -125,7 +125,7 @@ class Roster:
             before, context.reading = context.reading, reading
             if before is not None and name in running and elapsed > 0:
                 context.ran(reading, elapsed)
-            # A wait that ended since the last time did so up to now: nobody is let in too early.
+            # A wait that ended since the last time did so up to now: none is let in too early.
             if reading.waiting or (before is not None and (before.waiting or before.launches != reading.launches)):
                 self.touch(name, now)
             elif name in running:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from aliquot.arbiter.roster import Context
 
-LONG = 1_000_000  # the one context that nobody of its rank contends with
+LONG = 1_000_000  # the one context that has no contender of its rank
 TINY = 1  # offline beside others: cut at once when anybody else has work. Never for two that are enabled.
 BRIEF = 400  # offline beside others that launches nothing: loading a program, say. It must get on beside a tiny one.
 FAIR = 12_000  # a context's stretch where all are equal
@@ -26,7 +26,7 @@ _LONGEST_ROUND = 200_000
 
 
 def lasting(microseconds: int | None) -> bool:
-    """Whether it may stay when nobody is there to change it: neither tiny, which stops other tiny ones, nor long."""
+    """Whether it may stay when no daemon is there to change it: neither tiny, which stops other tiny ones, nor long."""
     return microseconds is not None and SHORTEST <= microseconds <= LONGEST
 
 
@@ -54,8 +54,8 @@ def proportional(contexts: Iterable[Context], quotas: Mapping[str, float]) -> di
 def online(contexts: Iterable[Context], busy: Iterable[Context], *, cut: bool) -> dict[str, int]:
     """Online contexts compete freely. One alone is never cut; several take short turns.
 
-    Two with long slices would starve each other for a second, so length is given only to whom nobody contends with, and
-    only where it gains anything: `cut`, by offline work that is not held. Who is alone on the card loses nothing by
+    Two with long slices would starve each other for a second, so length is given only to a context without contenders,
+    and only where it gains anything: `cut`, by offline work that is not held. Who is alone on the card loses nothing by
     short slices.
     """
     every, rivals = list(contexts), [context.name for context in busy]

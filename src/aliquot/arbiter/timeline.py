@@ -1,8 +1,8 @@
 """Who held a card in the last minute, in steps of a tenth of a second: what a dashboard draws.
 
 The card's loop only appends records to a queue of bounded length; they are folded here, in another thread, now and
-then. Time is the loop's own clock. A bucket is named by its number since that clock's zero, so that what was told twice
-is told alike.
+then. Time is the loop's own clock. A bucket is named by its number since that clock's zero, so that what is sent twice
+is the same both times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PER_SECOND = 10
 STEP = 1 / _PER_SECOND  # seconds
 BUCKETS = 600  # kept
 MOST_RECORDS = 4096  # between two foldings: ten a second while nothing is to be decided, a hundred while something is
-_LAG = 3  # buckets that may still change: a stretch is told when it is over
+_LAG = 3  # buckets that may still change: a stretch is recorded when it is over
 _MOST_MARKS = 256
 
 
@@ -87,7 +87,7 @@ class Timeline:
                     self._marks.append(record)
                 case (began, ended, parts, held):
                     self._fold(max(began, ended - STEP * BUCKETS), ended, parts, held)
-        if len(self._buckets) > BUCKETS:  # also while nobody looks
+        if len(self._buckets) > BUCKETS:  # also while no viewer asks
             self._forget(max(self._buckets) - BUCKETS)
 
     def keep(self, tenants: Set[str]) -> None:
@@ -96,7 +96,7 @@ class Timeline:
             del self._contexts[context]
 
     def drawn(self) -> set[str]:
-        """Whoever is still to be seen on it."""
+        """The tenants that are still to be seen on it."""
         seen = {tenant for cell in self._buckets.values() for tenant in cell}
         marked = {tenant for mark in self._marks for tenant in (mark.by, *mark.of) if tenant is not None}
         return seen | marked | {came.tenant for came in self._contexts.values()}

@@ -2,8 +2,8 @@
 
 Rotation: offline contexts beside online ones, and ordinary ones that share with them. Two contending tiny slices make
 no progress, so exactly one is enabled; by weight, and no turn is wasted on one that is idle.
-Windows: fixed-share. Each tenant runs only in its own part of a period, whatever the others do; what a window overran
-or fell short is carried to the next, so that the mean is right although a pause takes its time.
+Windows: fixed-share. Each tenant runs only in its own part of a period, independent of the others; what a window
+overran or fell short is carried to the next, so that the mean is right although a pause takes its time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Rotation:
     turn: str | None = None
     until: float = FOREVER
     _had: dict[str, float] = field(default_factory=dict)  # time had, over weight
-    _since: float | None = None  # None: nobody runs
+    _since: float | None = None  # None: no tenant runs
 
     def step(self, weights: Mapping[str, float], now: float) -> str | None:
         """Whose turn it is, among these that have work."""
         self._charge(weights, now)
         self._since = now
         least = min((self._had[name] for name in weights if name in self._had), default=0.0)
-        # Whoever comes back has no claim on the time it was away.
+        # A tenant that comes back has no claim on the time it was away.
         self._had = {name: max(least, self._had.get(name, least)) for name in weights}
         if self.turn not in weights or now >= self.until:
             self.turn = self.least(weights)
@@ -45,8 +45,8 @@ class Rotation:
         return min(names, key=lambda name: (self._had.get(name, 0.0), name), default=None)
 
     def hold(self, weights: Mapping[str, float], now: float) -> None:
-        """Nobody runs for now. Afterwards the one with the least is next: a turn that was kept would be renewed by each
-        hold, and holds may come more often than turns end."""
+        """No tenant runs for now. Afterwards the one with the least is next: a turn that was kept would be renewed by
+        each hold, and holds may come more often than turns end."""
         self._charge(weights, now)
         self.turn, self._since, self.until = None, None, FOREVER
 
@@ -57,7 +57,7 @@ class Rotation:
 
 @dataclass(slots=True)
 class Windows:
-    """Quotas of a period. Only those with work take part; the rest of the period nobody runs."""
+    """Quotas of a period. Only those with work take part; in the rest of the period none runs."""
 
     period: float = 0.1
     shortest: float = 0.0005  # a window that is not worth two RM calls
@@ -76,7 +76,7 @@ class Windows:
         if not self._left:
             self._began = now
         ahead = max(0.0, self._began + self.period - now)
-        # Whoever joins gets its part of what is left of the period.
+        # A tenant that joins gets its part of what is left of the period.
         self._left = {name: self._left.get(name, quota * min(ahead, self.period)) for name, quota in quotas.items()}
         if not self._next() and now >= self._began + self.period - self.shortest:
             self._renew(quotas, now)
@@ -104,12 +104,12 @@ class Windows:
             self._since = max(self._since, began)
 
     def refund(self, seconds: float) -> None:
-        """Somebody who could not be stopped had so much of the window."""
+        """A tenant that could not be stopped had so much of the window."""
         if self.turn in self._left:
             self._left[self.turn] += seconds
 
     def hold(self, now: float) -> None:
-        """Nobody runs for now, for another reason than quotas: the time is nobody's."""
+        """No tenant runs for now, for another reason than quotas: the time counts for none."""
         if self.turn in self._left:
             self._left[self.turn] -= max(0.0, now - self._since)
         self.turn, self._since, self.until = None, now, FOREVER

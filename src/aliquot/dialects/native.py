@@ -56,7 +56,7 @@ ANNOTATIONS = (GRANT, CARD_MODELS, TOGETHER)
 MARKS = (CARD_MODELS, TOGETHER)  # part of what a Pod requests
 MIX_LABEL = "aliquot.dev/mix-qgpu-and-whole-cards"  # on a Node, by its owner: whole cards beside qGPU
 
-UNREADABLE = "unreadable"  # instead of a dialect: claims that only their grants tell
+UNREADABLE = "unreadable"  # instead of a dialect: claims that are known only by their grants
 
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _VERSION = 1
@@ -133,7 +133,7 @@ def _decode(value: object, field: str, form: type[_Wire]) -> _Wire | Invalid:
 
 
 def _version(value: str) -> int | None:
-    """The version field, whatever the other fields."""
+    """The version field alone."""
     try:
         return msgspec.json.decode(value, type=_Versioned).v
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -371,7 +371,7 @@ def _most_memory(asked: Slice, largest: int | None) -> int | None:
 
 
 def _share(wire: _Share, today: dict[str, int]) -> Share:
-    """The UUID identifies the card, whatever its index was. A missing card keeps its index, so that it still counts."""
+    """The UUID identifies the card; its index may change. A missing card keeps its index, so that it still counts."""
     return Share(
         card=today.get(wire.uuid, wire.index),
         memory_mib=wire.memory_mib,

@@ -200,5 +200,5 @@ def _unlike(nodes: Iterable[NodeObject]) -> Iterable[NodeObject]:
 
 
 def guess_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit:
-    """The same, GiB where none of them tells."""
+    """The same, GiB where none of them says."""
     return advertised_gpushare_unit(nodes) or MemoryUnit.GIB

@@ -1,4 +1,4 @@
-"""What every Node tells Kubernetes, and which cards that makes where the node has no inventory of ours.
+"""What every Node reports to Kubernetes, and its cards by that where it has no inventory of ours.
 
 Several dialects may advertise one node at once; they mean the same cards.
 """

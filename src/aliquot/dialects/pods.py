@@ -1,4 +1,4 @@
-"""What every Pod says to Kubernetes, whatever the dialect: its names, its containers, what they ask for.
+"""What every Pod says to Kubernetes, in any dialect: its names, its containers, what they ask for.
 
 Reading never raises. Wrong shapes become `Pod.problems`; they count only if the Pod turns out to be ours, because a Pod
 that is not ours is not ours to judge.
@@ -372,7 +372,7 @@ def _requested(container: Container, resource: str, scale: int, problems: list[I
 
 
 def _at_once(parts: Iterable[tuple[Role, int]]) -> int:
-    """The model's rule for cards, used for CPU and bytes: Usage adds up any number, whatever its field is called."""
+    """The model's rule for cards, used for CPU and bytes: Usage adds up the numbers in any of its fields."""
     return peak((role, Usage(memory_mib=amount)) for role, amount in parts).memory_mib
 
 

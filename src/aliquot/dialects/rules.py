@@ -26,12 +26,12 @@ class Rules:
     gpushare_unit: MemoryUnit = MemoryUnit.GIB
     served: frozenset[str] = frozenset(DIALECTS)
     own_account: str | None = None
-    one_user: bool = False  # on one machine: a Pod's processes are its submitter's, whatever its securityContext says
+    one_user: bool = False  # on one machine: a Pod's processes are its submitter's; its securityContext does not count
     counted: bool = False  # whether a node of the cluster counts gpu-mem without devices: Pods then need a place
 
     @property
     def whole(self) -> Rules:
-        """The same with all dialects: a Pod on a card counts in whatever dialect it requested the card. Those on
+        """The same with all dialects: a Pod on a card counts in every dialect. Those on
         request are others' where they are not served."""
         return self if self.served >= frozenset(DIALECTS) else replace(self, served=self.served | frozenset(DIALECTS))
 

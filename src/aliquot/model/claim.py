@@ -1,4 +1,4 @@
-"""What a Pod asks for, whatever dialect it was written in."""
+"""What a Pod asks for, in any dialect."""
 
 from __future__ import annotations
 

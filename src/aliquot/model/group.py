@@ -8,7 +8,7 @@ from aliquot.model.value import value
 
 @value
 class Group:
-    """A PodGroup of whatever API. Members count once they have a node, or have ended well."""
+    """A PodGroup of any API. Members count once they have a node, or have ended well."""
 
     key: str  # API group/namespace/name
     needed: int  # members that must have a place before any gets a card

@@ -54,7 +54,7 @@ class Order(StrEnum):
 
 @value
 class Node:
-    """`cpu_milli` and `memory_mib` are None where nobody said: then they limit nothing."""
+    """`cpu_milli` and `memory_mib` are None where they are unknown: then they limit nothing."""
 
     name: str
     cards: tuple[Card, ...] = ()

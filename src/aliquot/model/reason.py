@@ -31,7 +31,7 @@ class Reason(StrEnum):
     HOST_MEMORY = "host-memory"  # MiB
     INVALID = "invalid-node"  # the node breaks a rule of its dialect; `had` is the sentence
     UNKNOWN_NODE = "unknown-node"  # the scheduler has not seen the node yet
-    INVALID_POD = "invalid-pod"  # the Pod breaks a rule of its dialect, on whatever node
+    INVALID_POD = "invalid-pod"  # the Pod breaks a rule of its dialect, on every node
     GROUP = "group"  # members of its PodGroup that have a place, or would have one, of those needed
     # said by Kubernetes itself, not by us
     UNSCHEDULABLE = "unschedulable"

@@ -109,7 +109,7 @@ def allotments_of(shares: tuple[Share, ...]) -> tuple[Allotment, ...]:
 
 def group_tenant(members: Iterable[Tenancy]) -> Tenant:
     """What has the time of a group's members, at least one: on each card the sum of their quotas, and no memory of its
-    own. Members that asked for no quota add none; the group has none if nobody asked for one."""
+    own. Members that asked for no quota add none; the group has none if no member asked for one."""
     first, *_ = everybody = [member.tenant for member in members]
     quotas: dict[str, int | None] = {}
     for allotment in (allotment for member in everybody for allotment in member.allotments):

@@ -36,11 +36,11 @@ class Payer(NamedTuple):
     user: int | None = None
 
 
-OTHERS = "(others)"  # stands for the names of a user's or namespace's tenants that are not told apart
+OTHERS = "(others)"  # stands for the names of a user's or namespace's tenants that share one row
 
 
 def owner_of(payer: Payer) -> int | str:
-    """Whose tenant it is: a user's, whatever namespaces they made up, or where there are no users a namespace's."""
+    """Whose tenant it is: a user's, in any namespace, or where there are no users a namespace's."""
     return payer.namespace if payer.user is None else payer.user
 
 

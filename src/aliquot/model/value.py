@@ -1,4 +1,4 @@
-"""`@value`: a dataclass that nobody changes, for what is made a hundred thousand times.
+"""`@value`: an immutable dataclass, for values that are made a hundred thousand times.
 
 To a type checker it is frozen. At run time it is not: a frozen dataclass sets every field by a call of its own, and the
 scheduler makes ten such objects for every Pod it reads.

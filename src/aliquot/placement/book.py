@@ -85,7 +85,7 @@ class Ledger:
         return self._enter(Booking(claim.uid, grant.node, occupant, deadline))
 
     def confirm(self, uid: str, node: str, occupant: Occupant) -> Booking:
-        """The API server has the Pod there; replaces whatever was booked for it."""
+        """The API server has the Pod there; replaces what was booked for it."""
         present = self._bookings.get(uid)
         booking = Booking(uid, node, occupant)
         if present is not None and present.node == node and present.occupant == occupant:
@@ -109,7 +109,7 @@ class Ledger:
         return True
 
     def still_fits(self, booking: Booking, claim: Claim) -> bool:
-        """Whether the claim's cards are still good and in nobody's way, with this booking of it among the others."""
+        """Whether the claim's cards are still good, and this booking of them fits beside the others."""
         board = self.board
         row = board.row_of.get(booking.node)
         if row is None or not board.present[row] or board.room_cpu[row] < 0 or board.room_host[row] < 0:

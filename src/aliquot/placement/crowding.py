@@ -34,7 +34,7 @@ def crowded(
     largest = dict[str, int]()
     for share in parked:
         used[share.uuid] = used.get(share.uuid, Usage()) + share.usage()
-        if share.exclusive:  # shared with nobody
+        if share.exclusive:  # not shared
             fixed[share.uuid] = fixed.get(share.uuid, 0) + share.memory_mib
         else:
             fixed[share.uuid] = fixed.get(share.uuid, 0) + min(share.memory_mib, CONTEXT_MIB)

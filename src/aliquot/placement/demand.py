@@ -45,9 +45,9 @@ class Demand:
     preference: Preference | None
     cpu_milli: int
     memory_mib: int
-    parkable: bool = False  # and not of whole cards, which are shared with nobody
+    parkable: bool = False  # and not of whole cards, which are not shared
     together: bool = False  # a group's member: the node must run groups
-    at_once: Usage = _NONE  # of an inexact demand: what all parts use at once, on whatever cards
+    at_once: Usage = _NONE  # of an inexact demand: what all parts use at once, on any cards
 
     @property
     def exact(self) -> bool:

@@ -40,7 +40,7 @@ class Facts(NamedTuple):
 NEVER = "never"  # even an empty card or node would not do
 OWN = "own"  # the Pod itself wants the card or the node to itself; otherwise another Pod has it
 ONE = "one"  # one card was wanted
-UNKNOWN = "unknown"  # nothing tells the detail
+UNKNOWN = "unknown"  # the detail is not known
 
 _TABLE: dict[tuple[Reason, str], Words] = {
     (Reason.MEMORY, ""): Words(

@@ -1,4 +1,4 @@
-"""The kernel of `aliquot burn`, as PTX that the driver compiles for whatever card is there (sm_70 and later).
+"""The kernel of `aliquot burn`, as PTX that the driver compiles for the card that is there (sm_70 and later).
 
     burn(u64 iterations, u64 out)
 
@@ -11,13 +11,13 @@ the share of the card. With `out` = 0 nothing is stored. Else it is the device a
     out[1]  = %globaltimer (ns) at the start of thread 0 of block 0
     out[2]  = %globaltimer when its work was done
 
-The stand-in GPU plays the same contract: iterations / 1000 microseconds of the card, whatever the grid.
+The stand-in GPU plays the same contract: iterations / 1000 microseconds of the card, for any grid.
 
     burn_traced(u64 iterations, u64 out, u64 stops, u64 capacity)
 
 The same, and thread 0 looks at the clock all the while: where it jumps by more than 20 us the card was taken away in
-mid-kernel. stops[0] counts such stops, stops[1] = 1 says that somebody looked, and the pairs (from, to) of the first
-`capacity` stops follow, in ns. For drawing who held the card. The stand-in plays it as `burn`, and nobody looks.
+mid-kernel. stops[0] counts such stops, stops[1] = 1 says that a reader looked, and the pairs (from, to) of the first
+`capacity` stops follow, in ns. For drawing who held the card. The stand-in plays it as `burn`, and no reader looks.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ COMPARE:
 """
 
 
-# `sink` keeps the compiler from dropping work that nobody reads.
+# `sink` keeps the compiler from dropping work whose result is not read.
 PTX = (
     ".version 6.4\n.target sm_70\n.address_size 64\n\n.global .align 8 .u64 sink;\n"
     + _entry("burn", "", "", _BURN)

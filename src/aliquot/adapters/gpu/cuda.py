@@ -1,6 +1,6 @@
 """NVIDIA's driver API through ctypes: the few calls that the sample workload needs, and nothing to install for them.
 
-`libcuda.so.1` is the card's own driver, or the stand-in of a simulated node: whatever the loader finds under that name.
+`libcuda.so.1` is the card's own driver, or the stand-in of a simulated node: what the loader finds under that name.
 A call costs some 2 us from Python, so that what is launched again and again is prepared once (`Card.launcher`).
 """
 

@@ -252,13 +252,13 @@ def _note(folder: Path, user: int, pid: int | None, started: int | None, preload
 
 
 def _make(user: int, folders: Sequence[Path]) -> None:
-    """The folders for pipes, logs and shared memory, the owner's own: nobody else may connect. Raises OSError, also for
-    a link."""
+    """The folders for pipes, logs and shared memory, the owner's own: no other user may connect. Raises OSError, also
+    for a link."""
     for made in folders:
         with contextlib.suppress(FileExistsError):
             made.mkdir(mode=0o700)
         opened = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:  # not by its path: the folder's owner may have put a file of somebody else there meanwhile
+        try:  # not by its path: the folder's owner may have put another user's file there meanwhile
             if os.geteuid() == 0:
                 os.fchown(opened, user, -1)
         finally:

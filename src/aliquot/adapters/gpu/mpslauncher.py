@@ -6,7 +6,7 @@ The control must outlive the agent's container, and its server shares /dev/shm w
 leaves the agent's cgroup, which the container runtime ends with the container; with ENTER=host it sees the host's
 files, where the driver is; and it has a mount namespace of its own, with the folder SHM at /dev/shm. Then it becomes
 USER, which is not root, in no group of the node, and is no better protected from the kernel when memory is short than
-its members. An error is an exit status of FAILED plus the error's number: nobody reads what it writes.
+its members. An error is an exit status of FAILED plus the error's number: its output is not read.
 """
 
 from __future__ import annotations

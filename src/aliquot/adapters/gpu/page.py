@@ -269,8 +269,8 @@ class Page:
     def sweep(self, *, slots: int = SLOTS) -> list[int]:
         """Clear the slots of dead processes among the first so many; returns the slots of living ones.
 
-        A living process holds the lock of its byte. If we get the lock, the process is dead, and nobody takes the slot
-        while we hold it.
+        A living process holds the lock of its byte. If we get the lock, the process is dead, and no other takes the
+        slot while we hold it.
         """
         living = []
         for slot in _taken(self._read(_SLOT_AT, slots * _SLOT_SIZE)):

@@ -136,7 +136,7 @@ def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1, node: str |
         with open_private(str(written), os.O_TRUNC) as file:
             file.write(json.dumps(found._asdict()).encode())
         written.rename(home.player)
-    except OSError as error:  # nobody would find it again
+    except OSError as error:  # it could not be found again
         process.kill()
         process.wait()
         raise PlayerError(f"{home.player}: {error.strerror}") from error

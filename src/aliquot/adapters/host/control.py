@@ -28,7 +28,7 @@ _OVERFLOW_UID = "/proc/sys/kernel/overflowuid"  # in a user namespace, whom it h
 
 
 class NoDaemonError(Exception):
-    """Nobody listens."""
+    """No daemon listens."""
 
 
 class ControlError(Exception):
@@ -61,7 +61,7 @@ class Connection:
             self._socket.close()
             if isinstance(error, BlockingIOError):
                 raise ControlError(f"{path}: too many others connect to the daemon now: try again later") from error
-            if error.errno is None:  # the path is too long: nobody can listen there
+            if error.errno is None:  # the path is too long: no daemon can listen there
                 raise NoDaemonError(path) from error
             raise ControlError(f"{path}: {error.strerror}") from error
         user = _user_of(self._socket)
@@ -148,7 +148,7 @@ def _may_trust(user: int, path: str, *, obeys: bool) -> bool:
 
 def _is_unmapped_root(user: int, path: str) -> bool:
     """Whether it is the system's daemon, seen from a user namespace: its user has no number there. Only root makes the
-    folder; whoever could write to it could listen there."""
+    folder; a process that can write to it could listen there."""
     folder = os.path.dirname(path)
     if folder != SYSTEM_RUN:
         return False

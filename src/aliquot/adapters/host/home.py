@@ -12,10 +12,10 @@ SYSTEM_STATE = "/var/lib/aliquot"
 RUN_IN_PLUGINS = "aliquot/run"
 STATE_IN_PLUGINS = "aliquot/state"
 POOLS = "/dev/shm"  # noqa: S108 - a tmpfs: pools of parked memory outlive the mover, and not a reboot
-TENANT_VARIABLE = "ALIQUOT_TENANT"  # tells a process the folder of its tenant
+TENANT_VARIABLE = "ALIQUOT_TENANT"  # names the folder of a process's tenant
 NAME_VARIABLE = "ALIQUOT_NAME"  # and the tenant's name
 SIM_VARIABLE = "ALIQUOT_SIMGPU"  # names the player's socket to the stand-ins
-OF_A_TENANT = (TENANT_VARIABLE, NAME_VARIABLE, SIM_VARIABLE)  # what nobody else's process may inherit
+OF_A_TENANT = (TENANT_VARIABLE, NAME_VARIABLE, SIM_VARIABLE)  # what processes of others may not inherit
 
 _SUN_PATH = 107  # bytes of a unix socket's name, without the NUL
 _ID = 10  # characters of a tenant's id

@@ -21,7 +21,7 @@ SO_PEERPIDFD = 77  # not in Python yet
 
 
 class Peer(NamedTuple):
-    """`started` None: it has ended, or is not visible here; then the pid is nobody's."""
+    """`started` None: it has ended, or is not visible here; then the pid means nothing."""
 
     pid: int
     uid: int

@@ -64,7 +64,7 @@ def uid_of(pid: int) -> int | None:
 
 
 def may_signal(user: int, pid: int) -> bool:
-    """Whether the kernel lets that user signal it: by its real or saved user, which a server that acts for somebody
+    """Whether the kernel lets that user signal it: by its real or saved user, which a server that acts for another user
     (seteuid) keeps. False if it is gone."""
     users = _users_of(pid)
     return bool(users) and (user == 0 or user in (users[0], users[2]))

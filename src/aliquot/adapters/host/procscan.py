@@ -159,7 +159,7 @@ class _Scanning:
                 owner = os.stat(f"{self._proc}/{entry}").st_uid
             except OSError:
                 continue
-            if owner == 0:  # a process that is not dumpable looks like root's, whoever it belongs to
+            if owner == 0:  # a process that is not dumpable looks like root's, for any owner
                 owner = uid_of(int(entry)) or 0
             if self._uids is None or owner in self._uids:
                 yield entry, owner

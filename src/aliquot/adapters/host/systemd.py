@@ -32,7 +32,7 @@ def systemctl(words: Sequence[str], *, user: bool) -> tuple[int, str]:
 
 
 def notify_ready() -> None:
-    """Tell the systemd that started this process, if one did (sd_notify(3))."""
+    """Notify the systemd that started this process, if one did (sd_notify(3))."""
     path = os.environ.pop("NOTIFY_SOCKET", "")
     if path:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:

@@ -36,7 +36,7 @@ _GRACE = 1.0  # seconds for the kubelet to read the last list; then it hangs up 
 
 
 class Refused(Exception):
-    """The container may not start. The text tells its user why."""
+    """The container may not start. The text says why."""
 
 
 class Device(Protocol):

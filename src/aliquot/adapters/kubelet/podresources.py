@@ -96,7 +96,7 @@ class PodResources:
 
 
 def _retrieve_exception(task: asyncio.Task[list[Holder]]) -> None:
-    """When every caller was cancelled, nobody awaits the task: avoid asyncio's warning about that."""
+    """When every caller was cancelled, the task is not awaited: avoid asyncio's warning about that."""
     if not task.cancelled():
         task.exception()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-SKEW = 300.0  # seconds: how far the clock of whoever checks may be behind ours
+SKEW = 300.0  # seconds: how far the checker's clock may be behind ours
 _END = b"-----END CERTIFICATE-----"
 
 

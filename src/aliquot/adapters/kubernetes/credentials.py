@@ -29,7 +29,7 @@ class ExecPlugin:
     api_version: str = _VERSIONS[0]
     env: Mapping[str, str] = field(default_factory=dict)
     install_hint: str = ""
-    cluster: Mapping[str, Any] | None = None  # what it is told of the cluster, with provideClusterInfo
+    cluster: Mapping[str, Any] | None = None  # what it learns of the cluster, with provideClusterInfo
 
     def token(self) -> str:
         """Run it. Raises KubeConfigError."""

@@ -63,7 +63,7 @@ _SAID = (
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """kubectl, and the flags that tell it which cluster is meant and who asks."""
+    """kubectl, and the flags that name the cluster and the user."""
 
     flags: tuple[str, ...] = ()
 

@@ -219,7 +219,7 @@ class Reflector(Generic[T]):
         await done
 
     def observe(self, item: T) -> None:
-        """Somebody else read this from the API server. Reported unless the watch brought a later state, or its end."""
+        """Another client read this from the API server. Reported unless the watch brought a later state, or its end."""
         key, version = key_of(item), item.metadata.resource_version
         if _newer(version, self._seen.get(key, self._version)):
             self._seen[key] = version

@@ -19,7 +19,7 @@ from aliquot.model.device import Card
 
 __all__ = ["PodStore", "StoreError"]
 
-_APPLICATION = 0x416C7150  # "AlqP": tells it from the state of a machine's daemon, whose file has the same name
+_APPLICATION = 0x416C7150  # "AlqP": distinguishes it from the state of a machine's daemon, whose file has the same name
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BOOT = "boot"  # the setting with the boot id that the cards belong to
 

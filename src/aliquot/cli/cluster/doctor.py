@@ -214,7 +214,7 @@ class _Cluster:
         return found
 
     def authority(self) -> str | None:
-        """The certificate that signs the webhook's; Secrets are seldom readable, and the trials tell as much."""
+        """The certificate that signs the webhook's; Secrets are seldom readable, and the trials show as much."""
         from aliquot.dialects.wire.webhook.configuration import CA_CERTIFICATES, SECRET, secrets_path
 
         try:
@@ -365,7 +365,7 @@ def _node_objects(
     return None, [], [Finding("api", Level.UNKNOWN, (f"Node {name}",), what, fix)]
 
 
-# --- telling -------------------------------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------------------------
 
 
 def lines_of(findings: list[Finding]) -> Iterator[str]:

@@ -34,7 +34,7 @@ Json = dict[str, Any]
     help="wide: one line per node, with its cards, however many nodes there are",
 )
 @click.option("--pending", is_flag=True, help="Show only the Pods that wait, each with its reason")
-@click.option("-n", "--namespace", hidden=True, expose_value=False)  # cards are nobody's in particular
+@click.option("-n", "--namespace", hidden=True, expose_value=False)  # cards belong to no namespace
 @kubectl_options
 def aliquot(node: str | None, detail: bool, output: str, pending: bool, kubectl: Kubectl) -> None:
     """Show the cluster's GPUs: what nodes offer and hold, which Pods are on them, and which wait and why.

@@ -76,7 +76,7 @@ class SharedNode:
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print it"
 )
-@click.option("-n", "--namespace", hidden=True, expose_value=False)  # cards are nobody's in particular
+@click.option("-n", "--namespace", hidden=True, expose_value=False)  # cards belong to no namespace
 @kubectl_options
 def inspect(node: str | None, details: bool, output: str, kubectl: Kubectl) -> None:
     """Show how much GPU memory is allocated on the nodes that share it, or on NODE alone."""
@@ -226,7 +226,7 @@ def _count(
 
 
 def _asked(claim: Claim, shared: SharedNode, unit: int) -> int:
-    """What a Pod holds of the node when nothing tells on which cards."""
+    """What a Pod holds of the node when its cards are not known."""
     from aliquot.model.claim import Usage, peak
 
     size = max(shared.cards, default=0) * unit

@@ -104,7 +104,7 @@ def probe(index: int, seconds: float, simulate: str | None, output: str) -> None
 
 def _own_folder() -> str:
     """The folder that this process made before it re-executed itself, or a new one. Its path is short: it has sockets.
-    Everything in it is ended and removed later, so it is never one that somebody else could have made."""
+    Everything in it is ended and removed later, so it is never one that another user could have made."""
     pid, _, folder = os.environ.pop(_FOLDER, "").partition(" ")
     prefix = f"/tmp/aliquot-probe-{os.getpid()}-"  # noqa: S108 - only the beginning of the name
     if pid == str(os.getpid()) and folder.startswith(prefix) and "/" not in folder.removeprefix(prefix):

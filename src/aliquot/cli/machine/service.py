@@ -45,7 +45,7 @@ TasksMax=infinity
 [Install]
 WantedBy={target}
 """
-# Whatever is set here holds for Pods too, which are processes of their users. So nothing that hides files or devices:
+# What is set here holds for Pods too, which are processes of their users. So nothing that hides files or devices:
 # ProtectClock, for example, allows no device but clocks.
 _HARDENING = """\
 LockPersonality=yes

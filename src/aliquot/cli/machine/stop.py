@@ -49,7 +49,7 @@ def stop(names: Sequence[str], everything: bool, timeout: float) -> None:
 
 
 def _stop_all(timeout: float) -> int:
-    """The exit code. Those that wait first: nobody starts while the others end."""
+    """The exit code. Those that wait first, so that none starts while the others end."""
     status = read_status()
     waiting, running = _runs_of(status, os.geteuid())
     if not waiting and not running:
@@ -66,7 +66,7 @@ def _runs_of(status: Status, uid: int) -> tuple[list[str], list[str]]:
 
 
 def _check_sudo(status: Status) -> None:
-    """Raises InputError: whoever calls `sudo aliquot stop --all` may mean their own runs, not root's."""
+    """Raises InputError: the user of `sudo aliquot stop --all` may mean their own runs, not root's."""
     caller = os.environ.get("SUDO_UID", "")
     if os.geteuid() or not caller.isdecimal() or int(caller) == 0:
         return

@@ -25,7 +25,7 @@ _RUN_HERE = f"{', '.join(kind.name for kind in APPLIED[:-1])} or {APPLIED[-1].na
 _ANSWER = 600.0  # seconds; a replaced Pod ends first, which may take its grace period
 
 # Variables that a local process needs. The rest of the caller's environment is not passed on: Kubernetes would not
-# either, and secrets that nobody wrote into the manifest must not be stored with a Pod.
+# either, and secrets that are not in the manifest must not be stored with a Pod.
 PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR",
     "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_HOME",

@@ -87,7 +87,7 @@ def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connect
                 return StartError(_last_line(home, log_start), process.returncode)
             time.sleep(_STEP)
             continue
-        process.returncode = process.returncode or 0  # it outlives this process: nobody waits for it
+        process.returncode = process.returncode or 0  # it outlives this process, which does not wait for it
         return connection
     return StartError(f"the daemon did not answer within {_PATIENCE:.0f} s; see {home.daemon_log}")
 

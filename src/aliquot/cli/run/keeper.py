@@ -15,7 +15,7 @@ def main(child: int, pipe: int) -> None:
     """Returns when the run has ended."""
     with open(pipe, "rb") as file:
         folder = os.fsdecode(file.read())  # empty: the run was refused
-    # The daemon reads the status of a process that nobody has waited for. So the file is there before we do that.
+    # The daemon reads the status of a process that was not waited for yet. So the file is there before we wait.
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     if ended is None or not folder:
         return

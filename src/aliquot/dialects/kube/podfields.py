@@ -35,7 +35,7 @@ OBJECT_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 OBJECT_NAME_ALLOWED = "at most 253 lower-case letters, digits, - and ., for example web-1"
 _RESOURCES = frozenset({"claims", "limits", "requests"})
 _MOST = 10  # that are noted of one Pod
-_LONGEST = 80  # characters of a word that nobody knows
+_LONGEST = 80  # characters of an unknown word
 
 
 def unknown_fields(spec: Mapping[str, Any], path: str = "spec") -> list[str]:
@@ -56,7 +56,7 @@ def unknown_fields_of(manifest: object) -> list[str]:
 
 
 def wrong_metadata(pod: object) -> list[Invalid]:
-    """What the API server would say about the names, labels and annotations of a Pod that somebody wrote."""
+    """What the API server would say about the names, labels and annotations of a Pod's manifest."""
     metadata = mapping(mapping(pod).get("metadata"))
     name = metadata.get("name")
     # The names of a workload's Pods are made here, in another way than its controller's.

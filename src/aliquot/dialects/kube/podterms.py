@@ -17,7 +17,7 @@ from aliquot.dialects.pods import Json, Pod, total_request
 _COUNTED_ELSEWHERE = frozenset(
     {"cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.PARTS, native.PLACE}
 )
-_NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # the one label of a namespace that its name tells
+_NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # the one label of a namespace that follows from its name
 _EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # of a host port without hostIP
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 

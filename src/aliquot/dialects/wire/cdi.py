@@ -5,7 +5,7 @@
 
 A comment names the Pod that owns the file. CDI has annotations for this only from 0.6.0 on. The library in containerd
 1.7.0 knows 0.5.0, refuses unknown fields, and then may refuse the other files, too. Every version of it reads the files
-as YAML, whatever their name; JSON under a comment is YAML, hence `.yaml`.
+as YAML, under any name; JSON under a comment is YAML, hence `.yaml`.
 
 Our edits are those of the device. The driver's edits are copied from NVIDIA's own file into the edits of the whole
 file: runtimes apply these first, so ours win where both set the same.

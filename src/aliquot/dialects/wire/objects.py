@@ -222,7 +222,7 @@ class NodeSpec(msgspec.Struct, gc=False):
 
 
 class NodeInfo(msgspec.Struct, rename="camel", gc=False):
-    """What the kubelet tells of itself."""
+    """What the kubelet reports of itself."""
 
     container_runtime_version: str = ""
     kubelet_version: str = ""

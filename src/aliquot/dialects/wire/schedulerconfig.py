@@ -20,7 +20,7 @@ from aliquot.model.refusal import Invalid
 
 API_GROUP = "kubescheduler.config.k8s.io"
 SCHEDULER_NAME = "aliquot-scheduler"
-SERVER_NAME = "aliquot-scheduler"  # in the certificate of the extender, whatever its address
+SERVER_NAME = "aliquot-scheduler"  # in the certificate of the extender, for all its addresses
 T9K_SCHEDULER_NAME = "t9k-scheduler"
 DEFAULT_SCHEDULER_NAME = "default-scheduler"
 _OWN_NAMES = {

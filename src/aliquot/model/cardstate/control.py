@@ -22,8 +22,8 @@ class ControlReason(StrEnum):
     NO_CUDA = "no_cuda"  # our own program finds no libcuda, so it cannot try
     NO_MEMORY = "no_memory"  # our container has too little memory for two programs that use CUDA
     EXCLUSIVE = "exclusive"  # the card's compute mode lets one process use it, and a trial needs two
-    TRUSTED = "trusted"  # somebody chose never to try
-    FORCED = "forced"  # somebody chose the gate
+    TRUSTED = "trusted"  # configured: never try
+    FORCED = "forced"  # configured: use the gate
     REFUSED = "refused"  # the driver refuses control
     SLICES_INERT = "slices_inert"  # the driver obeys, and time slices have no effect
     PAUSE_INERT = "pause_inert"

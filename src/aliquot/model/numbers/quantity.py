@@ -1,7 +1,7 @@
 """Kubernetes quantities, exactly.
 
 The API server rewrites quantities to a canonical form ("16000" comes back as "16k"), so a count of an extended
-resource must be read with its decimal suffix even though nobody writes one.
+resource must be read with its decimal suffix even though manifests are written without one.
 """
 
 from __future__ import annotations

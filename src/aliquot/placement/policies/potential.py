@@ -9,7 +9,7 @@ With G the node's free milli-GPU, C its free CPU and rho the CPU per milli-GPU o
     V  = - what the remainders of the cards are worth        (prices.py)
 
 F needs, per node and kind of typical Pod, how many cards would do and how much is free on those. That is kept per row
-and brought up to date as rows change, whatever is asked; a card that changes then only changes two terms of it.
+and brought up to date as rows change, for every request; a card that changes then only changes two terms of it.
 
 Every number that is summed is whole and below 2**53, so that sums of floats are exact and do not depend on their order:
 a score never depends on which rows were asked for with it.

@@ -2,7 +2,7 @@
 
 Cards are the stock, Pods the pieces cut from them. The linear program's dual gives each size of Pod a price such that
 no way of filling a card is worth more than the card; a remainder is then worth the best that could still be put in
-it. An 810 Pod leaves 190 that almost nobody fills: the price knows.
+it. An 810 Pod leaves 190 that almost no Pod fills: the price knows.
 
 The program has about twenty rows, so forty lines of revised simplex with column generation (Gilmore and Gomory, 1961)
 do it in milliseconds; a solver library would be the heaviest dependency of the project.
@@ -19,7 +19,7 @@ from aliquot.placement.board import Floats, Ints
 
 GRAIN = 10  # milli-GPU: sizes are rounded up and remainders down to it
 _CAPACITY = CORE_MILLI // GRAIN
-_SCALE = 1 << 20  # prices become multiples of 1/2**20: sums of floats are then exact, whatever their order
+_SCALE = 1 << 20  # prices become multiples of 1/2**20: sums of floats are then exact, in any order
 _EPSILON = 1e-9
 _ROUNDS = 2_000  # columns brought in at most; some 100 are needed
 

@@ -11,7 +11,7 @@ A Pod with a preference of its own is placed by that alone.
 On cards that may be booked beyond their memory every policy first looks at those that have the memory unbooked. Where
 there is none, the card that is booked least, by its size, comes first: all that is booked beyond it waits for turns.
 
-Whatever the policy, other Pods with an app-class follow qGPU's rule (seed 000): online Pods spread, first onto cards
+Under every policy, other Pods with an app-class follow qGPU's rule (seed 000): online Pods spread, first onto cards
 without offline Pods; offline Pods binpack, first onto cards without online Pods.
 """
 
@@ -44,11 +44,11 @@ _BESIDE_OFFLINE = _SHARED * 2.0
 _CARD_REPLICA = _BESIDE_OFFLINE * 2.0
 
 _PARKS = float(1 << 50)  # over any score of a card or node whose memory is not booked
-_BOOKED = float(1 << 16)  # of a card that is booked once: a float64 of that size tells quarters apart
+_BOOKED = float(1 << 16)  # of a card that is booked once: a float64 of that size still resolves quarters
 
 
 class Policy(Protocol):
-    """How to rank. For one `version`, the same board and demand give the same scores, whatever was asked before."""
+    """How to rank. For one `version`, the same board and demand give the same scores; earlier requests do not count."""
 
     version: int  # changes when scores given before no longer hold
 
@@ -74,7 +74,7 @@ class Fill:
         self.sign = sign
 
     def spreads(self, demand: Demand) -> bool:
-        """Online Pods spread and offline Pods binpack, whatever the policy."""
+        """Online Pods spread and offline Pods binpack, under every policy."""
         if demand.app_class is AppClass.ONLINE:
             return True
         return demand.app_class is AppClass.NORMAL and self.sign < 0

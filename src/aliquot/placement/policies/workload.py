@@ -18,7 +18,7 @@ from aliquot.placement.board import Board, Bools, Floats, Ints
 from aliquot.placement.demand import Demand, milli_of
 from aliquot.placement.policies.prices import GRAIN
 
-COVER = 0.95  # of the Pods seen; rarer shapes tell little and cost time
+COVER = 0.95  # of the Pods seen; rarer shapes add little and cost time
 _FIRST_LESSON = 32
 _MEMORY = 1 << 15  # Pods; at that many, what was seen counts half
 _NEWS = 0.05  # of the Pods are of another shape than the last lesson said
@@ -108,7 +108,7 @@ class Typical:
     cpu_levels: Ints
     served: Floats  # of whole numbers
     total: int  # of the weights
-    cpu_per_milli: float  # 0 when nobody asks for CPU
+    cpu_per_milli: float  # 0 when no Pod asks for CPU
 
     def level(self, room_cpu: Ints) -> Ints:
         """The row of `served` for that much free CPU."""

@@ -95,7 +95,7 @@ class Reservations:
 
 
 def free_part(board: Board, node: str, occupant: Occupant) -> Occupant:
-    """As much of what the Pod will take as is free now. Kept for it, nothing is overbooked, and nobody takes it."""
+    """As much of what the Pod will take as is free now. Kept for it: nothing is overbooked, no other Pod takes it."""
     row = board.row_of[node]
     usage = {
         slot: _free_usage(board, row, slot, use, occupant.parkable)
@@ -118,7 +118,7 @@ def _free_usage(board: Board, row: int, slot: int, use: Usage, parkable: bool) -
     room = int(board.room_for(parkable, slice(row, row + 1))[0, slot])
     alone = not board.used_slices[row, slot]
     if (use.exclusive and not alone) or board.exclusive[row, slot]:
-        # Somebody is still there: what is free beside it is kept, so that the card empties.
+        # A tenant is still there: what is free beside it is kept, so that the card empties.
         return Usage(max(0, room), max(0, int(board.room_core[row, slot])), 0, int(board.room_slices[row, slot] > 0))
     return Usage(
         min(use.memory_mib, max(0, room)),

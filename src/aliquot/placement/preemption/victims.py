@@ -95,7 +95,7 @@ def plan_on(
 
 
 def _levels(there: Sequence[Tenant]) -> Iterator[Sequence[Tenant]]:
-    """Nobody; the least important tenants; those and the next; ...; all."""
+    """No tenant; the least important ones; those and the next; ...; all."""
     yield ()
     for at, tenant in enumerate(there):
         if at + 1 == len(there) or there[at + 1].importance != tenant.importance:

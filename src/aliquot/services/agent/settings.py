@@ -86,7 +86,7 @@ class Parts:
 
 @dataclass(slots=True)
 class ClaimUsers:
-    """Tells the arbiter, which exists before the agent, which claims a Pod uses: their UIDs, by the Pod's."""
+    """For the arbiter, which exists before the agent: the UIDs of the claims a Pod uses, by the Pod's UID."""
 
     find: Callable[[str], Sequence[str]] = lambda pod: ()
 

@@ -129,7 +129,7 @@ class Burner:
             rate = self.iterations.value / took
             if time.monotonic() > warm and took > 5_000:
                 rounds, best = rounds + 1, max(best, rate)
-            if not 10_000 < took < 30_000:  # aim at kernels of 20 ms, whatever the clocks were at first
+            if not 10_000 < took < 30_000:  # aim at kernels of 20 ms, with any clocks at the start
                 self.iterations.value = max(1, min(100 * self.iterations.value, round(20_000 * rate)))
         self.iterations.value = max(1, round(_SHORT_US * best))
         for _ in range(_SHORT_ROUNDS):

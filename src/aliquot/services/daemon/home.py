@@ -98,7 +98,7 @@ def take_lock(home: Home) -> int:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise StartError(f"{home.lock}: {error.strerror}") from error
         raise AlreadyRunningError(f"a daemon already runs for {home.run}: pid {who}") from error
-    with contextlib.suppress(OSError):  # on a full disk nobody is told the pid, and that is all
+    with contextlib.suppress(OSError):  # on a full disk the file lacks the pid, which is harmless
         os.ftruncate(handle, 0)
         os.write(handle, f"{own_number()}\n".encode())
     return handle

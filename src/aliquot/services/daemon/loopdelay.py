@@ -1,6 +1,6 @@
 """How late the event loop is: a timer that should fire ten times a second, and by how much it is late.
 
-Whatever blocks the loop (a disk, a scan, too much work in one piece) delays every client, and shows here.
+Anything that blocks the loop (a disk, a scan, too much work in one piece) delays every client, and shows here.
 """
 
 from __future__ import annotations

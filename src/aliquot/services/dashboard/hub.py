@@ -1,7 +1,7 @@
 """Who watches the dashboard, and what all of them are sent: computed and encoded once for all.
 
-While nobody watches, only a point of the history is computed each second. A listener that does not keep up is dropped:
-the browser reconnects by itself, and begins with the whole state.
+While no browser watches, only a point of the history is computed each second. A listener that does not keep up is
+dropped: the browser reconnects by itself, and begins with the whole state.
 """
 
 from __future__ import annotations

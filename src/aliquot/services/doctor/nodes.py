@@ -176,7 +176,7 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
         yield found("cards", name, what, fix)
         return
     if any("is assumed" in note for note in bare.notes):
-        return  # nothing advertised tells the memory
+        return  # no advertised resource says the memory
     if native.COUNTED in annotations and not all(card.usable for card in node.cards):
         return  # the agent leaves cards out of use out of the amount
     has, advertised = sum(card.bookable_mib for card in node.cards), sum(card.memory_mib for card in bare.cards)

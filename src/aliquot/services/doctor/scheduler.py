@@ -48,7 +48,7 @@ class Control:
 
 
 def control_findings(control: Control, snapshot: Snapshot, now: datetime, *, calls: bool = True) -> Iterator[Finding]:
-    """Whether somebody leads, is asked (unless it is too early to know), and whether the webhook does its work."""
+    """Whether a replica leads, kube-scheduler asks it (unless it is too early to know), and the webhook works."""
     if control.lease != {}:
         yield from lease_findings(control.lease, control.lease_name, now)
     if calls:
@@ -64,7 +64,7 @@ class _Verb(msgspec.Struct):
 
 
 def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Finding]:
-    """Whether somebody leads."""
+    """Whether a replica leads."""
     if lease is None:
         what = "does not exist: no scheduler of ours has ever led here, or it may not write Leases"
         fix = "install it: `aliquot install`, or the Helm chart; where it runs, its log says what it lacks (by the"
@@ -142,7 +142,7 @@ def _calls(annotation: object) -> Mapping[str, _Verb] | None:
 
 
 def _unasked(pod: ClusterPod) -> Finding:
-    """Why a Pod waits that nobody asked us about: the three ways in which that happens."""
+    """Why a Pod waits that kube-scheduler never asked us about: there are three causes."""
     name = pod.read.spec.scheduler_name or DEFAULT_SCHEDULER_NAME
     message = _last_message(pod)
     if pod.read.spec.scheduling_gates:

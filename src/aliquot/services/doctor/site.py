@@ -84,7 +84,7 @@ class Site:
     database_foreign: bool = False  # another program's
     shim_problem: str | None = None
     preloaded: str = ""  # what the host's own ld.so.preload says
-    nvml_cards: tuple[Card, ...] | None = None  # where the agent does not tell
+    nvml_cards: tuple[Card, ...] | None = None  # where the agent reports none
     nvml_problem: str | None = None
     disks: tuple[Disk, ...] = field(default_factory=tuple)
 
@@ -189,7 +189,7 @@ def _processes(run: Path) -> Mapping[str, int] | None:
 
 
 def _listens(path: Path) -> str | None:
-    """What is wrong with a socket; None: somebody listens."""
+    """What is wrong with a socket; None: a server listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
         knock.settimeout(_PATIENCE)
         try:
@@ -283,9 +283,9 @@ def _with_held(site: Site) -> Site:
 
 
 def _with_nvml(site: Site) -> Site:
-    """Asked only where no agent tells, and in a thread: a driver that hangs must not hang us."""
+    """Asked only where no agent reports them, and in a thread: a driver that hangs must not hang us."""
     if site.agent is not None or os.path.exists(Home(str(site.places.run), "").player):
-        return site  # the agent tells, or the cards are simulated
+        return site  # the agent reports them, or the cards are simulated
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 
     answer: dict[str, Any] = {"nvml_problem": f"NVML did not answer within {_PATIENCE:g} s"}

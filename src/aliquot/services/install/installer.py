@@ -5,7 +5,7 @@
     roll_back   to the installation before, as the record has it
 
 Killed between two writes, the same command resumes: it applies everything again, and a rollback or an uninstallation
-removes whatever the record names.
+removes everything that the record names.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class Uninstaller:
         done = 0
         for node in await self._nodes():
             name, own = node["metadata"]["name"], sweeper.settings_for(node, settings)
-            if isinstance(own, str):  # its mark stays, until somebody has looked at it
+            if isinstance(own, str):  # its mark stays, until a person has looked at it
                 continue
             mark = LeftBehind(own.image, own.kubelet, own.selinux) if name in left else None
             done += await self._clean_node(node, labelled.get(name, {}), mark)

@@ -56,7 +56,7 @@ class InterruptedContestError(Exception):
 
 
 class DisturbedContestError(InterruptedContestError):
-    """There is no result, because somebody else came to the card, or has work on it."""
+    """There is no result, because another tenant came to the card, or has work on it."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Contest:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._uuid, self._folder, self._shim, self._simulated = uuid, folder, shim, simulated
-        self._is_free = is_free  # whether nobody else has work on the card
+        self._is_free = is_free  # whether no other tenant has work on the card
         self._environment = dict(os.environ if environment is None else environment)
         self.pids: frozenset[int] = frozenset()
 
@@ -165,7 +165,7 @@ class Contest:
             "LD_PRELOAD": f"{self._shim} {preload}" if preload else self._shim,
             "CUDA_VISIBLE_DEVICES": self._uuid,
             TENANT_VARIABLE: str(tenancy.directory),
-            PIPES_VARIABLE: str(tenancy.directory / "none"),  # in nobody's MPS server
+            PIPES_VARIABLE: str(tenancy.directory / "none"),  # in no MPS server
         }
 
     def _stop(

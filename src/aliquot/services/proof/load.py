@@ -2,7 +2,7 @@
 
 It prints `ready`, and keeps the card's queue full from the first byte on its standard input until that is closed. It
 counts kernels that are done, and looks often: a count and the moment of the look are one sample, which is exact
-however seldom this process runs. It ends by itself with whoever started it, and after `_LONGEST` in any case.
+however seldom this process runs. It ends with the process that started it, and after `_LONGEST` in any case.
 """
 
 from __future__ import annotations

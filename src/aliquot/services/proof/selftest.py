@@ -187,7 +187,7 @@ class SelfTest:
             "LD_PRELOAD": f"{self._shim} {preload}" if preload else self._shim,
             "CUDA_VISIBLE_DEVICES": self._card.uuid,
             TENANT_VARIABLE: str(directory),
-            PIPES_VARIABLE: str(directory / "none"),  # in nobody's MPS server
+            PIPES_VARIABLE: str(directory / "none"),  # in no MPS server
         }
         return _Running(command, environment, stack, waits=not calibrates)
 

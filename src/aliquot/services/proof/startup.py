@@ -166,7 +166,7 @@ class StartupProof:
         ]
 
     def _is_idle(self, cards: Cards, card: Card) -> bool:
-        """Nobody is on it, or nobody has had work for a while."""
+        """No tenant is on it, or none has had work for a while."""
         work, now = cards.work(card.uuid), self._clock()
         before, since = self._quiet.get(card.uuid, (None, now))
         if work.busy or work != before:

@@ -278,7 +278,7 @@ class Arbiterd:
             return card_work(self._tenancies.values(), uuid)
 
     def keep_trace(self, wanted: bool) -> None:
-        """Whether somebody draws timelines, and asks for `records` at least every few seconds."""
+        """Whether a dashboard draws timelines, and asks for `records` at least every few seconds."""
         for loop in self._loops.values():
             loop.keep_trace(wanted)
 

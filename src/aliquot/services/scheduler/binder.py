@@ -255,7 +255,7 @@ class Binder:
             raise Unreachable(str(error)) from error
 
     def _check_taints(self, binding: Binding, taints: Sequence[Json], tolerations: Sequence[object]) -> None:
-        """kube-scheduler checks this too. But it was a moment ago, and our caller may be somebody else."""
+        """kube-scheduler checks this too, but a moment earlier; and our caller may be another program."""
         taint = untolerated(taints, tolerations) if taints else None
         if taint is not None:
             raise Refused(f"{binding.PodNamespace}/{binding.PodName} does not tolerate {taint} of {binding.Node}")

@@ -1,7 +1,7 @@
 """Leader election by a Lease. The decision depends on the Lease and on how long we have seen it unchanged.
 
-The Lease is free after 15 s without a renewal; its holder gives up by itself after 10 s. Nobody binds in between, so
-the old leader's writes are settled before the new leader starts. We never compare clocks of different machines: what
+The Lease is free after 15 s without a renewal; its holder gives up by itself after 10 s. No replica binds in between,
+so the old leader's writes are settled before the new leader starts. We never compare clocks of different machines: what
 counts is how long *we* have seen the Lease unchanged.
 """
 

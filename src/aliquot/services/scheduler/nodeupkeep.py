@@ -185,7 +185,7 @@ class NodeUpkeep:
         if not suspect and name not in self._unhealthy:
             return None
         judged = self._judge(name, msgspec.to_builtins(node))
-        # Only the managedFields tell whether qGPU's label is ours, and a watch does not decode them.
+        # Only the managedFields say whether qGPU's label is ours, and a watch does not decode them.
         unclear = qgpu_bars_whole_cards(meta.labels or {}, self._rules().served)
         return _kind(judged) if judged.needed or unclear else None
 

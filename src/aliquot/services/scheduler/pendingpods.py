@@ -44,7 +44,7 @@ _REPORT_INTERVAL = 15.0  # seconds between two events about one Pod
 _REPORT_BATCH = 5  # reasons computed per interval: each examines all nodes, about 100 ms for 5,000
 _REPORT_LIMIT = 0.02  # seconds per interval after which no further reason is started
 _REST = 10.0  # pause after computing reasons, as a multiple of the time taken: binds and filters come first
-_FRESH = 10.0  # seconds for which a reason is reused for other Pods of its kind, whatever changes on nodes
+_FRESH = 10.0  # seconds for which a reason is reused for other Pods of its kind, also when nodes change
 
 
 @dataclass(slots=True)

@@ -71,7 +71,7 @@ class Roster:
     def observe(self, pod: PodObject, names: Names) -> None:
         """A Pod is there, or has changed."""
         known, named = self.members.get(names.uid), membership(pod)
-        if known is not None and known.membership != named:  # somebody changed its labels
+        if known is not None and known.membership != named:  # its labels were changed
             self.forget(names.uid)
             known = None
         if named is None:

@@ -181,7 +181,7 @@ class Scheduler:
             await asyncio.wait_for(self.binder.settle(), _BIND_GRACE)
             if self.settings.leader_elect:
                 await self.election.resign()
-        except TimeoutError:  # nobody else may lead before these binds have an outcome: let the Lease expire
+        except TimeoutError:  # no other may lead before these binds have an outcome: let the Lease expire
             log.warning("binds_unfinished_at_exit", extra={"data": {"binds": self.binder.busy}})
         for work, task in tasks.items():
             if work != self._webhook:

@@ -78,7 +78,7 @@ def node_leftovers(
     """The patches that remove our marks from a Node: a merge patch of it and a strategic one of its status; None:
     nothing to do.
 
-    A label is removed if we wrote it and nobody changed it: by `labelled`, or by the managedFields. The resources stay
+    A label is removed if we wrote it and it is unchanged: by `labelled`, or by the managedFields. The resources stay
     at 0 once their plugin is gone: the kubelet never removes them. If the Node has no agent of ours, or files were left
     behind before, another program may be there: allocatable resources and the taint are then its own. `left`: what to
     note instead.

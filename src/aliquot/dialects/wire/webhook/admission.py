@@ -92,7 +92,7 @@ def review(body: object, rules: Rules, settings: AdmissionSettings) -> dict[str,
 
 
 def _warnings_on_template(workload: object, path: tuple[str, ...], rules: Rules) -> list[str]:
-    """The rules that Pods of the template break: whoever applies a Deployment sees no answer about its Pods."""
+    """The rules that Pods of the template break: the user who applies a Deployment gets no answer about its Pods."""
     template: object = workload
     for key in path:
         template = mapping_at(template, "", []).get(key)
@@ -270,7 +270,7 @@ def render_env_annotations(claim: Claim, grant: Grant, node: Node, rules: Rules)
 def reads_environment(pod: PodObject, container: str, variables: Iterable[str]) -> bool:
     """Whether the container reads these variables from annotations, and the binding wrote them.
 
-    False if the Pod was created while the webhook was not called: nobody reads the annotations then. An unknown
+    False if the Pod was created while the webhook was not called: the annotations are not read then. An unknown
     container name belongs to an init container of a form we do not know: any container will do.
     """
     annotations = pod.metadata.annotations or {}
@@ -289,7 +289,7 @@ def _reads(container: ContainerObject, variable: str) -> bool:
 
 
 def _variables(claim: Claim, container: ContainerClaim, rules: Rules) -> list[str]:
-    """The variables a container will get, whatever its cards: taken from the function that renders them."""
+    """The variables a container will get on any card, from the function that renders them."""
     card = Card(index=0, memory_mib=1)
     shares = (Share(card=0, memory_mib=1),)
     granted = tuple(

@@ -63,7 +63,7 @@ class FailurePolicy(StrEnum):
     """What happens to a GPU Pod while the webhook does not answer.
 
     IGNORE accepts it: the scheduler refuses an invalid Pod by the same rules, later and in an event, and a webhook that
-    is down blocks nobody. FAIL refuses it.
+    is down blocks no Pod. FAIL refuses it.
     """
 
     IGNORE = "Ignore"

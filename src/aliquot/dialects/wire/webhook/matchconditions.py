@@ -19,7 +19,7 @@ _TEMPLATE_SPEC = (
 _TEMPLATE = _TEMPLATE_SPEC.replace(".template.spec", ".template")
 _HAS_TEMPLATE = "(request.kind.kind == 'CronJob' || has(object.spec.template))"
 _USER = "request.userInfo.username"
-# Whom nobody reads a warning for.
+# Requesters whose warnings no person reads.
 _CONTROLLER = f"{_USER}.startsWith('system:serviceaccount:kube-system:') || {_USER} == 'system:kube-controller-manager'"
 
 

@@ -1,6 +1,6 @@
-"""The node as the cluster's dashboard shows it, live: the scheduler asks for it while somebody looks at that node.
+"""The node as the cluster's dashboard shows it, live: the scheduler asks for it while a viewer has that node open.
 
-Who held the cards is traced from the first request on, until nobody has asked for a while.
+Who held the cards is traced from the first request on, until no request has come for a while.
 """
 
 from __future__ import annotations

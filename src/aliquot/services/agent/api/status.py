@@ -1,5 +1,5 @@
 """The status of a node's agent: the same shape as a machine's, so that `aliquot top` and `aliquot ps` work on a node as
-on any machine. A tenant is a Pod; nobody queues here."""
+on any machine. A tenant is a Pod; there is no queue here."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 amounts     what to write there. Nothing while the kubelet has devices of the resource, of this agent or of another
             plugin: it refuses every new Pod with a resource that it knows as devices and has none of
-report      Pods that were bound past scheduler and webhook. The kubelet calls nobody for them, so that they run
+report      Pods that were bound past scheduler and webhook. The kubelet calls no plugin for them, so that they run
             without a card, and only an event can say so
 """
 

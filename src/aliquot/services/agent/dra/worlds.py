@@ -1,6 +1,6 @@
 """Which world a node's cards belong to: device plugins (Pods placed by our scheduler) or claims (DRA). Pure.
 
-A node is in one world at a time, and changes only while nobody holds anything in the other:
+A node is in one world at a time, and changes only while no Pod holds anything in the other:
 
     label set       nothing is offered to the kubelet any more; once no Pod holds a card, the slices are published
     label removed   the slices are deleted; once no claim holds a card, resources are offered again

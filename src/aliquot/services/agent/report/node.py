@@ -197,7 +197,7 @@ class NodeReporter:
         return wrong | dict.fromkeys(ours - self._counted.keys())
 
     async def announce_departure(self) -> bool:
-        """Tell the scheduler to bind no Pod here until the next agent is ready. Returns whether that was written."""
+        """Ask the scheduler to bind no Pod here until the next agent is ready. Returns whether that was written."""
         self._leaving = True
         if not self.exists:
             return False
@@ -261,7 +261,7 @@ class NodeReporter:
             self.changed(await self._kube.patch(f"/api/v1/nodes/{self._name}/status", body, into=NodeObject))
 
     async def _write_amounts(self) -> None:
-        """After the annotation that names them: nobody must see an amount and take it for devices."""
+        """After the annotation that names them: no reader must take an amount for devices."""
         amounts = self._amounts_to_write()
         if amounts and self.published:
             # The kubelet makes the allocatable amount equal to the capacity, but only every 10 seconds.

@@ -62,7 +62,7 @@ class Admission:
         self._environment = environment  # of the tenant's processes
         self._names = RunNames(registry.home, registry.store)
         self._most_runs = min(_MOST_RUNS, most_files() // 16)  # of all users but root
-        self._room_is_new = False  # nobody in the queue was offered it yet
+        self._room_is_new = False  # not offered to the queue yet
         self._admitting = False
         # With an event loop (control.py) both are done a little later, once for all changes, and in small steps.
         self.room_changed: Callable[[], None] = lambda: _exhaust(self.start_waiting())
@@ -219,7 +219,7 @@ class Admission:
         )
 
     def _not_started(self, entry: QueuedRequest, tenancy: Tenancy, error: Exception) -> None:
-        """Leave nothing behind, whatever failed."""
+        """Leave nothing behind after a failure."""
         _LOG.error("tenant_start_failed", exc_info=error, extra={"data": {"tenant": entry.name}})
         self._registry.discard(tenancy)
         remove_log(entry.log)

@@ -16,7 +16,7 @@ from aliquot.services.runtime.together import members
 
 _CHECK_EVERY = 1.0  # seconds between two checks of a slice, after a context's first ones
 _SERVER_COMES = 5.0  # seconds from a member's registration to that of its group's MPS server
-_SETTLED = 1.0  # seconds; a slice that changes later was changed by somebody, not by start-up
+_SETTLED = 1.0  # seconds; a slice that changes later was changed on purpose, not by start-up
 
 
 class CardFindings:

@@ -8,7 +8,7 @@ from aliquot.arbiter.card import CardArbiter
 from aliquot.services.runtime.cards.occupants import Occupants
 
 BEAT = 0.1  # seconds between heartbeats: a shim undoes a pause by itself after ALQ_STALE_NS without one
-CALM = 0.3  # ... while nothing is to be decided: nobody is active, so nobody is paused
+CALM = 0.3  # ... while nothing is to be decided: no tenant is active, so none is paused
 STALLED = 0.5  # if our own last heartbeat is older, shims may have undone pauses
 _EMPTY = 2.0  # seconds between heartbeats while no tenant is on the card
 

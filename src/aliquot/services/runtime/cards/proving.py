@@ -119,7 +119,7 @@ class Proving:
             if name not in contexts or member is None or member.settling:
                 continue
             if contexts[name].level is not Level.HARDWARE or now - streak.since < _CONTENTION or member.reading is None:
-                return  # somebody is there whom slices do not bind, or who has just begun
+                return  # a tenant is there that slices do not bind, or that has just begun
             rates[name] = (member.reading.launches - streak.launches) / (now - streak.since)
         if len(rates) < 2:
             return

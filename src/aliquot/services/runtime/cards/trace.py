@@ -1,4 +1,4 @@
-"""Records who came, left and held one card, while somebody draws it; and, for the bench, how long each step took."""
+"""Records who came, left and held one card, while a viewer draws it; and, for the bench, how long each step took."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Trace:
 
     @property
     def active(self) -> bool:
-        """Whether somebody draws it."""
+        """Whether a viewer draws it."""
         return self._records is not None
 
     def start(self, present: Iterable[Came]) -> None:
@@ -30,7 +30,7 @@ class Trace:
         self._records = None
 
     def add(self, record: Record) -> None:
-        """Nothing, while nobody draws it."""
+        """Nothing, while no viewer draws it."""
         if self._records is not None:
             self._records.append(record)
 
@@ -38,7 +38,7 @@ class Trace:
         """The records since the last call."""
         records = self._records
         found: list[Record] = []
-        while records:  # nobody else takes from it
+        while records:  # no other thread takes from it
             found.append(records.popleft())
         return found
 

@@ -43,7 +43,7 @@ def set_gate(context: Context, *, closed: bool) -> None:
 
 
 def hold(context: Context) -> None:
-    """Let it launch nothing more, whatever its level."""
+    """Let it launch nothing more, at any level."""
     for one in (context, *context.parts):
         one.page.beat(one.card, time.monotonic_ns())
     set_gate(context, closed=True)

@@ -129,7 +129,7 @@ class Registrar:
             tenancy.listener.close()
 
     def is_proven(self, process: Process, uuid: str) -> bool:
-        """Whether the process has registered its context on that card. A driver that refuses all control cannot tell;
+        """Whether the process has registered its context on that card. A driver that refuses all control cannot say;
         one that controls others refuses what is no group."""
         return uuid in process.proven or (uuid in process.refused and uuid not in self._controlled)
 

@@ -51,7 +51,7 @@ class Groups:
         self._tasks: Counter[str] = Counter()  # so far, of those groups
 
     def refusal(self, name: str, app_class: AppClass, others: Iterable[AppClass]) -> Invalid | None:
-        """Why nobody can join the group of that name whose members have these classes."""
+        """Why no Pod can join the group of that name whose members have these classes."""
         if self._mps.program() is None:
             return Invalid("together", name, MISSING)
         long = too_long(self._folder / ("x" * 10))
@@ -129,7 +129,7 @@ class Groups:
 
         def ended(error: Exception | None) -> None:
             _log_error(group)(error)
-            if self._tasks[group] == tasks:  # nobody came meanwhile
+            if self._tasks[group] == tasks:  # no task was added meanwhile
                 del self._tasks[group], self._owners[group]
 
         self.workers.put(self._owners.setdefault(group, group), lambda: self._stop(group), ended)

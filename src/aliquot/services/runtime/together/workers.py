@@ -23,7 +23,7 @@ class Workers:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._of: dict[Hashable, Writer] = {}
-        self._left: Counter[Hashable] = Counter()  # by owner: what was put and has not told its end
+        self._left: Counter[Hashable] = Counter()  # by owner: work that was put and has not ended
         self._ending = threading.Lock()  # either `stop` or `_done` ends a writer
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class Workers:
         return self._of[owner]
 
     def _done(self, owner: Hashable) -> None:
-        """One piece of work has ended, and told so. After the last the thread waits for nothing, and ends at once."""
+        """One piece of work has ended and reported it. After the last the thread ends at once."""
         self._left[owner] -= 1
         if self._left[owner]:
             return

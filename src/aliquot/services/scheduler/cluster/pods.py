@@ -72,7 +72,7 @@ class BoundPodReader:
         claim = asked.claim
         grant = dialects.parse_grant(pod, claim, node) if isinstance(claim, Claim) else None
         if isinstance(claim, Claim) and claim.dialect not in self._rules.served and not isinstance(grant, Grant):
-            claim = None  # somebody else's, and not on a card of ours
+            claim = None  # another scheduler's, and not on a card of ours
         if isinstance(claim, Claim) and claim.dialect == kai.DIALECT and not asks_for(pod, (native.PLACE,)):
             claim = None  # its annotations alone get it no card, so they book none
         kept = _unreadable(pod, names, name, node, asked, known)

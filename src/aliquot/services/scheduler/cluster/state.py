@@ -48,7 +48,7 @@ class Cluster:
     policy: str
     rules: Rules = dialects.DEFAULT_RULES
     shortlist: int = 0  # how many of the nodes that fit a Pod's first filter call answers; 0: all
-    says_mib: bool = False  # by the command line gpu-mem is counted in MiB, whatever nodes there are now
+    says_mib: bool = False  # by the command line gpu-mem is counted in MiB, on all nodes
     board: Board = field(default_factory=Board)
     pending: dict[str, Pending] = field(default_factory=dict)  # by uid, as all of these
     assumed: dict[str, Placed] = field(default_factory=dict)
@@ -179,7 +179,7 @@ class Cluster:
     # --- Pods -------------------------------------------------------------------------------------------------
 
     def read(self, pod: PodObject) -> Claim | tuple[Invalid, ...] | None:
-        """What the Pod asks for, in whatever dialect."""
+        """What the Pod asks for, in any dialect."""
         return self._reader.read(pod).claim
 
     def set_pod(self, pod: PodObject) -> None:
@@ -323,7 +323,7 @@ class Cluster:
             self.ledger.forget(uid)
 
     def drop_late_holds(self, now: float) -> list[str]:
-        """Nobody came for these Pods in time."""
+        """No bind came for these Pods in time."""
         late = []
         for uid in list(self.held):
             booking = self.ledger.get(uid)
@@ -340,7 +340,7 @@ class Cluster:
         # Anybody can call prioritize: what it kept counts only where the Pod is exactly the one that was sent then.
         same = kept is not None and kept.grant.node == name and kept.claim == claim
         if kept is not None and booking is not None and same and self.ledger.still_fits(booking, claim):
-            self.ledger.confirm(claim.uid, name, booking.occupant)  # ours already; only nobody may drop it any more
+            self.ledger.confirm(claim.uid, name, booking.occupant)  # ours already; now it may not be dropped any more
             self.assumed[claim.uid] = kept
             return kept
         if kept is not None:

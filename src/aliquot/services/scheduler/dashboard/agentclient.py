@@ -1,4 +1,4 @@
-"""Asks a node's agent for its live view of the cards, while somebody looks at that node; an agent that does not answer
+"""Asks a node's agent for its live view of the cards, while a viewer has that node open; an agent that does not answer
 at once is left out."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One node, one Pod of a cluster, and why a Pod is where it is or waits. Computed when somebody asks."""
+"""One node, one Pod of a cluster, and why a Pod is where it is or waits. Computed on request."""
 
 from __future__ import annotations
 

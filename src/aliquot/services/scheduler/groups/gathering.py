@@ -64,7 +64,7 @@ class Gathering:
         found = count(self._cluster, group)
         if meeting.enough.is_set() or found.met:
             return None
-        for claim, _ in found.waiting:  # whatever kept the others away, other Pods need not wait for it
+        for claim, _ in found.waiting:  # other Pods need not wait for what kept the others away
             self._cluster.release_hold(claim.uid)
         came = len(found.placed) + len(found.cardless)
         attempts.fail(group.key, clock(), came)

@@ -6,7 +6,7 @@ middle loses nothing:
     certificate   renewed after two thirds of its lifetime, or when it lacks a name
     authority     renewed after two thirds of its lifetime. The new one is at first only trusted, beside the old one; it
                   signs the next certificate once the API server has trusted it for an hour. So the bundle always
-                  contains the authority of whatever certificate a replica presents
+                  contains the authority of every certificate that a replica presents
     client        the certificate of callers, where they need one; renewed as the certificate. It lasts as long as its
                   authority: people copy it to control planes
 """

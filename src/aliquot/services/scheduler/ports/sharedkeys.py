@@ -1,7 +1,7 @@
 """The keys of a port, in a Secret that the replicas share: read, created, renewed, and saved again if it is lost.
 
 A new certificate is used from the next handshake on; no connection is dropped. Keys are saved before they are used.
-If somebody deletes the Secret, the same keys are saved again: nothing changes for those who trust them.
+If the Secret is deleted, the same keys are saved again: nothing changes for those who trust them.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class VerbsTls:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names in the certificate. Callers ask for the first one, whatever address they use."""
+        """The names in the certificate. Callers ask for the first one, at every address."""
         host = f"{SERVER_NAME}.{self.namespace}.svc"
         return (SERVER_NAME, host, f"{host}.cluster.local")
 

@@ -78,7 +78,7 @@ def _why(error: ApiError) -> str:
 
 
 async def nominate(kube: Kube, key: str, uid: str, node: str) -> bool:
-    """Write the node as the Pod's nominatedNodeName. False where the Pod needs none any more, or somebody else has
+    """Write the node as the Pod's nominatedNodeName. False where the Pod needs none any more, or another client has
     just written the Pod: only one of two replicas can promise it a node. Raises Unsure where it may be written."""
     try:
         pod: PodObject = await kube.get(_path(key), into=PodObject, timeout=_TIMEOUT)
@@ -94,7 +94,7 @@ async def nominate(kube: Kube, key: str, uid: str, node: str) -> bool:
 
 
 async def withdraw_nomination(kube: Kube, key: str, uid: str, node: str) -> bool:
-    """Remove the Pod's nominatedNodeName where it is this node. False where somebody else wrote the Pod meanwhile."""
+    """Remove the Pod's nominatedNodeName where it is this node. False where another client wrote the Pod meanwhile."""
     try:
         pod: PodObject = await kube.get(_path(key), into=PodObject, timeout=_TIMEOUT)
         if pod.metadata.uid == uid and pod.status and pod.status.nominated_node_name == node:

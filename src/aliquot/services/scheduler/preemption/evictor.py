@@ -5,9 +5,9 @@ wait for good.
 
     asked     kube-scheduler asked about nodes for a Pod, and no card of them has room. Those nodes pass all of
               kube-scheduler's own conditions: only there is anybody evicted
-    planned   the victims (placement.preemption), each allowed by a dry run of its eviction: nobody goes unless all may
+    planned   the victims (placement.preemption), each allowed by a dry run of its eviction: none goes unless all may
     promised  the Pod's nominatedNodeName says where its room will be. Written with the version that was read, so of
-              several replicas one acts, and kube-scheduler evicts nobody else for the Pod meanwhile
+              several replicas one acts, and kube-scheduler evicts no others for the Pod meanwhile
     leaving   the victims terminate, with their grace periods; what is free of the room is kept for the Pod
     there     all of the room is free: kube-scheduler tries the Pod again. After 30 seconds the room is given up
 

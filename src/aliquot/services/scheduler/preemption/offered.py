@@ -1,7 +1,7 @@
 """Which Pods to evict for a more important one: kube-scheduler's choice where that frees the cards, else our own.
 
 kube-scheduler adds up what a node has, and spares the most important Pods until the sum is just enough. What it would
-free may then lie on several cards and be of use to nobody: two Pods evicted, and the third waits all the same. So its
+free may then lie on several cards and be of no use: two Pods evicted, and the third waits all the same. So its
 choice is kept only where the Pod would fit afterwards. Where it is right on no node, we examine a few nodes card by
 card: take all lesser Pods away, then spare each that need not go, the most important first.
 """

@@ -33,7 +33,7 @@ class _Promise:
     uid: str
     node: str
     until: float  # given up then, unless Pods are still leaving
-    grant: Grant | None = None  # None: promised by somebody else, or before we started
+    grant: Grant | None = None  # None: promised by another scheduler, or before we started
     victims: frozenset[str] = frozenset()  # uids of those that we evict for it
     refused: list[Evictee] = field(default_factory=list)  # victims that the API server did not let go after all
     retry_at: float = 0.0
@@ -87,7 +87,7 @@ class Promises:
 
     async def nominate(self, pod: Pending, node: str) -> bool:
         """Promise the node to the Pod; False where that is not possible. Where the answer is lost, `follow_all`
-        withdraws what was perhaps written: nobody was evicted, and the Pod would wait for room that never comes. Where
+        withdraws what was perhaps written: no Pod was evicted, and the Pod would wait for room that never comes. Where
         nothing was sent, there is nothing to withdraw but what another replica wrote."""
         try:
             return await evictionapi.nominate(self._kube, pod.key, pod.uid, node)
