@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
+from e2e.sides import ByPlane
 from testbed import objects
 from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
 from testbed.judges.holdings import overbooked
@@ -20,16 +20,9 @@ from testbed.proxy import Proxy
 from testbed.registries.images import Registry
 
 
-class ByFolder(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """A folder's tests run in one process, one after the other: they share a control plane."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return nodeid.partition("::")[0].rpartition("/")[0]
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
-    """Folders wait for their control plane most of the time: `make e2e` runs them side by side."""
-    return ByFolder(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlane:
+    """Tests wait for their control plane much of the time: `make e2e` runs them side by side."""
+    return ByPlane(config, log)
 
 
 @pytest.fixture(scope="session")
