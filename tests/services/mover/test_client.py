@@ -13,6 +13,7 @@ from typing import cast
 
 import pytest
 
+from aliquot import __version__
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.gpu.page import Page
 from aliquot.model.claim import AppClass
@@ -68,6 +69,37 @@ def test_running_mover_is_used_again_unless_its_pool_is_smaller(folder: Path) ->
     assert [size for size, _ in found] == [2, 4, 4, 4]
     assert len({pid for _, pid in found}) == 2
     assert found[1] == found[2] == found[3]
+
+
+def test_mover_that_ends_slowly_is_not_connected_to_again(folder: Path) -> None:
+    """Told to quit, it closes this connection first; the kernel still accepts others in its name."""
+    read, write = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(folder / "sock"))
+        former = os.fork()
+        if not former:
+            listener.listen(8)
+            os.write(write, b"x")
+            connection, _ = listener.accept()
+            connection.recv(control.LONGEST)
+            small = control.PoolState(__version__, os.getpid(), UNIT, UNIT, UNIT, 0, None)
+            connection.send(control.encode(small))
+            connection.recv(control.LONGEST)
+            connection.close()
+            os.read(read, 1)
+            os._exit(0)
+        os.read(read, 1)
+    try:
+        daemon = client(folder, 2 * UNIT)
+        assert daemon.living(SOME)
+        assert daemon.state is not None
+        assert daemon.state.size == 2 * UNIT
+        daemon.close()
+    finally:
+        os.write(write, b"x")
+        os.waitpid(former, 0)
+        os.close(read)
+        os.close(write)
 
 
 def test_what_ended_tenants_left_is_forgotten_also_without_a_pool(folder: Path) -> None:

@@ -56,6 +56,8 @@ class MoverClient:
         self.environment = {**environment, PIPES_VARIABLE: str(folder / "none")}
         self._log_file, self._clock = log_file, clock
         self._connection: socket.socket | None = None
+        self._peer = 0  # the mover's process, as seen from here
+        self._ending = 0  # the one that was told to quit
         self._child: subprocess.Popen[bytes] | None = None
         self._tried = float("-inf")
         self.state: PoolState | None = None
@@ -115,6 +117,7 @@ class MoverClient:
             if self._ask(control.Look()) and self.state is not None and self._serves(self.state):
                 return True
             if self._connection is not None:  # its successor finds all that it keeps
+                self._ending = self._peer
                 self._ask(control.Quit())
                 self.close()
         if not self.size and not (is_private(self.folder) and (self.folder / "memory").exists()):
@@ -154,19 +157,20 @@ class MoverClient:
         return state.version == __version__ and state.size >= self.size // UNIT * UNIT
 
     def _connect(self) -> bool:
-        """To a mover of this user: another's would get the tenants' memory."""
+        """To a mover of this user: another's would get the tenants' memory. Not to one that was told to quit: while its
+        process ends, connections to it are accepted and lost."""
         if not is_private(self.folder):
             return False
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(_ANSWER)
         try:
             connection.connect(str(self.folder / "sock"))
-            _, uid, _ = credentials(connection)
+            pid, uid, _ = credentials(connection)
         except OSError:
             connection.close()
             return False
-        if uid != os.geteuid():
+        if uid != os.geteuid() or (pid and pid == self._ending):
             connection.close()
             return False
-        self._connection = connection
+        self._connection, self._peer, self._ending = connection, pid, 0
         return True
