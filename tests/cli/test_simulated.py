@@ -210,11 +210,11 @@ def test_daemons_killed_at_random_lose_no_run(machine: Machine) -> None:
             time.sleep(chance.random() / 2)
             with contextlib.suppress(ProcessLookupError, ValueError):  # nobody, or nobody who has signed yet
                 os.kill(int(lock.read_text()), signal.SIGKILL)
-        ended = [(run.wait(60), run.stderr.read()) for run in runs if run.stderr is not None]
+        ended = [(run.wait(120), run.stderr.read()) for run in runs if run.stderr is not None]
         assert [code for code, _ in ended] == [0] * len(runs), [result for code, result in ended if code]
     assert machine.aliquot("run", "--", "true").returncode == 0  # starts the daemon where it was killed last
     eventually(lambda: machine.names() == [])
-    assert list((machine.home / "t").iterdir()) == []
+    eventually(lambda: not list((machine.home / "t").iterdir()))  # a folder goes after the name that it had
 
 
 @pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])

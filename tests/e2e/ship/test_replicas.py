@@ -23,12 +23,14 @@ from testbed.processes import wait_until
 from testbed.programs.shipping import NAMESPACE, install, uninstall
 from testbed.realnodes.nodes import probe
 
+SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/aliquot-webhook-tls"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/aliquot"
 KILLS = 10
 CREATORS = 4
 EVERY = 0.05  # seconds between two Pods of a creator
-AFTER = 3.0  # seconds of creations before and after a kill: by then the Services know who is ready
+BEFORE = 1.0  # seconds of creations before a kill: by then the API server knows what the Services do
+AFTER = 3.0  # and after it
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,22 @@ def wait_ready(cluster: Cluster) -> None:
         return [ready(pod) for pod in replicas(cluster)] == [True, True]
 
     wait_until(both, 120, "two replicas are ready", saw=lambda: cluster.kubectl("describe", "pods", "-n", NAMESPACE))
+
+
+def wait_served(cluster: Cluster) -> None:
+    """Until each of the webhook's two slots leads to a replica of its own, and both are ready."""
+
+    def served() -> bool:
+        both = {pod["metadata"]["uid"] for pod in replicas(cluster) if ready(pod)}
+        slots: dict[str, set[str]] = {"aliquot-webhook-0": set(), "aliquot-webhook-1": set()}
+        for found in cluster.plane.api("GET", SLICES)["items"]:
+            service = found["metadata"]["labels"]["kubernetes.io/service-name"]
+            ends = [end for end in found.get("endpoints") or () if end["conditions"].get("ready")]
+            slots.setdefault(service, set()).update(end["targetRef"]["uid"] for end in ends)
+        one, other = slots["aliquot-webhook-0"], slots["aliquot-webhook-1"]
+        return len(both) == 2 and len(one) == len(other) == 1 and one | other == both
+
+    wait_until(served, 60, "each slot of the webhook has its replica", saw=lambda: cluster.plane.api("GET", SLICES))
 
 
 def wait_gone(cluster: Cluster, uid: str) -> None:
@@ -136,7 +154,8 @@ def test_no_creation_is_refused_while_replicas_are_killed(shipped: Cluster) -> N
         for number in range(KILLS):
             victim = replicas(shipped)[number % 2]
             node = shipped.node(victim["spec"]["nodeName"])
-            time.sleep(AFTER)  # the Services know both
+            wait_served(shipped)
+            time.sleep(BEFORE)
             (pid,) = running(node, SCHEDULER)
             os.kill(pid, signal.SIGKILL)
             time.sleep(AFTER)
