@@ -84,14 +84,14 @@ class Ground:
         return objects.fat(objects.node(name, amounts, labels={gpushare.NODE_LABEL: "true", _LABEL: _NODE}))
 
     def _filler(self, name: str, node: str, card: int, card_gib: int, amount: int) -> Object:
-        told = {
+        marks = {
             gpushare.INDEX: str(card),
             gpushare.CARD_SIZE: str(card_gib),
             gpushare.POD_TOTAL: str(amount),
             gpushare.ASSIGNED: "true",
             gpushare.ASSUME_TIME: "1760000000000000000",
         }
-        return objects.pod(name, {self._resource: amount}, labels={_LABEL: _FILLER}, annotations=told, node=node)
+        return objects.pod(name, {self._resource: amount}, labels={_LABEL: _FILLER}, annotations=marks, node=node)
 
     # Pods that an extender places
 
@@ -195,16 +195,16 @@ def audit(
 
 def shares_of(pod: Object) -> list[tuple[int, int]]:
     """(card, GiB) by the annotations, ours or gpushare's."""
-    told = pod["metadata"].get("annotations", {})
-    if native.GRANT in told:
-        grant = json.loads(told[native.GRANT])
+    marks = pod["metadata"].get("annotations", {})
+    if native.GRANT in marks:
+        grant = json.loads(marks[native.GRANT])
         return [
             (card["index"], card["memory_mib"] // 1024)
             for container in grant["containers"]
             for card in container["cards"]
         ]
-    if gpushare.INDEX in told:
-        return [(int(told[gpushare.INDEX]), int(told[gpushare.POD_TOTAL]))]
+    if gpushare.INDEX in marks:
+        return [(int(marks[gpushare.INDEX]), int(marks[gpushare.POD_TOTAL]))]
     return []
 
 

@@ -213,8 +213,8 @@ class Bench:
             memory = running.memory_mb()
         finally:
             running.stop()
-        told = {"memory_mb": memory["VmRSS"], "memory_peak_mb": memory["VmHWM"]} if memory else {}
-        return {**calls, **told}
+        memory_figures = {"memory_mb": memory["VmRSS"], "memory_peak_mb": memory["VmHWM"]} if memory else {}
+        return {**calls, **memory_figures}
 
     def _huge(self, contestant: Contestant) -> Numbers:
         settle(self._ground.say)

@@ -109,9 +109,9 @@ def missed(rows: Sequence[Figure], results: Results, mine: str) -> list[str]:
 
 
 def as_json(rows: Sequence[Figure], results: Results, about: Mapping[str, Any]) -> str:
-    told = [{"key": row.key, "what": row.what.strip(), "must": row.must} for row in rows]
+    described = [{"key": row.key, "what": row.what.strip(), "must": row.must} for row in rows]
     clean = {name: {key: _finite(value) for key, value in found.items()} for name, found in results.items()}
-    return json.dumps({"about": about, "rows": told, "results": clean}, indent=2)
+    return json.dumps({"about": about, "rows": described, "results": clean}, indent=2)
 
 
 def machine() -> dict[str, Any]:

@@ -36,12 +36,12 @@ def run(
 ) -> list[tuple[float, TenantUse, tuple[ProcessUse, ...], Overuse | None]]:
     """Each look with the processes that it ended, and the state after it."""
     over: dict[str, Overuse] = {}
-    told = []
+    reports = []
     for now, seen in looks:
         verdict = check(over, [seen], now, kill_after)
         over = dict(verdict.over)
-        told.append((now, seen, tuple(process for _, process in verdict.end), over.get(seen.tenant)))
-    return told
+        reports.append((now, seen, tuple(process for _, process in verdict.end), over.get(seen.tenant)))
+    return reports
 
 
 uses = st.builds(
@@ -108,10 +108,10 @@ def test_overuse_is_forgotten_after_a_while_within_the_limit() -> None:
 
 
 def test_time_in_which_the_daemon_stood_still_does_not_count() -> None:
-    told = run([(0.0, use(6 * GIB)), (3600.0, use(6 * GIB))], 10.0)
-    assert not told[-1][2]
-    assert told[-1][3] is not None
-    assert told[-1][3].spent == 2.0
+    reports = run([(0.0, use(6 * GIB)), (3600.0, use(6 * GIB))], 10.0)
+    assert not reports[-1][2]
+    assert reports[-1][3] is not None
+    assert reports[-1][3].spent == 2.0
 
 
 def test_contexts_of_a_few_processes_are_tolerated() -> None:
@@ -132,10 +132,10 @@ def test_card_of_its_own_and_spared_tenants_are_left_alone() -> None:
     looks = [(float(at), use(70 * GIB, limit=None)) for at in range(30)]
     assert not any(ended or over for _, _, ended, over in run(looks, 1.0))
     looks = [(float(at), replace(use(70 * GIB), spared=True)) for at in range(30)]
-    told = run(looks, 1.0)
-    assert not any(ended for _, _, ended, _ in told)
-    assert told[-1][3] is not None
-    assert told[-1][3].is_reported
+    reports = run(looks, 1.0)
+    assert not any(ended for _, _, ended, _ in reports)
+    assert reports[-1][3] is not None
+    assert reports[-1][3].is_reported
 
 
 def test_reported_figure_changes_seldom() -> None:
@@ -162,13 +162,13 @@ def test_tenant_within_its_limit_or_without_those_processes_inherits_nothing() -
 
 
 def test_reported_figure_changes_once_the_use_has_grown_by_more_than_a_quarter() -> None:
-    told = run([(0.0, use(8 * GIB)), (1.0, use(10 * GIB)), (2.0, use(10 * GIB + 1))], None)
-    assert [over.shown for _, _, _, over in told if over is not None] == [8 * GIB, 8 * GIB, 10 * GIB + 1]
+    reports = run([(0.0, use(8 * GIB)), (1.0, use(10 * GIB)), (2.0, use(10 * GIB + 1))], None)
+    assert [over.shown for _, _, _, over in reports if over is not None] == [8 * GIB, 8 * GIB, 10 * GIB + 1]
 
 
 def test_overuse_is_reported_after_exactly_that_time() -> None:
-    told = run([(0.0, use(6 * GIB)), (REPORT_AFTER, use(6 * GIB))], None)
-    assert [over.is_reported for _, _, _, over in told if over is not None] == [False, True]
+    reports = run([(0.0, use(6 * GIB)), (REPORT_AFTER, use(6 * GIB))], None)
+    assert [over.is_reported for _, _, _, over in reports if over is not None] == [False, True]
 
 
 @given(st.integers(0, 3))

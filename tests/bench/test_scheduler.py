@@ -151,8 +151,8 @@ def test_the_table_has_what_must_hold_the_verdict_and_how_many_times_ours_a_peer
 
 
 def test_bench_report_writes_never_as_null() -> None:
-    told = json.loads(report.as_json([], {"old": {"cold_s": float("inf")}}, {}))
-    assert told["results"] == {"old": {"cold_s": None}}
+    parsed = json.loads(report.as_json([], {"old": {"cold_s": float("inf")}}, {}))
+    assert parsed["results"] == {"old": {"cold_s": None}}
 
 
 def test_the_trials_are_listed_and_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,12 +79,12 @@ def test_heat_map_moves_with_arrow_keys(browser: Browser, cluster: str) -> None:
     with visiting(browser, cluster) as visit:
         _map(visit.page)
         visit.page.get_by_role("application").focus()
-        told = visit.page.locator("#heat-told")
-        expect(told).to_contain_text("gpu-0 · card 0")
+        caption = visit.page.locator("#heat-told")
+        expect(caption).to_contain_text("gpu-0 · card 0")
         visit.page.keyboard.press("ArrowRight")
-        expect(told).to_contain_text("gpu-1 · card 0")
+        expect(caption).to_contain_text("gpu-1 · card 0")
         visit.page.keyboard.press("ArrowDown")
-        expect(told).to_contain_text("gpu-1 · card 1")
+        expect(caption).to_contain_text("gpu-1 · card 1")
         visit.page.keyboard.press("Enter")
         expect(visit.page.get_by_role("region", name="gpu-1")).to_be_visible()
 

@@ -33,7 +33,7 @@ def test_timeline_marks_preemptions(browser: Browser, machine: Shown) -> None:
         lanes = visit.page.get_by_role("region", name="who held card").filter(has=serve)
         expect(lanes.get_by_role("button", name="train")).to_be_visible()
 
-        def told() -> list[str]:
+        def captions() -> list[str]:
             """What the pointer hears of marks, from now to ten seconds ago."""
             lanes.get_by_role("img").scroll_into_view_if_needed()
             box = lanes.get_by_role("img").bounding_box()  # each time: text that appears above moves it
@@ -45,7 +45,7 @@ def test_timeline_marks_preemptions(browser: Browser, machine: Shown) -> None:
             return heard
 
         for _ in range(60):
-            marks = told()
+            marks = captions()
             if marks:
                 break
             visit.page.wait_for_timeout(500)

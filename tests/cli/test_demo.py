@@ -334,15 +334,15 @@ def test_shortest_demo_runs_and_leaves_nothing(folder: Path) -> None:
         env=_environment(folder), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    held = {row["key"]: row["held"] for row in told["promises"]}
+    report = json.loads(done.stdout)
+    held = {row["key"]: row["held"] for row in report["promises"]}
     assert list(held) == [
         "placed", "best-effort", "burst-share", "fixed-share", "offline-alone", "added-0", "added-100 ms",
         "offline-beside", "resumed", "nothing-lost", "memory", "crowded", "woken", "memory-kept",
     ]  # fmt: skip
-    assert all(held[key] for key in ("placed", "nothing-lost", "memory", "crowded", "memory-kept")), told["promises"]
-    assert 0 < told["first_share_seconds"] < 60
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", told["dashboard"])
+    assert all(held[key] for key in ("placed", "nothing-lost", "memory", "crowded", "memory-kept")), report["promises"]
+    assert 0 < report["first_share_seconds"] < 60
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", report["dashboard"])
     assert _left(folder) == []
 
 

@@ -100,8 +100,8 @@ def test_simulate_generate() -> None:
 
 
 def test_simulate_plot(tmp_path: Path) -> None:
-    told = simulate("--generate", "4x4", "--policy", "all", "--plot", str(tmp_path / "a.svg"))
-    assert told.endswith(f"plot: {tmp_path / 'a.svg'}\n")
+    output = simulate("--generate", "4x4", "--policy", "all", "--plot", str(tmp_path / "a.svg"))
+    assert output.endswith(f"plot: {tmp_path / 'a.svg'}\n")
     texts = [
         element.text or "" for element in ElementTree.parse(tmp_path / "a.svg").iter("{http://www.w3.org/2000/svg}text")
     ]

@@ -246,9 +246,9 @@ def _shows(machine: Machine, shown: str) -> bool:
 
 def _unmeasured(text: str) -> list[str]:
     # Whether control is proven depends on whether the card was idle before; tests do not try it.
-    told = re.sub(r"hardware \(.*", "hardware", text)
-    told = re.sub(r"pid \d+", "pid #", re.sub(r"; (no )?dashboard.*", "", told))  # another test may have the port
-    lines = [re.sub(r"[█▏▎▍▌▋▊▉]+", " ", line) for line in told.strip().splitlines()]
+    masked = re.sub(r"hardware \(.*", "hardware", text)
+    masked = re.sub(r"pid \d+", "pid #", re.sub(r"; (no )?dashboard.*", "", masked))  # another test may have the port
+    lines = [re.sub(r"[█▏▎▍▌▋▊▉]+", " ", line) for line in masked.strip().splitlines()]
     return [" ".join(re.sub(r"[0-9.]+%|[0-9]+ MiB|\b[0-9.]+m?s\b", "#", line).split()) for line in lines]
 
 

@@ -34,8 +34,8 @@ def _asked(expression: str) -> set[str]:
 def test_the_page_has_the_alerts_of_the_chart() -> None:
     text = PAGE.read_text()
     block = text[text.index("kind: PrometheusRule") :]
-    told = yaml.safe_load(block[: block.index("```")])["spec"]["groups"][0]["rules"]
-    assert told == [{key: rule[key] for key in rule if key != "annotations"} for rule in ALERTS]
+    documented = yaml.safe_load(block[: block.index("```")])["spec"]["groups"][0]["rules"]
+    assert documented == [{key: rule[key] for key in rule if key != "annotations"} for rule in ALERTS]
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])

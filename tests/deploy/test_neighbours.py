@@ -122,13 +122,13 @@ def test_webhook_passes_pods_of_other_vendors(resource: str) -> None:
 
 
 def test_configurations_exclude_other_vendors() -> None:
-    told = json.dumps(
+    text = json.dumps(
         [
             webhook_configuration(b"CA", ServiceRef("aliquot-system", "aliquot-webhook")),
             render_config(KubeSchedulerSettings(version=(1, 36), url="http://127.0.0.1:12345/aliquot", second=True)),
         ]
     )
-    assert not any(resource.partition("/")[0] in told for resource in THEIRS)
+    assert not any(resource.partition("/")[0] in text for resource in THEIRS)
 
 
 @pytest.mark.parametrize("labels", [AMD, HUAWEI, {**AMD, MODE: "sgn"}], ids=str)

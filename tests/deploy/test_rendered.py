@@ -259,18 +259,18 @@ def test_every_value_is_in_the_schema_and_nothing_else_is() -> None:
     free = re.compile(
         r"\.(resources|seLinuxOptions|nodeSelector|metricsFrom|dashboard\.labels)\."
     )  # whose words are Kubernetes' own
-    told = {key for key in _keys(values) if not free.search(key)}
-    assert told - allowed == set()
-    assert {key for key in allowed - told if not free.search(key)} == {".global", ".nameOverride"}
+    documented = {key for key in _keys(values) if not free.search(key)}
+    assert documented - allowed == set()
+    assert {key for key in allowed - documented if not free.search(key)} == {".global", ".nameOverride"}
 
 
 def test_every_value_is_told_of_on_the_page() -> None:
     page = (ROOT / "docs" / "install.md").read_text()
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    told = set(re.findall(r"`([\w.]+)`", page))
+    documented = set(re.findall(r"`([\w.]+)`", page))
     flat = {f"{name}.{key}" for name, value in values.items() if isinstance(value, dict) for key in value}
     plain = {name for name, value in values.items() if not isinstance(value, dict)}
-    assert flat | plain <= told
+    assert flat | plain <= documented
 
 
 def test_nothing_of_dra_is_there_unless_it_is_enabled(objects: Objects) -> None:

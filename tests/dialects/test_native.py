@@ -104,7 +104,7 @@ def test_a_grant_that_cannot_be_read_is_an_error(written: object, said: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("cards", "told"),
+    ("cards", "message"),
     [
         ([], "as many cards"),
         ([{"index": 0, "memory_mib": 3072}, {"index": 1, "memory_mib": 3072}], "as many cards"),
@@ -113,7 +113,7 @@ def test_a_grant_that_cannot_be_read_is_an_error(written: object, said: str) -> 
         ([{"index": 0, "memory_mib": 3072, "exclusive": True}], "the compute"),
     ],
 )
-def test_grant_that_differs_from_request_is_refused(cards: list[object], told: str) -> None:
+def test_grant_that_differs_from_request_is_refused(cards: list[object], message: str) -> None:
     """Whoever can write annotations could otherwise use a card and book nothing of it."""
     wire = {"v": 1, "node": "n1", "containers": [{"name": "main", "cards": cards}]}
     pod = {
@@ -127,7 +127,7 @@ def test_grant_that_differs_from_request_is_refused(cards: list[object], told: s
     assert isinstance(claim, Claim)
     refused = parse_grant(pod, claim, None)
     assert isinstance(refused, tuple)
-    assert told in refused[0].sentence()
+    assert message in refused[0].sentence()
 
 
 def percent_pod(percent: int, memory_mib: int) -> dict[str, Any]:

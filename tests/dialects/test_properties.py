@@ -403,9 +403,9 @@ def read_all(pod: object, node: object, rules: Rules) -> None:
     claim = parse_pod(pod, rules)
     assert claim is None or isinstance(claim, (Claim, tuple))
     made = expand(pod)
-    told = [answer for answer in (claim, parsed_node) if isinstance(answer, tuple)]
-    told += [(made,)] if isinstance(made, Invalid) else []
-    for problems in told:
+    answers = [answer for answer in (claim, parsed_node) if isinstance(answer, tuple)]
+    answers += [(made,)] if isinstance(made, Invalid) else []
+    for problems in answers:
         assert problems
         assert all(problem.sentence() and problem.field for problem in problems)
     for of_claim in (claim if isinstance(claim, Claim) else CLAIM, CLAIM):

@@ -38,8 +38,8 @@ def test_pod_bound_without_extender_is_booked_on_likely_card(cluster: Wired) -> 
     cluster.placed(gpushare_pod("ours", 6))
     cluster.create(gpushare_pod("past", 4, node="n"))
     _wait_used(cluster, {("n", 0): 6, ("n", 1): 4})
-    (told,) = [pod for pod in cluster.status()["nodes"][0]["pods"] if pod["pod"] == "default/past"]
-    assert told["doubt"] == "no annotation tells its cards"
+    (reported,) = [pod for pod in cluster.status()["nodes"][0]["pods"] if pod["pod"] == "default/past"]
+    assert reported["doubt"] == "no annotation tells its cards"
     assert cluster.placed(gpushare_pod("next", 3)) == [("n", [1])]
     cluster.restart_ours()
     assert _used(cluster) == {("n", 0): 6, ("n", 1): 7}
@@ -149,6 +149,6 @@ def test_scheduler_log_is_json_with_decisions(cluster: Wired) -> None:
     def said() -> list[Any]:
         return [entry for entry in cluster.ours.entries() if entry.get("uid") == uid or uid in str(entry)]
 
-    (told,) = wait_until(said, 5, "it is told, a moment after the API server has it")
-    assert "bound" in str(told)
-    assert "default/a" in str(told)
+    (reported,) = wait_until(said, 5, "it is told, a moment after the API server has it")
+    assert "bound" in str(reported)
+    assert "default/a" in str(reported)

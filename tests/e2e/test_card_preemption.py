@@ -45,8 +45,8 @@ def _nominated(cluster: Wired, name: str) -> str:
 def test_high_priority_pod_takes_the_card_of_an_offline_one(full: Wired) -> None:
     (card,) = full.cards("low")
     full.create(online_pod("high", 4, priorityClassName="urgent"))
-    full.told("high", "Preempting", "default/low (offline, priority 0)", f"card {card} of n", seconds=60)
-    full.told("low", "Preempted", "default/high (online, priority 1000)", seconds=60)
+    full.await_event("high", "Preempting", "default/low (offline, priority 0)", f"card {card} of n", seconds=60)
+    full.await_event("low", "Preempted", "default/high (online, priority 1000)", seconds=60)
     assert full.pod("low")["metadata"]["deletionTimestamp"], "it has its grace period"
     assert _nominated(full, "high") == "n"
     full.create(online_pod("other", 2))
@@ -68,13 +68,13 @@ def test_budget_blocks_and_policy_never_waits(full: Wired) -> None:
     full.waits("patient")
     full.create(online_pod("high", 4, priorityClassName="urgent"))
     try:
-        full.told("high", "PreemptionBlocked", "default/low", "disruption budget", seconds=60)
+        full.await_event("high", "PreemptionBlocked", "default/low", "disruption budget", seconds=60)
         assert "deletionTimestamp" not in full.pod("low")["metadata"]
         assert _nominated(full, "high") == ""
         reasons = {reason for reason, _ in objects.events_of(full.plane, "patient")}
         assert not reasons & {"Preempting", "PreemptionBlocked"}, "it asks for no eviction"
     finally:
         full.plane.api("DELETE", f"{BUDGETS}/low")
-    full.told("low", "Preempted", "default/high", seconds=60)
+    full.await_event("low", "Preempted", "default/high", seconds=60)
     objects.delete_pod(full.plane, "low")
     assert full.bound("high", seconds=60) == {"high": "n"}

@@ -87,7 +87,7 @@ def test_a_real_kube_scheduler_places_and_delays_pods_as_simulated(cluster: Wire
             assert not waiting, "choose another seed"
             waiting.add(step.uid)
             waited.append(spec)
-            cluster.told(name, "FailedScheduling", seconds=60)
+            cluster.await_event(name, "FailedScheduling", seconds=60)
             assert objects.bound_to(cluster.plane, name) is None, what
             continue
         waiting.discard(step.uid)

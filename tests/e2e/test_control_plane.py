@@ -38,8 +38,8 @@ def test_a_pod_that_fits_nowhere_waits_and_fits_once_the_node_has_more(
 ) -> None:
     kube_scheduler()
     objects.create(clean, objects.node("n", {CARDS: 1}), objects.pod("p", {CARDS: 2}))
-    told = wait_until(lambda: objects.events_of(clean, "p"), 10, "an event on p")
-    assert told[0][0] == "FailedScheduling"
+    event_texts = wait_until(lambda: objects.events_of(clean, "p"), 10, "an event on p")
+    assert event_texts[0][0] == "FailedScheduling"
     objects.set_resources(clean, "n", {CARDS: 2})
     assert objects.wait_bound(clean, "p") == {"p": "n"}
 

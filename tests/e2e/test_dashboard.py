@@ -118,7 +118,7 @@ def test_a_tick_tells_that_a_pod_came_and_that_it_was_deleted(cluster: Wired) ->
 
 def _until(events: Iterator[tuple[str, Any]], *, memory: int) -> str:
     """The event that tells this of the only card's memory; one of the next ten."""
-    for name, told in islice(events, 10):
-        if b64decode(told["cards"]["memory"]) == bytes([memory]):
+    for name, data in islice(events, 10):
+        if b64decode(data["cards"]["memory"]) == bytes([memory]):
             return name
     raise AssertionError(f"ten events, and none tells {memory}")

@@ -373,8 +373,8 @@ def test_vendor_role_works_and_missing_rights_are_logged_once(
         {"status": {"conditions": [refused]}},
         content_type="application/merge-patch+json",
     )
-    told = wait_until(lambda: objects.events_of(clean, "large"), 10, "an event says why it waits")
-    assert told[0][0] == "WaitingForGPU"
+    events = wait_until(lambda: objects.events_of(clean, "large"), 10, "an event says why it waits")
+    assert events[0][0] == "WaitingForGPU"
     objects.create(clean, objects.node("x", {}, labels={"sched.tensorstack.dev/accelerator": "nvidia-gpu"}))
     time.sleep(5)  # two rounds of the election
     warnings = [entry for entry in ours.entries() if entry["level"] != "info"]

@@ -236,9 +236,9 @@ def test_memory_is_flat_after_500_bad_bodies(ours: AliquotScheduler) -> None:
 
 def _resident(scheduler: AliquotScheduler) -> float:
     """MB."""
-    told = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{scheduler.pid}/status").read_text())
-    assert told is not None
-    return int(told[1]) / 1024
+    resident = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{scheduler.pid}/status").read_text())
+    assert resident is not None
+    return int(resident[1]) / 1024
 
 
 def test_bind_continues_after_client_disconnects(clean: ControlPlane, ours: AliquotScheduler) -> None:

@@ -74,7 +74,7 @@ def test_a_group_waits_until_all_that_it_needs_have_room_and_says_what_it_lacks(
     words = "PodGroup default/three needs 3 members in their places at once: has 2 that would fit now, lacks room for 1"
     for at in range(3):
         cluster.waits(f"m{at}", words, "(aliquot:group)")
-    assert "fits none of 1 node" in cluster.told("m0", "WaitingForGPU", words)
+    assert "fits none of 1 node" in cluster.await_event("m0", "WaitingForGPU", words)
     assert bound(cluster, "m0", "m1", "m2") == []
     cluster.create(gpushare_node("n2", 8))
     cluster.bound("m0", "m1", "m2", seconds=60)
@@ -101,7 +101,7 @@ def test_no_member_is_bound_while_kube_scheduler_keeps_one_of_those_needed_away(
     cluster.create(gpushare_node("n1", 8, 8))
     group(cluster, "pair", 2)
     cluster.create(member("far", "pair", nodeSelector={"zone": "far"}), member("near", "pair"))
-    cluster.told("near", "FailedScheduling", "1 came within 3 s, so none is bound", seconds=60)
+    cluster.await_event("near", "FailedScheduling", "1 came within 3 s, so none is bound", seconds=60)
     assert bound(cluster, "far", "near") == []
     cluster.label_node("n1", {"zone": "far"})
     cluster.bound("far", "near", seconds=60)
@@ -110,4 +110,4 @@ def test_no_member_is_bound_while_kube_scheduler_keeps_one_of_those_needed_away(
 def test_a_group_name_without_a_group_is_reported_once_and_changes_nothing(cluster: Wired) -> None:
     cluster.create(gpushare_node("n1", 8), member("alone", "nothing"))
     cluster.bound("alone")
-    cluster.told("alone", "NoPodGroup", 'there is no PodGroup "nothing" in this namespace')
+    cluster.await_event("alone", "NoPodGroup", 'there is no PodGroup "nothing" in this namespace')

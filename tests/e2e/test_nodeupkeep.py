@@ -67,7 +67,7 @@ class Kept:
         found: Object = {condition["type"]: condition for condition in conditions}.get("GPUHealthy", {})
         return found
 
-    def told(self, name: str) -> list[str]:
+    def event_reasons(self, name: str) -> list[str]:
         """By our own events: the controller-manager's, of a node of that name before, may come late."""
         reasons = [reason for reason, _ in objects.events_of(self.plane, name)]
         return [reason for reason in reasons if reason not in ("RegisteredNode", "RemovingNode")]
@@ -104,7 +104,12 @@ def test_taint_follows_label(kept: Kept) -> None:
     assert other in kept.taints("n1")
     kept.change("n1", labels={MODE: None})
     soon(kept, "the taint is gone", lambda taints: taints == [other], lambda: kept.taints("n1"))
-    soon(kept, "events tell of both", lambda told: {"TaintAdded", "TaintRemoved"} <= set(told), lambda: kept.told("n1"))
+    soon(
+        kept,
+        "events tell of both",
+        lambda seen: {"TaintAdded", "TaintRemoved"} <= set(seen),
+        lambda: kept.event_reasons("n1"),
+    )
 
 
 def test_node_with_cards_gets_qgpu_label_unless_disabled(kept: Kept) -> None:
@@ -126,7 +131,12 @@ def test_unhealthy_card_sets_condition_until_recovery(kept: Kept) -> None:
     soon(kept, "the node is well", lambda said: said["status"] == "True", lambda: kept.condition("n1"))
     conditions = objects.get_node(kept.plane, "n1")["status"]["conditions"]
     assert {condition["type"] for condition in conditions} == {"Ready", "GPUHealthy"}
-    soon(kept, "events tell of it", lambda told: {"SickCards", "CardsHealthy"} <= set(told), lambda: kept.told("n1"))
+    soon(
+        kept,
+        "events tell of it",
+        lambda seen: {"SickCards", "CardsHealthy"} <= set(seen),
+        lambda: kept.event_reasons("n1"),
+    )
     assert "SickCards" in kept.plane.kubectl("describe", "node", "n1")
 
 
@@ -155,7 +165,7 @@ def test_an_event_of_a_pod_is_shown_by_kubectl_and_counted(kept: Kept) -> None:
     about = ObjectRef("Pod", "web", "default", pod["metadata"]["uid"])
     for _ in range(3):
         kept.aside.do(kept.events.emit, about, "Waiting", "no card has room")
-    soon(kept, "the event is there", lambda told: told == ["Waiting"], lambda: kept.told("web"))
+    soon(kept, "the event is there", lambda seen: seen == ["Waiting"], lambda: kept.event_reasons("web"))
     said = kept.plane.kubectl("describe", "pod", "web")
     assert "no card has room" in said
     assert "aliquot-scheduler" in said
@@ -180,7 +190,7 @@ def test_events_work_with_core_api_only(clean: ControlPlane, rules: list[Object]
     try:
         with keeping(clean, account) as kept:
             kept.create(objects.node("n1", labels=XGN))
-            soon(kept, "the event is there", lambda told: told == ["TaintAdded"], lambda: kept.told("n1"))
+            soon(kept, "the event is there", lambda seen: seen == ["TaintAdded"], lambda: kept.event_reasons("n1"))
             assert kept.taints("n1") == [TAINT]
     finally:
         clean.api("DELETE", f"{group}/clusterrolebindings/seeds")

@@ -45,7 +45,7 @@ def test_pending_reason_in_event_and_condition(cluster: Wired) -> None:
     cluster.waits(
         "c", "0/1 nodes are available: 1 GPU memory: needs 4 GiB per card; no card has that much free (aliquot:memory)."
     )
-    said = cluster.told("c", "WaitingForGPU")
+    said = cluster.await_event("c", "WaitingForGPU")
     assert said == "fits none of 1 node. 1 is busy: GPU memory: needs 4 GiB per card, at most 2 GiB free (2 cards)"
 
 
@@ -67,7 +67,7 @@ def test_the_event_of_kube_scheduler_has_no_trace_of_printf(cluster: Wired) -> N
     cluster.waits("more", "GPU compute: needs 80 percent per card; no card has that much free (aliquot:core)")
     cluster.waits("odd", '"on(percent sign)line 50 percent"', "(aliquot:invalid-pod)")
     for name in ("more", "odd"):
-        assert "%!" not in cluster.told(name, "FailedScheduling", "nodes are available")
+        assert "%!" not in cluster.await_event(name, "FailedScheduling", "nodes are available")
 
 
 def test_pending_reason_of_invalid_pod(cluster: Wired) -> None:
@@ -75,7 +75,7 @@ def test_pending_reason_of_invalid_pod(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8, 8), gpushare_pod("odd", 3, cards=2))
     rule = 'limits["aliyun.com/gpu-mem"]: "3" is not allowed: a multiple of 2'
     cluster.waits("odd", rule)
-    cluster.told("odd", "WaitingForGPU", rule)
+    cluster.await_event("odd", "WaitingForGPU", rule)
 
 
 @pytest.mark.parametrize("how", [delete_pod, finish_pod])
@@ -117,7 +117,7 @@ def test_a_node_that_breaks_a_rule_takes_nobody_until_it_is_put_right(cluster: W
     cluster.create(qgpu_node("n", 16, labels={**QGPU, policy: "fair"}), pod("p", {QGPU_MEMORY: 4, QGPU_CORE: 20}))
     rule = f'metadata.labels["{policy}"]: "fair" is not allowed: best-effort or be, fixed-share or fs'
     cluster.waits("p", f"invalid node: {rule}")
-    cluster.told("n", "InvalidNode", rule)
+    cluster.await_event("n", "InvalidNode", rule)
     assert _bound_after(cluster, lambda: cluster.label_node("n", {policy: "fs"}), "p") < SOON
 
 
@@ -170,5 +170,5 @@ def test_pod_that_never_fits_preempts_nobody(cluster: Wired) -> None:
     cluster.create(pod("high", {MEM: 20}, priorityClassName="system-cluster-critical"))
     never = "1 GPU memory: needs 20 GiB per card; no card is that large (aliquot:memory)"
     cluster.waits("high", never, "Preemption is not helpful for scheduling")
-    cluster.told("high", "WaitingForGPU", "will not take it")
+    cluster.await_event("high", "WaitingForGPU", "will not take it")
     assert objects.bound_to(cluster.plane, "low") == "n"

@@ -149,11 +149,11 @@ def test_a_sick_card_keeps_its_pods_and_gets_no_new_ones_until_it_is_well(cluste
     cluster.create(gpushare_node("n", 8, 8, annotations=inventory(8, 8)))
     assert cluster.placed(gpushare_pod("before", 2)) == [("n", [0])]
     cluster.annotate_node("n", inventory(8, 8, sick=[0]))
-    cluster.told("n", "SickCards")
+    cluster.await_event("n", "SickCards")
     assert cluster.placed(gpushare_pod("during", 2)) == [("n", [1])]
     assert _used(cluster) == {0: 2048, 1: 2048}
     cluster.annotate_node("n", inventory(8, 8))
-    cluster.told("n", "CardsHealthy")
+    cluster.await_event("n", "CardsHealthy")
     places = cluster.placed(gpushare_pod("after", 6), gpushare_pod("last", 6))
     assert sorted(card for _, [card] in places) == [0, 1]
 
@@ -162,7 +162,7 @@ def test_the_config_map_of_gpushare_takes_a_card_out_and_gives_it_back(cluster: 
     cluster.create(gpushare_node("n", 8, 8))
     assert cluster.placed(gpushare_pod("before", 2)) == [("n", [0])]
     cluster.create(unhealthy("n", "0"))
-    cluster.told("n", "SickCards")
+    cluster.await_event("n", "SickCards")
     assert cluster.placed(gpushare_pod("during", 2)) == [("n", [1])]
     assert _used(cluster) == {0: 2048, 1: 2048}
     cluster.plane.api("DELETE", "/api/v1/namespaces/kube-system/configmaps/unhealthy-gpu-n")

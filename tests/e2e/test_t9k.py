@@ -44,7 +44,7 @@ def test_a_node_gets_the_taint_with_its_label_and_loses_it_with_it(cluster: Wire
     _wait_taints(cluster, "n", other, TAINT)
     cluster.label_node("n", {MODE: "sgn"})
     _wait_taints(cluster, "n", other)
-    cluster.told("n", "TaintAdded", "only Pods that request xgn may run here")
+    cluster.await_event("n", "TaintAdded", "only Pods that request xgn may run here")
 
 
 def test_what_does_not_need_an_exclusive_node_does_not_land_there(cluster: Wired) -> None:

@@ -106,10 +106,10 @@ def test_doctor_finds_an_extender_that_is_not_wired_and_is_content_when_it_is(
     kube_scheduler()
     objects.create(clean, objects.pod("lost", {MEM: 3}))
     objects.wait_bound(clean, "lost")
-    told = {finding["check"]: finding for finding in findings(shell) if finding["level"] == "finding"}
-    assert "does not exist" in told["scheduler"]["what"]
-    assert "placed past us" in told["extender"]["what"]
-    assert told["extender"]["about"] == ["default/lost"]
+    reported = {finding["check"]: finding for finding in findings(shell) if finding["level"] == "finding"}
+    assert "does not exist" in reported["scheduler"]["what"]
+    assert "placed past us" in reported["extender"]["what"]
+    assert reported["extender"]["about"] == ["default/lost"]
 
     ours = aliquot_scheduler()
     kube_scheduler(wired(shell, ours.url), name="wired")
@@ -123,8 +123,8 @@ def test_doctor_finds_an_extender_that_is_not_wired_and_is_content_when_it_is(
 
 def test_doctor_says_what_a_restricted_user_may_not_see(clean: ControlPlane, shell: Shell) -> None:
     nobody = clean.kubeconfig_for("default/nobody")
-    told = findings(shell, nobody)
-    unseen = {finding["check"]: finding["what"] for finding in told if finding["level"] == "cannot look"}
+    reported = findings(shell, nobody)
+    unseen = {finding["check"]: finding["what"] for finding in reported if finding["level"] == "cannot look"}
     assert {"nodes", "pods", "scheduler", "webhook"} <= set(unseen)
     assert all("forbidden" in what for what in unseen.values())
     inspected = shell("kubectl", "inspect", "gpushare", kubeconfig=nobody)
@@ -151,8 +151,8 @@ def test_unauthorized_user_is_told_to_log_in(clean: ControlPlane, shell: Shell, 
 def findings(shell: Shell, kubeconfig: Path | None = None) -> list[dict[str, Any]]:
     result = shell("aliquot", "doctor", "-o", "json", kubeconfig=kubeconfig)
     assert result.returncode in (0, 1), result.stderr
-    told: list[dict[str, Any]] = json.loads(result.stdout)
-    return told
+    reported: list[dict[str, Any]] = json.loads(result.stdout)
+    return reported
 
 
 def test_doctor_tries_the_webhook_and_tells_when_it_is_gone(

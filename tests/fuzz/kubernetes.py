@@ -79,8 +79,8 @@ NODES = [
 ]
 
 
-def _parsed(told: object) -> Node:
-    found = dialects.parse_node(told)
+def _parsed(parsed_node: object) -> Node:
+    found = dialects.parse_node(parsed_node)
     assert isinstance(found, Node)
     return found
 
@@ -320,11 +320,11 @@ TARGETS: tuple[Target, ...] = (
     plain(
         "inventory",
         changed([json.loads(NODES[0]["metadata"]["annotations"]["aliquot.dev/inventory"])]).map(
-            lambda told: {
+            lambda parsed_node: {
                 "metadata": {
                     "name": "n1",
                     "labels": {"gpushare": "true"},
-                    "annotations": {"aliquot.dev/inventory": json.dumps(told)},
+                    "annotations": {"aliquot.dev/inventory": json.dumps(parsed_node)},
                 }
             }
         ),

@@ -64,10 +64,10 @@ def test_containerd_finds_it_under_the_name_that_the_kubelet_asks_for() -> None:
 
 def test_docker_finds_it_under_its_own_name() -> None:
     files = _archive()
-    (told,) = json.loads(files["manifest.json"])
+    (written,) = json.loads(files["manifest.json"])
 
-    assert told["RepoTags"] == ["aliquot/aliquot:1.2.3"]
-    assert set(told["Layers"]) | {told["Config"]} <= set(files)
+    assert written["RepoTags"] == ["aliquot/aliquot:1.2.3"]
+    assert set(written["Layers"]) | {written["Config"]} <= set(files)
 
 
 def test_a_layers_identity_is_that_of_its_tar() -> None:
@@ -79,9 +79,9 @@ def test_a_layers_identity_is_that_of_its_tar() -> None:
 
 
 def test_another_variable_is_in_the_environment_beside_those_that_are_always_there() -> None:
-    told = _config(_archive(ALIQUOT_SIMULATE="4x16GiB"))["config"]["Env"]
+    written = _config(_archive(ALIQUOT_SIMULATE="4x16GiB"))["config"]["Env"]
 
-    assert told == [*(f"{name}={value}" for name, value in oci.ENVIRONMENT.items()), "ALIQUOT_SIMULATE=4x16GiB"]
+    assert written == [*(f"{name}={value}" for name, value in oci.ENVIRONMENT.items()), "ALIQUOT_SIMULATE=4x16GiB"]
 
 
 def test_image_creation_time_is_the_release_date() -> None:

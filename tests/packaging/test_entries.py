@@ -42,9 +42,9 @@ def test_compressing_the_same_twice_gives_the_same_bytes() -> None:
 
 def test_layer_entries_belong_to_root_and_have_one_time() -> None:
     with tarfile.open(fileobj=io.BytesIO(entries.packed({"a/b": FILE}, made_at=7))) as tar:
-        told = {(member.name, member.uid, member.gid, member.uname, member.mtime) for member in tar}
+        written = {(member.name, member.uid, member.gid, member.uname, member.mtime) for member in tar}
 
-    assert told == {("a", 0, 0, "root", 7), ("a/b", 0, 0, "root", 7)}
+    assert written == {("a", 0, 0, "root", 7), ("a/b", 0, 0, "root", 7)}
 
 
 def test_the_folders_of_a_file_come_before_it() -> None:

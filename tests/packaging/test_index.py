@@ -57,8 +57,8 @@ def _described(files: dict[str, bytes]) -> Iterator[dict[str, Any]]:
     yield _top(files)
     for manifest in json.loads(_blob(files, _top(files)))["manifests"]:
         yield manifest
-        told = json.loads(_blob(files, manifest))
-        yield from (told["config"], *told["layers"])
+        parsed = json.loads(_blob(files, manifest))
+        yield from (parsed["config"], *parsed["layers"])
 
 
 def test_every_blob_that_is_named_is_there_with_its_digest_and_its_size(files: dict[str, bytes]) -> None:

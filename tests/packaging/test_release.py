@@ -41,7 +41,7 @@ def test_every_place_that_says_the_version_says_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "told"),
+    ("file", "old", "message"),
     [
         ("src/aliquot/__init__.py", f'__version__ = "{VERSION}"', "src/aliquot/__init__.py: __version__ is"),
         (f"{CHART}/Chart.yaml", f"\nversion: {VERSION}", f"{CHART}/Chart.yaml: version is"),
@@ -50,11 +50,11 @@ def test_every_place_that_says_the_version_says_the_same() -> None:
         (PLUGIN, f"aliquot/aliquot:{VERSION}", f"{PLUGIN}: image is"),
     ],
 )
-def test_a_place_that_says_another_version_is_named(tree: Path, file: str, old: str, told: str) -> None:
+def test_a_place_that_says_another_version_is_named(tree: Path, file: str, old: str, message: str) -> None:
     _replace(tree / file, old, old.replace(VERSION, "9.9.9"))
 
     (sentence,) = readiness.other_versions(tree, VERSION)
-    assert sentence == f"{told} 9.9.9, and pyproject.toml's version is {VERSION}: they are one"
+    assert sentence == f"{message} 9.9.9, and pyproject.toml's version is {VERSION}: they are one"
 
 
 @pytest.mark.parametrize("heading", ["## {} - 2026-11-15", "## [{}] - 2026-11-15"])

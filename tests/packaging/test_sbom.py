@@ -23,21 +23,21 @@ def _document(*components: Component) -> dict[str, Any]:
 
 
 def test_every_component_is_a_package_that_the_image_contains() -> None:
-    told = _document(LIBC, RICH)
+    listing = _document(LIBC, RICH)
 
     contained = {
         relationship["relatedSpdxElement"]
-        for relationship in told["relationships"]
+        for relationship in listing["relationships"]
         if relationship["relationshipType"] == "CONTAINS"
     }
     assert contained == {"SPDXRef-deb-libc6", "SPDXRef-wheel-rich"}
-    assert contained < {package["SPDXID"] for package in told["packages"]}
+    assert contained < {package["SPDXID"] for package in listing["packages"]}
 
 
 def test_a_component_is_found_by_scanners_under_its_package_url() -> None:
-    told = {package["name"]: package for package in _document(LIBC, RICH, PREACT)["packages"]}
+    listing = {package["name"]: package for package in _document(LIBC, RICH, PREACT)["packages"]}
 
-    assert [told[name]["externalRefs"][0]["referenceLocator"] for name in ("libc6", "rich", "preact")] == [
+    assert [listing[name]["externalRefs"][0]["referenceLocator"] for name in ("libc6", "rich", "preact")] == [
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=amd64&distro=debian-12",
         "pkg:pypi/rich@15.0.0",
         "pkg:npm/preact@11.2.0",
@@ -45,10 +45,10 @@ def test_a_component_is_found_by_scanners_under_its_package_url() -> None:
 
 
 def test_a_component_has_its_licence_and_the_checksum_of_what_was_fetched() -> None:
-    told = next(package for package in _document(LIBC)["packages"] if package["name"] == "libc6")
+    listing = next(package for package in _document(LIBC)["packages"] if package["name"] == "libc6")
 
-    assert told["licenseDeclared"] == "LGPL-2.1-or-later"
-    assert told["checksums"] == [{"algorithm": "SHA256", "checksumValue": SUM}]
+    assert listing["licenseDeclared"] == "LGPL-2.1-or-later"
+    assert listing["checksums"] == [{"algorithm": "SHA256", "checksumValue": SUM}]
 
 
 def test_a_licence_that_spdx_does_not_know_is_explained_in_the_document() -> None:

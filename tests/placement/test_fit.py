@@ -226,8 +226,10 @@ def test_chosen_grant_can_be_booked_and_refusals_are_unique(policy: str, board: 
     chooser = Chooser(board, POLICIES[policy]())
     grant = chooser.choose(claim)
     assert (grant is not None) == bool(len(chooser.fitting(claim)))
-    told = [(refusal.node, refusal.card, refusal.reason, refusal.wanted) for refusal in chooser.refusals(claim)]
-    assert len(told) == len(set(told))
+    reasons_given = [
+        (refusal.node, refusal.card, refusal.reason, refusal.wanted) for refusal in chooser.refusals(claim)
+    ]
+    assert len(reasons_given) == len(set(reasons_given))
     if grant is not None:
         assert isinstance(Ledger(board).assume(claim, grant, 1.0), Booking)
 

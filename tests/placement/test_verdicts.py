@@ -173,13 +173,15 @@ def test_cached_verdicts_equal_fresh_verdicts(steps: list[tuple[Change, Claim]],
 
 def _everything(board: Board) -> dict[str, object]:
     """All that a board tells, but for when each row changed."""
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         name: value[: board.rows].tolist()
         for name, value in vars(board).items()
         if isinstance(value, np.ndarray) and name != "changed"
     }
-    told |= {name: getattr(board, name) for name in ("rows", "width", "names", "nodes", "row_of", "models", "replicas")}
-    return told | {"booked": board._booked, "beyond": board._beyond, "spare": board._spare}
+    fields |= {
+        name: getattr(board, name) for name in ("rows", "width", "names", "nodes", "row_of", "models", "replicas")
+    }
+    return fields | {"booked": board._booked, "beyond": board._beyond, "spare": board._spare}
 
 
 @settings(max_examples=100)

@@ -81,12 +81,14 @@ def test_a_workload_that_is_not_known_is_learned_on_the_way() -> None:
 
 
 def test_replay_reports_progress_to_the_end() -> None:
-    told: list[int] = []
+    reported: list[int] = []
     pods = [a_pod(100)] * 500
-    replay(nodes("n1,9000,9000,1,A"), pods, "binpack", known=(), clock=itertools.count().__next__, progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == 500
-    assert len(told) <= 260
+    replay(
+        nodes("n1,9000,9000,1,A"), pods, "binpack", known=(), clock=itertools.count().__next__, progress=reported.append
+    )
+    assert reported == sorted(reported)
+    assert reported[-1] == 500
+    assert len(reported) <= 260
 
 
 def test_dense_packs_no_worse_than_fgd_and_better_than_spread() -> None:

@@ -130,10 +130,10 @@ class Checks:
 def _left_on_the_board(scheduler: Object) -> list[str]:
     if "podIP" not in scheduler["status"]:
         return [f"Pod {scheduler['metadata']['name']} is not up yet"]
-    told = ask(scheduler["status"]["podIP"], SCHEDULER_PORT, "/aliquot/status")
+    answer = ask(scheduler["status"]["podIP"], SCHEDULER_PORT, "/aliquot/status")
     return [
         f"card {card['index']} of {node['name']} is booked, says {scheduler['metadata']['name']}"
-        for node in told["nodes"]
+        for node in answer["nodes"]
         for card in node["cards"]
         if card["used_memory_mib"]
     ]
@@ -146,8 +146,8 @@ def _left_on(node: RealNode) -> list[str]:
         if node.path(folder).exists()
         for path in node.path(folder).iterdir()
     ]
-    told = ask(node.address, AGENT_PORT, "/status")
-    return found + [f"tenant {tenant['name']} of {node.name}'s agent" for tenant in told["tenants"]]
+    answer = ask(node.address, AGENT_PORT, "/status")
+    return found + [f"tenant {tenant['name']} of {node.name}'s agent" for tenant in answer["tenants"]]
 
 
 def _errors(file: Path) -> Iterator[str]:
@@ -197,8 +197,8 @@ def _why(pod: Object) -> str:
         for state in (container["state"] for container in status.get("containerStatuses", ()))
         if "waiting" in state
     ]
-    told = [
+    answer = [
         condition.get("message", "") for condition in status.get("conditions", ()) if condition["status"] == "False"
     ]
     ending = ["is ending"] if pod["metadata"].get("deletionTimestamp") else []
-    return ", ".join([str(status.get("phase")), *ending, *waiting, *told[:1], status.get("reason", "")])[:300]
+    return ", ".join([str(status.get("phase")), *ending, *waiting, *answer[:1], status.get("reason", "")])[:300]

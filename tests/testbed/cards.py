@@ -79,10 +79,10 @@ def wait_leads(scheduler: AliquotScheduler, seconds: float = 10.0) -> None:
 
 def board_of(scheduler: AliquotScheduler) -> dict[audit.Card, int]:
     """MiB that are taken, by card, as the scheduler says."""
-    told = json.loads(scheduler.get("/aliquot/status"))
+    status = json.loads(scheduler.get("/aliquot/status"))
     return {
         (node["name"], card["index"]): card["used_memory_mib"]
-        for node in told["nodes"]
+        for node in status["nodes"]
         for card in node["cards"]
         if card["used_memory_mib"]
     }

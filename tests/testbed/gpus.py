@@ -38,10 +38,10 @@ def inventory(*cards_gib: int, sick: Sequence[int] = ()) -> dict[str, str]:
 
 def gpushare_node(name: str, *cards_gib: int, **more: Any) -> Object:
     """Equal cards need no inventory: their number and their memory in all tell them."""
-    told = inventory(*cards_gib) if len(set(cards_gib)) > 1 else {}
+    inventories = inventory(*cards_gib) if len(set(cards_gib)) > 1 else {}
     labels = {"gpushare": "true", **more.pop("labels", {})}
     amounts = {MEM: sum(cards_gib), COUNT: len(cards_gib)}
-    return node(name, amounts, labels=labels, annotations={**told, **more.pop("annotations", {})}, **more)
+    return node(name, amounts, labels=labels, annotations={**inventories, **more.pop("annotations", {})}, **more)
 
 
 def unhealthy(name: str, cards: str) -> Object:

@@ -223,11 +223,11 @@ def wait_bound(plane: ControlPlane, *names: str, namespace: str = "default", sec
         where.update({p["metadata"]["name"]: p["spec"].get("nodeName", "") for p in list_pods(plane, namespace)})
         return [name for name in names if not where.get(name)]
 
-    def told() -> object:
+    def events() -> object:
         left = waiting()
         return {"waiting": left, "events": events_of(plane, left[0], namespace) if left else []}
 
-    wait_until(lambda: not waiting(), seconds, f"{len(names)} Pods bound", saw=told)
+    wait_until(lambda: not waiting(), seconds, f"{len(names)} Pods bound", saw=events)
     return {name: where[name] for name in names}
 
 

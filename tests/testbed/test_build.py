@@ -63,9 +63,9 @@ def test_each_program_is_built_once_and_progress_tells_which_of_how_many(
     _go(tmp_path, "go1.26.0", '[ "$1" = build ] && echo "$8" >"$7"; exit 0')
     assert binaries(["etcd", "kubectl"]) == {"etcd": empty_cache / "etcd", "kubectl": empty_cache / "kubectl"}
     assert (empty_cache / "kubectl").read_text().strip() == "k8s.io/kubernetes/cmd/kubectl"
-    told = capsys.readouterr().err
-    assert "[1/2] etcd (1 of 2)" in told
-    assert "[2/2] kubectl (2 of 2)" in told
+    printed = capsys.readouterr().err
+    assert "[1/2] etcd (1 of 2)" in printed
+    assert "[2/2] kubectl (2 of 2)" in printed
     os.unlink(tmp_path / "bin" / "go")
     binaries(["etcd", "kubectl"])
     assert capsys.readouterr().err == ""

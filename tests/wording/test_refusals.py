@@ -58,8 +58,8 @@ def test_one_sentence_stays_short_whatever_the_nodes_say(nodes: int) -> None:
         *(Refusal(f"n{at}", None, Reason.TAINT, None, f"{'k' * 250}{at}", never=False) for at in range(nodes)),
         *(Refusal(f"m{at}", None, Reason.INVALID, None, f"{'w' * 250}{at}", never=True) for at in range(nodes)),
     ]
-    told = one_sentence(refusals, claim, 2 * nodes)
-    assert len(told) <= 900
-    assert f"{nodes:,} are closed to it for now" in told
-    assert f"{nodes:,} will not take it" in told
-    assert f"{nodes - 3:,} more reasons" in told
+    text = one_sentence(refusals, claim, 2 * nodes)
+    assert len(text) <= 900
+    assert f"{nodes:,} are closed to it for now" in text
+    assert f"{nodes:,} will not take it" in text
+    assert f"{nodes - 3:,} more reasons" in text

@@ -110,7 +110,7 @@ def _play(lab: Lab, asks: tuple[Ask, ...], kills: int, chance: random.Random) ->
         "lives": len(storm.lives),
         "longest_gap_seconds": round(max(gaps, default=(float("inf"), 0, ""))[0], 3),
         "gaps_over_half_a_second": [
-            {"who": who, "seconds": round(gap, 3), "meanwhile": storm.told(since - 1, since + gap)}
+            {"who": who, "seconds": round(gap, 3), "meanwhile": storm.events(since - 1, since + gap)}
             for gap, since, who in sorted(gaps, reverse=True)
             if gap > 0.5
         ],
@@ -137,7 +137,7 @@ class _Storm:
         self._stopped: list[tuple[int, float, float, Life | None]] = []  # pid, since, until
         self._daemon_due: float | None = None
 
-    def told(self, begin: float, end: float) -> list[str]:
+    def events(self, begin: float, end: float) -> list[str]:
         """What was done to whom in that time, in seconds from `begin`."""
         return [f"{moment - begin:.2f} {text}" for moment, text in self._log if begin <= moment <= end]
 

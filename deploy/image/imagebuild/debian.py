@@ -76,8 +76,8 @@ class Apt:
 
     def resolved(self, wanted: Wanted) -> list[tuple[str, str]]:
         """Name and version of all that is asked for and what that needs, as of today."""
-        told = self._asked("install", "--yes", "--no-install-recommends", "--print-uris", *wanted.asked)
-        files = [line.split()[1] for line in told.splitlines() if line.startswith("'")]
+        printed = self._asked("install", "--yes", "--no-install-recommends", "--print-uris", *wanted.asked)
+        files = [line.split()[1] for line in printed.splitlines() if line.startswith("'")]
         named = [(name, urllib.parse.unquote(version)) for name, version, _ in (file.split("_") for file in files)]
         return sorted((name, version) for name, version in named if name not in wanted.left_out)
 

@@ -186,13 +186,13 @@ def _kept(cache: Path, what: str, tree: Mapping[str, Entry], *, made_at: int) ->
 
 def _key(tree: Mapping[str, Entry], made_at: int) -> str:
     """Everything that the bytes of a layer follow from: its files, their time, and what compiles and packs them."""
-    told = hashlib.sha256(f"{sys.version} {made_at}".encode())
+    digest = hashlib.sha256(f"{sys.version} {made_at}".encode())
     for module in ("bytecode", "entries"):
-        told.update((HERE / "imagebuild" / f"{module}.py").read_bytes())
+        digest.update((HERE / "imagebuild" / f"{module}.py").read_bytes())
     for path, entry in sorted(tree.items()):
-        told.update(f"{path} {entry.mode} {entry.link} {entry.folder} {len(entry.data)}\0".encode())
-        told.update(entry.data)
-    return told.hexdigest()[:32]
+        digest.update(f"{path} {entry.mode} {entry.link} {entry.folder} {len(entry.data)}\0".encode())
+        digest.update(entry.data)
+    return digest.hexdigest()[:32]
 
 
 @contextlib.contextmanager

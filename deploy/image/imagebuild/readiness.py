@@ -31,17 +31,17 @@ def obstacles(root: Path) -> Obstacles:
 
 def other_versions(root: Path, version: str) -> list[str]:
     """pyproject.toml says the version; wherever else it is written, it is the same."""
-    told = [
+    lines = [
         ("src/aliquot/__init__.py", "__version__", _found(root / "src/aliquot/__init__.py", r'^__version__ = "(.*)"$')),
         (f"{CHART}/Chart.yaml", "version", _found(root / CHART / "Chart.yaml", r"^version: \"?([^\s\"]+)\"?$")),
         (f"{CHART}/Chart.yaml", "appVersion", _found(root / CHART / "Chart.yaml", r"^appVersion: \"?([^\s\"]+)\"?$")),
     ]
     for path in sorted(path for pattern in _MANIFESTS for path in root.glob(pattern)):
         tags = sorted(set(_IMAGE.findall(path.read_text())))
-        told += [(str(path.relative_to(root)), "image", tag) for tag in tags]
+        lines += [(str(path.relative_to(root)), "image", tag) for tag in tags]
     return [
         f"{where}: {what} is {said or 'not there'}, and pyproject.toml's version is {version}: they are one"
-        for where, what, said in told
+        for where, what, said in lines
         if said != version
     ]
 

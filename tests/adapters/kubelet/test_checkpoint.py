@@ -33,8 +33,8 @@ def written(folder: Path, entries: Any, **more: Any) -> Path:
 
 
 def test_checkpoint_has_pod_container_resource_and_devices(tmp_path: Path) -> None:
-    told = read_checkpoint(written(tmp_path, [ENTRY]))
-    assert told == (Entry(ENTRY["PodUID"], "init", CORE, frozenset({"GPU-1-_-4", "GPU-1-_-7"})),)  # type: ignore[arg-type]  # the entry is of many types
+    read_back = read_checkpoint(written(tmp_path, [ENTRY]))
+    assert read_back == (Entry(ENTRY["PodUID"], "init", CORE, frozenset({"GPU-1-_-4", "GPU-1-_-7"})),)  # type: ignore[arg-type]  # the entry is of many types
 
 
 def test_checkpoint_joins_devices_of_several_numa_nodes(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_checkpoint_of_unknown_form_is_none(tmp_path: Path, entries: object) -> 
 def test_checkpoint_never_raises(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(content)
-    told = read_checkpoint(path)
-    assert told is None or all(isinstance(entry, Entry) for entry in told)
+    read_back = read_checkpoint(path)
+    assert read_back is None or all(isinstance(entry, Entry) for entry in read_back)
 
 
 def test_checkpoint_of_endless_brackets_is_none(tmp_path: Path) -> None:

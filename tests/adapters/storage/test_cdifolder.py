@@ -92,7 +92,7 @@ def test_write_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("step", "number", "told"),
+    ("step", "number", "message"),
     [
         ("fsync", errno.ENOSPC, "No space left on device: free some space"),
         ("replace", errno.EROFS, "Read-only file system: mount it writable"),
@@ -100,7 +100,7 @@ def test_write_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_write_on_a_failing_disk_keeps_the_old_spec(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int, message: str
 ) -> None:
     folder = a_folder(tmp_path)
     folder.write(a_spec())
@@ -110,7 +110,7 @@ def test_write_on_a_failing_disk_keeps_the_old_spec(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, step, fail)
-        with pytest.raises(CdiError, match=f"{tmp_path}: {told}"):
+        with pytest.raises(CdiError, match=f"{tmp_path}: {message}"):
             folder.write(a_spec(A="other"))
     assert [path.name for path in tmp_path.iterdir()] == [a_spec().name.file]
     assert folder.specs() == [a_spec()]

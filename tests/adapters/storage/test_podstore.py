@@ -239,13 +239,13 @@ def test_podstore_killed_during_writes_has_all_that_returned(tmp_path: Path, lin
         [sys.executable, "-c", _WRITER, str(tmp_path / "agent.db")], stdout=subprocess.PIPE, text=True
     )
     assert writer.stdout is not None
-    told = [writer.stdout.readline() for _ in range(lines)]
+    printed = [writer.stdout.readline() for _ in range(lines)]
     writer.send_signal(signal.SIGKILL)
-    told += writer.stdout.readlines()  # it may have come further
+    printed += writer.stdout.readlines()  # it may have come further
     writer.stdout.close()
     writer.wait()
-    added = [int(line.split()[1]) for line in told if line.startswith("added") and line.endswith("\n")]
-    removed = {int(line.split()[1]) for line in told if line.startswith("removed") and line.endswith("\n")}
+    added = [int(line.split()[1]) for line in printed if line.startswith("added") and line.endswith("\n")]
+    removed = {int(line.split()[1]) for line in printed if line.startswith("removed") and line.endswith("\n")}
     store = a_store(tmp_path)
     found = {int(tenancy.created): tenancy for tenancy in store.tenancies()}
     assert store.notes == []

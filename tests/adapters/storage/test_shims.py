@@ -161,7 +161,7 @@ def test_a_library_that_was_not_built_is_told(source: Path, state: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("step", "number", "told"),
+    ("step", "number", "message"),
     [
         ("fsync", errno.ENOSPC, "No space left on device: free some space"),
         ("rename", errno.EROFS, "Read-only file system: mount the host's folder writable"),
@@ -169,7 +169,7 @@ def test_a_library_that_was_not_built_is_told(source: Path, state: Path) -> None
     ],
 )
 def test_a_disk_that_fails_is_told_and_leaves_nothing_half_done(
-    source: Path, state: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int, told: str
+    source: Path, state: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int, message: str
 ) -> None:
     before = put(source, state)
     a_library(source / "libaliquot.so", b"two")
@@ -179,7 +179,7 @@ def test_a_disk_that_fails_is_told_and_leaves_nothing_half_done(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, step, fail)
-        with pytest.raises(ShimError, match=told):
+        with pytest.raises(ShimError, match=message):
             put(source, state)
     assert (state / "shim" / "current").resolve() == before.folder
     assert not [name for name in names(state) if name.startswith(".")]

@@ -51,7 +51,7 @@ def examined(node: FakeNode, *more: str) -> Result:
     return invoked(doctor, *words, f"--cdi-dir={places.cdi}", *more)
 
 
-def told(node: FakeNode, *more: str) -> dict[str, list[Json]]:
+def by_check(node: FakeNode, *more: str) -> dict[str, list[Json]]:
     """The findings by their level."""
     result = examined(node, "-o", "json", *more)
     assert result.exit_code in (0, 1), result.output
@@ -71,7 +71,7 @@ OF_THE_NODE = {"kubelet", "agent", "database", "shim", "cards", "resources", "in
 def test_doctor_checks_the_node_where_a_kubelet_is(node: FakeNode, api: FakeCluster) -> None:
     with ExitStack() as stack:
         node.start(stack)
-        found = told(node)
+        found = by_check(node)
     assert checks(found["ok"]) >= OF_THE_NODE
     assert not checks(found.get("finding", [])) & OF_THE_NODE
     assert {"scheduler", "extender"} & checks(found["finding"]), "the cluster is looked at as well"
@@ -88,14 +88,14 @@ def test_doctor_on_a_machine_without_cards_gives_a_note(
     shutil.rmtree(node.places.run / "t")
     for spec in (node.places.cdi or Path()).iterdir():
         spec.unlink()
-    found = told(node, "--nodename=n1")
+    found = by_check(node, "--nodename=n1")
     assert not checks(found["finding"]) & OF_THE_NODE
     (note,) = [finding for finding in found["note"] if finding["check"] == "agent"]
     assert note["what"].startswith("no agent runs here, and the labels ask for none")
 
 
 def test_doctor_with_no_node_checks_the_cluster_only(node: FakeNode, api: FakeCluster) -> None:
-    found = told(node, "--no-node")
+    found = by_check(node, "--no-node")
     assert not checks([finding for level in found.values() for finding in level]) & {"agent", "kubelet", "shim"}
 
 
@@ -159,7 +159,7 @@ def test_doctor_without_kubectl_finds_cards_given_twice(
     own_account(monkeypatch, the_node(), [the_pod(), *pods])
     with ExitStack() as stack:
         node.start(stack)
-        found = told(node)
+        found = by_check(node)
     (crowd,) = [finding for finding in found["finding"] if finding["check"] == "over-allocated"]
     assert crowd["about"] == ["n1, GPU 0"]
     assert crowd["what"] == "150% of its compute is given away"
@@ -168,7 +168,7 @@ def test_doctor_without_kubectl_finds_cards_given_twice(
 def test_doctor_without_api_server_checks_the_agent(node: FakeNode, no_kubectl: None) -> None:
     with ExitStack() as stack:
         node.start(stack)
-        found = told(node)
+        found = by_check(node)
     (unseen,) = found["cannot look"]
     assert unseen["about"] == ["Node n1"]
     assert checks(found["ok"]) == {"kubelet", "agent", "database", "shim", "cards", "cdi"}
@@ -188,7 +188,7 @@ def test_doctor_reports_an_unknown_node_name(node: FakeNode, api: FakeCluster) -
     node.agent.about["node"] = "nobody"
     with ExitStack() as stack:
         node.start(stack)
-        (unseen,) = told(node)["cannot look"]
+        (unseen,) = by_check(node)["cannot look"]
     assert unseen["about"] == ["Node nobody"]
     assert "--nodename" in unseen["fix"]
 

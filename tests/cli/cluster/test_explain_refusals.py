@@ -140,8 +140,8 @@ def test_shortages_are_in_units_of_people(
 ) -> None:
     (entry,) = explained(tmp_path, [pod], cluster)
     assert not entry["fits"]
-    told = [refusal for refusal in entry["refusals"] if refusal["reason"] == reason]
-    assert [(refusal["node"], refusal["wanted"], refusal["had"], refusal["never"]) for refusal in told] == [
+    matching = [refusal for refusal in entry["refusals"] if refusal["reason"] == reason]
+    assert [(refusal["node"], refusal["wanted"], refusal["had"], refusal["never"]) for refusal in matching] == [
         ("n1", wanted, had, never)
     ]
     assert (

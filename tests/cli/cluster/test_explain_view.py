@@ -76,13 +76,13 @@ def test_busy_closed_and_never_are_separate_groups(tmp_path: Path) -> None:
 def test_card_that_is_busy_and_too_small_is_never(tmp_path: Path) -> None:
     """Its compute comes free, its memory does not grow."""
     running = asking({QGPU_MEMORY: 1, QGPU_CORE: 90}, "r", on="n1")
-    told = lines(tmp_path, [asking({QGPU_MEMORY: 20, QGPU_CORE: 30})], [a_node("n1", 16, labels=QGPU), running])
-    assert told[1] == "  1 node will not take the Pod as it is"
+    printed = lines(tmp_path, [asking({QGPU_MEMORY: 20, QGPU_CORE: 30})], [a_node("n1", 16, labels=QGPU), running])
+    assert printed[1] == "  1 node will not take the Pod as it is"
 
 
 def test_node_with_one_card_that_may_come_free_is_busy(tmp_path: Path) -> None:
-    told = lines(tmp_path, [gpushare_pod("p", 5)], [gpushare_node("n1", 4, 16), on_card("r", 12, 1)])
-    assert told[1:4] == [
+    printed = lines(tmp_path, [gpushare_pod("p", 5)], [gpushare_node("n1", 4, 16), on_card("r", 12, 1)])
+    assert printed[1:4] == [
         "  1 node is busy: it could take the Pod when others leave",
         "    1  GPU memory: needs 5 GiB per card; at most 4 GiB free (1 card)  [n1]",
         "    1  GPU memory: needs 5 GiB per card; the largest card has 4 GiB (1 card)  [n1]",
@@ -90,19 +90,19 @@ def test_node_with_one_card_that_may_come_free_is_busy(tmp_path: Path) -> None:
 
 
 def test_replicas_that_do_not_fit_for_the_same_reasons_are_told_together(tmp_path: Path) -> None:
-    told = lines(tmp_path, [replicas(202, gpushare_pod("", 8))], [gpushare_node("n1", 16)])
-    assert told[:3] == [
+    printed = lines(tmp_path, [replicas(202, gpushare_pod("", 8))], [gpushare_node("n1", 16)])
+    assert printed[:3] == [
         "default/web-0    n1  main: GPU 0 (8 GiB)",
         "default/web-1    n1  main: GPU 0 (8 GiB)",
         "default/web-2 ... default/web-201 (200 Pods)  fit none of 1 node",
     ]
-    assert told[-1] == "2 of 202 fit"
-    assert len(told) == 7
+    assert printed[-1] == "2 of 202 fit"
+    assert len(printed) == 7
 
 
 def test_pods_of_other_shapes_get_their_own_paragraph(tmp_path: Path) -> None:
-    told = lines(tmp_path, [gpushare_pod("a", 17), gpushare_pod("b", 18)], [gpushare_node("n1", 16)])
-    assert [line for line in told if "fits none" in line] == [
+    printed = lines(tmp_path, [gpushare_pod("a", 17), gpushare_pod("b", 18)], [gpushare_node("n1", 16)])
+    assert [line for line in printed if "fits none" in line] == [
         "default/a  fits none of 1 node",
         "default/b  fits none of 1 node",
     ]
@@ -122,9 +122,9 @@ def test_the_rarest_reasons_are_summed_up(tmp_path: Path) -> None:
     def owned(at: int) -> Json:
         return gpushare_node(f"n{at}", 16, taints=[{"key": "owner", "value": f"t{at}", "effect": "NoSchedule"}])
 
-    told = lines(tmp_path, [gpushare_pod()], [owned(at) for at in range(30)])
-    assert told[-3] == "    22  for 22 more reasons (-o json shows them all)"
-    assert len(told) == 13
+    printed = lines(tmp_path, [gpushare_pod()], [owned(at) for at in range(30)])
+    assert printed[-3] == "    22  for 22 more reasons (-o json shows them all)"
+    assert len(printed) == 13
 
 
 def test_the_same_assumption_about_many_nodes_is_noted_once(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_the_same_assumption_about_many_nodes_is_noted_once(tmp_path: Path) -> N
 
 
 def test_a_pod_that_is_not_ours_is_counted_apart(tmp_path: Path) -> None:
-    told = lines(tmp_path, [gpushare_pod("a"), a_pod("web", a_container())], [gpushare_node()])
-    assert told[1:] == [
+    printed = lines(tmp_path, [gpushare_pod("a"), a_pod("web", a_container())], [gpushare_node()])
+    assert printed[1:] == [
         "default/web  -  (asks for no GPU in any of the dialects: not ours to place)",
         "",
         "all 1 fit; 1 is not ours",
@@ -144,5 +144,5 @@ def test_a_pod_that_is_not_ours_is_counted_apart(tmp_path: Path) -> None:
 
 
 def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    told = run(tmp_path, [gpushare_pod("a\x1b[31m\nb")], [gpushare_node()]).stdout
-    assert told.startswith("default/a\\x1b[31m\\nb  is not allowed\n")
+    printed = run(tmp_path, [gpushare_pod("a\x1b[31m\nb")], [gpushare_node()]).stdout
+    assert printed.startswith("default/a\\x1b[31m\\nb  is not allowed\n")

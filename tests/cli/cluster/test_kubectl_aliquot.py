@@ -87,10 +87,12 @@ def test_a_node_takes_a_line_and_the_cluster_one(cluster: FakeCluster) -> None:
 
 def test_each_pod_that_waits_says_why_in_one_sentence(cluster: FakeCluster) -> None:
     cluster.show(*MIXTURE)
-    told = printed("--pending")
-    assert told[:2] == ["1 Pod waits:", "  default/waits"]
-    assert told[2].startswith("    fits none of 4 nodes. 1 is busy: another Pod has the whole node. 3 will not take it")
-    assert told == printed()[7:]
+    output = printed("--pending")
+    assert output[:2] == ["1 Pod waits:", "  default/waits"]
+    assert output[2].startswith(
+        "    fits none of 4 nodes. 1 is busy: another Pod has the whole node. 3 will not take it"
+    )
+    assert output == printed()[7:]
 
 
 def test_details_show_every_card_and_every_pod(cluster: FakeCluster) -> None:
@@ -123,9 +125,9 @@ def test_sick_cards_and_broken_nodes_are_seen(cluster: FakeCluster) -> None:
     }
     broken = a_node("n2", 16, labels={"sched.tensorstack.dev/node-alloc-mode": "zz"})
     cluster.show(gpushare_node("n1", 16, 16), broken, sick)
-    told = printed("-o", "wide")
-    assert told[1].endswith("0:0/16 1:0/16!  sick: GPU 1")
-    assert "is not allowed: xgn (exclusive) or sgn (shared)" in told[2]
+    output = printed("-o", "wide")
+    assert output[1].endswith("0:0/16 1:0/16!  sick: GPU 1")
+    assert "is not allowed: xgn (exclusive) or sgn (shared)" in output[2]
 
 
 def test_who_may_not_read_the_sick_cards_still_sees_the_rest(cluster: FakeCluster) -> None:
@@ -142,16 +144,16 @@ def test_many_nodes_are_summed_up_by_kind(cluster: FakeCluster) -> None:
     nodes = [gpushare_node(f"n{at}", 16, 16, unschedulable=at < 12) for at in range(60)]
     others = [a_node(f"x{at}", 80, labels=XGN) for at in range(5)]
     cluster.show(*nodes, *others, *(on_card(f"p{at}", 4, 0, f"n{at}") for at in range(60)))
-    told = printed()
-    assert told[:5] == [
+    output = printed()
+    assert output[:5] == [
         "NODES  OFFERS    POLICY       GPU         MEMORY (GiB)  CORE (GPU)  FREE GPU  PODS  ONLINE  OFFLINE",
         "   60  gpushare  best-effort  2 x 16 GiB     240/1,920       0/120        60    60       0        0",
         "    5  t9k-xgn   best-effort  1 x 80 GiB         0/400         0/5         5     0       0        0",
         "",
         "65 nodes, 125 GPUs: memory 240/2,320 GiB, core 0/125 GPUs, 60 Pods (0 online, 0 offline)",
     ]
-    assert told[5] == "12 nodes with trouble:"
-    assert told[-2:] == ["  and 2 more", "-o wide shows every node, NODE -d one of them with its Pods"]
+    assert output[5] == "12 nodes with trouble:"
+    assert output[-2:] == ["  and 2 more", "-o wide shows every node, NODE -d one of them with its Pods"]
     assert len(printed("-o", "wide")) == 68
 
 
@@ -186,9 +188,9 @@ def test_a_pod_that_kube_scheduler_refuses_for_another_reason_tells_that_reason(
 def test_a_pod_that_is_held_back_or_breaks_a_rule_says_so(cluster: FakeCluster) -> None:
     held = gpushare_pod("p", 4, schedulingGates=[{"name": "example.com/wait"}])
     cluster.show(gpushare_node("n1", 16), held, gpushare_pod("q", 3, annotations={COUNT: "2"}))
-    told = printed("--pending")
-    assert told[2] == "    is held back by its scheduling gates: example.com/wait"
-    assert told[4].startswith("    breaks a rule: spec.containers[0]")
+    output = printed("--pending")
+    assert output[2] == "    is held back by its scheduling gates: example.com/wait"
+    assert output[4].startswith("    breaks a rule: spec.containers[0]")
 
 
 def test_json_has_all_of_it(cluster: FakeCluster) -> None:

@@ -181,9 +181,9 @@ def test_pods_that_cannot_be_read_are_named_as_the_peer_does(
 
 def test_the_unit_is_read_from_the_nodes(cluster: FakeCluster) -> None:
     cluster.show(shared("n1", 2, 15109), gpushare_pod("p", 4000, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "1"}))
-    told = printed()
-    assert "GPU Memory(MiB)" in told
-    assert "4000/15109" in told
+    output = printed()
+    assert "GPU Memory(MiB)" in output
+    assert "4000/15109" in output
 
 
 def test_cards_of_unequal_size_are_shown_with_their_own(cluster: FakeCluster) -> None:

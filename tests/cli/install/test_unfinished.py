@@ -125,9 +125,9 @@ def test_objects_of_failed_installation_are_deleted_by_the_next(api: FakeApi) ->
     rolled_out(api, 2)
     gone = invoked(upgrade, "--no-wait", "--image", "here/aliquot:2")
     assert gone.exit_code == 0, gone.output
-    told = installrecord.parse_record(api.patched[RECORD])
-    assert isinstance(told, installrecord.Record)
-    assert identity(role) in told.objects
+    parsed = installrecord.parse_record(api.patched[RECORD])
+    assert isinstance(parsed, installrecord.Record)
+    assert identity(role) in parsed.objects
     api.answers[RECORD] = api.patched[RECORD]
     invoked(upgrade, "--timeout", "0s")
     assert "of-another" in api.deleted

@@ -70,26 +70,26 @@ def test_burn_load_alone_gets_whole_card(card: dict[str, str], kernel: str) -> N
 
 
 def test_burn_load_json(card: dict[str, str]) -> None:
-    told = result(card, "load", *RATE, "--warmup", "0us", "--seconds", "2", "--check")
-    assert told["mode"] == "load"
-    assert told["kernel_us"] == 1000
-    assert told["seconds"] == pytest.approx(2, abs=0.2)
-    assert told["kernels"] == pytest.approx(1000 * told["seconds"] * told["share"], rel=0.01)
-    assert len(told["series"]) == 2
-    assert told["right"] is True
-    assert told["longest_gap_ms"] > 0
+    report = result(card, "load", *RATE, "--warmup", "0us", "--seconds", "2", "--check")
+    assert report["mode"] == "load"
+    assert report["kernel_us"] == 1000
+    assert report["seconds"] == pytest.approx(2, abs=0.2)
+    assert report["kernels"] == pytest.approx(1000 * report["seconds"] * report["share"], rel=0.01)
+    assert len(report["series"]) == 2
+    assert report["right"] is True
+    assert report["longest_gap_ms"] > 0
 
 
 def test_burn_serve_json(card: dict[str, str]) -> None:
-    told = result(card, "serve", "--kernel", "1ms", "--kernels", "2", "--period", "10ms", *QUICK, "--check")
-    latency = told["latency_us"]
-    assert told["mode"] == "serve"
+    report = result(card, "serve", "--kernel", "1ms", "--kernels", "2", "--period", "10ms", *QUICK, "--check")
+    latency = report["latency_us"]
+    assert report["mode"] == "serve"
     assert 2000 <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
-    assert 20 <= told["requests"] <= 51
-    assert told["share"] == pytest.approx(0.002 * told["requests"] / told["seconds"], abs=0.02)
-    assert told["slowest"][0]["us"] == latency["max"]
-    assert len(told["slowest"]) == 10
-    assert told["right"] is True
+    assert 20 <= report["requests"] <= 51
+    assert report["share"] == pytest.approx(0.002 * report["requests"] / report["seconds"], abs=0.02)
+    assert report["slowest"][0]["us"] == latency["max"]
+    assert len(report["slowest"]) == 10
+    assert report["right"] is True
 
 
 @pytest.mark.parametrize("way", [["--graph"], ["--streams", "3"], ["--depth", "1"], ["--kernel", "50us", "--graph"]])
@@ -98,11 +98,11 @@ def test_burn_kernels_run_exactly_once(card: dict[str, str], way: list[str]) -> 
 
 
 def test_burn_load_adds_up_processes(card: dict[str, str]) -> None:
-    told = result(card, "load", "--processes", "3", *QUICK, "--check")
-    assert len(told["processes"]) == 3
-    assert sum(process["share"] for process in told["processes"]) == pytest.approx(told["share"], abs=0.001)
-    assert 0.4 < told["share"] < 1.05
-    assert told["right"] is True
+    report = result(card, "load", "--processes", "3", *QUICK, "--check")
+    assert len(report["processes"]) == 3
+    assert sum(process["share"] for process in report["processes"]) == pytest.approx(report["share"], abs=0.001)
+    assert 0.4 < report["share"] < 1.05
+    assert report["right"] is True
 
 
 def test_burn_calibrate(card: dict[str, str]) -> None:
@@ -130,9 +130,9 @@ def test_burn_warns_about_measured_rate(card: dict[str, str]) -> None:
 
 
 def test_burn_text_output(card: dict[str, str]) -> None:
-    told = burn(card, "load", *QUICK, "--check").stdout
-    assert "kernels of 1 ms in 0.5 s" in told
-    assert "results: all correct" in told
+    report = burn(card, "load", *QUICK, "--check").stdout
+    assert "kernels of 1 ms in 0.5 s" in report
+    assert "results: all correct" in report
     assert "requests: p50" in burn(card, "serve", *QUICK).stdout
 
 
@@ -158,9 +158,9 @@ def test_burn_start_and_until_file(card: dict[str, str], tmp_path: Path) -> None
         start.with_suffix(".tmp").rename(start)
         time.sleep(1.0)
         until.touch()
-        told = json.loads(process.communicate(timeout=30)[0])
-    assert told["begin"] == pytest.approx(begin, abs=0.001)
-    assert told["seconds"] == pytest.approx(0.7, abs=0.3)
+        report = json.loads(process.communicate(timeout=30)[0])
+    assert report["begin"] == pytest.approx(begin, abs=0.001)
+    assert report["seconds"] == pytest.approx(0.7, abs=0.3)
     lines = [line.split() for line in progress.read_text().splitlines()]
     assert {line[1] for line in lines} == {"0", "1"}
     assert all(float(line[0]) > begin - 1 for line in lines)
@@ -169,10 +169,10 @@ def test_burn_start_and_until_file(card: dict[str, str], tmp_path: Path) -> None
 @pytest.mark.parametrize("mode", ["load", "serve"])
 def test_burn_timeline(card: dict[str, str], tmp_path: Path, mode: str) -> None:
     file = tmp_path / "timeline"
-    told = result(card, mode, *QUICK, "--timeline", str(file), "--check")
+    report = result(card, mode, *QUICK, "--timeline", str(file), "--check")
     drawn = json.loads(file.read_text())
-    assert told["right"] is True
-    assert len(drawn["spans"]) >= told["kernels"]
+    assert report["right"] is True
+    assert len(drawn["spans"]) >= report["kernels"]
     ends = [end for _, end in drawn["spans"]]
     assert ends == sorted(ends)
     assert all(end - begin == pytest.approx(1000 * drawn["kernel_us"], rel=0.01) for begin, end in drawn["spans"])

@@ -194,9 +194,9 @@ def test_ps_shows_who_runs_and_who_waits(machine: Machine) -> None:
     assert shown[1].split()[:3] + shown[1].split()[4:8] == ["train", user, "offline", "0", "20", "GiB", "50%"]
     assert shown[2].split()[0] == "big"
     assert shown[3] == "big waits (1 of 1): card 0 is in use"
-    told = json.loads(machine.aliquot("ps", "-o", "json").stdout)
-    assert [tenant["name"] for tenant in told["tenants"]] == ["train"]
-    assert [(entry["name"], entry["position"]) for entry in told["queue"]] == [("big", 1)]
+    answer = json.loads(machine.aliquot("ps", "-o", "json").stdout)
+    assert [tenant["name"] for tenant in answer["tenants"]] == ["train"]
+    assert [(entry["name"], entry["position"]) for entry in answer["queue"]] == [("big", 1)]
 
 
 def test_top_shows_each_card_with_its_tenants(machine: Machine) -> None:
@@ -205,10 +205,10 @@ def test_top_shows_each_card_with_its_tenants(machine: Machine) -> None:
     assert "policy best-effort, release delay auto" in shown
     assert "card 0  Paper 1000, busy 0%, 0 GiB of 24 GiB in use, 8 GiB and 30% of compute booked" in shown
     assert "serve  online   30%      -              0 GiB / 8 GiB  none        -  idle" in shown
-    told = machine.status()
-    card = told["tenants"][0]["cards"][0]
+    answer = machine.status()
+    card = answer["tenants"][0]["cards"][0]
     assert (card["core"], card["memory_limit_bytes"], card["state"], card["level"]) == (30, 8 << 30, "idle", "none")
-    assert told["cards"][0]["core_booked"] == 30
+    assert answer["cards"][0]["core_booked"] == 30
 
 
 def test_top_refreshes(machine: Machine) -> None:

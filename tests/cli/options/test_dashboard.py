@@ -66,6 +66,6 @@ def test_readable_token_file_is_warned_of(tmp_path: Path, capsys: pytest.Capture
     for mode, said in ((0o600, ""), (0o640, ""), (0o644, f"every local user can read {token}: run chmod 600")):
         token.chmod(mode)
         parse_listen("9478", token, option="--listen")
-        told = capsys.readouterr().err
-        assert said in told
-        assert bool(told) == bool(said)
+        printed = capsys.readouterr().err
+        assert said in printed
+        assert bool(printed) == bool(said)

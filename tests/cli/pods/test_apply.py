@@ -97,8 +97,13 @@ def test_apply_dry_run_is_marked(daemon: FakeDaemon, file: Path) -> None:
 
 def test_apply_json_is_daemon_answer(daemon: FakeDaemon, file: Path) -> None:
     daemon.answers["apply"] = accept("a note")
-    (told,) = json.loads(apply("-f", str(file), "-o", "json").stdout)
-    assert (told["kind"], told["name"], told["action"], told["notes"]) == ("Pod", "train", "created", ["a note"])
+    (applied,) = json.loads(apply("-f", str(file), "-o", "json").stdout)
+    assert (applied["kind"], applied["name"], applied["action"], applied["notes"]) == (
+        "Pod",
+        "train",
+        "created",
+        ["a note"],
+    )
 
 
 def test_apply_prints_equal_notes_once(daemon: FakeDaemon, file: Path) -> None:

@@ -156,8 +156,8 @@ def test_get_yaml_is_the_manifest_with_status(daemon: FakeDaemon) -> None:
 
 
 def test_get_node_yaml_has_its_cards(daemon: FakeDaemon) -> None:
-    told = yaml.safe_load(get("node", "box", "-o", "yaml").stdout)
-    assert (told["kind"], told["metadata"]["name"], len(told["status"]["cards"])) == ("Node", "box", 2)
+    printed = yaml.safe_load(get("node", "box", "-o", "yaml").stdout)
+    assert (printed["kind"], printed["metadata"]["name"], len(printed["status"]["cards"])) == ("Node", "box", 2)
 
 
 def test_get_on_a_kubernetes_node_points_to_kubectl(daemon: FakeDaemon) -> None:

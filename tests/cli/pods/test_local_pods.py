@@ -104,10 +104,10 @@ def test_pod_without_room_waits_with_reason(machine: Machine) -> None:
 
 def test_get_yaml_has_manifest_and_status(machine: Machine) -> None:
     apply(machine, a_pod("train"))
-    told = yaml.safe_load(machine.aliquot("get", "pod", "train", "-o", "yaml").stdout)
-    assert told["spec"]["containers"][0]["resources"]["limits"] == {MEM: 3}
-    assert told["status"]["phase"] == "Running"
-    assert json.loads(machine.aliquot("get", "pods", "-o", "json").stdout)["items"][0]["status"] == told["status"]
+    pod = yaml.safe_load(machine.aliquot("get", "pod", "train", "-o", "yaml").stdout)
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {MEM: 3}
+    assert pod["status"]["phase"] == "Running"
+    assert json.loads(machine.aliquot("get", "pods", "-o", "json").stdout)["items"][0]["status"] == pod["status"]
 
 
 def test_describe_pod_has_placement_and_events(machine: Machine) -> None:

@@ -21,7 +21,7 @@ T9K = "tensorstack.dev/nvidia-gpu"
 GIB, MIB = Rules(gpushare_unit=MemoryUnit.GIB), Rules(gpushare_unit=MemoryUnit.MIB)
 
 
-def told(node: Node, rules: Rules = GIB) -> tuple[Advert, ...]:
+def advertised(node: Node, rules: Rules = GIB) -> tuple[Advert, ...]:
     found = adverts(node, rules)
     assert not isinstance(found, Invalid), found.sentence()
     return found
@@ -30,7 +30,7 @@ def told(node: Node, rules: Rules = GIB) -> tuple[Advert, ...]:
 def totals(*offers: Offer, rules: Rules = GIB) -> dict[str, int]:
     """What a node of a 16 and a 24 GiB card with these offers advertises in all."""
     node = a_node("n1", 16, 24, offers=frozenset(offers))
-    return {advert.resource: sum(advert.amounts.values()) for advert in told(node, rules)}
+    return {advert.resource: sum(advert.amounts.values()) for advert in advertised(node, rules)}
 
 
 @pytest.mark.parametrize(
@@ -59,23 +59,23 @@ def test_node_advertises_resources_of_its_offers(offers: tuple[Offer, ...], amou
 
 
 def test_a_node_without_cards_advertises_nothing() -> None:
-    assert told(Node("n1", offers=frozenset(Offer))) == ()
+    assert advertised(Node("n1", offers=frozenset(Offer))) == ()
 
 
 def test_cards_add_their_own_amounts() -> None:
-    (memory,) = (advert for advert in told(a_node("n1", 16, 24)) if advert.resource == f"{QGPU}memory")
+    (memory,) = (advert for advert in advertised(a_node("n1", 16, 24)) if advert.resource == f"{QGPU}memory")
     assert memory.amounts == {"n1-0": 16, "n1-1": 24}
 
 
 def test_amounts_are_rounded_down_to_units() -> None:
     node = Node("n1", (Card(0, 32_510, "GPU-1"),), frozenset({Offer.QGPU, Offer.GPUSHARE}))
-    amounts = {advert.resource: advert.amounts["GPU-1"] for advert in told(node)}
+    amounts = {advert.resource: advert.amounts["GPU-1"] for advert in advertised(node)}
     assert (amounts[f"{QGPU}memory"], amounts["aliyun.com/gpu-mem"]) == (31, 31)
 
 
 def test_more_mib_than_devices_are_counted_and_containers_have_places() -> None:
     node = a_node("n1", *[80] * 8, offers=frozenset({Offer.GPUSHARE}))
-    memory, count, place = told(node, MIB)
+    memory, count, place = advertised(node, MIB)
     assert (memory.resource, memory.counted, sum(memory.amounts.values())) == ("aliyun.com/gpu-mem", True, 655_360)
     assert (count.resource, count.counted, sum(count.amounts.values())) == ("aliyun.com/gpu-count", False, 8)
     assert (place.resource, place.counted, sum(place.amounts.values())) == ("aliquot.dev/card-place", False, 8000)
@@ -85,7 +85,7 @@ def test_more_mib_than_devices_are_counted_and_containers_have_places() -> None:
 def test_only_amounts_above_the_maximum_number_of_devices_are_counted() -> None:
     offers = frozenset({Offer.GPUSHARE})
     for mib, counted in ((MOST_DEVICES, False), (MOST_DEVICES + 1, True)):
-        memory, *others = told(Node("n1", (Card(0, mib, "GPU-1"),), offers), MIB)
+        memory, *others = advertised(Node("n1", (Card(0, mib, "GPU-1"),), offers), MIB)
         assert memory.counted is counted
         assert not any(advert.counted for advert in others)
 
@@ -93,7 +93,7 @@ def test_only_amounts_above_the_maximum_number_of_devices_are_counted() -> None:
 @pytest.mark.parametrize("cards", [1, 8, 50, 51, 128])
 def test_places_are_never_too_many_devices(cards: int) -> None:
     node = a_node("n1", *[80] * cards, offers=frozenset({Offer.GPUSHARE, Offer.KAI}))
-    (place,) = (advert for advert in told(node, MIB) if advert.resource == "aliquot.dev/card-place")
+    (place,) = (advert for advert in advertised(node, MIB) if advert.resource == "aliquot.dev/card-place")
     assert 100 * cards <= sum(place.amounts.values()) <= MOST_DEVICES
 
 
@@ -150,7 +150,7 @@ offered = st.builds(
 @given(offers=offered, cards=st.integers(1, 16), gib=st.integers(1, 288), rest=st.integers(0, 1023))
 def test_advertised_amounts_parse_back_to_offers(offers: frozenset[Offer], cards: int, gib: int, rest: int) -> None:
     node = Node("n1", tuple(Card(j, gib * 1024 + rest, f"GPU-{j}") for j in range(cards)), offers)
-    capacity = {advert.resource: sum(advert.amounts.values()) for advert in told(node)}
+    capacity = {advert.resource: sum(advert.amounts.values()) for advert in advertised(node)}
     labels = {key: value for offer in offers for key, value in LABELS[offer].items()}
     labels["aliquot.dev/mix-qgpu-and-whole-cards"] = "true"
     read = parse_node({"metadata": {"name": "n1", "labels": labels}, "status": {"capacity": capacity}}, GIB)

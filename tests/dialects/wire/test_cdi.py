@@ -297,10 +297,10 @@ def test_driver_spec_with_missing_cards_is_unusable() -> None:
 
 
 def test_spec_version_covers_driver_edits() -> None:
-    for theirs, told in (("0.3.0", "0.5.0"), ("0.7.0", "0.7.0"), ("0.10.0", "0.10.0")):
+    for theirs, expected in (("0.3.0", "0.5.0"), ("0.7.0", "0.7.0"), ("0.10.0", "0.10.0")):
         edits = driver_edits(nvidia(card("GPU-0", 0), version=theirs), ["GPU-0"])
         assert edits is not None
-        assert edits.version == told
+        assert edits.version == expected
 
 
 JSON = st.recursive(

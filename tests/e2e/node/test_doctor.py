@@ -89,10 +89,10 @@ def test_on_a_node_that_is_well_each_check_says_so(case: Case) -> None:
     done = case.doctor.call()
     assert done.stdout.splitlines()[-1] == "nothing is wrong"
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("ok ")]
-    told = {check: text for _, check, text in lines}
-    assert told["agent"].endswith("is ready: 4 cards, 1 Pod on them")
-    assert told["holdings"] == "1 Pod on the cards, each with what it was granted"
-    assert {"kubelet", "database", "shim", "cards", "resources", "inventory", "cdi"} < told.keys()
+    by_check = {check: text for _, check, text in lines}
+    assert by_check["agent"].endswith("is ready: 4 cards, 1 Pod on them")
+    assert by_check["holdings"] == "1 Pod on the cards, each with what it was granted"
+    assert {"kubelet", "database", "shim", "cards", "resources", "inventory", "cdi"} < by_check.keys()
 
 
 # Faults that are planted, and taken away again
@@ -262,7 +262,7 @@ def test_a_cdi_folder_that_is_gone_is_found_and_so_is_a_runtime_that_lost_sight_
         (gone,) = case.doctor.wrong()
         case.shell(f"mkdir {CDI}; mount -t tmpfs -o mode=755 node {CDI}")
         case.pod("blind")
-        case.fleet.wired.told("blind", "Failed", "unresolvable CDI devices")
+        case.fleet.wired.await_event("blind", "Failed", "unresolvable CDI devices")
         (blind,) = wait_until(case.doctor.wrong, 10, "the kubelet tells of it")
     finally:
         case.shell(f"mkdir -p {CDI}; mountpoint -q {CDI} || mount -t tmpfs -o mode=755 node {CDI}")

@@ -136,8 +136,8 @@ class Churn:
             pod = objects.get_pod(self.fleet.plane, name)
             return "runs" if pod["status"]["phase"] == "Running" else "denied" if denied(pod) else ""
 
-        told = partial(objects.events_of, self.fleet.plane, name)
-        return wait_until(decided, 180, f"{name} runs", saw=told) == "runs"
+        events = partial(objects.events_of, self.fleet.plane, name)
+        return wait_until(decided, 180, f"{name} runs", saw=events) == "runs"
 
 
 def test_an_agent_killed_fifty_times_while_pods_come_and_go_leads_each_to_its_card_and_nobody_stands_still(
@@ -324,7 +324,7 @@ def test_while_the_disk_is_full_a_pod_is_refused_and_told_why_and_starts_when_th
     _run(fleet, node, "stays")
     with _disk_full(node):
         fleet.create(_pod(node, "refused"))
-        fleet.wired.told("refused", "GPURefused", "state.db", "free some space")
+        fleet.wired.await_event("refused", "GPURefused", "state.db", "free some space")
         assert objects.get_pod(fleet.plane, "refused")["status"]["phase"] == "Pending"
     wait_running(fleet, ["refused"])
     assert wrong_cards(fleet, ["stays", "refused"]) == []

@@ -103,7 +103,7 @@ def test_pods_created_at_once_fill_the_node_and_the_next_one_waits(fleet: Fleet)
     for name in names:
         assert wrong_in(objects.get_pod(fleet.plane, name), "main", fleet.report(name)) is None
     fleet.create(probe("next", limits={MEM: 1}))
-    fleet.wired.told("next", "FailedScheduling", "Insufficient aliyun.com/gpu-mem", seconds=PATIENCE)
+    fleet.wired.await_event("next", "FailedScheduling", "Insufficient aliyun.com/gpu-mem", seconds=PATIENCE)
 
 
 def test_pod_that_the_webhook_did_not_see_waits_and_is_told_what_to_do(fleet: Fleet) -> None:
@@ -118,8 +118,8 @@ def test_pod_that_the_webhook_did_not_see_waits_and_is_told_what_to_do(fleet: Fl
         again = {**configuration, "metadata": {"name": configuration["metadata"]["name"]}}
         plane.api("POST", _WEBHOOK.rpartition("/")[0], again)
         fleet.wired.ours.signal(signal.SIGCONT)
-    told = fleet.wired.told("unseen", "FailedScheduling", PLACE, seconds=PATIENCE)
-    assert "create the Pod again" in told
+    message = fleet.wired.await_event("unseen", "FailedScheduling", PLACE, seconds=PATIENCE)
+    assert "create the Pod again" in message
     assert objects.bound_to(plane, "unseen") is None
     wait_until(lambda: asked(plane), PATIENCE, "the webhook is asked again")
 

@@ -55,8 +55,8 @@ def _restore(fleet: Fleet, *nodes: RealNode) -> None:
 
 def _out(node: RealNode) -> list[int]:
     """The numbers of the cards that the inventory on the Node says are out."""
-    told = objects.get_node(node.plane, node.name)["metadata"]["annotations"][holdings.INVENTORY]
-    return [card["index"] for card in json.loads(told)["cards"] if not card.get("healthy", True)]
+    inventory = objects.get_node(node.plane, node.name)["metadata"]["annotations"][holdings.INVENTORY]
+    return [card["index"] for card in json.loads(inventory)["cards"] if not card.get("healthy", True)]
 
 
 def _on(node: RealNode, name: str, *words: str, core: int = 30, memory: int = 4) -> dict[str, Any]:
@@ -79,8 +79,10 @@ def test_a_card_that_falls_off_is_told_at_once_and_new_pods_go_elsewhere(fleet: 
     lose(node, card)
     wait_until(lambda: _out(node) == [card], 10, "the inventory says so", every=0.05)
     assert time.monotonic() - began < 3
-    text = fleet.wired.told("has-it", "GPUUnhealthy", f"card {card}", "Xid 79")
-    fleet.wired.told(node.name, "GPUUnhealthy", text, seconds=25)  # in other words than before, not sooner than 15 s
+    text = fleet.wired.await_event("has-it", "GPUUnhealthy", f"card {card}", "Xid 79")
+    fleet.wired.await_event(
+        node.name, "GPUUnhealthy", text, seconds=25
+    )  # in other words than before, not sooner than 15 s
     wait_offered(fleet, THREE_AND_ITS_POD, nodes=[node])
     whole = [f"whole-{number}" for number in range(CARDS)]
     for name in whole[:-1]:
@@ -106,7 +108,7 @@ def test_who_is_on_a_card_that_fell_off_stays_accounted_and_starts_again_when_it
     assert booked[card] == 4 * 1024
     assert [tenant["name"] for tenant in fleet.agents[node.name].status()["tenants"]] == ["default/stays"]
     end_container(node, "stays")
-    fleet.wired.told("stays", "GPURefused", "Xid 79")
+    fleet.wired.await_event("stays", "GPURefused", "Xid 79")
     _restore(fleet, node)
     fleet.create(_on(node, "beside", core=99, memory=16))
     wait_restarted(fleet, "stays", 0)
@@ -138,8 +140,8 @@ def test_while_all_cards_are_out_pods_wait_and_are_told_why(fleet: Fleet, lose: 
         lose(node, *range(CARDS))
     wait_offered(fleet, dict.fromkeys(ALL, 0))
     fleet.create(probe("waits", limits={QCORE: 30, QMEM: 4}))
-    fleet.wired.told("waits", "FailedScheduling", "Insufficient")
-    fleet.wired.told("waits", "WaitingForGPU", "unhealthy or gone (8 cards)")
+    fleet.wired.await_event("waits", "FailedScheduling", "Insufficient")
+    fleet.wired.await_event("waits", "WaitingForGPU", "unhealthy or gone (8 cards)")
     _restore(fleet, *fleet.nodes)
     wait_running(fleet, ["waits"])
     assert wrong_cards(fleet, ["waits"]) == []

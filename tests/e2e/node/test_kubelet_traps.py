@@ -269,8 +269,8 @@ def test_a_refused_start_is_tried_again_and_heals_even_where_nothing_is_to_be_re
     fleet.create(probe("granted", limits=SMALL, nodeSelector=_here(node)))
     wait_running(fleet, ["granted"])
     fleet.create(probe("past-us", limits=SMALL, node=node.name, restartPolicy="Never"))
-    fleet.wired.told("past-us", "GPURefused", "aliquot granted no card to this Pod")
-    fleet.wired.told("past-us", "Failed", "aliquot granted no card to this Pod")
+    fleet.wired.await_event("past-us", "GPURefused", "aliquot granted no card to this Pod")
+    fleet.wired.await_event("past-us", "Failed", "aliquot granted no card to this Pod")
     assert objects.get_pod(fleet.plane, "past-us")["status"]["phase"] == "Pending"
     grant = objects.get_pod(fleet.plane, "granted")["metadata"]["annotations"][holdings.GRANT]
     path = "/api/v1/namespaces/default/pods/past-us"

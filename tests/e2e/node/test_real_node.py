@@ -33,9 +33,9 @@ def _phase(plane: ControlPlane, name: str) -> str:
 
 
 def test_a_node_tells_the_api_server_that_it_is_ready_and_what_it_runs(node: RealNode) -> None:
-    told = objects.get_node(node.plane, node.name)
-    assert told["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://2.")
-    assert {"type": "InternalIP", "address": node.address} in told["status"]["addresses"]
+    node_object = objects.get_node(node.plane, node.name)
+    assert node_object["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://2.")
+    assert {"type": "InternalIP", "address": node.address} in node_object["status"]["addresses"]
 
 
 def test_a_pod_runs_and_says_what_it_sees(node: RealNode) -> None:

@@ -132,8 +132,10 @@ def _driver(folder: str) -> dict[str, str]:
 def test_a_process_that_is_of_no_pod_shows_on_the_node(fleet: Fleet) -> None:
     stranger = fleet.nodes[0].run([programs()["probe"], "alloc", "1GiB"], environment=_driver(simulation()))
     try:
-        told = fleet.wired.told("n1", "GPUFinding", f"process {stranger.pid_there} ", "it is of no Pod", seconds=25)
-        assert re.search(rf"card {CARD}: process \d+ uses the card without being a tenant", told)
+        message = fleet.wired.await_event(
+            "n1", "GPUFinding", f"process {stranger.pid_there} ", "it is of no Pod", seconds=25
+        )
+        assert re.search(rf"card {CARD}: process \d+ uses the card without being a tenant", message)
     finally:
         stranger.kill()
 
@@ -148,7 +150,7 @@ def test_a_pod_on_a_card_that_it_was_not_given_is_told_so(fleet: Fleet) -> None:
     fleet.create(pod)
     assert fleet.line("stranger", "alloc")["name"] == "CUDA_SUCCESS"
     uid = objects.get_pod(fleet.plane, "stranger")["metadata"]["uid"]
-    fleet.wired.told("stranger", "GPUFinding", f"Pod {uid} was given no card here", seconds=10)
+    fleet.wired.await_event("stranger", "GPUFinding", f"Pod {uid} was given no card here", seconds=10)
 
 
 # The agent
@@ -196,4 +198,4 @@ def _lives(fleet: Fleet, node: RealNode) -> None:
     annotations = objects.get_pod(fleet.plane, "roots")["metadata"]["annotations"]
     assert annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
     fleet.create(probe("past", limits={MEM: 1}, node=node.name))
-    fleet.wired.told("past", "GPURefused", "aliquot granted no card to this Pod")
+    fleet.wired.await_event("past", "GPURefused", "aliquot granted no card to this Pod")

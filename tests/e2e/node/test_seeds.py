@@ -66,11 +66,13 @@ def _filled(fleet: Fleet, pod: str, *, container: str | None = None) -> int:
 def _offered(fleet: Fleet, node: str, resource: str, amount: int) -> None:
     """The kubelet tells that many, so that Pods may come."""
 
-    def told() -> dict[str, str]:
+    def reported() -> dict[str, str]:
         found: dict[str, str] = objects.get_node(fleet.plane, node)["status"]["allocatable"]
         return found
 
-    wait_until(lambda: told().get(resource) == str(amount), 20, f"{node} has {amount} {resource}", saw=told, every=0.1)
+    wait_until(
+        lambda: reported().get(resource) == str(amount), 20, f"{node} has {amount} {resource}", saw=reported, every=0.1
+    )
 
 
 def test_000_001_an_ordinary_pod_has_its_part_of_one_card(fleet: Fleet) -> None:
@@ -99,8 +101,10 @@ def test_000_an_online_and_an_offline_pod_are_known_as_such_on_the_node(fleet: F
         assert _seen(report) == _uuids(fleet, name) == [report["env"]["NVIDIA_VISIBLE_DEVICES"]]
         assert _sizes(report) == [4 * GIB]
         assert _filled(fleet, name) == pytest.approx(4 * GIB, abs=CONTEXT)
-    told = {tenant["pod"]: tenant["class"] for agent in fleet.agents.values() for tenant in agent.status()["tenants"]}
-    assert told == {"online": "online", "offline": "offline"}
+    reported = {
+        tenant["pod"]: tenant["class"] for agent in fleet.agents.values() for tenant in agent.status()["tenants"]
+    }
+    assert reported == {"online": "online", "offline": "offline"}
 
 
 # T9k: a node is for one kind of Pod. The toleration of exclusive nodes is given by hand: the webhook has its tests.
@@ -240,8 +244,11 @@ def _several(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
 def test_two_containers_are_told_their_own_parts_and_see_the_account_of_their_pod(fleet: Fleet) -> None:
     fleet.create(_several("pair", container("a", {MEM: 2}), container("b", {MEM: 3})))
     reports = {name: fleet.report("pair", name) for name in ("a", "b")}
-    told = {name: _env(report, "ALIYUN_COM_GPU_MEM_") for name, report in reports.items()}
-    assert {name: (env["CONTAINER"], env["POD"]) for name, env in told.items()} == {"a": ("2", "5"), "b": ("3", "5")}
+    reported = {name: _env(report, "ALIYUN_COM_GPU_MEM_") for name, report in reports.items()}
+    assert {name: (env["CONTAINER"], env["POD"]) for name, env in reported.items()} == {
+        "a": ("2", "5"),
+        "b": ("3", "5"),
+    }
     assert _seen(reports["a"]) == _seen(reports["b"]) == _uuids(fleet, "pair")
     assert _sizes(reports["a"]) == _sizes(reports["b"]) == [5 * GIB]
 
@@ -309,10 +316,10 @@ def test_000_the_command_of_the_vendors_manifest_is_an_agent_with_the_rights_giv
     program, *flags = [word.replace("$(NODE_NAME)", "n1").replace("/host/", "/") for word in manager["command"]]
     assert flags == ["--nodename=n1", "--dbfile=/var/lib/qgpu/meta.db"]
     ours = str(Path(sys.executable).with_name(Path(program).name))
-    told = ["--simulate=4x16GiB", "--bind-address=127.0.0.1", f"--port={agent.port}"]
+    reported = ["--simulate=4x16GiB", "--bind-address=127.0.0.1", f"--port={agent.port}"]
     fleet.plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
     kubeconfig = fleet.plane.kubeconfig_for("kube-system/qgpu-manager")
-    with agent.instead(["env", f"KUBECONFIG={kubeconfig}", ours, *flags, *told]):
+    with agent.instead(["env", f"KUBECONFIG={kubeconfig}", ours, *flags, *reported]):
         fleet.create(probe("one", limits={MEM: 5}, nodeSelector={"kubernetes.io/hostname": "n1"}))
         report = fleet.report("one")
         assert _seen(report) == _uuids(fleet, "one")
@@ -328,7 +335,7 @@ def test_000_the_command_of_the_vendors_manifest_is_an_agent_with_the_rights_giv
 
 def test_a_pod_that_was_put_on_the_node_past_the_scheduler_does_not_start_and_is_told_why(fleet: Fleet) -> None:
     fleet.create(probe("past", limits={QCORE: 30, QMEM: 5}, node="n1"))
-    message = fleet.wired.told("past", "GPURefused", "aliquot granted no card to this Pod", "by spec.nodeName")
+    message = fleet.wired.await_event("past", "GPURefused", "aliquot granted no card to this Pod", "by spec.nodeName")
     assert "aliquot manifests scheduler-config" in message
     assert "GPURefused" in (described := fleet.plane.kubectl("describe", "pod", "past"))
     assert message in described

@@ -108,8 +108,8 @@ def _share(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 
 def _metric(fleet: Fleet, name: str, pod: str) -> float:
     """Of the Pod on its one card."""
-    _, told = fleet.agents["n1"].ask("/metrics")
-    found = re.findall(rf"^{name}{{([^}}]*)}} (\S+)$", told, re.MULTILINE)
+    _, metrics = fleet.agents["n1"].ask("/metrics")
+    found = re.findall(rf"^{name}{{([^}}]*)}} (\S+)$", metrics, re.MULTILINE)
     (value,) = [value for labels, value in found if f'namespace="default",pod="{pod}"' in labels]
     return float(value)
 

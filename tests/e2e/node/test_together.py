@@ -58,7 +58,7 @@ def _shares(node: RealNode, *names: str) -> list[float]:
 def test_pods_of_a_group_wait_for_an_agent_that_runs_groups_and_share_a_card_in_space(fleet: Fleet) -> None:
     node, agent = fleet.nodes[0], fleet.agents["n1"]
     fleet.create(_burning("a", "team"))
-    fleet.wired.told("a", "FailedScheduling", "(aliquot:together)", seconds=PATIENCE)
+    fleet.wired.await_event("a", "FailedScheduling", "(aliquot:together)", seconds=PATIENCE)
     with agent.instead([*agent.command, "--together"]):
         fleet.create(_burning("b", "team"), _burning("c", None))
         for name in "abc":

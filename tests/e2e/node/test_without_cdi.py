@@ -83,8 +83,8 @@ def test_a_pod_has_its_environment_its_card_and_its_quota(old: Old) -> None:
         filled = old.node.line(name, "filled")
         assert filled["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
         assert 0 < filled["bytes"] <= gib * GIB
-    told = old.node.report("one")["env"]
-    assert told["ALIYUN_COM_GPU_MEM_CONTAINER"] == told["ALIYUN_COM_GPU_MEM_POD"] == "3"
+    seen = old.node.report("one")["env"]
+    assert seen["ALIYUN_COM_GPU_MEM_CONTAINER"] == seen["ALIYUN_COM_GPU_MEM_POD"] == "3"
     Doctor(old.node).quiet()
 
 
@@ -129,8 +129,8 @@ def test_a_pod_that_the_webhook_did_not_see_is_refused_and_told_what_to_switch_o
         again = {**configuration, "metadata": {"name": configuration["metadata"]["name"]}}
         old.plane.api("POST", _WEBHOOK.rpartition("/")[0], again)
         old.wired.ours.signal(signal.SIGCONT)
-    told = old.wired.told("unseen", "GPURefused", "without CDI", "--webhook-port", "--env-by-annotation")
-    assert "create the Pod again" in told
+    seen = old.wired.await_event("unseen", "GPURefused", "without CDI", "--webhook-port", "--env-by-annotation")
+    assert "create the Pod again" in seen
     assert old.node.lines("unseen") == []
     (found,) = [finding for finding in Doctor(old.node).wrong() if finding["check"] == "cdi"]
     assert found["about"] == ["default/unseen"]

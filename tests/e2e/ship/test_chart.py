@@ -196,7 +196,7 @@ def test_chart_package_has_only_chart_files(helm: Helm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ((IMAGE, "--set=mode=nano"), "'/mode': value must be one of 'all', 'qgpu', 't9k', 'gpushare'"),
         ((IMAGE, "--set=agents.simulate=4x16GiB"), "additional properties 'agents' not allowed"),
@@ -218,10 +218,10 @@ def test_chart_package_has_only_chart_files(helm: Helm, tmp_path: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_invalid_chart_values_are_refused(helm: Helm, words: tuple[str, ...], told: str) -> None:
+def test_invalid_chart_values_are_refused(helm: Helm, words: tuple[str, ...], message: str) -> None:
     refused = helm("template", "aliquot", str(CHART), *words)
     assert refused.returncode != 0
-    assert told in refused.stderr
+    assert message in refused.stderr
 
 
 # --- what the API server says ----------------------------------------------------------------------------------------
@@ -385,8 +385,8 @@ def agents(cluster: Cluster) -> list[dict[str, Any]]:
 
 def answered(cluster: Cluster, pod: dict[str, Any]) -> set[str]:
     """The kinds of probes that the kubelet of a Pod's node had a yes to."""
-    told = cluster.kubectl("get", "--raw", f"/api/v1/nodes/{pod['spec']['nodeName']}/proxy/metrics/probes")
-    lines = [line for line in told.splitlines() if f'pod="{pod["metadata"]["name"]}"' in line]
+    message = cluster.kubectl("get", "--raw", f"/api/v1/nodes/{pod['spec']['nodeName']}/proxy/metrics/probes")
+    lines = [line for line in message.splitlines() if f'pod="{pod["metadata"]["name"]}"' in line]
     return {kind for kind in PROBES for line in lines if f'probe_type="{kind}",result="successful"' in line}
 
 
@@ -431,8 +431,8 @@ def test_service_account_rights_are_sufficient(bare: Cluster) -> None:
     )
     bare.kubectl("label", "node", "n2", *chosen)
     report(bare, "t")
-    told = bare.kubectl("get", "pod", "g", "-o", "jsonpath={.metadata.annotations.ALIYUN_COM_GPU_MEM_ASSIGNED}")
-    assert told == "true"
+    message = bare.kubectl("get", "pod", "g", "-o", "jsonpath={.metadata.annotations.ALIYUN_COM_GPU_MEM_ASSIGNED}")
+    assert message == "true"
     names = bare.kubectl("get", "pods", "-n", NAMESPACE, "-o", "name").split()
     logs = {name: bare.kubectl("logs", "-n", NAMESPACE, name, "--all-containers") for name in names}
     assert len(logs) == 6, "schedulers, agents, and what plays their cards"

@@ -86,7 +86,7 @@ def test_halves_of_kai_created_at_once_fill_the_cards_and_overbook_none(fleet: F
         [at] for at in range(4) for _ in range(2)
     ]
     fleet.create(half("ninth"))
-    fleet.wired.told("ninth", "FailedScheduling", "(aliquot:memory)", seconds=PATIENCE)
+    fleet.wired.await_event("ninth", "FailedScheduling", "(aliquot:memory)", seconds=PATIENCE)
     assert fleet.overbooked() == []
     remove_pods(fleet.plane, fleet.nodes)
 
@@ -100,7 +100,7 @@ def test_node_on_which_another_plugin_serves_nvidia_gpu_is_not_taken_over(fleet:
         wait_until(lambda: capacity(fleet) == "2", PATIENCE, "the other plugin advertises", saw=program.tail)
         fleet.wired.label_node("n1", HAMI)
         fleet.create(probe("ours", limits={GPU: 1, MEM: 3000}))
-        fleet.wired.told("ours", "FailedScheduling", "(aliquot:other-plugin)", seconds=PATIENCE)
+        fleet.wired.await_event("ours", "FailedScheduling", "(aliquot:other-plugin)", seconds=PATIENCE)
         assert capacity(fleet) == "2"
     finally:
         program.stop()

@@ -65,8 +65,8 @@ class Built:
 
     @cached_property
     def layers(self) -> list[bytes]:
-        (told,) = json.loads(self.blobs["manifest.json"])
-        return [self.blobs[name] for name in told["Layers"]]
+        (manifest_entry,) = json.loads(self.blobs["manifest.json"])
+        return [self.blobs[name] for name in manifest_entry["Layers"]]
 
     @cached_property
     def members(self) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
@@ -207,11 +207,11 @@ def test_every_component_has_a_licence_that_spdx_understands(built: Built) -> No
 def test_every_package_and_distribution_in_it_is_in_its_sbom(built: Built) -> None:
     packages = built.sbom["packages"]
     assert isinstance(packages, list)
-    told = {(package["name"], package["versionInfo"]) for package in packages}
+    manifest_entry = {(package["name"], package["versionInfo"]) for package in packages}
     debian = {_debian(data) for path, (_, data) in built.members.items() if "/dpkg/status.d/" in path and data}
     python = {_python(data) for path, (_, data) in built.members.items() if path.endswith(".dist-info/METADATA")}
 
-    assert debian | python <= told
+    assert debian | python <= manifest_entry
     assert len(debian) > 15
     assert len(python) > 20
 

@@ -147,10 +147,10 @@ def test_what_the_nodes_offer_stays_what_it_was(fleet: Fleet) -> None:
 
 
 def test_adopted_pods_are_known_but_not_enforced(fleet: Fleet) -> None:
-    def told() -> list[str]:
+    def messages() -> list[str]:
         return [text for reason, text in objects.events_of(fleet.plane, "live-0") if reason == "GPUNotHeld"]
 
-    (text,) = wait_until(told, 15, "the Pod's owner is told")
+    (text,) = wait_until(messages, 15, "the Pod's owner is told")
     assert "another device plugin" in text
     for agent in fleet.agents.values():
         assert agent.status()["findings"] == []

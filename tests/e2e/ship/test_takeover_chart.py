@@ -73,10 +73,10 @@ def _marked(cluster: Cluster) -> list[str]:
 
 
 def _waits(cluster: Cluster, name: str) -> None:
-    def told() -> Any:
+    def messages() -> Any:
         return [text for reason, text in objects.events_of(cluster.plane, name) if reason == "WaitingForGPU"]
 
-    wait_until(told, 20, f"{name} is told why it waits", saw=lambda: objects.events_of(cluster.plane, name))
+    wait_until(messages, 20, f"{name} is told why it waits", saw=lambda: objects.events_of(cluster.plane, name))
     assert "nodeName" not in objects.get_pod(cluster.plane, name)["spec"]
 
 

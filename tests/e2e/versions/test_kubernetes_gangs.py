@@ -99,7 +99,9 @@ def test_a_gang_whose_cards_are_short_waits_and_starts_together(gangs: Wired) ->
     names = [f"m{at}" for at in range(3)]
     gangs.create(*(member(name, "three") for name in names))
     assert gangs.plane.api("GET", "/api/v1/namespaces/default/pods/m0")["spec"]["schedulingGroup"]  # the gate is on
-    gangs.told("m0", "WaitingForGPU", "PodGroup default/three needs 3 members in their places at once", seconds=90)
+    gangs.await_event(
+        "m0", "WaitingForGPU", "PodGroup default/three needs 3 members in their places at once", seconds=90
+    )
     assert bound(gangs, *names) == []
     gangs.create(gpushare_node("n2", 9))
     gangs.bound(*names, seconds=120)
@@ -130,7 +132,7 @@ def test_a_gang_of_which_one_member_fits_no_node_binds_nothing_and_leaves_the_ca
     gangs.create(gpushare_node("n1", 8, 8))
     gang(gangs, "pair", 2)
     gangs.create(member("near", "pair"), member("far", "pair", nodeSelector={"zone": "far"}))
-    gangs.told("far", "FailedScheduling", seconds=90)
+    gangs.await_event("far", "FailedScheduling", seconds=90)
     gangs.create(pod("single", {MEM: 8}))
     gangs.bound("single", seconds=180)
     assert bound(gangs, "near", "far") == []

@@ -66,7 +66,7 @@ def test_equal_pods_at_once_fill_the_cards_and_each_is_on_its_own(site: Site) ->
     for name in names:
         _has_its_card(site, name, CARD_GIB // 2 * GIB)
     objects.create(site.plane, probe("late", limits={MEM: 1}))
-    site.wired.told("late", "FailedScheduling", seconds=60)
+    site.wired.await_event("late", "FailedScheduling", seconds=60)
 
 
 def test_a_pod_runs_on_while_agent_and_kubelet_restart_and_the_next_one_starts(site: Site) -> None:

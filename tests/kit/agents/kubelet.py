@@ -70,9 +70,10 @@ class Client:
             request_serializer=plugin.Empty.SerializeToString,
             response_deserializer=plugin.ListAndWatchResponse.FromString,
         )
-        async for told in watch(plugin.Empty()):
+        async for listed in watch(plugin.Empty()):
             self.devices = {
-                device.ID: (device.health, tuple(node.ID for node in device.topology.nodes)) for device in told.devices
+                device.ID: (device.health, tuple(node.ID for node in device.topology.nodes))
+                for device in listed.devices
             }
             self.lists += 1
 

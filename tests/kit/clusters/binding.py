@@ -119,11 +119,11 @@ class Rig:
             extra_annotations=lambda placed: {"more": "yes"},
         )
 
-    def pod(self, name: str = "p", limits: Json | None = None, *, told: bool = True, **more: Any) -> Json:
+    def pod(self, name: str = "p", limits: Json | None = None, *, watched: bool = True, **more: Any) -> Json:
         """A Pod that the API server has, and that the watch has told of."""
         pod = pod_json(name, limits, **more)
         self.api.put(pod)
-        if told:
+        if watched:
             self.cluster.set_pod(as_pod(pod))
         return pod
 

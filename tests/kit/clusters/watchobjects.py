@@ -37,12 +37,12 @@ def node_json(name: str = "n1", *gib: int, labels: dict[str, str] | None = None,
 
 def inventory_json(name: str, cards: list[Card], labels: dict[str, str] | None = None) -> Json:
     """A node with those cards."""
-    told = [
+    conditions = [
         {"index": card.index, "memory_mib": card.memory_mib, "uuid": card.uuid, "healthy": card.healthy}
         for card in cards
     ]
     node = node_json(name, labels=labels)
-    node["metadata"]["annotations"]["aliquot.dev/inventory"] = json.dumps({"v": 1, "cards": told})
+    node["metadata"]["annotations"]["aliquot.dev/inventory"] = json.dumps({"v": 1, "cards": conditions})
     return node
 
 

@@ -130,7 +130,7 @@ def nodes(draw: st.DrawFn) -> Json:
         {"tke.cloud.tencent.com/qgpu-schedule-policy": "fs"},
     ):
         labels |= more if draw(st.booleans()) else {}
-    told = st.dictionaries(st.sampled_from([*RESOURCES, "cpu", "memory"]), counts, max_size=4)
+    choices = st.dictionaries(st.sampled_from([*RESOURCES, "cpu", "memory"]), counts, max_size=4)
     metadata: Json = {"name": draw(words), "labels": draw(optional(st.just(labels)))}
     if draw(st.booleans()):
         metadata["annotations"] = render_inventory(draw(cards)) | ({} if draw(st.booleans()) else {"other": "x"})
@@ -138,7 +138,7 @@ def nodes(draw: st.DrawFn) -> Json:
         "kind": "Node",
         "metadata": metadata,
         "spec": {"podCIDR": "10.0.0.0/24", "taints": draw(st.sampled_from([None, [{"key": "a"}]]))},
-        "status": {"capacity": draw(optional(told)), "allocatable": draw(optional(told)), "images": []},
+        "status": {"capacity": draw(optional(choices)), "allocatable": draw(optional(choices)), "images": []},
     }
 
 
@@ -291,8 +291,8 @@ def cluster_pods(draw: st.DrawFn, name: str, *, new: bool = False) -> Json:
         card = draw(st.integers(0, 3))
         grant = {"name": "c0", "cards": [{"index": card, "memory_mib": draw(st.sampled_from([1024, 6144]))}]}
         ours = json.dumps({"v": 1, "node": node, "containers": [grant]})
-        told = [{}, {"ALIYUN_COM_GPU_MEM_IDX": str(card)}, {"aliquot.dev/grant": ours}, {"aliquot.dev/grant": "{"}]
-        metadata["annotations"] |= draw(st.sampled_from(told))
+        choices = [{}, {"ALIYUN_COM_GPU_MEM_IDX": str(card)}, {"aliquot.dev/grant": ours}, {"aliquot.dev/grant": "{"}]
+        metadata["annotations"] |= draw(st.sampled_from(choices))
     phase = draw(st.sampled_from([None, "Running", "Running", "Succeeded"]))
     return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": phase}}
 

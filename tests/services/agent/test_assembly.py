@@ -27,8 +27,8 @@ def test_run_agent_passes_ignored_xids_to_card_health(tmp_path: Path, monkeypatc
     class NoCards:
         cards = ()
 
-        def __init__(self, nvml: object, **told: Any) -> None:
-            made.append(told)
+        def __init__(self, nvml: object, **options: Any) -> None:
+            made.append(options)
 
     monkeypatch.setattr(assembly, "Nvml", object)
     monkeypatch.setattr(assembly, "CardHealth", NoCards)

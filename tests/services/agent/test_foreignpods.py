@@ -46,7 +46,7 @@ def cards(agent_node: AgentNode, pod: Json) -> dict[str, int]:
     return {share.uuid: share.memory_mib // 1024 for share in agent_node.tenants.tenancies[uid(pod)].shares}
 
 
-def told(agent_node: AgentNode, pod: Json) -> list[str]:
+def messages(agent_node: AgentNode, pod: Json) -> list[str]:
     return [
         text for name, reason, text in agent_node.emitted if (name, reason) == (pod["metadata"]["name"], "GPUNotHeld")
     ]
@@ -57,14 +57,14 @@ class TestAdopt:
         live(agent_node, pod := a_peers_pod(gib=4))
         agent_node.restart()
         assert cards(agent_node, pod) == {"GPU-0": 4}
-        (text,) = told(agent_node, pod)
+        (text,) = messages(agent_node, pod)
         assert "until the Pod is created again" in text
 
     def test_foreign_pod_event_is_emitted_once_over_restarts(self, agent_node: AgentNode) -> None:
         live(agent_node, pod := a_peers_pod())
         agent_node.restart()
         agent_node.restart()
-        assert len(told(agent_node, pod)) == 1
+        assert len(messages(agent_node, pod)) == 1
         assert agent_node.agent.foreign_pods.uids == {uid(pod)}
 
     def test_foreign_pod_gets_no_injection(self, agent_node: AgentNode) -> None:
@@ -190,7 +190,7 @@ class TestWhichCard:
         live(agent_node, pod := a_peers_pod(card=0), visible="GPU-1")
         agent_node.restart()
         assert cards(agent_node, pod) == {"GPU-1": 4}
-        (text,) = told(agent_node, pod)
+        (text,) = messages(agent_node, pod)
         assert "its annotation said card 0, but the plugin gave it card 1" in text
 
     def test_actual_card_is_written_to_our_annotation(self, agent_node: AgentNode) -> None:
@@ -211,7 +211,7 @@ class TestWhichCard:
         live(agent_node, pod := a_peers_pod(card=1), visible=visible)
         agent_node.restart()
         assert cards(agent_node, pod) == {"GPU-1": 4}
-        assert "only its annotation says" in told(agent_node, pod)[0]
+        assert "only its annotation says" in messages(agent_node, pod)[0]
 
     def test_foreign_pod_without_annotation_is_left_to_the_scheduler(self, agent_node: AgentNode) -> None:
         pod = a_peers_pod()
@@ -247,7 +247,7 @@ class TestHami:
         pod = self.live(agent_node, "theirs", "GPU-1,NVIDIA,16384,100:;")
         assert self.restarted(agent_node) == {}
         assert cards(agent_node, pod) == {"GPU-1": 16}
-        assert len(told(agent_node, pod)) == 1
+        assert len(messages(agent_node, pod)) == 1
 
     def test_pod_is_adopted_when_the_label_comes_to_a_running_agent(self, agent_node: AgentNode) -> None:
         pod = self.live(agent_node, "theirs", "GPU-1,NVIDIA,16384,100:;")

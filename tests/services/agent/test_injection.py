@@ -33,7 +33,7 @@ def a_place(uid: str = "u1", *, card: str = "GPU-0", env: dict[str, str] | None 
 def a_pod(*, seen: bool = True, **cards: str) -> PodObject:
     """Bound with these cards for its containers, which read that where the webhook has seen the Pod."""
     keys = {name: f"env.aliquot.dev/{name}.NVIDIA_VISIBLE_DEVICES" for name in cards}
-    told = {keys[name]: card for name, card in cards.items()}
+    by_key = {keys[name]: card for name, card in cards.items()}
     env = {
         name: {
             "name": "NVIDIA_VISIBLE_DEVICES",
@@ -43,7 +43,7 @@ def a_pod(*, seen: bool = True, **cards: str) -> PodObject:
     }
     containers = [{"name": name, "env": [env[name]] if seen else None} for name in cards]
     return msgspec.convert(
-        {"metadata": {"name": "p", "annotations": told}, "spec": {"containers": containers}}, PodObject
+        {"metadata": {"name": "p", "annotations": by_key}, "spec": {"containers": containers}}, PodObject
     )
 
 

@@ -73,13 +73,13 @@ class TestWatch:
 # --- with a real reflector and a real connection ----------------------------------------------------------------------
 
 
-def told(name: str, uid: str, version: int, node: str = "n1") -> dict[str, Any]:
+def pod_event(name: str, uid: str, version: int, node: str = "n1") -> dict[str, Any]:
     metadata = {"name": name, "namespace": "ml", "uid": uid, "resourceVersion": str(version)}
     return {"metadata": metadata, "spec": {"nodeName": node}}
 
 
 def put(server: ApiServer, name: str, uid: str, *, quietly: bool = False) -> None:
-    server.put(f"ml/{name}", quietly=quietly, **told(name, uid, server.version + 1))
+    server.put(f"ml/{name}", quietly=quietly, **pod_event(name, uid, server.version + 1))
 
 
 def answer(pod: dict[str, Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -113,7 +113,7 @@ def play(scene: Scene) -> None:
 class TestFetch:
     def test_fetched_pod_is_cached(self) -> None:
         async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
-            server.faults.append(answer(told("web-1", "u2", server.version + 1)))
+            server.faults.append(answer(pod_event("web-1", "u2", server.version + 1)))
             assert (await pods.fetch("ml", "web-1")).metadata.uid == "u2"
             assert pods.by_uid("u2") is not None
 
@@ -123,7 +123,7 @@ class TestFetch:
         """The watch, which is of this node, would never tell of its end."""
 
         async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
-            server.faults.append(answer(told("web-1", "u2", server.version + 1, node="n2")))
+            server.faults.append(answer(pod_event("web-1", "u2", server.version + 1, node="n2")))
             assert (await pods.fetch("ml", "web-1")).metadata.uid == "u2"
             assert pods.by_uid("u2") is None
 
@@ -131,7 +131,7 @@ class TestFetch:
 
     def test_fetched_newer_pod_ends_the_former_pod(self) -> None:
         async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
-            server.faults.append(answer(told("web-0", "u2", server.version + 1)))
+            server.faults.append(answer(pod_event("web-0", "u2", server.version + 1)))
             await pods.fetch("ml", "web-0")
             assert said == ["u1"]
 

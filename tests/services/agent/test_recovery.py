@@ -132,9 +132,9 @@ class TestKilledAtAnyWrite:
 
 
 def _at_once() -> asyncio.Event:
-    told = asyncio.Event()
-    told.set()
-    return told
+    reported = asyncio.Event()
+    reported.set()
+    return reported
 
 
 class TestRestore:

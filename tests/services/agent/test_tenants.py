@@ -245,11 +245,11 @@ class TestRelease:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.living.add("u1")
         scene.tenants.mark_ended("u1")
-        told = []
+        calls = []
         for _ in range(4):
-            told.append([tenancy.id for tenancy in scene.tenants.sweep()])
+            calls.append([tenancy.id for tenancy in scene.tenants.sweep()])
             scene.clock.sleep(40.0)
-        assert told == [[], [], ["u1"], []]
+        assert calls == [[], [], ["u1"], []]
 
     @pytest.mark.parametrize("error", [CdiError("read-only"), OSError(30, "Read-only file system")])
     def test_failed_release_is_retried_and_does_not_delay_others(

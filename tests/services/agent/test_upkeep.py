@@ -137,17 +137,17 @@ def test_policy_label_applies_at_once_and_a_bad_one_changes_nothing(
     agent_node: AgentNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent_node.run(a_qgpu_pod())
-    told: list[SharingRules] = []
-    monkeypatch.setattr(agent_node.arbiter, "configure", told.append)
+    received: list[SharingRules] = []
+    monkeypatch.setattr(agent_node.arbiter, "configure", received.append)
     for label in ({POLICY_LABEL: "fixed-share"}, {POLICY_LABEL: "fixed"}, {POLICY_LABEL: "bs"}, {}):
         node = {"metadata": {"name": NODE, "labels": {**QGPU, **label}}}
         agent_node.agent.reporter.changed(msgspec.convert(node, NodeObject))
-    assert [policy.isolation for policy in told] == [
+    assert [policy.isolation for policy in received] == [
         Isolation.FIXED_SHARE,
         Isolation.BURST_SHARE,
         Isolation.BEST_EFFORT,
     ]
-    assert len({policy.release_delay for policy in told}) == 1
+    assert len({policy.release_delay for policy in received}) == 1
 
 
 def test_upkeep_continues_when_the_database_cannot_be_written(
@@ -230,8 +230,8 @@ def test_upkeep_reports_and_publishes_an_unhealthy_card(agent_node: AgentNode) -
     agent_node.run(a_qgpu_pod("has-another", card=0))
     falls_sick(agent_node, 1)
     one_round(agent_node)
-    told = {name for name, reason, text in agent_node.emitted if reason == "GPUUnhealthy" and "Xid 79" in text}
-    assert told == {NODE, "has-it"}
+    received = {name for name, reason, text in agent_node.emitted if reason == "GPUUnhealthy" and "Xid 79" in text}
+    assert received == {NODE, "has-it"}
     assert parse_inventory(agent_node.agent.reporter._inventory) == {0: True, 1: False}
     assert len(agent_node.tenants.tenancies) == 2  # who has it stays accounted
 

@@ -31,8 +31,8 @@ def _both(**agent: Any) -> list[Any]:
     return [_workload("Deployment", "scheduler"), _workload("DaemonSet", "agent", **agent)]
 
 
-def _node(told: str | None) -> Any:
-    return {"metadata": {"name": "n1", "annotations": {} if told is None else {"aliquot.dev/agent": told}}}
+def _node(agent_mark: str | None) -> Any:
+    return {"metadata": {"name": "n1", "annotations": {} if agent_mark is None else {"aliquot.dev/agent": agent_mark}}}
 
 
 def test_complete_installation_is_one_line() -> None:
@@ -73,9 +73,11 @@ def test_scheduler_and_agents_of_different_images_are_told() -> None:
     assert "aliquot-agent aliquot:0.0.9, aliquot-scheduler aliquot:0.1.0" in finding.what
 
 
-@pytest.mark.parametrize(("told", "words"), [("0.0.9", "its agent is of release 0.0.9"), ("away", "its agent is away")])
-def test_a_node_whose_agent_is_away_or_of_another_release_is_told(told: str, words: str) -> None:
-    (finding,) = installation_findings(_both(), [], [_node(told)], RELEASE)
+@pytest.mark.parametrize(
+    ("agent_mark", "words"), [("0.0.9", "its agent is of release 0.0.9"), ("away", "its agent is away")]
+)
+def test_a_node_whose_agent_is_away_or_of_another_release_is_told(agent_mark: str, words: str) -> None:
+    (finding,) = installation_findings(_both(), [], [_node(agent_mark)], RELEASE)
     assert finding.about == ("n1",)
     assert finding.what.startswith(words)
 

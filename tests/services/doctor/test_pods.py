@@ -46,8 +46,8 @@ def faults(*objects: Json) -> list[Finding]:
 
 
 def test_cards_that_are_full_and_no_fuller_are_well() -> None:
-    told = looked(gpushare_node("n1", 16), on_card("a", 8, 0), on_card("b", 8, 0))
-    assert [(finding.level, finding.what) for finding in told] == [(Level.OK, "2 on nodes, no card given away twice")]
+    found = looked(gpushare_node("n1", 16), on_card("a", 8, 0), on_card("b", 8, 0))
+    assert [(finding.level, finding.what) for finding in found] == [(Level.OK, "2 on nodes, no card given away twice")]
 
 
 def test_memory_given_away_twice_is_found_by_the_annotations_alone() -> None:
@@ -116,7 +116,7 @@ def test_a_pod_with_scheduling_gates_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assigned", "phase", "since", "told"),
+    ("assigned", "phase", "since", "found"),
     [
         ("false", "Running", "2026-11-15T11:00:00Z", 1),
         ("false", "Running", "2026-11-15T11:59:50Z", 0),
@@ -124,18 +124,18 @@ def test_a_pod_with_scheduling_gates_is_no_fault() -> None:
         ("true", "Running", "2026-11-15T11:00:00Z", 0),
     ],
 )
-def test_a_pod_that_runs_without_its_card_confirmed_is_found(assigned: str, phase: str, since: str, told: int) -> None:
+def test_a_pod_that_runs_without_its_card_confirmed_is_found(assigned: str, phase: str, since: str, found: int) -> None:
     pod = on_card("p", 3, 0, status={"phase": phase, "startTime": since})
     pod["metadata"]["annotations"][ASSIGNED] = assigned
-    assert len(faults(gpushare_node("n1", 16), pod)) == told
+    assert len(faults(gpushare_node("n1", 16), pod)) == found
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"), [("UnexpectedAdmissionError", 1), ("OutOfaliyun.com/gpu-mem", 1), ("Evicted", 0), (None, 0)]
+    ("reason", "found"), [("UnexpectedAdmissionError", 1), ("OutOfaliyun.com/gpu-mem", 1), ("Evicted", 0), (None, 0)]
 )
-def test_a_pod_that_the_kubelet_turned_away_is_found(reason: str | None, told: int) -> None:
+def test_a_pod_that_the_kubelet_turned_away_is_found(reason: str | None, found: int) -> None:
     pod = on_card("p", 3, 0, status={"phase": "Failed", "reason": reason, "message": "no healthy devices"})
-    assert len(faults(gpushare_node("n1", 16), pod)) == told
+    assert len(faults(gpushare_node("n1", 16), pod)) == found
 
 
 # --- who waits -------------------------------------------------------------------------------------------------------
@@ -146,15 +146,15 @@ def waits(*objects: Json) -> list[Finding]:
 
 
 def test_pod_waiting_for_room_is_a_note() -> None:
-    (told,) = waits(gpushare_node("n1", 16), on_card("r", 14, 0), gpushare_pod("p", 4))
-    assert told.level is Level.NOTE
-    assert told.what.startswith("fits none of 1 node. 1 is busy")
+    (found,) = waits(gpushare_node("n1", 16), on_card("r", 14, 0), gpushare_pod("p", 4))
+    assert found.level is Level.NOTE
+    assert found.what.startswith("fits none of 1 node. 1 is busy")
 
 
 def test_pod_waiting_for_what_never_fits_is_a_finding() -> None:
-    (told,) = waits(gpushare_node("n1", 16), gpushare_pod("p", 40))
-    assert told.level is Level.FINDING
-    assert told.advice == "`aliquot explain p -n default` tells every reason"
+    (found,) = waits(gpushare_node("n1", 16), gpushare_pod("p", 40))
+    assert found.level is Level.FINDING
+    assert found.advice == "`aliquot explain p -n default` tells every reason"
 
 
 def test_waiting_pod_refused_for_another_reason_is_a_note() -> None:
@@ -163,15 +163,15 @@ def test_waiting_pod_refused_for_another_reason_is_a_note() -> None:
         "reason": "Unschedulable",
         "message": "0/1 nodes are available: 1 Insufficient cpu.",
     }
-    (told,) = waits(gpushare_node("n1", 16), {**gpushare_pod("p", 4), "status": {"conditions": [condition]}})
-    assert told.level is Level.NOTE
-    assert told.what.endswith("kube-scheduler last said: 0/1 nodes are available: 1 Insufficient cpu")
+    (found,) = waits(gpushare_node("n1", 16), {**gpushare_pod("p", 4), "status": {"conditions": [condition]}})
+    assert found.level is Level.NOTE
+    assert found.what.endswith("kube-scheduler last said: 0/1 nodes are available: 1 Insufficient cpu")
     assert waits(gpushare_node("n1", 16), gpushare_pod("p", 4)) == []
 
 
 def test_waiting_pod_that_breaks_a_rule_names_it() -> None:
-    (told,) = waits(gpushare_node("n1", 16), gpushare_pod("p", 3, annotations={COUNT: "2"}))
-    assert (told.level, told.fix) == (Level.FINDING, "correct its manifest")
+    (found,) = waits(gpushare_node("n1", 16), gpushare_pod("p", 3, annotations={COUNT: "2"}))
+    assert (found.level, found.fix) == (Level.FINDING, "correct its manifest")
 
 
 def test_no_waiting_pod_is_ok() -> None:

@@ -238,16 +238,16 @@ def test_a_webhook_that_refuses_and_tolerates_is_well() -> None:
     ],
 )
 def test_webhook_fault_is_a_finding_with_a_fix(findings: list[Finding], what: str) -> None:
-    told = [finding for finding in findings if finding.level is Level.FINDING]
-    assert [what in finding.what for finding in told] == [True]
-    assert told[0].fix
+    problems = [finding for finding in findings if finding.level is Level.FINDING]
+    assert [what in finding.what for finding in problems] == [True]
+    assert problems[0].fix
 
 
 def test_missing_webhook_is_a_note() -> None:
-    (told,) = looked(None)
-    assert told.level is Level.NOTE
-    assert "does not exist" in told.what
-    assert told.fix
+    (problems,) = looked(None)
+    assert problems.level is Level.NOTE
+    assert "does not exist" in problems.what
+    assert problems.fix
 
 
 def test_webhook_trial_that_is_forbidden_is_unknown() -> None:

@@ -37,7 +37,7 @@ def a_card(index: int = 0, **other: Any) -> Json:
 
 
 def on(index: int = 0, gib: int = 6, core: float | None = 30.0, **other: Any) -> Json:
-    told = {
+    fields = {
         "index": index,
         "uuid": f"GPU-{index}",
         "exclusive": False,
@@ -53,7 +53,7 @@ def on(index: int = 0, gib: int = 6, core: float | None = 30.0, **other: Any) ->
         "paused_seconds": 1.5,
         "refused_allocations": 0,
     }
-    return {**told, **other}
+    return {**fields, **other}
 
 
 def a_tenant(name: str, app_class: str = "normal", *cards: Json) -> Json:
@@ -138,8 +138,8 @@ class Machine:
         return machine_status(self.status)
 
     def _records(self) -> dict[str, list[Record]]:
-        told, self.records = self.records, {}
-        return told
+        fields, self.records = self.records, {}
+        return fields
 
     def node(self, name: str) -> Json | None:
         return self.view.node(name, 1000.0)

@@ -18,7 +18,7 @@ from kit.values.manifests import MEM, Json
 def test_bind_reads_pod_that_watch_has_not_reported(uid: str) -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
-        rig.pod(told=False)
+        rig.pod(watched=False)
         await rig.bind(uid=uid)
         assert rig.api.pods["p"]["spec"]["nodeName"] == "n1"
         assert rig.free == 12
@@ -29,10 +29,10 @@ def test_bind_reads_pod_that_watch_has_not_reported(uid: str) -> None:
 def test_bind_does_not_bind_recreated_pod() -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
-        rig.pod(told=False)
+        rig.pod(watched=False)
         binding = asyncio.create_task(rig.bind(uid=""))
         await asyncio.sleep(1.5 * rig.api.slow)  # looked up, and the write is on its way
-        rig.pod(told=False, uid="another")
+        rig.pod(watched=False, uid="another")
         with pytest.raises(Refused, match="409"):
             await binding
         assert "nodeName" not in rig.api.pods["p"]["spec"]
@@ -73,7 +73,7 @@ def test_bind_refuses_deleted_pod(uid: str, there: bool) -> None:
 def test_bind_refuses_pod_bound_elsewhere() -> None:
     async def scene() -> None:
         rig = Rig(live_node(), live_node("n2"), watch=False)
-        rig.pod(told=False, on="n1", annotations=ON_CARD_0)
+        rig.pod(watched=False, on="n1", annotations=ON_CARD_0)
         await rig.bind()
         with pytest.raises(Refused, match="ns/p is already bound to n1"):
             await rig.bind(node="n2")
@@ -125,14 +125,14 @@ TAINTED = [
 
 
 @pytest.mark.parametrize("amount", ["4", "0"])
-@pytest.mark.parametrize("told", [True, False], ids=["watched", "not watched yet"])
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", "not watched yet"])
 @pytest.mark.parametrize(("spec", "tolerations", "refusal"), TAINTED)
 def test_bind_refuses_node_whose_taint_the_pod_does_not_tolerate(
-    spec: Json, tolerations: list[Json], refusal: str | None, told: bool, amount: str
+    spec: Json, tolerations: list[Json], refusal: str | None, watched: bool, amount: str
 ) -> None:
     async def scene() -> None:
         node = as_node({**node_json("n1"), "spec": spec})
-        rig = Rig(node, watch=told)
+        rig = Rig(node, watch=watched)
         rig.api.nodes["n1"] = node
         pod = pod_json("p", {MEM: amount})
         pod["spec"]["tolerations"] = tolerations
@@ -167,7 +167,7 @@ def test_bind_accepts_pod_that_asks_for_no_card() -> None:
 def test_bind_holds_nothing_if_pod_cannot_be_read() -> None:
     async def scene() -> None:
         rig = Rig()
-        rig.pod(told=False)
+        rig.pod(watched=False)
         rig.api.looks.append(Unreachable("refused"))
         rig.cluster.drop_pod("ns/p")
         with pytest.raises(Unreachable):

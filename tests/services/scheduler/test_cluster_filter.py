@@ -218,19 +218,19 @@ def _many(shortlist: int, nodes: int = 40) -> tuple[Cluster, Claim, list[str]]:
 
 def test_shortlist_answers_the_best_node_first() -> None:
     cluster, claim, names = _many(1)
-    told = cluster.filter(claim, names)
-    assert told.fit == [names[-1]]
-    assert told.likely is not None
-    assert told.likely.node == names[-1]
-    assert not told.codes
+    answer = cluster.filter(claim, names)
+    assert answer.fit == [names[-1]]
+    assert answer.likely is not None
+    assert answer.likely.node == names[-1]
+    assert not answer.codes
 
 
 def test_shortlist_grows_with_each_try() -> None:
     cluster, claim, names = _many(1)
-    told = [cluster.filter(claim, names).fit for _ in range(3)]
-    assert [len(batch) for batch in told] == [1, 16, 40]
-    assert told[1] == sorted(told[1], key=names.index)
-    assert names[-1] in told[1]
+    answer = [cluster.filter(claim, names).fit for _ in range(3)]
+    assert [len(batch) for batch in answer] == [1, 16, 40]
+    assert answer[1] == sorted(answer[1], key=names.index)
+    assert names[-1] in answer[1]
 
 
 def test_shortlist_counts_tries_by_uid() -> None:
@@ -258,10 +258,10 @@ def test_shortlist_limits_the_search_for_several_containers(policy: str, monkeyp
 
     monkeypatch.setattr(cluster.chooser, "seat", counted)
     for few in (1, 16, 20):
-        told = cluster.filter(claim, names)
-        assert len(told.fit) == few
-        assert set(told.fit) <= set(names[1::2])
-        assert told.codes.keys() <= set(names[::2]), "only those that were looked at, and do not fit"
+        answer = cluster.filter(claim, names)
+        assert len(answer.fit) == few
+        assert set(answer.fit) <= set(names[1::2])
+        assert answer.codes.keys() <= set(names[::2]), "only those that were looked at, and do not fit"
     assert seated <= 1 + 16 + 20 + 20 + 1  # each that is told, each that does not fit once, and the likely one
 
 

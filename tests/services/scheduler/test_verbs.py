@@ -97,8 +97,8 @@ def test_every_name_is_answered_once() -> None:
     names = [f"n{at}" for at in range(20)]
     cluster = a_cluster(*(live_node(name, at % 3 * 8) for at, name in enumerate(names) if at % 5))
     answer = filtered(cluster, pod_json(), *names)
-    told = [*answer["NodeNames"], *answer["FailedNodes"], *answer["FailedAndUnresolvableNodes"]]
-    assert sorted(told) == sorted(names)
+    named = [*answer["NodeNames"], *answer["FailedNodes"], *answer["FailedAndUnresolvableNodes"]]
+    assert sorted(named) == sorted(names)
 
 
 def test_a_pod_that_is_not_ours_fits_everywhere_even_where_we_know_no_node() -> None:

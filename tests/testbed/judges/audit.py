@@ -26,11 +26,11 @@ def shares(pod: Object) -> list[tuple[Card, int, int]]:
     """(card, MiB, thousandths of its compute) of a Pod that is on a node and not finished; it must tell them."""
     if not pod["spec"].get("nodeName") or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return []
-    told = json.loads(pod["metadata"]["annotations"][GRANT])
-    assert told["node"] == pod["spec"]["nodeName"], f"{pod['metadata']['name']}: a grant of another node: {told}"
+    grant = json.loads(pod["metadata"]["annotations"][GRANT])
+    assert grant["node"] == pod["spec"]["nodeName"], f"{pod['metadata']['name']}: a grant of another node: {grant}"
     return [
-        ((told["node"], card["index"]), card["memory_mib"], card.get("core_milli") or 0)
-        for container in told["containers"]
+        ((grant["node"], card["index"]), card["memory_mib"], card.get("core_milli") or 0)
+        for container in grant["containers"]
         for card in container["cards"]
     ]
 

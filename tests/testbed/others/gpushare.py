@@ -186,10 +186,10 @@ def serve_extender(given: argparse.Namespace) -> None:
 
         def _answer(self, work: Any) -> None:
             try:
-                told = work()
+                answer = work()
             except Exception as error:
-                told = {"Error": f"{type(error).__name__}: {error}"}
-            text = json.dumps(told).encode()
+                answer = {"Error": f"{type(error).__name__}: {error}"}
+            text = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))

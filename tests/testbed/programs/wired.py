@@ -105,7 +105,7 @@ class Wired:
     def cards(self, name: str) -> list[int]:
         return holdings.cards_of(self.pod(name))
 
-    def told(self, name: str, reason: str, *words: str, seconds: float = 15.0) -> str:
+    def await_event(self, name: str, reason: str, *words: str, seconds: float = 15.0) -> str:
         """The message of an event about the object, of that reason and with those words, once there is one."""
 
         uid = self._uid(name)
@@ -134,7 +134,7 @@ class Wired:
 
         Not always in its first: it may try a Pod before it has heard of the nodes that were made just before.
         """
-        self.told(name, "FailedScheduling", *words)
+        self.await_event(name, "FailedScheduling", *words)
         assert objects.bound_to(self.plane, name) is None
 
     def wait_heard(self) -> None:

@@ -83,13 +83,13 @@ def _furnish() -> None:
     _mount("none", "/", None, _RECURSIVE | _SHARED)  # as on a machine: what is mounted for a Pod is seen by its runtime
 
 
-def _be_init(told: int) -> None:
+def _be_init(ready_pipe: int) -> None:
     """The first process of the node: buries the dead, and with it everything ends."""
     _LIBC.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     os.setsid()
     _furnish()
-    os.write(told, b".")
-    os.close(told)
+    os.write(ready_pipe, b".")
+    os.close(ready_pipe)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while True:
         with contextlib.suppress(ChildProcessError):

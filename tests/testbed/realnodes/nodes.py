@@ -280,8 +280,8 @@ class RealNode(Startable):
             return next((line for line in reversed(lines) if line["event"] == event), None)
 
         def saw() -> object:
-            told = objects.events_of(self.plane, pod, namespace)
-            return {"lines": self.lines(pod, container, namespace=namespace), "events": told}
+            events = objects.events_of(self.plane, pod, namespace)
+            return {"lines": self.lines(pod, container, namespace=namespace), "events": events}
 
         line = wait_until(found, seconds, f"{event} of {pod} on {self.name}", saw=saw, every=0.05)
         assert line is not None

@@ -119,8 +119,8 @@ def _layer(compiled: Mapping[str, Path]) -> bytes:
 
 def _c_library(program: Path) -> dict[str, Path]:
     """Where this machine has it: there the loader looks for it in the container, too."""
-    told = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
-    found = [Path(word) for line in told.splitlines() for word in line.split() if word.startswith("/")]
+    printed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+    found = [Path(word) for line in printed.splitlines() for word in line.split() if word.startswith("/")]
     home = next(path.parent for path in found if path.name == "libc.so.6")
     return {str(path): path for path in [*found, *(home / name for name in _LIBRARIES)] if path.exists()}
 

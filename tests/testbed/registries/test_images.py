@@ -60,8 +60,10 @@ def test_an_image_is_the_same_whenever_it_is_made(registry: Registry) -> None:
 
 def test_the_probe_reports_without_a_driver_and_ends_as_it_is_told() -> None:
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("LD_", "ALIQUOT_"))}
-    told = {**plain, "T9K_VISIBLE": 'one "and" two', "PATH_OF_NO_INTEREST": "x"}
-    done = subprocess.run([programs()["probe"], "exit", "5"], capture_output=True, text=True, env=told, timeout=10)
+    environment = {**plain, "T9K_VISIBLE": 'one "and" two', "PATH_OF_NO_INTEREST": "x"}
+    done = subprocess.run(
+        [programs()["probe"], "exit", "5"], capture_output=True, text=True, env=environment, timeout=10
+    )
     report = json.loads(done.stdout)
     assert done.returncode == 5
     assert report["event"] == "report"
@@ -69,8 +71,10 @@ def test_the_probe_reports_without_a_driver_and_ends_as_it_is_told() -> None:
 
 
 def test_the_probe_takes_its_words_from_the_environment_first() -> None:
-    told = {**os.environ, "PROBE": "say exit 6"}
-    done = subprocess.run([programs()["probe"], "exit", "5"], capture_output=True, text=True, env=told, timeout=10)
+    environment = {**os.environ, "PROBE": "say exit 6"}
+    done = subprocess.run(
+        [programs()["probe"], "exit", "5"], capture_output=True, text=True, env=environment, timeout=10
+    )
     assert done.returncode == 6
     assert len(done.stdout.splitlines()) == 2
 

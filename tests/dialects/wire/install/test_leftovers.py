@@ -88,9 +88,9 @@ def test_left_behind_mark_parses_back() -> None:
 )
 def test_invalid_left_behind_mark_is_refused(text: str) -> None:
     """The node's kubelet may write annotations of its Node."""
-    told = parse_left_behind(_node(annotations={MARK: text}))
-    assert isinstance(told, Invalid)
-    assert MARK in told.sentence()
+    parsed = parse_left_behind(_node(annotations={MARK: text}))
+    assert isinstance(parsed, Invalid)
+    assert MARK in parsed.sentence()
 
 
 def test_left_behind_mark_replaces_agent_marks_in_one_patch() -> None:

@@ -50,7 +50,7 @@ def test_api_node_serves_the_dashboards_view() -> None:
 
 def test_metrics_of_a_pod_have_namespace_and_name() -> None:
     status, kind, body = asked(FakeAgent(), "/metrics")
-    told = body.splitlines()
+    lines = body.splitlines()
     assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
     labels = '{card="0",class="offline",namespace="ml",pod="train-0",uuid="GPU-a"}'
     for expected in (
@@ -62,42 +62,42 @@ def test_metrics_of_a_pod_have_namespace_and_name() -> None:
         f"aliquot_tenant_refused_allocations_total{labels} 2.0",
         f'aliquot_tenant_state{labels[:-1]},state="paused",level="hardware"}} 1.0',
     ):
-        assert _has(told, expected), expected
+        assert _has(lines, expected), expected
 
 
 def test_metrics_of_an_unhealthy_card_read_0() -> None:
-    told = asked(FakeAgent(), "/metrics")[2].splitlines()
-    assert 'aliquot_card_healthy{card="0",model="A30",uuid="GPU-a"} 1.0' in told
-    assert 'aliquot_card_healthy{card="1",model="A30",uuid="GPU-b"} 0.0' in told
-    assert 'aliquot_card_utilisation_ratio{card="0",model="A30",uuid="GPU-a"} 0.5' in told
+    lines = asked(FakeAgent(), "/metrics")[2].splitlines()
+    assert 'aliquot_card_healthy{card="0",model="A30",uuid="GPU-a"} 1.0' in lines
+    assert 'aliquot_card_healthy{card="1",model="A30",uuid="GPU-b"} 0.0' in lines
+    assert 'aliquot_card_utilisation_ratio{card="0",model="A30",uuid="GPU-a"} 0.5' in lines
 
 
 def test_metrics_have_the_delay_of_the_event_loop() -> None:
     agent = FakeAgent()
     agent.delay.add(0.3, 100.0)
-    told = asked(agent, "/metrics")[2].splitlines()
-    assert 'aliquot_loop_delay_seconds_bucket{le="0.5"} 1.0' in told
-    assert "aliquot_loop_delay_max_seconds 0.3" in told
+    lines = asked(agent, "/metrics")[2].splitlines()
+    assert 'aliquot_loop_delay_seconds_bucket{le="0.5"} 1.0' in lines
+    assert "aliquot_loop_delay_max_seconds 0.3" in lines
 
 
 def test_metrics_count_and_time_kubelet_calls() -> None:
     agent = FakeAgent()
     agent.calls.count("prestart", "ok", 0.25)
     agent.calls.count("prestart", "refused", 1.0)
-    told = asked(agent, "/metrics")[2].splitlines()
-    assert 'aliquot_agent_kubelet_calls_total{outcome="ok",verb="prestart"} 1.0' in told
-    assert 'aliquot_agent_kubelet_calls_total{outcome="refused",verb="prestart"} 1.0' in told
-    assert 'aliquot_agent_kubelet_call_seconds_bucket{le="0.5",verb="prestart"} 1.0' in told
-    assert 'aliquot_agent_kubelet_call_seconds_count{verb="prestart"} 2.0' in told
-    assert 'aliquot_agent_kubelet_call_seconds_sum{verb="prestart"} 1.25' in told
+    lines = asked(agent, "/metrics")[2].splitlines()
+    assert 'aliquot_agent_kubelet_calls_total{outcome="ok",verb="prestart"} 1.0' in lines
+    assert 'aliquot_agent_kubelet_calls_total{outcome="refused",verb="prestart"} 1.0' in lines
+    assert 'aliquot_agent_kubelet_call_seconds_bucket{le="0.5",verb="prestart"} 1.0' in lines
+    assert 'aliquot_agent_kubelet_call_seconds_count{verb="prestart"} 2.0' in lines
+    assert 'aliquot_agent_kubelet_call_seconds_sum{verb="prestart"} 1.25' in lines
 
 
 def test_metrics_have_devices_and_readiness() -> None:
-    told = asked(FakeAgent(waits_for="something"), "/metrics")[2].splitlines()
-    assert f'aliquot_agent_devices{{resource="{RESOURCE}"}} 1.0' in told
-    assert f'aliquot_agent_registered{{resource="{RESOURCE}"}} 1.0' in told
-    assert "aliquot_agent_ready 0.0" in told
-    assert "aliquot_agent_kubelet_restarts_total 2.0" in told
+    lines = asked(FakeAgent(waits_for="something"), "/metrics")[2].splitlines()
+    assert f'aliquot_agent_devices{{resource="{RESOURCE}"}} 1.0' in lines
+    assert f'aliquot_agent_registered{{resource="{RESOURCE}"}} 1.0' in lines
+    assert "aliquot_agent_ready 0.0" in lines
+    assert "aliquot_agent_kubelet_restarts_total 2.0" in lines
     assert "aliquot_agent_ready 1.0" in asked(FakeAgent(), "/metrics")[2].splitlines()
 
 
@@ -112,7 +112,7 @@ def test_documents_list_every_metric() -> None:
     assert set(re.findall(r"`(aliquot_\w+)`", page)) == there
 
 
-def _has(told: list[str], line: str) -> bool:
+def _has(lines: list[str], line: str) -> bool:
     """Whatever the order of the labels is."""
 
     def parts(text: str) -> tuple[str, frozenset[str], str]:
@@ -120,7 +120,7 @@ def _has(told: list[str], line: str) -> bool:
         labels, _, value = rest.rpartition("} ")
         return name, frozenset(labels.split(",")), value
 
-    return any(parts(other) == parts(line) for other in told)
+    return any(parts(other) == parts(line) for other in lines)
 
 
 class TestPort:

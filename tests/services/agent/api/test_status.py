@@ -55,8 +55,8 @@ def test_status_of_a_card_that_is_out_shows_why() -> None:
 
 
 def test_status_findings_have_a_kind_and_the_queue_is_empty() -> None:
-    told = of(a_scene(), 1060.0)
-    assert msgspec.to_builtins(told.findings) == [
+    reported = of(a_scene(), 1060.0)
+    assert msgspec.to_builtins(reported.findings) == [
         {
             "uuid": "GPU-a",
             "pid": 77,
@@ -64,7 +64,7 @@ def test_status_findings_have_a_kind_and_the_queue_is_empty() -> None:
             "kind": "stranger",
         }
     ]
-    assert told.queue == []
+    assert reported.queue == []
 
 
 def test_status_shows_memory_that_nothing_limits_and_tenants_over_their_limit() -> None:
@@ -73,11 +73,11 @@ def test_status_shows_memory_that_nothing_limits_and_tenants_over_their_limit() 
         Finding("GPU-a", 78, FindingKind.UNREGISTERED, "has not registered", "u2", 1 << 30),
         Finding("GPU-a", None, FindingKind.OVERUSE, "tenant ml/train-0 uses 6 GiB", "u1", 2 << 30),
     ]
-    told = of(a_scene(findings=findings, standings=[replace(RUNS_ON_A, memory_over=2 << 30)]), 1060.0)
-    assert [card.memory_unregistered_bytes for card in told.cards] == [4 << 30, 0]
-    assert [finding.memory_bytes for finding in told.findings] == [3 << 30, 1 << 30, 2 << 30]
-    assert told.tenants[0].cards[0].memory_over_bytes == 2 << 30
-    shown = view(told)
+    reported = of(a_scene(findings=findings, standings=[replace(RUNS_ON_A, memory_over=2 << 30)]), 1060.0)
+    assert [card.memory_unregistered_bytes for card in reported.cards] == [4 << 30, 0]
+    assert [finding.memory_bytes for finding in reported.findings] == [3 << 30, 1 << 30, 2 << 30]
+    assert reported.tenants[0].cards[0].memory_over_bytes == 2 << 30
+    shown = view(reported)
     assert "4 GiB by processes that nothing limits" in shown
     assert "found on card 0: process 77 (3 GiB) uses the card without being a tenant" in shown
     assert "found on card 0: tenant ml/train-0 uses 6 GiB" in shown
@@ -86,9 +86,9 @@ def test_status_shows_memory_that_nothing_limits_and_tenants_over_their_limit() 
 
 
 def test_top_says_that_processes_over_their_limit_are_ended() -> None:
-    told = of(a_scene(rules=SharingRules(kill_after=10)), 0.0)
-    assert told.rules.kill_after_seconds == 10
-    assert view(told).splitlines()[0].endswith("ends processes over their memory limit after 10s")
+    reported = of(a_scene(rules=SharingRules(kill_after=10)), 0.0)
+    assert reported.rules.kill_after_seconds == 10
+    assert view(reported).splitlines()[0].endswith("ends processes over their memory limit after 10s")
 
 
 def test_resource_status_counts_devices_and_registration() -> None:

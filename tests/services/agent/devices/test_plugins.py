@@ -343,8 +343,8 @@ def test_allocate_answers_each_container() -> None:
             assert first == second
             assert [device.name for device in first.cdi_devices] == ["aliquot.dev/qgpu-core=3f2a"]
             assert dict(first.envs) == {"A": "1"}
-            told = [(mount.host_path, mount.container_path, mount.read_only) for mount in first.mounts]
-            assert told == [("/h", "/c", True), ("/h/page", "/c/page", False)]
+            mounted = [(mount.host_path, mount.container_path, mount.read_only) for mount in first.mounts]
+            assert mounted == [("/h", "/c", True), ("/h/page", "/c/page", False)]
 
     play(scene())
 

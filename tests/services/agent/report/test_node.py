@@ -206,20 +206,20 @@ class TestInventory:
         run(setup, lambda: setup.reporter.published)
 
     def test_inventory_has_the_agents_release_or_away(self, setup: Setup) -> None:
-        def told() -> object:
+        def written() -> object:
             return setup.api.objects[NODE]["metadata"].get("annotations", {}).get("aliquot.dev/agent")
 
         setup.receive()
         setup.reporter.publish(CARDS, here=False)  # the kubelet has not taken our devices yet
         run(setup, lambda: setup.reporter.published)
-        assert told() == "away"
+        assert written() == "away"
         setup.reporter.publish(CARDS, here=True)
         run(setup, lambda: setup.reporter.published)
-        assert told() == aliquot.__version__
+        assert written() == aliquot.__version__
         assert asyncio.run(setup.reporter.announce_departure())
         setup.reporter.publish(CARDS, here=True)  # as it does each second
         run(setup, lambda: setup.reporter.published)
-        assert told() == "away", "until the next agent says otherwise"
+        assert written() == "away", "until the next agent says otherwise"
         assert not setup.reporter.acknowledged
         setup.receive(annotations={"aliquot.dev/agent": aliquot.__version__, "aliquot.dev/seen": "true"})
         assert not setup.reporter.acknowledged, "that is older, and of the farewell before"

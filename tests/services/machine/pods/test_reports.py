@@ -16,8 +16,8 @@ STATE = PodState(node="node-0", containers=(MAIN,), events=(PodEvent(1.0, "made"
 
 
 def test_report_sets_containers_and_phase() -> None:
-    told = {"name": "main", "state": "running", "pid": 7, "started": 2.0, "restarts": 1}
-    found = with_report(STATE, {"phase": "Running", "containers": [told]}, 3.0)
+    reported = {"name": "main", "state": "running", "pid": 7, "started": 2.0, "restarts": 1}
+    found = with_report(STATE, {"phase": "Running", "containers": [reported]}, 3.0)
     assert (found.phase, found.started, found.finished) == (Phase.RUNNING, 2.0, None)
     (main,) = found.containers
     assert (main.state, main.pid, main.restarts, main.command) == ("running", 7, 1, ("sleep", "1"))

@@ -7,6 +7,6 @@ from aliquot.services.machine.pods.status import container_status
 
 
 def test_container_status_shortens_long_commands() -> None:
-    told = container_status(ContainerState("main", "", ("python", "-c", "x" * 1000, "more"), "/log"))
-    assert told.command == ["python", "-c", "x" * 490 + "..."]
+    reported = container_status(ContainerState("main", "", ("python", "-c", "x" * 1000, "more"), "/log"))
+    assert reported.command == ["python", "-c", "x" * 490 + "..."]
     assert container_status(ContainerState("main", "", ("sleep", "600"), "/log")).command == ["sleep", "600"]

@@ -42,20 +42,20 @@ def test_owner_whose_control_hangs_holds_up_nobody_else_and_not_the_end() -> Non
 
 def test_work_of_one_owner_is_done_in_order_and_errors_are_told() -> None:
     done: list[int] = []
-    told: list[Exception | None] = []
+    outcomes: list[Exception | None] = []
 
     async def work() -> None:
         workers = Workers()
         workers.start()
         for number in range(50):
-            workers.put("a", lambda number=number: done.append(number), told.append)  # type: ignore[misc]
-        workers.put("a", lambda: [][0], told.append)
+            workers.put("a", lambda number=number: done.append(number), outcomes.append)  # type: ignore[misc]
+        workers.put("a", lambda: [][0], outcomes.append)
         await workers.run("a", lambda: None)
         await asyncio.to_thread(workers.stop)
 
     asyncio.run(work())
     assert done == list(range(50))
-    assert [type(error) for error in told] == [type(None)] * 50 + [IndexError]
+    assert [type(error) for error in outcomes] == [type(None)] * 50 + [IndexError]
 
 
 def test_thread_of_an_owner_ends_with_its_work() -> None:

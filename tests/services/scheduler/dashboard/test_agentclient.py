@@ -79,16 +79,16 @@ def test_agent_client_ignores_other_programs_at_the_port() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", ["127.0.0.1:{port}/elsewhere?", "me@127.0.0.1", "localhost", "::1%lo", "127.0.0.1#", ""]
+    "address", ["127.0.0.1:{port}/elsewhere?", "me@127.0.0.1", "localhost", "::1%lo", "127.0.0.1#", ""]
 )
-def test_agent_client_asks_plain_addresses_only(told: str) -> None:
+def test_agent_client_asks_plain_addresses_only(address: str) -> None:
     """It may say of itself what it likes: only what is an address is asked, and only what an agent answers."""
 
     async def run() -> Node | None:
         app = web.Application()
         app.router.add_get("/{path:.*}", well)
         async with TestServer(app) as server:
-            client = AgentClient({"n1": told.format(port=server.port)}, server.port or 0)
+            client = AgentClient({"n1": address.format(port=server.port)}, server.port or 0)
             try:
                 return await client("n1")
             finally:

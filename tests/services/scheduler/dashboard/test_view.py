@@ -32,8 +32,8 @@ def put(cluster: Cluster, name: str, node: str, gib: int = 4, card: int = 0) -> 
     cluster.set_pod(live_pod(name, {MEM: str(gib)}, on=node, annotations=ON_CARD[card]))
 
 
-def column(told: Json, name: str) -> list[int]:
-    return [*b64decode(told["cards"][name])]
+def column(page: Json, name: str) -> list[int]:
+    return [*b64decode(page["cards"][name])]
 
 
 def node_of(view: JsonView, name: str) -> Json | None:
@@ -359,8 +359,8 @@ def test_waiting_list_computes_few_reasons_at_once() -> None:
     first = [pod["reason"]["code"] for pod in view.state(1000.0)["waiting"]["pods"]]
     assert first.count("working") == 16
     for now in range(1, 6):
-        told = view.state(1000.0 + now)
-    assert "working" not in [pod["reason"]["code"] for pod in told["waiting"]["pods"]]
+        page = view.state(1000.0 + now)
+    assert "working" not in [pod["reason"]["code"] for pod in page["waiting"]["pods"]]
 
 
 def test_search_finds_nodes_and_pods() -> None:

@@ -159,7 +159,7 @@ def test_port_waits_without_a_reason_until_it_listens() -> None:
     """Another replica was faster to write the keys: ours are read a second later, and only then the port listens."""
 
     async def scene() -> list[str | None]:
-        api, told, listens = Api(), list[str | None](), asyncio.Event()
+        api, announced, listens = Api(), list[str | None](), asyncio.Event()
         keys = VerbsKeys(api.kube, VerbsTls(port=0), clock=time.time)
         refused = iter([ApiError(409, "Conflict", "another was faster")])
         api.refuse = lambda verb, path: next(refused, None) if verb == "patch" else None
@@ -168,7 +168,7 @@ def test_port_waits_without_a_reason_until_it_listens() -> None:
         await runner.setup()
 
         def waiting(why: str | None) -> None:
-            told.append(why)
+            announced.append(why)
             if why is None:
                 listens.set()
 
@@ -180,7 +180,7 @@ def test_port_waits_without_a_reason_until_it_listens() -> None:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         await runner.cleanup()
-        return told
+        return announced
 
     assert asyncio.run(scene()) == ["", None, ""]
 
