@@ -31,8 +31,11 @@ class Paper:
         self.states: dict[int, int | None] = dict(enumerate(states, 1))
         self.refuses = refuses or {}
         self.ends: set[tuple[str, int]] = set()
+        self.silent: set[int] = set()
 
     def state(self, pid: int) -> int | None:
+        if pid in self.silent:
+            raise RefusedError("GetState: error 999", 999)
         return self.states[pid]
 
     def step(self, name: str, pid: int) -> None:
@@ -86,6 +89,18 @@ def test_process_that_failed_in_the_driver_is_not_taken() -> None:
     answer = Paper(RUNNING, FAILED).do(What.TAKE)
     assert answer.states == {1: RUNNING, 2: FAILED}
     assert answer.refusal == "an earlier checkpoint of it failed in the driver"
+
+
+@pytest.mark.parametrize("pid", [1, 2, 3])
+def test_process_whose_state_is_not_known_hides_no_other(pid: int) -> None:
+    others = {1, 2, 3} - {pid}
+    paper = Paper(AWAY, AWAY, AWAY)
+    paper.silent = {pid}
+    refusal = ("GetState: error 999", 999, False, [pid])
+    assert paper.do(What.LOOK) == Answer(dict.fromkeys(others, AWAY), *refusal)
+    assert paper.do(What.BRING) == Answer(dict.fromkeys(others, RUNNING), *refusal)
+    assert paper.do(What.TAKE) == Answer(dict.fromkeys(others, RUNNING), *refusal)
+    assert not paper.do(What.LOOK).are_all(RUNNING)
 
 
 # --- the process ---------------------------------------------------------------------------------------------------

@@ -47,14 +47,15 @@ class ProcessState(IntEnum):
 class Answer(msgspec.Struct, frozen=True):
     """What became of it."""
 
-    states: dict[int, int]  # by pid, of those that are there
-    refusal: str | None = None  # why it was not done
+    states: dict[int, int]  # by pid, of those that are there and whose state the driver says
+    refusal: str | None = None  # why it was not done, or not for all of them
     code: int = 0  # the driver's, of the refusal
     lasting: bool = False  # it will be refused for ever: this driver cannot do it
+    unknown: list[int] = []  # pids that are there; the driver does not say in which state
 
-    def are_all(self, state: ProcessState) -> bool:
-        """Whether there are processes, all of them in that state."""
-        return bool(self.states) and set(self.states.values()) == {state}
+    def are_all(self, *states: ProcessState) -> bool:
+        """Whether there are processes, all of them known to be in one of these states."""
+        return bool(self.states) and not self.unknown and set(self.states.values()) <= set(states)
 
 
 class RefusedError(Exception):
@@ -105,19 +106,36 @@ class Cuda:
             raise RefusedError(f"{name}: error {code} ({_CODES.get(code, 'see cuda.h')})", code)
 
 
-def look(driver: Driver, pids: Sequence[int]) -> dict[int, int]:
-    """The states of those that are there."""
-    return {pid: state for pid in pids if (state := driver.state(pid)) is not None}
+class Seen(msgspec.Struct):
+    """What the driver says of processes that are there."""
+
+    states: dict[int, int]
+    unknown: list[int]
+    error: RefusedError | None = None  # why the first of the unknown is unknown
+
+
+def look(driver: Driver, pids: Sequence[int]) -> Seen:
+    """One that the driver does not know does not hide the others."""
+    seen = Seen({}, [])
+    for pid in pids:
+        try:
+            state = driver.state(pid)
+        except RefusedError as error:
+            seen.unknown.append(pid)
+            seen.error = seen.error or error
+        else:
+            if state is not None:
+                seen.states[pid] = state
+    return seen
 
 
 def take(driver: Driver, pids: Sequence[int]) -> None:
     """Raises RefusedError; then all of them run again, as far as the driver lets them."""
     try:
-        states = look(driver, pids)
-        if ProcessState.FAILED in states.values():
+        if ProcessState.FAILED in _all(driver, pids).values():
             raise RefusedError("an earlier checkpoint of it failed in the driver")
         for name, before in (("Lock", ProcessState.RUNNING), ("Checkpoint", ProcessState.LOCKED)):
-            for pid, state in look(driver, pids).items():
+            for pid, state in _all(driver, pids).items():
                 if state == before:
                     _step(driver, name, pid)
     except RefusedError:
@@ -126,10 +144,19 @@ def take(driver: Driver, pids: Sequence[int]) -> None:
         raise
 
 
+def _all(driver: Driver, pids: Sequence[int]) -> dict[int, int]:
+    """The states of those that are there. Raises RefusedError where one of them is not known."""
+    seen = look(driver, pids)
+    if seen.error is not None:
+        raise seen.error
+    return seen.states
+
+
 def bring(driver: Driver, pids: Sequence[int]) -> None:
-    """Raises RefusedError; what is restored by then stays locked where others are not, for the next attempt."""
+    """Raises RefusedError; what is restored by then stays locked where others are not, for the next attempt. One whose
+    state is not known keeps nobody locked."""
     for name, before in (("Restore", ProcessState.CHECKPOINTED), ("Unlock", ProcessState.LOCKED)):
-        for pid, state in look(driver, pids).items():
+        for pid, state in look(driver, pids).states.items():
             if state == before:
                 _step(driver, name, pid)
 
@@ -138,7 +165,8 @@ def _step(driver: Driver, name: str, pid: int) -> None:
     try:
         driver.step(name, pid)
     except RefusedError:
-        if driver.state(pid) is not None:
+        seen = look(driver, [pid])
+        if seen.states or seen.unknown:
             raise
 
 
@@ -152,13 +180,11 @@ def perform(driver: Driver, what: What, pids: Sequence[int]) -> Answer:
         steps[what](driver, pids)
     except RefusedError as error:
         refused = error
-    try:
-        states = look(driver, pids)
-    except RefusedError as error:
-        refused, states = refused or error, {}
+    seen = look(driver, pids)
+    refused = refused or seen.error
     if refused is None:
-        return Answer(states)
-    return Answer(states, str(refused), refused.code, refused.lasting)
+        return Answer(seen.states)
+    return Answer(seen.states, str(refused), refused.code, refused.lasting, seen.unknown)
 
 
 def main(what: What, locks: str, pids: Sequence[int]) -> Answer:

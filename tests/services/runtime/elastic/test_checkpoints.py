@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,7 @@ class Rig:
             self.page._write(self.page._at(slot, 0), struct.pack("<Q", 4 * GIB))
             self.write(slot, stays=int(Stays.OTHER))
         self.steps: list[Step] = []
+        self.lock = threading.RLock()
         self.room: Room | None = Room(100 * GIB, True)
         self.start()
 
@@ -68,12 +70,17 @@ class Rig:
         state = SimpleNamespace(free=2 * GIB, parked=0)
         mover = SimpleNamespace(state=state, living=lambda message: True, keeps=lambda: False, size=0)
         self.parking = Parking(
-            threading.RLock(), {"arrays": self.tenancy}, cast(Any, {CARD: loop}), cast(Any, nvml), cast(Any, mover),
+            self.lock, {"arrays": self.tenancy}, cast(Any, {CARD: loop}), cast(Any, nvml), cast(Any, mover),
             checkpoints=Checkpoints(self, lambda _pid: self.room), clock=lambda: self.now,
         )  # fmt: skip
         self.parking.configure(SharingRules(oversubscribe=2.0, host_pool=2 * GIB))
 
     def begin(self, what: What, pids: Sequence[int], deadline: float) -> Step:
+        with ThreadPoolExecutor(1) as others:
+            free = others.submit(self.lock.acquire, blocking=False).result()
+            if free:
+                others.submit(self.lock.release).result()
+        assert free, "a process is started, which takes time, with the arbiter's lock held"
         self.steps.append(Step(what, pids, deadline))
         return self.steps[-1]
 
@@ -88,9 +95,11 @@ class Rig:
             self.now += 0.1
             self.parking.round(self.now)
 
-    def answer(self, *states: int, refusal: str | None = None, code: int = 0, lasting: bool = False) -> None:
-        """The driver's, to what it was asked last."""
-        self.steps[-1].answer = Answer(dict(zip(PIDS, states, strict=False)), refusal, code, lasting)
+    def answer(self, *states: int | None, refusal: str | None = None, code: int = 0, lasting: bool = False) -> None:
+        """The driver's, to what it was asked last. None: it does not say."""
+        told = dict(zip(PIDS, states, strict=False))
+        known = {pid: state for pid, state in told.items() if state is not None}
+        self.steps[-1].answer = Answer(known, refusal, code, lasting, [pid for pid in told if pid not in known])
         self.rounds()
 
     @property
@@ -365,6 +374,9 @@ def test_only_a_few_steps_go_on_at_a_time_and_one_of_each_tenant() -> None:
     steps = Steps(Driver())
     looks = [steps.begin(f"looks-{n}", What.LOOK, [n], 0.0) for n in range(100)]
     brings = [steps.begin(f"brings-{n % 2}", What.BRING, [n], 0.0) for n in range(100)]
+    assert not begun
+    steps.start()
+    assert [step.what for step in begun] == [What.LOOK, What.LOOK, What.BRING, What.BRING]
     assert (sum(step is not None for step in looks), sum(step is not None for step in brings)) == (2, 2)
     assert steps.begin("another", What.BRING, [1], 0.0) is None
     begun[0].answer = Answer({})
@@ -372,6 +384,44 @@ def test_only_a_few_steps_go_on_at_a_time_and_one_of_each_tenant() -> None:
     assert looks[0].poll(1.0) == Answer({})
     assert steps.begin("brings-0", What.BRING, [1], 0.0) is None
     assert steps.begin("another", What.BRING, [1], 0.0) is not None
+
+
+def test_step_that_is_not_wanted_any_more_is_not_started() -> None:
+    begun: list[Step] = []
+    steps = Steps(cast(Any, SimpleNamespace(begin=lambda *how: begun.append(Step(*how)))))
+    steps.abandon(steps.begin("one", What.BRING, [1], 0.0))
+    steps.start()
+    assert not begun
+    assert steps.has_place("one", What.BRING)
+
+
+def test_process_whose_state_the_driver_does_not_say_does_not_keep_the_other_halted(rig: Rig) -> None:
+    rig.able()
+    rig.leave()
+    rig.answer(AWAY, AWAY)
+    rig.parking.request("arrays", leave=False)
+    rig.rounds()
+    rig.answer(RUNNING, None, refusal="error 999", code=999)
+    assert rig.orders == [Order.RETURN, Order.AWAY]
+    rig.states(State.RESIDENT, State.HALTED)
+    tried = len(rig.steps)
+    rig.rounds(3.0)
+    assert (len(rig.steps), rig.asked[-1]) == (tried + 1, What.BRING)
+    rig.answer(RUNNING, RUNNING)
+    assert rig.orders == [Order.RETURN] * 2
+    rig.states(State.RESIDENT, State.RESIDENT)
+    rig.rounds()
+    assert rig.shown.where is Where.RESIDENT
+
+
+def test_processes_one_of_which_is_not_known_are_not_taken_for_away(rig: Rig) -> None:
+    rig.able()
+    rig.leave()
+    rig.answer(AWAY, None, refusal="error 999", code=999)
+    rig.start()
+    rig.rounds()
+    rig.answer(AWAY, None, refusal="error 999", code=999)
+    assert rig.asked[-3:] == [What.BRING, What.LOOK, What.BRING]
 
 
 @pytest.mark.parametrize("state", [State.RESIDENT, State.PARKED])

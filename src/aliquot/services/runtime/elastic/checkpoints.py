@@ -8,11 +8,12 @@
 
 What a page says and what the driver says of each process is all that is needed to go on: a daemon that finds halted
 processes asks the driver, and either leaves them away or brings them back. Whatever fails ends in `bringing`, which is
-tried until it succeeds: nobody stays locked.
+tried until it succeeds: nobody stays locked. Processes that run again by then do not wait for the others.
 
 Only tenants that asked to be parked: a call that the shim does not hook waits in the driver until somebody wakes them.
 
-`Checkpoints.view` shows such a tenant to parking.py as one whose memory moves like any other's. One thread.
+`Checkpoints.view` shows such a tenant to parking.py as one whose memory moves like any other's. One thread, which holds
+the arbiter's lock, except for `start`.
 """
 
 from __future__ import annotations
@@ -29,24 +30,17 @@ from aliquot.model.tenant import Tenant
 from aliquot.services.mover.checkpoint import OUT_OF_MEMORY, Answer, ProcessState, What
 from aliquot.services.mover.checkpointer import Checkpointer, patience
 from aliquot.services.mover.client import MoverClient
+from aliquot.services.runtime.elastic.ability import Ability, refusal_words
+from aliquot.services.runtime.elastic.backoff import Backoff
 from aliquot.services.runtime.elastic.moves import stays_of
 from aliquot.services.runtime.elastic.stepping import Counted, Stepper, Steps
 from aliquot.services.runtime.processes.registration import Tenancy
-from aliquot.wording.parking import (
-    checkpoint_refusal_words,
-    checkpoint_room_words,
-    checkpoint_unasked_words,
-    checkpoint_unstopped_words,
-)
+from aliquot.wording.parking import checkpoint_unasked_words, checkpoint_unstopped_words
 
 _LOOK = 20.0  # seconds for the driver to say in which state processes are
 _AGAIN = 2.0  # seconds until what must be done is tried again
 _STOP = 30.0  # seconds for calls and work that are under way, and for room that others are about to give
-_SOON = 4  # times that it is tried so soon; then less and less often
-_AGAIN_MOST = 30.0
-_REFUSED = 30.0  # seconds until a tenant that the driver refused is tried again; longer each time
-_REFUSED_MOST = 600.0  # the same of all that is done less and less often
-_ROOM_EVERY = 2.0  # seconds between two looks at the host's memory
+_STOPPED = 600.0  # seconds until one is looked at again that did not obey: it is stopped, or its page lies
 
 Key = tuple[str, str]  # tenant and card
 log = logging.getLogger(__name__)
@@ -70,39 +64,38 @@ _SHOWN = {
     Phase.FINDING: State.RETURNING, Phase.BRINGING: State.RETURNING, Phase.COMING: State.RETURNING,
 }  # fmt: skip
 _GONE = frozenset({Phase.AWAY, Phase.FINDING, Phase.BRINGING})
+_RUN = (ProcessState.RUNNING, ProcessState.FAILED)
+
+
+@dataclass(slots=True)
+class _Past:
+    """Moves that have ended."""
+
+    moves: int = 0
+    out: float | None = None  # seconds that the last one took
+    back: float | None = None
 
 
 @dataclass(slots=True)
 class _Record:
+    """One tenant on one card."""
+
     phase: Phase = Phase.RESIDENT
-    size: int = 0  # bytes that the driver moves
-    step: Counted | None = None
-    began: float = 0.0
-    since: float = 0.0  # in HALTING and COMING
-    tries: int = 0  # in a row that failed
-    retry_at: float = float("-inf")
-    moves: int = 0
-    out: float | None = None  # seconds
-    back: float | None = None
-    undo: bool = False  # it could not be taken: it is brought back without being asked for
-    finds: int = 0  # how often it was found halted: a page can say so as often as it likes
-    find_at: float = float("-inf")
-    asked: bool = False  # the driver, whether it can
-    can: bool = False
-    eligible: bool = False  # it would leave in this way, by what was last seen of it
-    looks: int = 0  # how often that was asked
-    look_at: float = float("-inf")
-    failures: int = 0
-    refused_until: float = float("-inf")
-    lasting: bool = False
-    detail: str | None = None  # why it cannot
-    looked: float = float("-inf")  # at the host's memory
-    room: str | None = None  # why that is not enough
     pids: list[int] = field(default_factory=list)
+    size: int = 0  # bytes that the driver moves
+    eligible: bool = False  # it would leave in this way, by what was last seen of it
+    ability: Ability = field(default_factory=Ability)
+    step: Counted | None = None
+    began: float = 0.0  # its move
+    since: float = 0.0  # in HALTING and COMING
+    undo: bool = False  # it could not be taken: it is brought back without being asked for
+    tries: Backoff = field(default_factory=lambda: Backoff(_AGAIN, 30.0, soon=4))  # to bring it back, or to find it
+    finds: Backoff = field(default_factory=lambda: Backoff(_AGAIN, 600.0))  # halted: a page can say so at any time
+    past: _Past = field(default_factory=_Past)
 
     def successor(self) -> _Record:
         """Of the tenant's next processes: they do not begin anew what is done less and less often."""
-        return _Record(finds=self.finds, find_at=self.find_at, looks=self.looks, look_at=self.look_at)
+        return _Record(finds=self.finds, ability=Ability(looks=self.ability.looks))
 
 
 class Checkpoints:
@@ -131,8 +124,8 @@ class Checkpoints:
         record.pids = sorted(process.pid for process in tenancy.processes if process.slot is not None)
         if record.phase is Phase.RESIDENT:
             record.size = min(_rest(moves, uses), _most(tenancy, uuid))
-            if halted and now >= record.find_at:
-                record.finds, record.find_at = _rarer(record.finds, record.find_at, now)
+            if halted and record.finds.is_due(now):
+                record.finds.note(now)
                 if any(move.order in (Order.AWAY, Order.RETURN) for move in moves):
                     self._begin(key, record, Phase.FINDING, What.LOOK, now)
                 else:  # the driver was not asked for anything yet
@@ -170,16 +163,15 @@ class Checkpoints:
         if self._steps is not None and not _has_asked(tenant):
             return checkpoint_unasked_words()
         record = self._records.get((tenant.id, uuid))
-        return None if record is None or self._way(record) is not None else record.detail or record.room
+        return None if record is None or self._way(record) is not None else record.ability.why_not
 
     def forgive(self, tenant: str) -> bool:
         """Try again at once what the driver refused before. False: there is nothing to try."""
-        found = False
-        for (name, _), record in self._records.items():
-            if name == tenant and record.detail is not None and not record.lasting and record.phase is Phase.RESIDENT:
-                record.detail, record.refused_until, record.failures, found = None, float("-inf"), 0, True
-                record.asked = record.can = True
-        return found
+        resident = [
+            record for (name, _), record in self._records.items() if name == tenant and record.phase is Phase.RESIDENT
+        ]
+        forgiven = [record.ability.forgive() for record in resident]
+        return any(forgiven)
 
     def forget(self, key: Key) -> None:
         """It has no process any more."""
@@ -198,6 +190,11 @@ class Checkpoints:
     def _way(record: _Record) -> Way | None:
         return Way.CHECKPOINT if record.phase is not Phase.RESIDENT or record.eligible else None
 
+    def start(self) -> None:
+        """Start the driver's steps that were decided upon. The lock is not held: this starts processes."""
+        if self._steps is not None:
+            self._steps.start()
+
     # --- orders -------------------------------------------------------------------------------------------------
 
     def leave(self, tenancy: Tenancy, uuid: str, now: float) -> bool:
@@ -215,7 +212,7 @@ class Checkpoints:
         record = self._records.get((tenancy.tenant.id, uuid))
         if record is None or record.phase is Phase.RESIDENT:
             return False
-        if record.phase is Phase.AWAY and now >= record.retry_at:
+        if record.phase is Phase.AWAY and record.tries.is_due(now):
             record.began = now
             self._begin((tenancy.tenant.id, uuid), record, Phase.BRINGING, What.BRING, now)
         return True
@@ -234,15 +231,15 @@ class Checkpoints:
             self._halt(tenancy, uuid, record, moves, now)
         elif record.phase is Phase.COMING:
             if all(move.state in (State.RESIDENT, State.PARKED, State.LOST) for move in moves):
-                record.phase, record.back = Phase.RESIDENT, now - record.began
+                record.phase, record.past.back = Phase.RESIDENT, now - record.began
             elif _is_late(tenancy, uuid, record, moves, now):  # one was stopped: it obeys when it runs again
-                record.phase, record.find_at = Phase.RESIDENT, now + _REFUSED_MOST
+                record.phase, record.finds.due = Phase.RESIDENT, now + _STOPPED
         elif record.step is not None:
             answer = record.step.poll(now)
             if answer is not None:
                 record.step = None
                 self._ended(tenancy, uuid, record, answer, now)
-        elif (record.phase is not Phase.AWAY or record.undo) and now >= record.retry_at:
+        elif (record.phase is not Phase.AWAY or record.undo) and record.tries.is_due(now):
             found = record.phase is Phase.FINDING
             phase, what = (Phase.FINDING, What.LOOK) if found else (Phase.BRINGING, What.BRING)
             self._begin((tenancy.tenant.id, uuid), record, phase, what, now)
@@ -251,7 +248,7 @@ class Checkpoints:
         """Once all processes have halted, the driver takes them."""
         unheard = any(move.order != Order.HALT or move.state == State.LOST for move in moves)
         if unheard or _is_late(tenancy, uuid, record, moves, now):  # none leaves
-            self._refuse(record, checkpoint_unstopped_words(), now)
+            record.ability.refuse(checkpoint_unstopped_words(), now)
             _return(tenancy, uuid, record, now)
         elif any(move.why for move in moves):  # one cannot now
             _return(tenancy, uuid, record, now)
@@ -271,98 +268,65 @@ class Checkpoints:
         data = {"tenant": tenancy.tenant.id, "card": uuid, "bytes": record.size, "why": answer.refusal}
         if record.phase is Phase.TAKING:
             if answer.are_all(ProcessState.CHECKPOINTED):
-                record.phase, record.out, record.failures = Phase.AWAY, now - record.began, 0
-                record.moves += 1
+                record.phase, record.past.out = Phase.AWAY, now - record.began
+                record.past.moves += 1
+                record.ability.succeed()
                 return
             log.warning("checkpoint_refused", extra={"data": data})
-            self._refuse(record, _words(answer), now, lasting=answer.lasting)
+            record.ability.refuse(refusal_words(answer), now, lasting=answer.lasting)
             record.undo = True
             self._begin(key, record, Phase.BRINGING, What.BRING, now)
         elif record.phase is Phase.FINDING:
             if answer.refusal is not None and not answer.states:
-                _again(record, now)
-            elif answer.are_all(ProcessState.CHECKPOINTED):
-                record.phase, record.can, record.tries = Phase.AWAY, True, 0
+                record.tries.note(now)
+                return
+            record.tries.reset()
+            if answer.are_all(ProcessState.CHECKPOINTED):
+                record.phase, record.ability.can = Phase.AWAY, True
             else:
-                record.tries = 0
                 self._begin(key, record, Phase.BRINGING, What.BRING, now)
         elif record.phase is Phase.BRINGING:
-            if answer.states and not set(answer.states.values()) - {ProcessState.RUNNING, ProcessState.FAILED}:
+            if answer.are_all(*_RUN):
                 if ProcessState.FAILED in answer.states.values():  # its calls get the driver's errors from now on
                     log.error("checkpoint_failed", extra={"data": data})
-                    self._refuse(record, _words(answer), now, lasting=answer.lasting)
+                    record.ability.refuse(refusal_words(answer), now, lasting=answer.lasting)
                 _return(tenancy, uuid, record, now)
-                record.back, record.tries = now - record.began, 0
+                record.past.back = now - record.began
+                record.tries.reset()
                 return
             log.warning("checkpoint_not_restored", extra={"data": data})
-            record.phase, record.retry_at = Phase.AWAY, now + _AGAIN
+            _order(tenancy, uuid, Order.RETURN, [pid for pid, state in answer.states.items() if state in _RUN])
+            record.phase = Phase.AWAY
             # Without room it waits like others until there is some; anything else is tried again at once.
-            if answer.code != OUT_OF_MEMORY:
+            if answer.code == OUT_OF_MEMORY:
+                record.tries.due = now + _AGAIN
+            else:
                 record.undo = True
-                _again(record, now)
-
-    @staticmethod
-    def _refuse(record: _Record, words: str, now: float, *, lasting: bool = False) -> None:
-        record.failures += 1
-        record.detail, record.lasting = words, lasting
-        record.refused_until = now + min(_REFUSED * 2 ** min(record.failures - 1, 16), _REFUSED_MOST)
-
-    # --- whether it can -----------------------------------------------------------------------------------------
+                record.tries.note(now)
 
     def _can(self, key: Key, record: _Record, now: float) -> bool:
-        """Whether the driver can take it: as far as it says so without doing it, and with room for it in the host's
-        memory. Asks once, and again after a refusal."""
+        """Whether the driver can take it. Asks it once, and again after a refusal."""
+        assert self._steps is not None
+        ability = record.ability
         if record.step is not None:
             answer = record.step.poll(now)
             if answer is None:
                 return False
             record.step = None
-            record.can = answer.refusal is None
-            if not record.can:
-                self._refuse(record, _words(answer), now, lasting=answer.lasting)
-        if record.detail is not None and (record.lasting or now < record.refused_until):
+            ability.note(answer, now)
+        if ability.is_refused(now):
             return False
-        if not record.asked or not record.can:
-            assert self._steps is not None
-            if now >= record.look_at and self._steps.has_place(key[0], What.LOOK):
-                record.asked = True
-                record.looks, record.look_at = _rarer(record.looks, record.look_at, now)
+        if not ability.can:
+            if ability.looks.is_due(now) and self._steps.has_place(key[0], What.LOOK):
+                ability.looks.note(now)
                 record.step = self._steps.begin(key[0], What.LOOK, record.pids, now + _LOOK)
             return False
-        record.detail = None
-        if now - record.looked >= _ROOM_EVERY:
-            record.looked, record.room = now, self._lacking(record)
-        return record.room is None
-
-    def _lacking(self, record: _Record) -> str | None:
-        """Why the host's memory is not enough."""
-        rooms = [self._room(pid) for pid in record.pids]
-        known = [room for room in rooms if room is not None]
-        if len(known) < len(rooms) or not known:
-            return checkpoint_room_words(record.size, None)
-        least = min(known, key=lambda room: room.free)
-        return (
-            None
-            if least.free >= record.size
-            else checkpoint_room_words(record.size, least.free, in_cgroup=least.in_cgroup)
-        )
+        return ability.has_room(record.size, record.pids, self._room, now)
 
 
 def checkpoints_beside(mover: MoverClient, *, simulated: bool) -> Checkpoints:
     """Those of a daemon that has this mover. Simulated memory has hardly any contents, so it needs no room."""
     return Checkpoints(Checkpointer(mover), (lambda _pid: Room(1 << 62, False)) if simulated else room_of)
-
-
-def _again(record: _Record, now: float) -> None:
-    record.retry_at = now + min(_AGAIN * 2 ** max(0, record.tries - _SOON), _AGAIN_MOST)
-    record.tries = min(record.tries + 1, 16)
-
-
-def _rarer(times: int, due: float, now: float) -> tuple[int, float]:
-    """How often something was done that was due then and is done now, and when it is due again: later each time, unless
-    nobody asked for a long time."""
-    times = 0 if now - due > _REFUSED_MOST else times
-    return min(times + 1, 16), now + min(_AGAIN * 2**times, _REFUSED_MOST)
 
 
 def _has_asked(tenant: Tenant) -> bool:
@@ -373,10 +337,12 @@ def _slots(tenancy: Tenancy) -> list[int]:
     return [process.slot for process in tenancy.processes if process.slot is not None]
 
 
-def _order(tenancy: Tenancy, uuid: str, order: Order) -> None:
+def _order(tenancy: Tenancy, uuid: str, order: Order, pids: Collection[int] | None = None) -> None:
+    """To these processes; None: to all."""
     at = tenancy.page.index[uuid]
-    for slot in _slots(tenancy):
-        tenancy.page.order(slot, at, order)
+    for process in tenancy.processes:
+        if process.slot is not None and (pids is None or process.pid in pids):
+            tenancy.page.order(process.slot, at, order)
 
 
 def _return(tenancy: Tenancy, uuid: str, record: _Record, now: float) -> None:
@@ -388,10 +354,6 @@ def _is_late(tenancy: Tenancy, uuid: str, record: _Record, moves: list[Move], no
     """Whether the shims had the time for their part."""
     movable = min(sum(move.movable for move in moves), _most(tenancy, uuid))
     return now - record.since > _STOP + patience(movable)
-
-
-def _words(answer: Answer) -> str:
-    return checkpoint_refusal_words(answer.refusal or "no process was there")
 
 
 def _most(tenancy: Tenancy, uuid: str) -> int:
@@ -421,8 +383,8 @@ def _shown(record: _Record, moves: list[Move]) -> list[Move]:
         first,
         movable=first.movable + record.size,
         parked=first.parked + gone,
-        moves=max(move.moves for move in moves) + record.moves,
-        out_ns=first.out_ns if record.out is None else round(record.out * 1e9),
-        in_ns=first.in_ns if record.back is None else round(record.back * 1e9),
+        moves=max(move.moves for move in moves) + record.past.moves,
+        out_ns=first.out_ns if record.past.out is None else round(record.past.out * 1e9),
+        in_ns=first.in_ns if record.past.back is None else round(record.past.back * 1e9),
     )
     return shown

@@ -221,11 +221,13 @@ class Parking:
             tenancies = [tenancy for tenancy in self._tenancies.values() if tenancy.page.fileno() >= 0]
             cards = self._due(tenancies, now)
             found = {uuid: self._sightings.read(uuid, tenancies, now) for uuid in cards}
+        self._checkpoints.start()
         self._tell_mover(tenancies, now)
         restless = False
         for uuid, occupants in found.items():
             if occupants:
                 restless |= self._ordering.decide(uuid, occupants, now)
+        self._checkpoints.start()
         return restless
 
     def _due(self, tenancies: list[Tenancy], now: float) -> list[str]:

@@ -1,6 +1,7 @@
 """Steps of the driver's checkpoint: each is a process with the daemon's rights, and tenants can cause them.
 
-So only a few go on at a time, one for each tenant; whoever comes too late asks again. One thread.
+So only a few go on at a time, one for each tenant; whoever comes too late asks again. To start a process takes
+milliseconds, and steps are decided upon with the arbiter's lock held: `start` starts them, without it. One thread.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ class Stepper(Protocol):
 
 
 class Counted:
-    """A step that goes on, until it has answered."""
+    """A step that is about to begin, or goes on, until it has answered."""
 
-    def __init__(self, steps: Steps, tenant: str, what: What, step: Step) -> None:
-        self.tenant, self.what = tenant, what
-        self._steps, self._step = steps, step
+    def __init__(self, steps: Steps, tenant: str, what: What, pids: Sequence[int], deadline: float) -> None:
+        self.tenant, self.what, self.pids, self.deadline = tenant, what, tuple(pids), deadline
+        self.step: Step | None = None  # not started yet
+        self._steps = steps
 
     def poll(self, now: float) -> Answer | None:
         """What became of it; None: it goes on."""
-        answer = self._step.poll(now)
+        answer = None if self.step is None else self.step.poll(now)
         if answer is not None:
             self._steps.ended(self)
         return answer
@@ -52,12 +54,18 @@ class Steps:
         return all(step.tenant != tenant for step in self._on)
 
     def begin(self, tenant: str, what: What, pids: Sequence[int], deadline: float) -> Counted | None:
-        """None: not now."""
+        """The next `start` starts it. None: not now."""
         if not self.has_place(tenant, what):
             return None
-        step = Counted(self, tenant, what, self._stepper.begin(what, pids, deadline))
+        step = Counted(self, tenant, what, pids, deadline)
         self._on.append(step)
         return step
+
+    def start(self) -> None:
+        """Start what was begun. The lock is not held."""
+        for step in self._on:
+            if step.step is None:
+                step.step = self._stepper.begin(step.what, step.pids, step.deadline)
 
     def ended(self, step: Counted) -> None:
         """It has answered."""
@@ -65,7 +73,11 @@ class Steps:
 
     def abandon(self, step: Counted | None) -> None:
         """Nobody waits for its answer any more; its deadline still holds."""
-        if step is not None:
+        if step is None:
+            return
+        if step.step is None:
+            self.ended(step)
+        else:
             self._orphans.append(step)
 
     def reap(self, now: float) -> None:
