@@ -5,6 +5,8 @@ from __future__ import annotations
 from base64 import b64decode
 from typing import Any
 
+import pytest
+
 from aliquot.arbiter.timeline import Came, Record, Taken
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
@@ -211,12 +213,24 @@ def test_card_shows_tenants_with_promise_and_use() -> None:
             "where": None,
             "parked_mib": 0,
             "moves": 0,
+            "way": None,
             "why_parked": None,
             "latency_seconds": None,
             "latency_missed_seconds": 0,
             "users": None,
         }
     ]
+
+
+@pytest.mark.parametrize("way", ["copy", "checkpoint"])
+def test_card_shows_how_parked_memory_left(way: str) -> None:
+    residency = {
+        "where": "parked", "resident_bytes": 0, "parked_bytes": 4 * GIB, "moves": 1, "moved_bytes": 4 * GIB,
+        "last_out_seconds": 1.0, "last_in_seconds": None, "why": "idle", "way": way,
+    }  # fmt: skip
+    machine = Machine(tenants=[a_tenant("off", "offline", on(1, 8, residency=residency))])
+    (tenant,) = machine.view.state(1000.0)["live"]["nodes"][0]["cards"][1]["tenants"]
+    assert (tenant["parked_mib"], tenant["way"]) == (4096, way)
 
 
 def test_waiting_run_shows_what_the_nearest_card_lacks() -> None:

@@ -88,6 +88,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
     tenant.paused_by === null ? "" : text.pausedBy(tenant.paused_by),
     tenant.paused_seconds ? text.pausedFor(age(tenant.paused_seconds, text)) : "",
     tenant.why_parked === null ? "" : text.whyParked[tenant.why_parked],
+    tenant.way === null ? "" : text.ways[tenant.way],
     tenant.moves ? text.moves(tenant.moves) : "",
     tenant.latency_seconds === null ? "" : text.acceptsLatency(delay(tenant.latency_seconds)),
   ];
@@ -106,7 +107,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
       <td title={text.memory}>
         {used && <>{used} / </>}
         {booked}
-        {tenant.parked_mib > 0 && <small>{text.parked(memory(tenant.parked_mib))}</small>}
+        {tenant.parked_mib > 0 && <small>{text.parked(memory(tenant.parked_mib), tenant.way)}</small>}
       </td>
       <td title={text.quota}>{quota(tenant, text)}</td>
       {measured && <td title={text.share}>{tenant.share === null ? "" : percent(tenant.share)}</td>}
