@@ -59,6 +59,7 @@ def mover(tmp_path: Path) -> Mover:
     """Its pool has room for two pieces."""
     made = Mover(Store(tmp_path, 2 * UNIT))
     made.add_memory(0, 2 * UNIT)
+    made.permit("a", CARD, permitted=True)
     return made
 
 
@@ -212,6 +213,7 @@ def test_tenant_that_may_add_nothing_gets_back_what_is_kept(mover: Mover) -> Non
 def connect(process: Process, serial: int) -> socket.socket:
     shim, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     shim.settimeout(PATIENCE)
+    process._handle(control.Leave("a", CARD, permitted=True), [])
     with theirs:
         process._handle(control.Serve("a", 0, serial, CARD, None), [theirs.fileno()])
     return shim
@@ -246,6 +248,33 @@ def test_process_has_one_connection_for_each_card(tmp_path: Path, monkeypatch: p
 
 
 # --- tenants that want more than their part ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["never", "other tenant", "other card", "withdrawn", "all ended"])
+def test_memory_that_was_not_ordered_to_leave_is_not_taken(mover: Mover, end: str) -> None:
+    """A program could fill the pool, and nobody else could be parked."""
+    mover.permit("a", CARD, permitted=end in ("withdrawn", "all ended"))
+    if end == "other tenant":
+        mover.permit("b", CARD, permitted=True)
+    elif end == "other card":
+        mover.permit("a", "GPU-1", permitted=True)
+    elif end == "withdrawn":
+        mover.permit("a", CARD, permitted=False)
+    elif end == "all ended":
+        mover.only([], None)
+    card = _Card()
+    card.done.set()
+    with session(mover, card) as shim:
+        for piece in range(1, 4):
+            ask(shim, wire.OUT, piece)
+            assert shim.recv(100) == wire.answer(Why.BUSY)
+        assert mover.free() == 2 * UNIT
+        mover.permit("a", CARD, permitted=True)
+        ask(shim, wire.OUT, 1)
+        assert shim.recv(100) == wire.answer(Why.NOTHING)
+        mover.permit("a", CARD, permitted=False)
+        ask(shim, wire.IN, 1)  # what is kept comes back at any time
+        assert shim.recv(100) == wire.answer(Why.NOTHING)
 
 
 def test_what_leaves_now_counts_towards_the_limit(mover: Mover) -> None:

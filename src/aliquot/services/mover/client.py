@@ -66,6 +66,10 @@ class MoverClient:
         """Hand over a connection. False: there is no mover."""
         return self._ask(request, shim.fileno())
 
+    def leave(self, message: control.Leave) -> bool:
+        """Say whose memory may leave: before it is ordered to, and when that is over. False: there is no mover."""
+        return self._ask(message)
+
     def living(self, message: control.Living) -> bool:
         """Say who lives, and ask for the pool's state. Starts the mover where there is none."""
         return all(self._ask(part) for part in message.parts())

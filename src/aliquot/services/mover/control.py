@@ -56,6 +56,15 @@ class Tenants(msgspec.Struct, frozen=True, tag="tenants"):
     tenants: list[str]
 
 
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """The daemon orders memory of that tenant off that card, or no longer does: the mover takes what was ordered. What
+    was permitted stays so while there is no daemon."""
+
+    tenant: str
+    card: str
+    permitted: bool
+
+
 class Look(msgspec.Struct, frozen=True, tag="look"):
     """Nothing but the answer."""
 
@@ -76,7 +85,7 @@ class PoolState(msgspec.Struct, frozen=True):
     trouble: str | None = None  # why it did not get all of its memory
 
 
-Request = Serve | Living | Tenants | Look | Quit
+Request = Serve | Living | Tenants | Leave | Look | Quit
 encode = msgspec.json.encode
 decode_request = msgspec.json.Decoder(Request).decode
 decode_state = msgspec.json.Decoder(PoolState).decode

@@ -160,6 +160,8 @@ class Process:
                     self._make_ready(card)
             case control.Tenants(tenants):
                 self._mover.only_of(tenants)
+            case control.Leave(tenant, card, permitted):
+                self._mover.permit(tenant, card, permitted=permitted)
             case control.Look():
                 pass
             case control.Quit():

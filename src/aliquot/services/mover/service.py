@@ -1,7 +1,8 @@
 """Connections of shims: what they send out is kept until they ask for it back, or end.
 
 One thread per connection, since copies block. A connection is one process on one card. When it ends, what was kept for
-it stays: a shim that lost its connection comes again. The daemon says which processes live (`only`).
+it stays: a shim that lost its connection comes again. The daemon says which processes live (`only`), and whose memory
+it ordered off a card (`permit`): a program that sends memory unasked would take the pool from others.
 
 Each packet is all or nothing. While one is copied, the next is mapped: an answer is sent when its copies are done.
 """
@@ -44,6 +45,7 @@ class Mover:
         self._growing = True
         self.kept = self.store.kept()
         self.limits: dict[tuple[str, str], int | None] = {}  # by tenant and card
+        self._leaving: set[tuple[str, str]] = set()  # tenant and card: ordered to leave
         self._promised: Counter[tuple[str, str]] = Counter()  # bytes that leave now, by tenant and card
         self.warm = 0  # bytes of the pool that may be used
         self._reading: Counter[Kept] = Counter()  # copies from there to a card are under way
@@ -88,12 +90,25 @@ class Mover:
         with self._lock:
             ended = [key for key in self.kept if (key.tenant, key.slot, key.serial) not in there]
             self._forget(key for key in ended if of is None or key.tenant in of)
+            if of is None:
+                self._leaving = {key for key in self._leaving if key[0] in {tenant for tenant, _, _ in there}}
 
     def only_of(self, tenants: Iterable[str]) -> None:
         """Forget what was kept for other tenants."""
         there = set(tenants)
         with self._lock:
             self._forget([key for key in self.kept if key.tenant not in there])
+            self._leaving = {key for key in self._leaving if key[0] in there}
+
+    def permit(self, tenant: str, card: str, *, permitted: bool) -> None:
+        """Whether memory of that tenant may leave that card from now on."""
+        with self._lock:
+            (self._leaving.add if permitted else self._leaving.discard)((tenant, card))
+
+    def may_leave(self, key: Key) -> bool:
+        """Whether the daemon ordered it to leave."""
+        with self._lock:
+            return (key.tenant, key.card) in self._leaving
 
     def _forget(self, ended: Iterable[Key]) -> None:
         """With the lock held."""
@@ -234,6 +249,7 @@ class _Session:
     def __init__(self, mover: Mover, connection: socket.socket, key: Key, card: Card) -> None:
         self._mover, self._connection, self._key, self._card = mover, connection, key, card
         self._under_way: deque[_Packet] = deque()
+        self._unasked = False
 
     def run(self) -> None:
         """Raises OSError and WireError when the connection is of no more use."""
@@ -266,6 +282,12 @@ class _Session:
         self._under_way.append(packet)  # before it has anything: whatever fails, `_copied` is called
         if len(files) != len(message.pieces):
             packet.why = Why.ERROR
+            return
+        if message.out and not self._mover.may_leave(self._key):
+            packet.why = Why.BUSY
+            if not self._unasked:  # once: it can send as many as it likes
+                log.warning("left_unasked", extra={"data": {"tenant": self._key.tenant, "card": self._key.card}})
+            self._unasked = True
             return
         if message.out:
             try:

@@ -68,7 +68,9 @@ class Rig:
         nvml = SimpleNamespace(memory=lambda uuid: (8 * GIB, 24 * GIB))
         loop = SimpleNamespace(drain=lambda name, draining: None)
         state = SimpleNamespace(free=2 * GIB, parked=0)
-        mover = SimpleNamespace(state=state, living=lambda message: True, keeps=lambda: False, size=0)
+        mover = SimpleNamespace(
+            state=state, living=lambda message: True, leave=lambda message: True, keeps=lambda: False, size=0
+        )
         self.parking = Parking(
             self.lock, {"arrays": self.tenancy}, cast(Any, {CARD: loop}), cast(Any, nvml), cast(Any, mover),
             checkpoints=Checkpoints(self, lambda _pid: self.room), clock=lambda: self.now,

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.gpu.page import Order, Page, State
+from aliquot.adapters.gpu.page import Order, Page, State, Why
 from aliquot.model.tenant import Allotment
+from aliquot.services.mover.client import MoverClient
+from aliquot.services.mover.control import Leave
 from kit.cards.movers import MOVERS, Mover, residency, until
 from kit.cards.runtime import GIB, Node
 
@@ -162,6 +164,30 @@ def test_halted_program_goes_on_by_itself_where_the_daemon_is_gone(node: Node) -
         node.restart_daemon()
 
 
+def permit(node: Node, name: str) -> None:
+    """As a daemon does before it orders memory to leave."""
+    assert node.pool is not None
+    mover = MoverClient(node.pool, 0, os.environ)
+    assert mover.leave(Leave(name, node.player.card().uuid, permitted=True))
+    mover.close()
+
+
+def test_order_that_a_tenant_writes_to_its_own_page_moves_nothing(node: Node) -> None:
+    program = sleeper(node)
+    page = Page(
+        Path(node.tenants[program.name]["folder"]) / "page", (Allotment(node.player.card().uuid, 3 * GIB, None),)
+    )
+    try:
+        page.order(0, 0, Order.LEAVE)
+        until(lambda: page.move(0, 0).why == Why.BUSY, "the mover has refused it")
+        assert (page.move(0, 0).state, page.move(0, 0).parked) == (State.RESIDENT, 0)
+        page.order(0, 0, Order.STAY)
+    finally:
+        page.close()
+    result = program.end()
+    assert (result["wrong"], result["error"]) == (0, 0), result
+
+
 def test_program_part_of_which_was_copied_away_halts_too(node: Node) -> None:
     program = sleeper(node)
     page = Page(
@@ -173,6 +199,7 @@ def test_program_part_of_which_was_copied_away_halts_too(node: Node) -> None:
         return page.move(0, 0).state == state
 
     try:
+        permit(node, program.name)
         page.order(0, 0, Order.LEAVE)
         until(lambda: page.move(0, 0).state == State.PARKED, "what can be copied is away")
         node.kill_daemon()

@@ -18,6 +18,7 @@ from aliquot.arbiter.residency import RETRY_MOST
 from aliquot.model.claim import AppClass
 from aliquot.model.residency import ParkReason, Where
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
+from aliquot.services.mover.control import Leave
 from aliquot.services.runtime.elastic.parking import ROOM_WAIT, Parking
 from aliquot.services.runtime.processes.registration import Process, Tenancy
 
@@ -30,19 +31,30 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.now = 1000.0
+        self.used = 20 * GIB
         self.tenancies: dict[str, Tenancy] = {}
         self.sleeper = self._tenancy(folder, "sleeper", AppClass.OFFLINE, movable=20 * GIB)
         self.online = self._tenancy(folder, "online", AppClass.ONLINE)
-        nvml = SimpleNamespace(memory=lambda uuid: (20 * GIB, 24 * GIB))
+        self.told: list[tuple[str, bool, int]] = []  # the mover, of tenants' leave, and the sleeper's order then
+        self.start()
+
+    def start(self) -> None:
+        """As a daemon that starts."""
+        nvml = SimpleNamespace(memory=lambda uuid: (self.used, 24 * GIB))
         loop = SimpleNamespace(drain=lambda name, draining: None)
         mover = SimpleNamespace(
-            state=SimpleNamespace(free=64 * GIB, parked=0), living=lambda message: True, keeps=lambda: False, size=0
-        )
+            state=SimpleNamespace(free=64 * GIB, parked=0), living=lambda message: True, leave=self._leave,
+            keeps=lambda: False, size=0,
+        )  # fmt: skip
         self.parking = Parking(
             threading.RLock(), self.tenancies, cast(Any, {CARD: loop}), cast(Any, nvml), cast(Any, mover),
             clock=lambda: self.now,
         )  # fmt: skip
         self.parking.configure(SharingRules(oversubscribe=2.0, host_pool=64 * GIB))
+
+    def _leave(self, message: Leave) -> bool:
+        self.told.append((message.tenant, message.permitted, self.sleeper.page.move(0, 0).order))
+        return True
 
     def _tenancy(self, folder: Path, name: str, app_class: AppClass, movable: int = 0) -> Tenancy:
         allotments = (Allotment(CARD, 20 * GIB, None),)
@@ -112,6 +124,46 @@ def test_tenant_that_cannot_leave_is_asked_less_and_less_often_until_it_has_left
     asked.clear()
     ask_for(5)
     assert round(asked[1] - asked[0]) == 1  # it has left since: as if it never failed
+
+
+def test_mover_is_told_before_a_tenant_is_ordered_to_leave_and_when_that_is_over(rig: Rig) -> None:
+    rig.rounds(0.5)
+    rig.told.clear()
+    rig.write(rig.online, room=10 * GIB)
+    rig.rounds(0.5)
+    assert (rig.told, rig.order[0]) == ([("sleeper", True, Order.STAY)], Order.LEAVE)
+    rig.write(rig.sleeper, state=State.LEAVING, parked=GIB)
+    rig.rounds(0.5)
+    rig.write(rig.sleeper, state=State.PARKED, parked=20 * GIB, moves=1)
+    rig.write(rig.online, room=0)
+    rig.rounds(0.5)
+    assert len(rig.told) == 1
+    rig.used = 0
+    rig.write(rig.sleeper, wanted=1)
+    rig.rounds(0.5)
+    assert (rig.told[1:], rig.order[0]) == ([("sleeper", False, Order.RETURN)], Order.RETURN)
+
+
+def test_tenant_that_says_it_leaves_unasked_has_no_permit(rig: Rig) -> None:
+    rig.rounds(0.5)
+    rig.write(rig.sleeper, order=Order.LEAVE, state=State.LEAVING, parked=GIB)
+    rig.rounds(5.0)
+    rig.write(rig.sleeper, state=State.PARKED, parked=20 * GIB)
+    rig.rounds(5.0)
+    assert [told for told in rig.told if told[1]] == []
+
+
+@pytest.mark.parametrize(("state", "parked", "withdrawn"), [
+    (State.RESIDENT, 0, True), (State.RETURNING, GIB, True), (State.LEAVING, GIB, False), (State.PARKED, GIB, False),
+])  # fmt: skip
+def test_permit_of_the_daemon_before_is_withdrawn_unless_the_tenant_leaves(
+    rig: Rig, state: State, parked: int, withdrawn: bool
+) -> None:
+    rig.write(rig.sleeper, state=state, parked=parked)
+    rig.told.clear()
+    rig.start()
+    rig.rounds(0.5)
+    assert [told[:2] for told in rig.told if told[0] == "sleeper"] == [("sleeper", False)] * withdrawn
 
 
 def test_park_by_hand_waits_for_memory_that_is_on_its_way_back(rig: Rig) -> None:

@@ -20,6 +20,7 @@ from aliquot.model.residency import ParkReason, Where
 from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.elastic.checkpoints import Checkpoints
 from aliquot.services.runtime.elastic.moves import MOVING, OBSTACLES
+from aliquot.services.runtime.elastic.permits import Permits
 from aliquot.services.runtime.elastic.sightings import Sightings
 from aliquot.services.runtime.processes.registration import Tenancy, context_name
 
@@ -39,6 +40,7 @@ class Ordering:
         loops: Mapping[str, CardLoop],
         sightings: Sightings,
         checkpoints: Checkpoints,
+        permits: Permits,
         asked: dict[str, bool],
         *,
         memory: Callable[[str, Mapping[str, Occupant]], Memory | None],
@@ -46,6 +48,7 @@ class Ordering:
     ) -> None:
         self._lock, self._tenancies, self._loops = lock, tenancies, loops
         self._sightings, self._checkpoints, self._asked = sightings, checkpoints, asked
+        self._permits = permits
         self._memory, self._began = memory, began
         self._futility: dict[str, Futility] = {}  # by card
 
@@ -68,6 +71,8 @@ class Ordering:
                         continue
                     if leave:
                         self._note_reason(uuid, occupants, order.tenant, asked)
+                        if not seen.errand.leave:  # else it has the permit, and is only reminded
+                            self._permits.give((order.tenant, uuid))
                     if order.tenant in asked:
                         self._asked.pop(order.tenant, None)
                     self._perform(order.tenant, uuid, leave=leave, now=now)

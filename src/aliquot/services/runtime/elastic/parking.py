@@ -33,6 +33,7 @@ from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.elastic.checkpoints import Checkpoints
 from aliquot.services.runtime.elastic.ordering import Ordering
+from aliquot.services.runtime.elastic.permits import Permits
 from aliquot.services.runtime.elastic.sightings import Sightings, stay
 from aliquot.services.runtime.processes.registration import Tenancy
 from aliquot.wording.parking import cannot_words, reason_words
@@ -80,8 +81,9 @@ class Parking:
         self._began = clock()
         self._sightings = Sightings(self._checkpoints, self._asked, self._may_leave, clock)
         self.arrivals = self._sightings.arrivals
+        self._permits = Permits(mover)
         self._ordering = Ordering(
-            lock, tenancies, loops, self._sightings, self._checkpoints, self._asked,
+            lock, tenancies, loops, self._sightings, self._checkpoints, self._permits, self._asked,
             memory=self._memory, began=self._began,
         )  # fmt: skip
 
@@ -228,6 +230,7 @@ class Parking:
             if occupants:
                 restless |= self._ordering.decide(uuid, occupants, now)
         self._checkpoints.start()
+        self._permits.withdraw(self._sightings.seen)
         return restless
 
     def _due(self, tenancies: list[Tenancy], now: float) -> list[str]:
