@@ -1,7 +1,8 @@
 """Which end-to-end tests run side by side: those that share a control plane run in one process, one after the other.
 
 The modules of tests/e2e itself need an empty control plane, and every process makes one for all that it is given. The
-modules of `node` and `ship` share the nodes of their folder, but for those that make their own.
+modules of `node` and `ship` share the nodes of their folder, but for those that make their own. test_image stays with
+`ship`: it compiles into the source tree, which the cluster's image is made of.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ OWN_PLANE = (
     "node/test_gpu_mem_in_mib.py",
     "node/test_without_cdi.py",
     "ship/test_hami.py",
-    "ship/test_image.py",
     "ship/test_registry.py",
     "ship/test_strict_clusters.py",
     "ship/test_takeover.py",
@@ -30,7 +30,6 @@ LONGEST_FIRST = (
     "ship/test_takeover.py",
     "test_two_schedulers.py",
     "test_webhook.py",
-    "ship/test_image.py",
     "test_churn.py",
     "test_come_and_go.py",
     "node/test_without_cdi.py",
