@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import NodeReader, PodReader, Rules, hami, parse_grant, parse_node, parse_pod, render_pod
 from aliquot.dialects.hami import LABEL
+from aliquot.dialects.registry import remarks
+from aliquot.dialects.rules import DEFAULT_RULES
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Role, Slice
@@ -179,8 +181,10 @@ def test_scheduler_policies_are_the_pods_own_preference(
     [
         ("hami.io/node-scheduler-policy", "mutex", "binpack or spread"),
         ("hami.io/gpu-scheduler-policy", "topology-aware", "binpack, spread or mutex"),
-        ("hami.io/gpu-scheduler-policy", "binpack,numa", "binpack, spread or mutex"),
-        ("hami.io/gpu-scheduler-policy", "binpack,spread", "binpack, spread or mutex"),
+        ("hami.io/gpu-scheduler-policy", "binpack,topology-aware", "binpack, spread or mutex"),
+        ("hami.io/gpu-scheduler-policy", "numa", "does not place by NUMA node"),
+        ("hami.io/gpu-scheduler-policy", "mutex,numa,binpack", "does not place by NUMA node"),
+        ("hami.io/node-scheduler-policy", "binpack,spread", "binpack or spread"),
         ("nvidia.com/vgpu-mode", "mig", "without MIG and MPS"),
         ("nvidia.com/numa-bind", "true", "does not place by NUMA node"),
         ("hami.io/device-scoring-weights", "{}", "no such weights"),
@@ -204,6 +208,27 @@ def test_mutex_takes_cards_for_the_pod_alone(text: str, preference: Preference |
     assert [part.slice for part in claim.containers] == [Slice(3000, exclusive=True), WHOLE]
     assert claim.preference == preference
     assert parse_pod(render_pod(claim, RULES), RULES) == claim
+
+
+@pytest.mark.parametrize(
+    ("text", "order", "alone", "remarked"),
+    [
+        ("mutex,binpack,numa", Order.BINPACK, True, True),
+        ("binpack,numa", Order.BINPACK, False, True),
+        ("spread, numa ,binpack,numa", Order.SPREAD, False, True),
+        ("binpack,spread", Order.BINPACK, False, False),
+        ("spread,mutex,spread,", Order.SPREAD, True, False),
+    ],
+)
+def test_first_order_of_a_chain_of_policies_decides(text: str, order: Order, alone: bool, remarked: bool) -> None:
+    claim = claim_of({GPU: 1, MEM: 3000}, annotations={hami.CARD_POLICY: text})
+    assert claim.preference == Preference(Order.BINPACK, order)
+    assert [part.slice.exclusive for part in claim.containers] == [alone]
+    assert parse_pod(render_pod(claim, RULES), RULES) == claim
+    pod = a_pod("p", a_container("c", {GPU: 1, MEM: 3000}), annotations={hami.CARD_POLICY: text})
+    said = f'metadata.annotations["{hami.CARD_POLICY}"]: numa is ignored: aliquot does not place by NUMA node'
+    assert remarks(pod, RULES) == ([said] if remarked else [])
+    assert remarks(pod, DEFAULT_RULES) == []
 
 
 def test_mutex_is_refused_for_a_part_of_a_shared_card() -> None:

@@ -70,6 +70,7 @@ _SHARED_PERCENT = 25  # of a card's memory, for nvidia.com/gpu.shared alone
 _CLASSES = {0: AppClass.ONLINE, 1: AppClass.OFFLINE}
 _PRIORITIES = {app_class: priority for priority, app_class in _CLASSES.items()}
 _MUTEX = "mutex"  # of CARD_POLICY: no other Pod on its cards
+_NUMA_ORDER = "numa"  # of CARD_POLICY: cards of one NUMA node first; after an order it only decides between equals
 # Of HAMi's chart, where a Pod names only the other of the two.
 _DEFAULT_ORDER = {NODE_POLICY: Order.BINPACK, CARD_POLICY: Order.SPREAD}
 
@@ -198,26 +199,42 @@ def _card_filter(pod: Pod, problems: list[Invalid]) -> CardFilter | None:
 
 
 def _policies(pod: Pod, key: str, problems: list[Invalid]) -> list[str]:
-    """Its words, separated by commas, without blanks."""
-    return [word.strip() for word in pod.text(key, problems).split(",") if word.strip()]
+    """Its words, separated by commas, without blanks, each once."""
+    words = (word.strip() for word in pod.text(key, problems).split(","))
+    return list(dict.fromkeys(word for word in words if word))
 
 
 def _preference(pod: Pod, problems: list[Invalid]) -> Preference | None:
+    """HAMi sorts cards by the words in the order written: two cards that the first order finds equal are so rare that
+    a later order changes nothing. Only `numa` before any order would, and is refused."""
     found: dict[str, Order] = {}
-    for key, others, allowed in (
-        (NODE_POLICY, (), "binpack or spread"),
-        (CARD_POLICY, (_MUTEX,), f"binpack, spread or {_MUTEX}"),
-    ):
-        orders = [word for word in _policies(pod, key, problems) if word not in others]
-        if len(orders) == 1 and orders[0] in tuple(Order):
-            found[key] = Order(orders[0])
-        elif orders:
-            text = pod.text(key, problems)
-            problems.append(Invalid(annotation_field(key), text, f"{allowed}, or omit the annotation"))
+    nodes = _policies(pod, NODE_POLICY, problems)
+    cards = [word for word in _policies(pod, CARD_POLICY, problems) if word != _MUTEX]
+    if len(nodes) == 1 and nodes[0] in tuple(Order):
+        found[NODE_POLICY] = Order(nodes[0])
+    elif nodes:
+        problems.append(_not_a_policy(pod, NODE_POLICY, "binpack or spread, or omit the annotation"))
+    if cards and cards[0] in tuple(Order) and {*cards} <= {*Order, _NUMA_ORDER}:
+        found[CARD_POLICY] = Order(cards[0])
+    elif cards:
+        allowed = f"binpack, spread or {_MUTEX}, or omit the annotation"
+        numa = ": aliquot does not place by NUMA node" if _NUMA_ORDER in cards else ""
+        problems.append(_not_a_policy(pod, CARD_POLICY, allowed + numa))
     if not found:
         return None
     orders_of = {**_DEFAULT_ORDER, **found}
     return Preference(orders_of[NODE_POLICY], orders_of[CARD_POLICY])
+
+
+def _not_a_policy(pod: Pod, key: str, allowed: str) -> Invalid:
+    return Invalid(annotation_field(key), pod.text(key, []), allowed)
+
+
+def remarks(pod: Pod) -> list[str]:
+    """What is accepted of the Pod and changes nothing here."""
+    if not pod.asking(*RESOURCES) or _NUMA_ORDER not in _policies(pod, CARD_POLICY, []):
+        return []
+    return [f"{annotation_field(CARD_POLICY)}: {_NUMA_ORDER} is ignored: aliquot does not place by NUMA node"]
 
 
 def _alone(pod: Pod, problems: list[Invalid]) -> bool:

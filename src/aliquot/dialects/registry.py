@@ -100,6 +100,12 @@ def parse_pod(
     return (*(claim if isinstance(claim, tuple) else ()), *marks)
 
 
+def remarks(pod: object, rules: Rules = DEFAULT_RULES) -> list[str]:
+    """What is accepted of a Pod and changes nothing here, a sentence each. Accepts any JSON, never raises."""
+    view = read_pod(pod)
+    return [] if view is None or hami.DIALECT not in rules.served else hami.remarks(view)
+
+
 def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:
     """The result of `parse_pod`; and the Pod, with its requests if they were read."""
     served = (dialect for dialect in _DIALECTS if dialect.name in rules.served)

@@ -4,7 +4,7 @@ A case has one outcome. Most were written from the seeds and the vendors' public
 Kubernetes itself refuses a field that we do not read (a missing image), the case says what we do:
 
     fits        the node, or a pattern; {node, pods} for several Pods. `cards`: by container, how many, GiB of each,
-                percent of compute, whether it is whole
+                percent of compute, whether it is whole. `notes`, if any: what they contain
     refused     what the sentence contains; every sentence names a field
     waits       what the output contains
     unreadable  the same, with exit code 2
@@ -63,6 +63,7 @@ def test_manifest_of_a_stranger(tmp_path: Path, case: Json) -> None:
         assert [pod["error"] for pod in pods] == [None] * wanted["pods"]
         assert all(fnmatch(pod["node"], wanted["node"] or "*") for pod in pods)
         assert all(cards(pod) == case["cards"] for pod in pods)
+        assert all(words in result.stderr for words in case.get("notes", ()))
     elif "refused" in case:
         error = pods[0]["error"]
         assert FIELD.match(error)

@@ -83,8 +83,9 @@ def explain(
     """
     from aliquot.dialects.kube.podfields import unknown_fields_of
     from aliquot.dialects.lookalikes import outside_template
+    from aliquot.dialects.registry import remarks
     from aliquot.services.doctor.locate import UnknownOptionError, default_location, find_scheduler
-    from aliquot.services.explain.snapshot import pod_key, take_snapshot
+    from aliquot.services.explain.snapshot import Note, pod_key, take_snapshot
 
     manifests, named, objects = _given(pod, namespace, filename, cluster, kubectl)
     nodes = [obj for obj in objects if obj.get("kind") == "Node"]
@@ -106,7 +107,8 @@ def explain(
             click.echo(f"note: {printable(pod_key(manifest.value))}: {printable(text)}", err=True)
     pods = named if filename is None else _pods(filename, manifests, snapshot.nodes.values())
     snapshot.expect(pods)
-    for line in _noted(snapshot.notes):
+    noted = (Note(pod_key(pod), text) for pod in pods for text in remarks(pod, by))
+    for line in _noted([*snapshot.notes, *noted]):
         click.echo(f"note: {printable(line)}", err=True)
     # One by one, and each written before the next: the reasons of 200 Pods on 5,000 nodes are more than memory holds.
     verdicts = (snapshot.place(pod, why_not_elsewhere=output == "json", who_goes=True) for pod in pods)

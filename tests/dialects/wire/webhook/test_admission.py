@@ -361,6 +361,20 @@ def test_rules_that_pods_of_a_workload_break_are_warnings(kind: str, group: str,
     assert warned({resource: "2"}) == warned({"example.com/fpga": "1"}) == []
 
 
+def test_what_is_ignored_of_a_pod_is_a_warning() -> None:
+    annotations = {"hami.io/gpu-scheduler-policy": "mutex,binpack,numa"}
+    pod = a_pod("p", a_container("c", {"nvidia.com/gpu": "1"}), annotations=annotations)
+    rules = Rules(served=frozenset({"hami"}))
+    said = answer(asked(pod), rules=rules)
+    ignored = (
+        'metadata.annotations["hami.io/gpu-scheduler-policy"]: numa is ignored: aliquot does not place by NUMA node'
+    )
+    assert (said["allowed"], said["warnings"]) == (True, [ignored])
+    workload = {"metadata": {"name": "w"}, "spec": {"template": pod}}
+    said = answer(asked(workload, kind={"group": "apps", "kind": "Deployment"}), rules=rules)
+    assert (said["allowed"], said["warnings"]) == (True, [f"spec.template.{ignored}"])
+
+
 # gpushare in MiB, with a node that counts more of it than the kubelet handles as devices.
 
 COUNTED = Rules(gpushare_unit=MemoryUnit.MIB, counted=True)
