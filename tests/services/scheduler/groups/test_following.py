@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 from aiohttp import web
@@ -43,19 +44,24 @@ class Apis:
         group["metadata"]["resourceVersion"] = "5"
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": [group]})
 
-    async def known_by(self, cluster: Cluster) -> None:
-        """Returns when the groups are known, or cannot be."""
+    async def known_by(self, cluster: Cluster, *, patience: float = 60, until: Callable[[], bool] = bool) -> None:
+        """Returns when the groups are known, or cannot be; and with `until`, once that is true afterwards."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self.answer)
         runner = web.AppRunner(app, shutdown_timeout=0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         async with Kube(Server(f"http://127.0.0.1:{runner.addresses[0][1]}"), agent="test") as kube:
-            groups = PodGroups(kube, cluster)
+            listed = asyncio.Event()
+            listed.set()
+            groups = PodGroups(kube, cluster, listed, patience=patience)
             running = asyncio.create_task(groups.run())
             try:
                 async with asyncio.timeout(60):
                     await groups.answered.wait()
+                    self.status = 200
+                    while until is not bool and not until():
+                        await asyncio.sleep(0.05)
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
@@ -99,3 +105,40 @@ def test_groups_that_we_may_not_read_are_named_with_the_fix(caplog: pytest.LogCa
     said = [record.__dict__["data"] for record in caplog.records if record.message == "pod_groups_not_readable"]
     fix = "the account needs list and watch on podgroups (scheduler.tensorstack.dev): upgrade the chart"
     assert said == [{"path": "/apis/scheduler.tensorstack.dev/v1beta1/podgroups", "fix": fix}]
+
+
+def test_groups_whose_list_fails_for_good_are_given_up_and_read_once_it_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        api, cluster = known(status=500)
+        api.versions[T9K] = ["v1beta1"]
+        await api.known_by(cluster, patience=0.3, until=lambda: bool(cluster.groups.groups))
+        assert list(cluster.groups.groups) == [f"{T9K}/ns/g"]
+
+    with caplog.at_level(logging.INFO, "aliquot.services"):
+        asyncio.run(scene())
+    ours = [record for record in caplog.records if record.message.startswith("pod_groups")]
+    said = [(record.message, record.__dict__["data"]) for record in ours]
+    path = "/apis/scheduler.tensorstack.dev/v1beta1/podgroups"
+    unanswered = {
+        "path": path,
+        "effect": "Pods of its PodGroups are not held for each other until it answers",
+        "fix": f"kubectl get --raw {path} shows the error; remove the CRD or APIService if nothing serves it",
+    }
+    assert said == [("pod_groups_unanswered", unanswered), ("pod_groups_answered", {"api": T9K})]
+
+
+def test_groups_are_waited_for_while_nodes_and_pods_are_not_known() -> None:
+    """The API server itself may be away: then nothing was given up."""
+
+    async def scene() -> None:
+        async with Kube(Server("http://127.0.0.1:1"), agent="test") as kube:
+            groups = PodGroups(kube, a_cluster(), asyncio.Event(), patience=0)
+            running = asyncio.create_task(groups.run())
+            await asyncio.sleep(0.2)
+            assert not groups.answered.is_set()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())

@@ -2,6 +2,9 @@
 
 Most clusters serve one of these APIs or none. One that is missing is asked for again from time to time: its CRD may be
 installed later. Nothing is logged about it, and no rights are needed for what does not exist.
+
+An API whose list fails for good (its conversion webhook is gone, or its aggregated server) must not keep every Pod of
+the cluster waiting: after `PATIENCE` we go on without its groups, say so, and read them once it answers.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _RETRY = 1.0  # seconds, while the API server does not answer
 _SELDOM = 60.0  # seconds, while it serves no PodGroups of that API
+PATIENCE = 60.0  # seconds after Nodes and Pods are known
 
 
 class GroupSink:
@@ -39,19 +43,33 @@ class GroupSink:
 
 
 class PodGroups:
-    """See the head of the file."""
+    """See the head of the file. `listed`: Nodes and Pods are known, so the API server answers."""
 
-    def __init__(self, kube: Kube, cluster: Cluster) -> None:
+    def __init__(self, kube: Kube, cluster: Cluster, listed: asyncio.Event, *, patience: float = PATIENCE) -> None:
         self.answered = asyncio.Event()  # the PodGroups of every API are known, or the API server has none for us
         self._kube = kube
         self._reflectors = {api: Reflector(kube, "", GroupObject, GroupSink(cluster, api)) for api in VERSIONS}
         self._open = set(VERSIONS)  # APIs without an answer yet
+        self._given_up: set[str] = set()  # those that did not answer in time
+        self._listed, self._patience = listed, patience
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._give_up())
             for api in VERSIONS:
                 tasks.create_task(self._follow(api))
+
+    async def _give_up(self) -> None:
+        await self._listed.wait()
+        await asyncio.sleep(self._patience)
+        for api in sorted(self._open):
+            path = self._reflectors[api].path or f"/apis/{api}"
+            effect = "Pods of its PodGroups are not held for each other until it answers"
+            fix = f"kubectl get --raw {path} shows the error; remove the CRD or APIService if nothing serves it"
+            log.warning("pod_groups_unanswered", extra={"data": {"path": path, "effect": effect, "fix": fix}})
+            self._given_up.add(api)
+            self._close(api)
 
     async def _follow(self, api: str) -> None:
         while True:
@@ -86,6 +104,12 @@ class PodGroups:
         await asyncio.sleep(_SELDOM)
 
     def _answer(self, api: str) -> None:
+        if api in self._given_up:
+            self._given_up.discard(api)
+            log.info("pod_groups_answered", extra={"data": {"api": api}})
+        self._close(api)
+
+    def _close(self, api: str) -> None:
         self._open.discard(api)
         if not self._open:
             self.answered.set()

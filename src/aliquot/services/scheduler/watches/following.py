@@ -39,7 +39,7 @@ class Watches:
             kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, ConfigSink(cluster, upkeep)
         )
         self.slices = ResourceSlices(kube, SliceSink(cluster, self._reread_nodes))
-        self.groups = PodGroups(kube, cluster)
+        self.groups = PodGroups(kube, cluster, self.pods.synced)
         self._rereading: asyncio.Task[None] | None = None
         self._rereading_nodes: asyncio.Task[None] | None = None
 
