@@ -182,7 +182,12 @@ def _review_without_certificate(port: int) -> bytes:
 
 def test_a_misspelled_resource_is_refused_with_the_name_that_was_meant(fresh: ControlPlane) -> None:
     with a_webhook(fresh) as webhook:
-        for written, meant in (("aliyun.com/gpumem", SHARED), ("tke.cloud.tencent.com/qgpu-mem", MEMORY)):
+        for written, meant in (
+            ("aliyun.com/gpumem", SHARED),
+            ("tke.cloud.tencent.com/qgpu-mem", MEMORY),
+            ("aliyun.com/GPU-mem", SHARED),
+            ("tke.cloud.tencent.com/QGPU-Memory", MEMORY),
+        ):
             manifest = yaml.safe_dump(objects.pod("p", {written: 4}))
             said = fresh.kubectl("apply", "-f", "-", stdin=manifest, check=False)
             assert f"no such resource; did you mean {meant}?" in said

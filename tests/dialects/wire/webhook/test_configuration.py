@@ -87,7 +87,7 @@ def test_match_conditions_name_all_resources() -> None:
             if "templates" in webhook["name"]:  # requests, of two kinds of containers
                 assert condition["expression"].count(f"'{resource}'") == 2
             else:  # limits and requests, of two kinds of containers
-                assert condition["expression"].count(f"r.startsWith('{prefix}')") == 4
+                assert condition["expression"].count(f"r.lowerAscii().startsWith('{prefix}')") == 4
     (one, *_) = webhook_configuration(b"", SERVICE, served=frozenset({"t9k"}))["webhooks"]
     assert "aliyun" not in one["matchConditions"][0]["expression"]
 

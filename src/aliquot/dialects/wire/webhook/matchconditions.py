@@ -30,8 +30,9 @@ def asks_for_gpu(served: frozenset[str]) -> str:
 
 
 def _names_one(served: frozenset[str]) -> str:
-    """Whether container c names a resource under a prefix of these dialects."""
-    begins = " || ".join(f"r.startsWith('{prefix}')" for prefix in lookalikes.prefixes(served))
+    """Whether container c names a resource under a prefix of these dialects. Kubernetes takes capitals after the slash,
+    and such a name is refused with the right one."""
+    begins = " || ".join(f"r.lowerAscii().startsWith('{prefix}')" for prefix in lookalikes.prefixes(served))
     others = lookalikes.others(served)
     ours = f"({begins}) && !(r in {_listed(others)})" if others else begins
     side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, " + ours + "))"
