@@ -222,3 +222,33 @@ def test_uninstall_creates_and_deletes_namespace_for_sweepers(api: FakeApi) -> N
     assert invoked(uninstall, "--nodes-only").exit_code == 0
     assert _sweeper(api)["image"] == "reg/aliquot:5"
     assert api.deleted[-1] == "aliquot-system"
+
+
+def test_sweepers_of_a_second_try_have_the_labels_of_the_agents(api: FakeApi) -> None:
+    """A try before it has deleted the agents; Helm's hook names their labels."""
+    _annotated(api, agent="0.0.1")
+    assert invoked(uninstall, "--nodes-only", "--pod-label=team=gpu", "--pod-label", "a.b/c=").exit_code == 0
+    labels = api.created[0]["metadata"]["labels"]
+    assert (labels["team"], labels["a.b/c"], labels["app.kubernetes.io/component"]) == ("gpu", "", "sweep")
+
+
+def test_marked_node_is_swept_with_the_labels_of_the_mark(api: FakeApi) -> None:
+    _annotated(api, left_behind='{"v":1,"image":"i","labels":{"team":"gpu","app.kubernetes.io/component":"agent"}}')
+    assert invoked(uninstall).exit_code == 0
+    labels = api.created[0]["metadata"]["labels"]
+    assert (labels["team"], labels["app.kubernetes.io/component"]) == ("gpu", "sweep")
+
+
+def test_mark_names_the_labels_of_the_agents(api: FakeApi) -> None:
+    _annotated(api, agent="0.0.1", ready="False")
+    template = {"metadata": {"labels": {"team": "gpu"}}, "spec": {"containers": [{"image": "i"}]}}
+    agents = "/apis/apps/v1/namespaces/aliquot-system/daemonsets/aliquot-agent"
+    api.answers[agents] = {"metadata": {"name": "aliquot-agent"}, "spec": {"template": template}}
+    assert invoked(uninstall).exit_code == 1
+    assert api.patched[NODE]["metadata"]["annotations"][MARK] == '{"v":1,"image":"i","labels":{"team":"gpu"}}'
+
+
+def test_pod_label_without_a_value_is_refused(api: FakeApi) -> None:
+    result = invoked(uninstall, "--pod-label", "team")
+    assert result.exit_code == 2
+    assert "--pod-label team: KEY=VALUE is wanted" in result.stderr

@@ -1,6 +1,7 @@
 """The chart in clusters with rules of their own: its Pods are let in, when it is installed and when it is removed.
 
 critical   Pods of the classes system-*-critical only where a ResourceQuota names them, as on GKE
+limits     a LimitRange with minima and maxima, which an administrator gives every namespace
 policies   each container has requests and a memory limit, each Pod a label `team`, as Kyverno's and Gatekeeper's
            collections want it; here as a ValidatingAdmissionPolicy
 """
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from aliquot.services.install.sweeper import agent_settings, render_sweeper
+from aliquot.services.install.sweeper import agent_settings, render_sweeper, within_limit_range
 from kit.values.chart import CHART, Json, runs_on
 from testbed.build import CannotBuildError, binaries
 from testbed.plane import ControlPlane
@@ -88,10 +89,10 @@ def _apply(plane: ControlPlane, objects: list[Json]) -> None:
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
 
-def _refusal(plane: ControlPlane, pod: Json) -> str:
+def _refusal(plane: ControlPlane, pod: Json, namespace: str = NAMESPACE) -> str:
     """Why the API server would not let it in; empty: it would."""
     text = yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", **pod})
-    said = plane.kubectl("create", "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=text, check=False)
+    said = plane.kubectl("create", "-n", namespace, "--dry-run=server", "-f", "-", stdin=text, check=False)
     return "" if "created (server dry run)" in said else said
 
 
@@ -131,6 +132,39 @@ def test_pod_that_sweeps_a_node_is_let_in(strict: ControlPlane, objects: list[Js
     settings = agent_settings(agents, None, ())
     sweeper: dict[str, Any] = render_sweeper(NAMESPACE, "gpu-1", settings, keep_running=False)
     assert _refusal(strict, sweeper) == ""
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        [{"type": "Container", "min": {"cpu": "10m", "memory": "32Mi"}, "max": {"cpu": "2", "memory": "128Mi"}}],
+        [{"type": "Pod", "min": {"cpu": "10m", "memory": "32Mi"}, "max": {"memory": "128Mi"}}],
+        [{"type": "Container", "maxLimitRequestRatio": {"memory": "2"}}],
+    ],
+    ids=["of containers", "of Pods", "a ratio"],
+)
+def test_pod_that_sweeps_a_node_is_let_in_by_a_limit_range(
+    strict: ControlPlane, objects: list[Json], limits: list[Json], request: pytest.FixtureRequest
+) -> None:
+    namespace = f"limited-{request.node.callspec.id.split()[-1].lower()}"
+    _apply(strict, [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}])
+    metadata = {"name": "limits", "namespace": namespace}
+    _apply(strict, [{"apiVersion": "v1", "kind": "LimitRange", "metadata": metadata, "spec": {"limits": limits}}])
+    (agents,) = (item for item in objects if item["kind"] == "DaemonSet")
+    settings = agent_settings(agents, None, ())
+
+    def refusal() -> str:
+        return _refusal(strict, render_sweeper(namespace, "gpu-1", settings, keep_running=False), namespace)
+
+    wait_until(refusal, 30, "the LimitRange is in force")
+    for _ in range(4):
+        refused = refusal()
+        if not refused:
+            return
+        found = within_limit_range(settings, refused)
+        assert found is not None, refused
+        settings = found
+    pytest.fail(refusal())
 
 
 @pytest.mark.parametrize("other", [{"kubernetes.io/os": "windows"}, {"kubernetes.io/arch": "s390x"}], ids=str)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Callable
 
 import pytest
 
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.dialects.gpushare import MEMORY
 from aliquot.dialects.native import AGENT, COUNTED
+from aliquot.services.install.sweeper import SweepSettings, within_limit_range
 from aliquot.services.install.uninstaller import Uninstaller
-from kit.clusters.fakeapi import Api, forbidden
+from kit.clusters.fakeapi import Api, Json, forbidden
 
 PATH = "/api/v1/nodes/n1"
 NODE = {
@@ -43,3 +45,81 @@ def test_node_is_cleaned_with_two_patches_and_no_conflict() -> None:
     api = Api({PATH: copy.deepcopy(NODE)})
     assert clean(api)
     assert [path for path, _ in api.sent("patch")] == [f"{PATH}/status", PATH]
+
+
+PODS = "/api/v1/namespaces/aliquot-system/pods"
+FORBIDDEN = 'pods "aliquot-sweep-n1" is forbidden: '
+
+
+class LimitedApi(Api):
+    """Its namespace has a LimitRange, which says this of every Pod that it does not let in."""
+
+    says: Callable[[Json], str]
+
+    async def delete(self, path: str, **_: object) -> None:
+        if self.objects.pop(path, None) is None:
+            raise ApiError(404, "NotFound", path)
+
+    async def create(self, path: str, body: Json, **more: object) -> Json:
+        refusal = self.says(body["spec"]["containers"][0]["resources"])
+        if refusal:
+            self.calls.append(("refused", path, body))
+            raise ApiError(403, "Forbidden", FORBIDDEN + refusal)
+        await super().create(path, body, **more)
+        self.objects[f"{path}/{body['metadata']['name']}"]["status"] = {"phase": "Succeeded"}
+        return body
+
+
+def sweep(api: Api) -> str | None:
+    uninstaller = Uninstaller(api.kube, report=lambda *_: None, now=lambda: 0.0, until=1.0)
+    return asyncio.run(uninstaller._sweep_node("aliquot-system", "n1", SweepSettings("image"), False))
+
+
+def test_sweeper_requests_what_a_limit_range_wants() -> None:
+    def says(resources: Json) -> str:
+        wanted = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
+        if resources == wanted:
+            return ""
+        if resources["requests"]["cpu"] == "0":
+            of_pod = "minimum memory usage per Pod is 64Mi, but request is 0"
+            return f"[minimum cpu usage per Container is 10m, but request is 0, {of_pod}]"
+        return "maximum memory usage per Container is 128Mi, but limit is 256Mi"
+
+    api = LimitedApi()
+    api.says = says
+    assert sweep(api) is None
+    assert [len(api.sent(verb)) for verb in ("refused", "create")] == [2, 1]
+
+
+def test_sweeper_that_no_limit_range_lets_in_is_a_problem_of_its_node() -> None:
+    amounts = iter(range(100))
+    api = LimitedApi()
+    api.says = lambda _: f"minimum cpu usage per Container is {next(amounts)}m, but request is 0"
+    problem = sweep(api)
+    assert problem is not None
+    assert problem.startswith(f"node n1 is not cleaned: {FORBIDDEN}minimum cpu usage")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "requests", "limits"),
+    [
+        ("minimum memory usage per Container is 1Gi, but request is 0", {"memory": "1Gi"}, {"memory": "1Gi"}),
+        ("maximum cpu usage per Container is 2.  No limit is specified", {}, {"cpu": "2"}),
+        ("minimum cpu usage per Pod is 100m.  No request is specified", {"cpu": "100m"}, {}),
+        (
+            "memory max limit to request ratio per Container is 4, but no request is specified or request is 0",
+            {"memory": "256Mi"},
+            {},
+        ),
+    ],
+)
+def test_bounds_are_read_from_the_refusal(refusal: str, requests: Json, limits: Json) -> None:
+    found = within_limit_range(SweepSettings("image"), FORBIDDEN + refusal)
+    assert found is not None
+    zero, most = {"cpu": "0", "memory": "0"}, {"memory": "256Mi"}
+    assert found.resources == {"requests": {**zero, **requests}, "limits": {**most, **limits}}
+    assert within_limit_range(found, FORBIDDEN + refusal) is None, "it would change nothing"
+
+
+def test_other_refusals_change_nothing() -> None:
+    assert within_limit_range(SweepSettings("image"), FORBIDDEN + "exceeded quota: q, requested: pods=1") is None

@@ -46,6 +46,14 @@ _FILES_STAY = (
 @click.option("--this-node", is_flag=True, help="Remove only the files on this host")
 @click.option("--image", help="Image of the Pods that clean the nodes  [default: the agents' image]")
 @click.option(
+    "--pod-label",
+    "pod_labels",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Label of the Pods that clean the nodes, which the cluster's policies may want; may be repeated  [default:"
+    " the labels of the agents' Pods]",
+)
+@click.option(
     "--host-root",
     type=click.Path(path_type=Path),
     default=Path("/"),
@@ -124,7 +132,8 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps) -> int:
             await _refuse_foreign(uninstaller, namespace)
         await _refuse_holders(uninstaller, given, steps)
         installed, default = record.options.image if record else None, f"aliquot/aliquot:{aliquot.__version__}"
-        settings = await uninstaller.sweep_settings(namespace, given["image"], installed, default)
+        labels = dict(_label(text) for text in given["pod_labels"])
+        settings = await uninstaller.sweep_settings(namespace, given["image"], installed, default, labels)
         await uninstaller.stop_scheduling(namespace)
         # Also those that arrived meanwhile: controllers recreate deleted Pods, but nothing schedules them any more.
         kept = await _release_holders(uninstaller, given, steps)
@@ -155,6 +164,13 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps) -> int:
     nodes = f"{cleaned.nodes} node{'s' * (cleaned.nodes != 1)} cleaned"
     click.echo(f"aliquot is uninstalled: {nodes}, {_remains(cleaned, nodes_only=given['nodes_only'])}")
     return 1 if cleaned.problems else 0
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, label = text.partition("=")
+    if not key or not equals:
+        raise InputError(f"--pod-label {text}: KEY=VALUE is wanted, as for kubectl label")
+    return key, label
 
 
 def _remains(cleaned: Cleaned, *, nodes_only: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from aliquot.adapters.host.home import POOLS
 from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, MANAGED_LABEL, MANAGER, NAME_LABEL, Json
 from aliquot.dialects.wire.install.leftovers import KUBELET, had_agent, parse_left_behind
+from aliquot.model.numbers.quantity import QuantityError, parse_quantity
 from aliquot.model.refusal import Invalid
 
 COMPONENT = "sweep"
@@ -16,7 +18,13 @@ LABELS = {NAME_LABEL: "aliquot", COMPONENT_LABEL: COMPONENT, MANAGED_LABEL: MANA
 _OUR_LABELS = "app.kubernetes.io/"
 _HOST = "/host"
 # Policies and quotas may want them. A request of 0 fits on a full node: no scheduler has looked for room.
-_RESOURCES = {"requests": {"cpu": "0", "memory": "0"}, "limits": {"memory": "256Mi"}}
+_RESOURCES: Json = {"requests": {"cpu": "0", "memory": "0"}, "limits": {"memory": "256Mi"}}
+# What a LimitRange says of a Pod: "minimum cpu usage per Container is 10m, but request is 0".
+_BOUND = re.compile(
+    r"(?:minimum|maximum) (cpu|memory) usage per (?:Container|Pod) is (\w[\w.]*?)"
+    r"(?:, but (request|limit) is|\.\s+No (request|limit) )"
+)
+_RATIO = re.compile(r"(cpu|memory) max limit to request ratio per (?:Container|Pod) ")
 _MOUNTS = ("/run", "/var/run", "/var/lib", POOLS)  # a folder is removed from its parent; each may be a link of the host
 
 
@@ -30,6 +38,7 @@ class SweepSettings:
     pull_policy: str = "IfNotPresent"
     selinux: Mapping[str, str] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)  # in addition to ours: a cluster's policies may want them
+    resources: Mapping[str, Any] = field(default_factory=lambda: _RESOURCES)
     image_known: bool = False  # from --image or from what is installed, not a default
 
 
@@ -63,7 +72,27 @@ def settings_for(node: Json, settings: SweepSettings) -> SweepSettings | str:
         why = f"node {node['metadata']['name']}: {left.sentence()}; or pass the image to clean it with as --image"
         return settings if settings.image_known else why
     image = settings.image if settings.image_known else left.image
-    return replace(settings, image=image, kubelet=left.kubelet, selinux=settings.selinux or left.selinux)
+    labels = settings.labels or {key: text for key, text in left.labels.items() if not key.startswith(_OUR_LABELS)}
+    return replace(settings, image=image, kubelet=left.kubelet, selinux=settings.selinux or left.selinux, labels=labels)
+
+
+def within_limit_range(settings: SweepSettings, refusal: str) -> SweepSettings | None:
+    """With resources as the namespace's LimitRange wants them, by the words in which it refused a sweeper; None if it
+    was not that. Nothing more is read: Helm's hook has no right to read LimitRanges."""
+    resources = {side: dict(settings.resources.get(side) or {}) for side in ("requests", "limits")}
+    for resource, amount, *sides in _BOUND.findall(refusal):
+        resources[f"{''.join(sides)}s"][resource] = amount
+    for resource in _RATIO.findall(refusal):
+        if resource in resources["limits"]:
+            resources["requests"][resource] = resources["limits"][resource]
+    for resource, request in resources["requests"].items():
+        limit = resources["limits"].get(resource)
+        try:
+            if limit is not None and parse_quantity(limit) < parse_quantity(request):
+                resources["limits"][resource] = request
+        except QuantityError:
+            return None
+    return None if resources == settings.resources else replace(settings, resources=resources)
 
 
 def needs_sweep(node: Json) -> bool:
@@ -88,7 +117,7 @@ def render_sweeper(namespace: str, node: str, settings: SweepSettings, *, keep_r
         "image": settings.image,
         "imagePullPolicy": settings.pull_policy,
         "args": [*args, *(["--keep-running"] if keep_running else [])],
-        "resources": _RESOURCES,
+        "resources": settings.resources,
         "securityContext": {
             "runAsUser": 0,
             "allowPrivilegeEscalation": False,

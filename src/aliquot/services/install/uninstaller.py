@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -48,6 +48,7 @@ from aliquot.services.install.sweeper import SweepSettings
 
 _INTERVAL = 0.5  # seconds between two looks
 _TRIES = 8  # at a node that another program writes too
+_ADAPTATIONS = 4  # of a sweeper to LimitRanges, whose bounds may contradict each other
 _BATCH = 50  # nodes swept at the same time
 
 
@@ -104,16 +105,23 @@ class Uninstaller:
     # --- programs ------------------------------------------------------------------------------------------------
 
     async def sweep_settings(
-        self, namespace: str, image: str | None, installed: str | None, default: str
+        self,
+        namespace: str,
+        image: str | None,
+        installed: str | None,
+        default: str,
+        labels: Mapping[str, str] | None = None,
     ) -> SweepSettings:
-        """As the agents run, or did if they are gone already: with `image`, else with theirs or the installed one."""
+        """As the agents run, or did if they are gone already: with `image`, else with theirs or the installed one; and
+        with `labels` beside theirs."""
         account = await self.objects.get(Identity("v1", "ServiceAccount", namespace, DAEMON_SET)) or {}
         secrets = tuple(account.get("imagePullSecrets") or ())
         daemons = await self.objects.get(Identity("apps/v1", "DaemonSet", namespace, DAEMON_SET))
         if daemons is not None:
-            return sweeper.agent_settings(daemons, image, secrets)
+            found = sweeper.agent_settings(daemons, image, secrets)
+            return replace(found, labels={**found.labels, **(labels or {})})
         known = image or installed
-        return SweepSettings(known or default, pull_secrets=secrets, image_known=known is not None)
+        return SweepSettings(known or default, pull_secrets=secrets, labels=labels or {}, image_known=known is not None)
 
     async def stop_scheduling(self, namespace: str) -> None:
         """Delete webhook, scheduler and DeviceClasses, and wait until they are gone. From then on no Pod gets our
@@ -209,13 +217,19 @@ class Uninstaller:
         pod = sweeper.render_sweeper(namespace, node, settings, keep_running=keep_running)
         which = identity(pod)
         await self.objects.delete(which, grace=0)  # left by a command that was killed
+        adapted = 0
         while True:
             try:
                 await self._kube.create(which.path.rpartition("/")[0], pod)
                 break
             except ApiError as error:
-                if error.status == 422:
+                within = sweeper.within_limit_range(settings, error.message) if error.status == 403 else None
+                if error.status == 422 or (within is not None and adapted == _ADAPTATIONS):
                     return f"node {node} is not cleaned: {error.message}"
+                if within is not None:
+                    settings, adapted = within, adapted + 1
+                    pod = sweeper.render_sweeper(namespace, node, settings, keep_running=keep_running)
+                    continue
                 await self._before_retry(namespace, error)
             self._check_time(f"Pod {which.name} cannot be created, or an earlier one does not end")
             await asyncio.sleep(_INTERVAL)
@@ -255,7 +269,7 @@ class Uninstaller:
             name, own = node["metadata"]["name"], sweeper.settings_for(node, settings)
             if isinstance(own, str):  # its mark stays, until a person has looked at it
                 continue
-            mark = LeftBehind(own.image, own.kubelet, own.selinux) if name in left else None
+            mark = LeftBehind(own.image, own.kubelet, own.selinux, own.labels) if name in left else None
             done += await self._clean_node(node, labelled.get(name, {}), mark)
         return done
 

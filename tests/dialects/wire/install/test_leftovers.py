@@ -75,7 +75,9 @@ def test_nvidia_gpu_is_removed_only_if_it_was_ours(label: str, capacity: str, al
 
 def test_left_behind_mark_parses_back() -> None:
     labelled = LeftBehind("aliquot", selinux={"type": "spc_t", "level": "s0:c1,c2"})
-    for left in (LeftBehind("reg:5000/a/aliquot@sha256:ab"), LeftBehind("aliquot", "/data/k8s.io/kubelet"), labelled):
+    team = LeftBehind("aliquot", labels={"team": "gpu", "corp.example/cost-center": "", "a_B.c": "x_Y.1"})
+    plain = LeftBehind("reg:5000/a/aliquot@sha256:ab")
+    for left in (plain, LeftBehind("aliquot", "/data/k8s.io/kubelet"), labelled, team):
         assert parse_left_behind(_node(annotations={MARK: render_left_behind(left)})) == left
     assert parse_left_behind(_node()) is None
 
@@ -84,7 +86,11 @@ def test_left_behind_mark_parses_back() -> None:
     "text",
     ["", "7", "[]", "{}", '{"image":"a"}', '{"v":2,"image":"a"}', '{"v":1,"image":"-v /:/host"}', '{"v":1,"image":""}']
     + [f'{{"v":1,"image":"a","kubelet":"{folder}"}}' for folder in ("", "x", "/", "/a/../b", "/a b", "/a/")]
-    + [f'{{"v":1,"image":"a","selinux":{label}}}' for label in ('"x"', '{"more":"x"}', '{"type":"a b"}', '{"type":7}')],
+    + [f'{{"v":1,"image":"a","selinux":{label}}}' for label in ('"x"', '{"more":"x"}', '{"type":"a b"}', '{"type":7}')]
+    + [
+        f'{{"v":1,"image":"a","labels":{labels}}}'
+        for labels in ("7", '{"a b":"x"}', '{"a":"-"}', '{"a":7}', '{"/a":""}')
+    ],
 )
 def test_invalid_left_behind_mark_is_refused(text: str) -> None:
     """The node's kubelet may write annotations of its Node."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -24,6 +24,8 @@ _VERSION = 1
 _IMAGE = re.compile(r"[\w][\w.:/@+-]{0,511}\Z", re.ASCII)
 _LABEL = {"user", "role", "type", "level"}  # seLinuxOptions
 _WORD = re.compile(r"[\w.:,-]{1,255}\Z", re.ASCII)
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?\Z", re.ASCII)
+_LABEL_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?\Z", re.ASCII)
 _FOLDER = re.compile(r"(/(?!\.\.?(/|\Z))[\w.+-]+)+\Z", re.ASCII)
 
 
@@ -34,6 +36,7 @@ class LeftBehind:
     image: str
     kubelet: str = KUBELET
     selinux: Mapping[str, str] | None = None  # the SELinux label of the agents
+    labels: Mapping[str, str] = field(default_factory=dict)  # of the agents' Pods, which a cluster's policies may want
 
 
 class _LeftBehind(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -41,12 +44,13 @@ class _LeftBehind(msgspec.Struct, kw_only=True, omit_defaults=True):
     image: str
     kubelet: str = KUBELET
     selinux: dict[str, str] | None = None
+    labels: dict[str, str] = {}
 
 
 def render_left_behind(left: LeftBehind) -> str:
     """The annotation's text."""
     selinux = None if left.selinux is None else dict(left.selinux)
-    mark = _LeftBehind(v=_VERSION, image=left.image, kubelet=left.kubelet, selinux=selinux)
+    mark = _LeftBehind(v=_VERSION, image=left.image, kubelet=left.kubelet, selinux=selinux, labels=dict(left.labels))
     return msgspec.json.encode(mark).decode()
 
 
@@ -62,8 +66,11 @@ def parse_left_behind(node: Json) -> LeftBehind | Invalid | None:
         return wrong
     label = left.selinux or {}
     labelled = label.keys() <= _LABEL and all(map(_WORD.match, label.values()))
+    labelled = (
+        labelled and all(map(_LABEL_KEY.match, left.labels)) and all(map(_LABEL_VALUE.match, left.labels.values()))
+    )
     whole = left.v == _VERSION and _IMAGE.match(left.image) and _FOLDER.match(left.kubelet) and labelled
-    return LeftBehind(left.image, left.kubelet, left.selinux) if whole else wrong
+    return LeftBehind(left.image, left.kubelet, left.selinux, left.labels) if whole else wrong
 
 
 def had_agent(node: Json) -> bool:
