@@ -3,8 +3,8 @@
 A case has one outcome. Most were written from the seeds and the vendors' public documents before they were tried; where
 Kubernetes itself refuses a field that we do not read (a missing image), the case says what we do:
 
-    fits        the node, or a pattern; {node, pods} for several Pods. `cards`: by container, how many, GiB of each,
-                percent of compute, whether it is whole. `notes`, if any: what they contain
+    fits        the node, or a pattern; {node, pods, others} for several Pods, and others that are not ours. `cards`: by
+                container, how many, GiB of each, percent of compute, whether it is whole; `notes`: what these contain
     refused     what the sentence contains; every sentence names a field
     waits       what the output contains
     unreadable  the same, with exit code 2
@@ -44,7 +44,7 @@ def run(folder: Path, case: Json, *options: str) -> Result:
 
 
 def test_every_case_has_one_outcome_and_a_name_of_its_own() -> None:
-    assert len(CASES) > 200
+    assert len(CASES) > 260
     assert len({str(case.id) for case in CASES}) == len(CASES)
     outcomes = {"fits", "refused", "waits", "unreadable", "ignored"}
     assert all(len(outcomes & case.values[0].keys()) == 1 for case in CASES)  # type: ignore[union-attr]
@@ -60,6 +60,8 @@ def test_manifest_of_a_stranger(tmp_path: Path, case: Json) -> None:
     pods: list[Json] = json.loads(result.stdout)
     if "fits" in case:
         wanted = case["fits"] if isinstance(case["fits"], dict) else {"node": case["fits"], "pods": 1}
+        assert [pod["ours"] for pod in pods].count(False) == wanted.get("others", 0)
+        pods = [pod for pod in pods if pod["ours"]]
         assert [pod["error"] for pod in pods] == [None] * wanted["pods"]
         assert all(fnmatch(pod["node"], wanted["node"] or "*") for pod in pods)
         assert all(cards(pod) == case["cards"] for pod in pods)

@@ -90,6 +90,8 @@ def test_whole_cards_need_a_node_whose_agent_reports_its_cards() -> None:
     ("labels", "offers", "isolation"),
     [
         ({MODE: "cgpu"}, SHARED, Isolation.BEST_EFFORT),
+        ({"cgpu": "true"}, SHARED, Isolation.BEST_EFFORT),
+        ({"cgpu": "false"}, set(), Isolation.BEST_EFFORT),
         ({MODE: "share"}, SHARED, Isolation.BEST_EFFORT),
         ({MODE: "mps"}, SHARED, Isolation.BEST_EFFORT),
         ({MODE: "core_mem"}, SHARED | {Offer.GPUSHARE_CORE}, Isolation.FIXED_SHARE),

@@ -34,7 +34,7 @@ _NO_NODES = "kubectl get nodes,pods -A -o yaml prints"
     "--cluster",
     type=click.Path(path_type=Path),
     help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster); podgroups,"
-    " resourceclaims too",
+    " resourceclaims, resourcequotas too",
 )
 @click.option("-n", "--namespace", help="Namespace of POD  [default: the one kubectl uses]")
 @click.option(
@@ -70,10 +70,11 @@ def explain(
     """Show where Pods would go on a cluster, or every reason why they do not fit.
 
     POD is on the cluster already. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their replicas, a
-    DaemonSet as one Pod per node it selects, a CronJob as one run) are placed in order, each booked before the next.
-    The cluster is the one kubectl talks to, or CLUSTER.yaml. Nothing
-    is changed. Assumptions about the cluster are notes on stderr. Exit code 0 if all fit, 1 if some do not, 2 if the
-    input cannot be read.
+    DaemonSet as one Pod per node it selects, a CronJob as one run; PyTorchJobs, RayClusters, LeaderWorkerSets, JobSets,
+    Volcano's Jobs, Argo's Workflows, Knative's and KServe's services as the Pods of their templates) are placed in
+    order, each booked before the next; a ResourceQuota that is used up refuses a Pod. The cluster is the one kubectl
+    talks to, or CLUSTER.yaml. Nothing is changed. Assumptions about the cluster are notes on stderr. Exit code 0 if all
+    fit, 1 if some do not, 2 if the input cannot be read.
 
     \b
     aliquot explain my-pod -n team
@@ -85,7 +86,8 @@ def explain(
     from aliquot.dialects.lookalikes import outside_template
     from aliquot.dialects.registry import remarks
     from aliquot.services.doctor.locate import UnknownOptionError, default_location, find_scheduler
-    from aliquot.services.explain.snapshot import Note, pod_key, take_snapshot
+    from aliquot.services.explain.snapshot import pod_key, take_snapshot
+    from aliquot.services.explain.verdicts import Note
 
     manifests, named, objects = _given(pod, namespace, filename, cluster, kubectl)
     nodes = [obj for obj in objects if obj.get("kind") == "Node"]
@@ -106,6 +108,11 @@ def explain(
         for text in (*slips, *unknown_fields_of(manifest.value)):
             click.echo(f"note: {printable(pod_key(manifest.value))}: {printable(text)}", err=True)
     pods = named if filename is None else _pods(filename, manifests, snapshot.nodes.values())
+    if cluster is None and filename is not None:
+        from aliquot.cli.cluster.objects import resource_quotas
+
+        for quota in reach(lambda: resource_quotas(kubectl, pods)):
+            snapshot.add_quota(quota)
     snapshot.expect(pods)
     noted = (Note(pod_key(pod), text) for pod in pods for text in remarks(pod, by))
     for line in _noted([*snapshot.notes, *noted]):
@@ -154,17 +161,18 @@ def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str
 
 def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) -> list[dict[str, Any]]:
     from aliquot.dialects.kube.manifests import WORKLOADS, expand
+    from aliquot.dialects.kube.operators import known
     from aliquot.model.refusal import Invalid
 
     found: list[dict[str, Any]] = []
     for manifest in manifests:
-        made = expand(manifest.value, nodes)
+        made = expand(manifest.value, nodes, operators=True)
         if isinstance(made, Invalid):
             raise manifest.error(made.sentence())
         found += made
     kinds = sorted({str(manifest.value["kind"]) for manifest in manifests})
     # A workload may well make no Pod, with "replicas: 0": such a file is read, and all of its no Pods fit.
-    if not found and not any(kind in WORKLOADS for kind in kinds):
+    if not found and not any(manifest.value["kind"] in WORKLOADS or known(manifest.value) for manifest in manifests):
         only = f", only {', '.join(kinds)}" if kinds else ""
         raise InputError(f"{path}:1:1: has no Pod in it{only}: a Pod, Deployment, StatefulSet or Job is wanted")
     return found

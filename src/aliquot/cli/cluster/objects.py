@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import click
 
 from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, both
+from aliquot.cli.tables import printable
 from aliquot.dialects import dra, podgroups
+from aliquot.services.explain.quotas import KIND, namespaces_of
 
 
 def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
@@ -27,6 +30,21 @@ def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
         sick = []
     claims = _claims(kubectl) if hands_out_claims([*nodes, *slices]) else []
     return [*nodes, *pods, *sick, *slices, *claims, *_pod_groups(kubectl)]
+
+
+def resource_quotas(kubectl: Kubectl, pods: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the namespaces that these Pods would be in. Raises KubectlError."""
+    found: list[dict[str, Any]] = []
+    for namespace in namespaces_of(pods):
+        try:
+            found += kubectl.items(f"/api/v1/namespaces/{quote(namespace, safe='')}/resourcequotas", KIND)
+        except KubectlError as error:
+            if error.trouble is Trouble.FORBIDDEN:
+                said = f"note: ResourceQuotas of namespace {printable(namespace)} cannot be read: {error.text}"
+                click.echo(said, err=True)
+            elif error.trouble is not Trouble.NOT_FOUND:
+                raise
+    return found
 
 
 def _claims(kubectl: Kubectl) -> list[dict[str, Any]]:

@@ -23,9 +23,10 @@ ANNOTATIONS = (COUNT, ALLOCATION, INDEX, CARD_SIZE, POD_TOTAL, ASSIGNED, ASSUME_
 MARKS = (COUNT,)  # annotations, and here labels too, that are part of what a Pod requests
 
 NODE_LABEL = "gpushare"
+CGPU_LABEL = "cgpu"  # of ACK before it had the next one, which "true" became there as "cgpu"
 ACK_LABEL = "ack.node.gpu.schedule"  # what ACK's nodes have instead
 ACK_PLACEMENT = "ack.node.gpu.placement"
-LABELS = (NODE_LABEL, ACK_LABEL, ACK_PLACEMENT)
+LABELS = (NODE_LABEL, CGPU_LABEL, ACK_LABEL, ACK_PLACEMENT)
 ACK_SHARED = ("cgpu", "core_mem", "share", "mps")  # values of ACK_LABEL
 CONFIG_NAMESPACE = "kube-system"  # of the ConfigMaps that take cards out of use
 

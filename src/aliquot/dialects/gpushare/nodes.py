@@ -9,6 +9,7 @@ from aliquot.dialects.gpushare.names import (
     ACK_LABEL,
     ACK_PLACEMENT,
     ACK_SHARED,
+    CGPU_LABEL,
     CONFIG_NAMESPACE,
     CORE,
     COUNT,
@@ -66,8 +67,8 @@ def _ack_mode(labels: Json, notes: list[str]) -> object:
 
 
 def labelled(labels: Json) -> bool:
-    """Whether the node is to take such Pods: by gpushare's label, or by ACK's."""
-    return bool(labels.get(NODE_LABEL) == "true") or labels.get(ACK_LABEL) in ACK_SHARED
+    """Whether the node is to take such Pods: by gpushare's label, or by ACK's, of today or of before."""
+    return "true" in (labels.get(NODE_LABEL), labels.get(CGPU_LABEL)) or labels.get(ACK_LABEL) in ACK_SHARED
 
 
 def usual_isolation(labels: Json) -> Isolation | None:

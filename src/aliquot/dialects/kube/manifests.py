@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aliquot.dialects.kube.conditions import unselected
+from aliquot.dialects.kube.operators import known, operator_pods
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.pods import tolerates
 from aliquot.dialects.wire.objects import NodeObject
@@ -41,13 +42,16 @@ _DAEMON_TOLERATIONS = [
 ]
 
 
-def expand(manifest: object, nodes: Iterable[NodeObject] = ()) -> list[dict[str, Any]] | Invalid:
+def expand(
+    manifest: object, nodes: Iterable[NodeObject] = (), *, operators: bool = False
+) -> list[dict[str, Any]] | Invalid:
     """The Pods a manifest would make, in order.
 
     A Pod is itself; a Deployment, ReplicaSet, StatefulSet, ReplicationController or Job of any apiVersion is its
     replicas (a Job: its parallelism, no more than its completions; none while it is suspended), named NAME-0, NAME-1,
     ... and owned by it; a CronJob is the Pods of one run; a DaemonSet one Pod on each of `nodes` that it selects; a
-    List is all of its items. Other kinds make no Pods: the empty list, as for an empty YAML document.
+    List is all of its items. With `operators`, the objects of other operators are the Pods these would make
+    (operators.py). Other kinds make no Pods: the empty list, as for an empty YAML document.
     """
     nodes = tuple(nodes)
     found: list[dict[str, Any]] = []
@@ -67,7 +71,11 @@ def expand(manifest: object, nodes: Iterable[NodeObject] = ()) -> list[dict[str,
         if made is not None:
             waiting.extendleft(reversed(made))
             continue
-        pods = [obj] if kind == "Pod" else _pods_of(obj, kind, path, nodes) if kind in WORKLOADS else []
+        pods: list[dict[str, Any]] | Invalid = [obj] if kind == "Pod" else []
+        if operators and known(obj):
+            pods = operator_pods(obj, path)
+        elif kind in WORKLOADS:
+            pods = _pods_of(obj, kind, path, nodes)
         if isinstance(pods, Invalid):
             return pods
         found += pods

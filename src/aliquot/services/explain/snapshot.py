@@ -34,6 +34,7 @@ from aliquot.placement.board import Bools, Ints
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.services.explain.claims import PodClaims
 from aliquot.services.explain.groups import GroupMembers
+from aliquot.services.explain.quotas import Quotas
 from aliquot.services.explain.residents import Residents
 from aliquot.services.explain.verdicts import Note, Preemption, Verdict
 from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
@@ -94,6 +95,7 @@ class Snapshot:
     pods: list[ClusterPod] = field(default_factory=list)  # all, in the order given
     running: dict[str, Placed] = field(default_factory=dict)  # by namespace/name, with cards known or guessed
     claims: PodClaims = field(default_factory=PodClaims)
+    quotas: Quotas = field(default_factory=Quotas)
     unheeded: dict[str, Invalid] = field(default_factory=dict)  # ConfigMaps that cannot be read, by namespace/name
     notes: list[Note] = field(default_factory=list)
     _gates: dict[str, _Gate] = field(default_factory=dict)
@@ -118,6 +120,12 @@ class Snapshot:
     def add_group(self, manifest: Json) -> None:
         """One of the PodGroups."""
         wrong = self._members.add_group(manifest)
+        if wrong is not None:
+            self.notes.append(Note(pod_key(manifest), wrong))
+
+    def add_quota(self, manifest: Json) -> None:
+        """One of the ResourceQuotas."""
+        wrong = self.quotas.add(manifest)
         if wrong is not None:
             self.notes.append(Note(pod_key(manifest), wrong))
 
@@ -210,6 +218,9 @@ class Snapshot:
             return Verdict(key, broken=claim)
         if claim.key in self.running:
             return Verdict(key, claim, self.running[claim.key].grant, remark="runs there already")
+        over = () if created else self.quotas.admit(manifest, claim, cluster.rules, keep=book)
+        if over:
+            return Verdict(key, broken=over)
         spec = mapping(manifest.get("spec"))
         gates = scheduling_gates(spec)
         if gates:
@@ -360,6 +371,8 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     snapshot.cluster.reported.drivers = read_slices(kinds.get("ResourceSlice", []))
     for group in kinds.get("PodGroup", []):
         snapshot.add_group(group)
+    for quota in kinds.get("ResourceQuota", []):
+        snapshot.add_quota(quota)
     snapshot.claims = PodClaims(kinds.get("ResourceClaim", []))
     snapshot.add_nodes(kinds.get("Node", []))
     snapshot.add_pods(kinds.get("Pod", []))

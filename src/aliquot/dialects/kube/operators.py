@@ -1,0 +1,244 @@
+"""The Pods that other operators make of their own objects: training jobs, Ray clusters, workflows, services.
+
+Only what decides where a Pod goes is read: its template and how many there are at the start. What an operator adds to
+its Pods later is not known here; on a cluster the webhook and the scheduler see the real Pods.
+
+    kubeflow.org               PyTorchJob, TFJob, MPIJob, XGBoostJob, PaddleJob, JAXJob; Notebook
+    ray.io                     RayCluster, RayJob, RayService
+    leaderworkerset.x-k8s.io   LeaderWorkerSet
+    jobset.x-k8s.io            JobSet
+    batch.volcano.sh           Job
+    serving.knative.dev        Service, Configuration: as many as its least scale, at least one
+    serving.kserve.io          InferenceService: its predictor
+    argoproj.io                Workflow, CronWorkflow, WorkflowTemplate, ClusterWorkflowTemplate: each template with a
+                               container once; Rollout
+    apps.kruise.io             CloneSet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from aliquot.dialects.kube.shapes import mapping, sequence
+from aliquot.model.refusal import Invalid
+
+Json = dict[str, Any]
+MOST = 150_000  # Pods, as of every workload
+_MIN_SCALES = ("autoscaling.knative.dev/min-scale", "autoscaling.knative.dev/minScale")
+_OF_WORKFLOW = ("nodeSelector", "tolerations", "affinity", "schedulerName", "priorityClassName", "volumes")
+_PREDICTORS = ("model", "pytorch", "tensorflow", "triton", "huggingface", "onnx", "sklearn", "xgboost", "custom")
+
+
+class _Wrong(Exception):
+    """A shape that the operator would refuse too."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(field)
+        self.invalid = Invalid(field, value, allowed)
+
+
+_Parts = Iterator[tuple[str, int, Json]]  # name, how many, template
+
+
+def known(obj: Mapping[str, Any]) -> bool:
+    """Whether the object is of one of these kinds."""
+    return _key(obj) in _READERS
+
+
+def operator_pods(obj: Mapping[str, Any], path: str = "") -> list[Json] | Invalid:
+    """The Pods of an object of a known kind, in order. Never raises on any JSON."""
+    metadata, spec = mapping(obj.get("metadata")), obj.get("spec")
+    name = metadata.get("name") or metadata.get("generateName")
+    if not isinstance(name, str) or not name:
+        return Invalid(f"{path}metadata.name", metadata.get("name"), "a name")
+    if not isinstance(spec, dict):
+        return Invalid(f"{path}spec", spec, "a mapping")
+    api, kind = str(obj.get("apiVersion")), str(obj.get("kind"))
+    owner = {"apiVersion": api, "kind": kind, "name": name, "controller": True}
+    shared = {"namespace": metadata.get("namespace") or "default", "ownerReferences": [owner]}
+    found: list[Json] = []
+    try:
+        for part, number, template in _READERS[_key(obj)](spec, f"{path}spec"):
+            for index in range(number):
+                own = {**mapping(template.get("metadata")), "name": f"{name.rstrip('-')}-{part}-{index}", **shared}
+                found.append({**template, "apiVersion": "v1", "kind": "Pod", "metadata": own})
+                if len(found) > MOST:
+                    return Invalid(f"{path}spec", len(found), f"no more than {MOST:,} Pods in all")
+    except _Wrong as wrong:
+        return wrong.invalid
+    return found
+
+
+def _key(obj: Mapping[str, Any]) -> tuple[str, str]:
+    api, kind = obj.get("apiVersion"), obj.get("kind")
+    return (api.partition("/")[0], kind) if isinstance(api, str) and isinstance(kind, str) else ("", "")
+
+
+def _number(spec: Mapping[str, Any], key: str, path: str, default: int = 1) -> int:
+    number = spec.get(key)
+    number = default if number is None else number
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
+        raise _Wrong(f"{path}.{key}", number, f"a whole number, 0 to {MOST}")
+    return number
+
+
+def _template(spec: Mapping[str, Any], key: str, path: str) -> Json:
+    template = spec.get(key)
+    inner = mapping(template).get("spec")
+    if (
+        not isinstance(template, dict)
+        or not isinstance(inner, dict)
+        or not isinstance(template.get("metadata", {}), (dict, type(None)))
+    ):
+        raise _Wrong(f"{path}.{key}", template, "a Pod template with a spec")
+    return template
+
+
+def _lower(text: object) -> str:
+    return str(text).lower()
+
+
+def _training(spec: Json, path: str) -> _Parts:
+    """The roles of a training job: mapping xReplicaSpecs."""
+    if mapping(spec.get("runPolicy")).get("suspend") is True:
+        return
+    roles = next((key for key in spec if key.endswith("ReplicaSpecs")), None)
+    if roles is None or not isinstance(spec[roles], dict):
+        allowed = (
+            "roles with replicas and a template: a PyTorchJob's; of other kinds tfReplicaSpecs, mpiReplicaSpecs ..."
+        )
+        raise _Wrong(f"{path}.pytorchReplicaSpecs", None, allowed)
+    for role, part in spec[roles].items():
+        where = f"{path}.{roles}.{role}"
+        yield _lower(role), _number(mapping(part), "replicas", where), _template(mapping(part), "template", where)
+
+
+def _ray_cluster(spec: Json, path: str) -> _Parts:
+    if spec.get("suspend") is True:
+        return
+    head = mapping(spec.get("headGroupSpec"))
+    yield "head", 1, _template(head, "template", f"{path}.headGroupSpec")
+    for index, group in enumerate(map(mapping, sequence(spec.get("workerGroupSpecs")))):
+        where = f"{path}.workerGroupSpecs[{index}]"
+        replicas = _number(group, "replicas", where, _number(group, "minReplicas", where, 0))
+        number = replicas * _number(group, "numOfHosts", where)
+        yield _lower(group.get("groupName") or f"group{index}"), number, _template(group, "template", where)
+
+
+def _ray_under(key: str) -> Callable[[Json, str], _Parts]:
+    def read(spec: Json, path: str) -> _Parts:
+        if spec.get("suspend") is not True and key in spec:
+            yield from _ray_cluster(dict(mapping(spec[key])), f"{path}.{key}")
+
+    return read
+
+
+def _leader_workers(spec: Json, path: str) -> _Parts:
+    groups, inner = _number(spec, "replicas", path), mapping(spec.get("leaderWorkerTemplate"))
+    where = f"{path}.leaderWorkerTemplate"
+    size = _number(inner, "size", where)
+    workers = _template(inner, "workerTemplate", where)
+    leaders = _template(inner, "leaderTemplate", where) if inner.get("leaderTemplate") else workers
+    for group in range(groups):
+        yield f"{group}-leader", min(size, 1), leaders
+        yield f"{group}-worker", max(size - 1, 0), workers
+
+
+def _job_set(spec: Json, path: str) -> _Parts:
+    if spec.get("suspend") is True:
+        return
+    for index, jobs in enumerate(map(mapping, sequence(spec.get("replicatedJobs")))):
+        where = f"{path}.replicatedJobs[{index}]"
+        job = mapping(mapping(jobs.get("template")).get("spec"))
+        inside = f"{where}.template.spec"
+        at_once = _number(job, "parallelism", inside)
+        at_once = min(at_once, _number(job, "completions", inside, at_once))
+        number = _number(jobs, "replicas", where) * at_once
+        yield _lower(jobs.get("name") or index), number, _template(job, "template", inside)
+
+
+def _volcano_job(spec: Json, path: str) -> _Parts:
+    for index, task in enumerate(map(mapping, sequence(spec.get("tasks")))):
+        where = f"{path}.tasks[{index}]"
+        number = _number(task, "replicas", where)
+        yield _lower(task.get("name") or f"task{index}"), number, _template(task, "template", where)
+
+
+def _knative(spec: Json, path: str) -> _Parts:
+    template = _template(spec, "template", path)
+    annotations = mapping(mapping(template.get("metadata")).get("annotations"))
+    scale = next((annotations[key] for key in _MIN_SCALES if key in annotations), "")
+    least = int(scale) if isinstance(scale, str) and scale.isascii() and scale.isdigit() and len(scale) < 6 else 1
+    inner = dict(template["spec"])
+    containers = sequence(inner.get("containers"))
+    inner["containers"] = [
+        {"name": f"user-container-{index}" if index else "user-container", **container}
+        if isinstance(container, dict)
+        else container
+        for index, container in enumerate(containers)
+    ]
+    yield "revision", max(least, 1), {**template, "spec": inner}
+
+
+def _predictor(spec: Json, path: str) -> _Parts:
+    predictor = dict(mapping(spec.get("predictor")))
+    number = max(_number(predictor, "minReplicas", f"{path}.predictor"), 1)
+    metadata = {key: predictor[key] for key in ("labels", "annotations") if key in predictor}
+    containers = list(sequence(predictor.get("containers")))
+    models = [predictor[key] for key in _PREDICTORS if isinstance(predictor.get(key), dict)]
+    containers += [{**model, "name": "kserve-container"} for model in models]
+    yield "predictor", number, {"metadata": metadata, "spec": {**predictor, "containers": containers}}
+
+
+def _workflow(spec: Json, path: str) -> _Parts:
+    shared = {key: spec[key] for key in _OF_WORKFLOW if key in spec}
+    for index, template in enumerate(map(mapping, sequence(spec.get("templates")))):
+        main = template.get("container") or template.get("script")
+        parts = list(sequence(mapping(template.get("containerSet")).get("containers")))
+        if main is not None:
+            parts = [{**main, "name": "main"} if isinstance(main, dict) else main]
+        if not parts:
+            continue  # steps, a DAG, a resource: others run it
+        init = list(sequence(template.get("initContainers")))
+        sidecars = list(sequence(template.get("sidecars")))
+        own = {key: template[key] for key in _OF_WORKFLOW if key in template}
+        inner = {**shared, **own, "containers": [*parts, *sidecars], **({"initContainers": init} if init else {})}
+        about, every = mapping(template.get("metadata")), mapping(spec.get("podMetadata"))
+        metadata = {key: {**mapping(every.get(key)), **mapping(about.get(key))} for key in ("labels", "annotations")}
+        yield _lower(template.get("name") or f"template{index}"), 1, {"metadata": metadata, "spec": inner}
+
+
+def _cron_workflow(spec: Json, path: str) -> _Parts:
+    if spec.get("suspend") is not True:
+        yield from _workflow(dict(mapping(spec.get("workflowSpec"))), f"{path}.workflowSpec")
+
+
+def _replicated(spec: Json, path: str) -> _Parts:
+    yield "replica", _number(spec, "replicas", path), _template(spec, "template", path)
+
+
+def _notebook(spec: Json, path: str) -> _Parts:
+    yield "notebook", 1, _template(spec, "template", path)
+
+
+_TRAINING = ("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob")
+_WORKFLOWS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate")
+_READERS: dict[tuple[str, str], Callable[[Json, str], _Parts]] = {
+    **{("kubeflow.org", kind): _training for kind in _TRAINING},
+    ("kubeflow.org", "Notebook"): _notebook,
+    ("ray.io", "RayCluster"): _ray_cluster,
+    ("ray.io", "RayJob"): _ray_under("rayClusterSpec"),
+    ("ray.io", "RayService"): _ray_under("rayClusterConfig"),
+    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): _leader_workers,
+    ("jobset.x-k8s.io", "JobSet"): _job_set,
+    ("batch.volcano.sh", "Job"): _volcano_job,
+    ("serving.knative.dev", "Service"): _knative,
+    ("serving.knative.dev", "Configuration"): _knative,
+    ("serving.kserve.io", "InferenceService"): _predictor,
+    **{("argoproj.io", kind): _workflow for kind in _WORKFLOWS},
+    ("argoproj.io", "CronWorkflow"): _cron_workflow,
+    ("argoproj.io", "Rollout"): _replicated,
+    ("apps.kruise.io", "CloneSet"): _replicated,
+}
+KINDS = tuple(sorted({kind for _, kind in _READERS}))

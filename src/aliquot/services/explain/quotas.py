@@ -1,0 +1,131 @@
+"""The ResourceQuotas of namespaces: whether the API server would let a new Pod in, and how much it would count.
+
+Quotas with scopes are left out: they count some Pods only, by conditions of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from aliquot.dialects import hami, native, registry
+from aliquot.dialects.kube.shapes import mapping
+from aliquot.dialects.pods import Pod, read_pod, total_request
+from aliquot.dialects.rules import Rules
+from aliquot.model.claim import Claim
+from aliquot.model.numbers.quantity import QuantityError, parse_quantity
+from aliquot.model.refusal import Invalid
+
+Json = dict[str, Any]
+
+KIND = "ResourceQuota"
+_PODS = ("pods", "count/pods")
+_REQUESTS = "requests."
+_PLAIN = ("cpu", "memory")  # which a quota may name without the prefix
+_SCALE = 1000  # parts of a CPU that are counted
+
+
+@dataclass(slots=True)
+class _Quota:
+    name: str
+    hard: dict[str, Fraction]
+    used: dict[str, Fraction]
+
+
+@dataclass(slots=True)
+class Quotas:
+    """By namespace. What `admit` lets in counts from then on."""
+
+    _of: dict[str, list[_Quota]] = field(default_factory=dict)
+
+    def add(self, manifest: Json) -> str | None:
+        """One ResourceQuota. Returns why it is not heeded, or None."""
+        metadata, spec = mapping(manifest.get("metadata")), mapping(manifest.get("spec"))
+        if spec.get("scopes") or spec.get("scopeSelector"):
+            return "is not heeded: it has scopes, and counts some Pods only"
+        try:
+            hard = _amounts(spec.get("hard"))
+            used = _amounts(mapping(manifest.get("status")).get("used"))
+        except QuantityError as error:
+            return f"is not heeded: a value of spec.hard: {error} is wanted"
+        namespace = metadata.get("namespace") or "default"
+        self._of.setdefault(str(namespace), []).append(_Quota(str(metadata.get("name")), hard, used))
+        return None
+
+    def admit(self, manifest: Json, claim: Claim, rules: Rules, *, keep: bool = True) -> tuple[Invalid, ...]:
+        """What the API server would say about a new Pod with this claim; nothing: it lets the Pod in, and with
+        `keep` it counts."""
+        namespace = claim.key.partition("/")[0]
+        quotas, pod = self._of.get(namespace, ()), read_pod(manifest)
+        if not quotas or pod is None:
+            return ()
+        wanted = [(quota, {name: _wanted(pod, claim, rules, name) for name in quota.hard}) for quota in quotas]
+        over = tuple(
+            _refused(pod, quota, name, amount, namespace)
+            for quota, amounts in wanted
+            for name, amount in amounts.items()
+            if amount and quota.used.get(name, 0) + amount > quota.hard[name]
+        )
+        for quota, amounts in wanted if keep and not over else ():
+            for name, amount in amounts.items():
+                quota.used[name] = quota.used.get(name, Fraction(0)) + amount
+        return over
+
+
+def _amounts(value: object) -> dict[str, Fraction]:
+    return {str(name): parse_quantity(amount) for name, amount in mapping(value).items()}
+
+
+def _resource(name: str) -> str | None:
+    """The resource whose requests a quota counts under that name; None: it counts something else."""
+    if name.startswith(_REQUESTS):
+        return name.removeprefix(_REQUESTS)
+    return name if name in _PLAIN else None
+
+
+def _wanted(pod: Pod, claim: Claim, rules: Rules, name: str) -> Fraction:
+    if name in _PODS:
+        return Fraction(1)
+    resource = _resource(name)
+    if resource is None:
+        return Fraction(0)
+    return Fraction(total_request(pod.spec, pod.containers, resource, _SCALE, []), _SCALE) + _added(
+        pod, claim, rules, resource
+    )
+
+
+def _added(pod: Pod, claim: Claim, rules: Rules, resource: str) -> int:
+    """What the webhook adds before quotas are checked."""
+    if resource == hami.CARDS and claim.dialect == hami.DIALECT:
+        return len(hami.without_cards(pod))
+    if resource != native.PLACE:
+        return 0
+    return sum(registry.places(claim, rules).values())
+
+
+def _refused(pod: Pod, quota: _Quota, name: str, amount: Fraction, namespace: str) -> Invalid:
+    hard, used = quota.hard[name], quota.used.get(name, Fraction(0))
+    left = max(hard - used, Fraction(0))
+    allowed = (
+        f"at most {_shown(left)}: ResourceQuota {quota.name} of namespace {namespace} allows {_shown(hard)} in all, "
+        f"and {_shown(used)} are used"
+    )
+    resource = _resource(name)
+    asking = pod.asking(resource) if resource else []
+    where = asking[0].field(resource) if asking and resource else "metadata.namespace"
+    return Invalid(where, f"{name} {_shown(amount)}", allowed)
+
+
+def _shown(amount: Fraction) -> str:
+    if amount.denominator == 1:
+        whole = amount.numerator
+        return f"{whole // 1024**3}Gi" if whole and whole % 1024**3 == 0 else str(whole)
+    return f"{float(amount):g}"
+
+
+def namespaces_of(pods: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The namespaces whose quotas decide about these Pods."""
+    named = (mapping(pod.get("metadata")).get("namespace") for pod in pods)
+    return sorted({name if isinstance(name, str) and name else "default" for name in named})

@@ -1,0 +1,46 @@
+"""`aliquot explain -f` reads the ResourceQuotas of the Pods' namespaces, and nothing of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aliquot.cli.cluster.explain import explain
+from kit.clusters.kubectl import FakeCluster, invoked
+from kit.values.manifests import MEM, a_container, a_node, a_pod
+
+PATH = "/api/v1/namespaces/team/resourcequotas"
+
+
+def quota(memory: str) -> dict[str, Any]:
+    return {"metadata": {"name": "q", "namespace": "team"}, "spec": {"hard": {f"requests.{MEM}": memory}}}
+
+
+@pytest.fixture
+def pods(tmp_path: Path, cluster: FakeCluster) -> Path:
+    cluster.show(a_node("n1", 16, labels={"gpushare": "true"}))
+    pod = a_pod("p", a_container("main", {MEM: 4}))
+    pod["metadata"]["namespace"] = "team"
+    file = tmp_path / "pods.yaml"
+    file.write_text(yaml.safe_dump(pod))
+    return file
+
+
+def test_pod_over_the_quota_is_not_allowed(cluster: FakeCluster, pods: Path) -> None:
+    cluster.answer(PATH, [quota("3")])
+    result = invoked(explain, "-f", str(pods))
+    assert result.exit_code == 1
+    assert "at most 3: ResourceQuota q of namespace team allows 3 in all, and 0 are used" in result.stdout
+    cluster.answer(PATH, [quota("4")])
+    assert invoked(explain, "-f", str(pods)).exit_code == 0
+    assert not [call for call in cluster.calls if "/api/v1/resourcequotas" in str(call)], "most users may not list all"
+
+
+def test_quotas_that_cannot_be_read_are_a_note(cluster: FakeCluster, pods: Path) -> None:
+    cluster.answer(PATH, "Error from server (Forbidden): resourcequotas is forbidden")
+    result = invoked(explain, "-f", str(pods))
+    assert result.exit_code == 0
+    assert "note: ResourceQuotas of namespace team cannot be read" in result.stderr
