@@ -39,6 +39,17 @@ def test_a_list_is_all_of_its_items_in_order() -> None:
     assert [(item.kind, item.name) for item in read(whole, pods)] == [("Pod", "a"), ("Deployment", "web"), ("Pod", "b")]
 
 
+@pytest.mark.parametrize(
+    ("api", "kind"),
+    [("kubeflow.org/v1", "PyTorchJob"), ("serving.knative.dev/v1", "Service"), ("batch.volcano.sh/v1alpha1", "Job")],
+)
+def test_what_another_operator_makes_pods_of_is_refused(api: str, kind: str) -> None:
+    """It was passed over as one that creates no Pods."""
+    found = refused({"apiVersion": api, "kind": kind, "metadata": {"name": "x"}, "spec": {}})
+    assert (found.field, found.value) == (f"{kind} x: apiVersion", api)
+    assert "runs on a cluster" in found.allowed
+
+
 def test_what_makes_no_pods_is_passed_over_and_that_is_said() -> None:
     (found,) = read({"kind": "ClusterRole", "metadata": {"name": "system:web"}})
     assert (found.makes_pods, found.notes) == (False, ("ClusterRole is skipped: it creates no Pods",))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aliquot.dialects.kube.manifests import WORKLOADS, expand, job_of
+from aliquot.dialects.kube.operators import known
 from aliquot.dialects.kube.podfields import OBJECT_NAME, OBJECT_NAME_ALLOWED, unquoted, with_slips
 from aliquot.dialects.local.claims import parse_local_pod
 from aliquot.dialects.local.cron import ALLOWED, parse_schedule
@@ -112,6 +113,9 @@ def _read(manifest: dict[str, Any], kind: str, rules: Rules) -> LocalObject | In
     if not isinstance(metadata, dict):
         return Invalid(f"{kind}: metadata", metadata, "a mapping with a name")
     name, namespace = metadata.get("name"), metadata.get("namespace") or "default"
+    if known(manifest):
+        allowed = "a Pod, Job, Deployment or the like: the operator that makes Pods of this runs on a cluster"
+        return Invalid(f"{kind} {name}: apiVersion", manifest["apiVersion"], allowed)
     if kind != POD and kind not in WORKLOADS and isinstance(name, str):
         return LocalObject(kind, str(namespace), name, manifest, (f"{kind} is skipped: it creates no Pods",))
     if not isinstance(name, str) or not OBJECT_NAME.fullmatch(name):
