@@ -355,15 +355,28 @@ def render_assigned(claim: Claim) -> dict[str, str]:
 
 def render_env(claim: Claim, grant: Grant, node: Node, container: str, rules: Rules = DEFAULT_RULES) -> dict[str, str]:
     """The environment of one container; empty if it has no card."""
-    granted = next((granted for granted in grant.containers if granted.name == container), None)
-    if granted is None:
-        return {}
-    visible = _visible(granted.shares, node)
+    return render_envs(claim, grant, node, rules, only=container).get(container, {})
+
+
+def render_envs(
+    claim: Claim, grant: Grant, node: Node, rules: Rules = DEFAULT_RULES, *, only: str | None = None
+) -> dict[str, dict[str, str]]:
+    """By its name, the environment of every container that has a card, or of `only` that one. What they have in common
+    is computed once: a Pod may have thousands of containers."""
+    wanted = [granted for granted in grant.containers if only in (None, granted.name)]
+    if claim.dialect == gpushare.DIALECT and wanted:
+        totals, unit = gpushare.render_totals(grant, node, rules.gpushare_unit), rules.gpushare_unit
+        return {
+            granted.name: gpushare.render_env(totals, granted, _visible(granted.shares, node), unit)
+            for granted in wanted
+        }
     if claim.dialect == t9k.DIALECT:
-        return t9k.render_env(claim, granted, visible)
-    if claim.dialect == gpushare.DIALECT:
-        return gpushare.render_env(grant, granted, node, visible, rules.gpushare_unit)
-    return {"NVIDIA_VISIBLE_DEVICES": visible}
+        asked = {container.name: container for container in claim.containers}
+        return {
+            granted.name: t9k.render_env(claim, asked.get(granted.name), granted, _visible(granted.shares, node))
+            for granted in wanted
+        }
+    return {granted.name: {"NVIDIA_VISIBLE_DEVICES": _visible(granted.shares, node)} for granted in wanted}
 
 
 def _visible(shares: Iterable[Share], node: Node) -> str:

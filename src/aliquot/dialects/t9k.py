@@ -202,15 +202,14 @@ def _all_of(card: Card) -> Share:
     return Share(card=card.index, memory_mib=card.memory_mib, exclusive=True, uuid=card.uuid)
 
 
-def render_env(claim: Claim, granted: ContainerGrant, visible: str) -> dict[str, str]:
-    """The environment promised to the container.
+def render_env(claim: Claim, asked: ContainerClaim | None, granted: ContainerGrant, visible: str) -> dict[str, str]:
+    """The environment promised to the container. `asked`: what the claim says of it.
 
     T9K_GPU_MEMORY is documented as "m MB"; frameworks take such limits in units of 2^20, so that is what it holds.
     """
     if claim.whole_node:
         return {"NVIDIA_VISIBLE_DEVICES": "all"}
     env = {"NVIDIA_VISIBLE_DEVICES": visible}
-    asked = next((container for container in claim.containers if container.name == granted.name), None)
     if asked is not None and not asked.slice.exclusive:
         env["T9K_GPU_PERCENT"] = str(asked.slice.memory_percent)
         env["T9K_GPU_MEMORY"] = str(sum(share.memory_mib for share in granted.shares))

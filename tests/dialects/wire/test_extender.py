@@ -123,6 +123,13 @@ def test_whole_node_without_name_is_refused() -> None:
         requested_names(args(Nodes={"items": [{"kind": "Node"}]}))
 
 
+@pytest.mark.parametrize("name", [b'"\xff"', b'"\xed\xa0\x80"'])
+def test_whole_node_whose_name_is_no_utf8_is_refused(name: bytes) -> None:
+    asked = parse_args(body(Pod=POD, Nodes={"items": [{"metadata": {"name": "@"}}]}).replace(b'"@"', name))
+    with pytest.raises(WireError, match=r"Nodes\.items: .*utf-8"):
+        requested_names(asked)
+
+
 @pytest.mark.parametrize("field", ["PodName", "PodNamespace", "Node"])
 def test_incomplete_binding_names_the_field(field: str) -> None:
     with pytest.raises(WireError, match=f"{field} is empty: bind requires it"):

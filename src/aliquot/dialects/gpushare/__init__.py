@@ -7,7 +7,7 @@ grants.py   which cards a Pod has, in annotations and variables
 inspect.py  what the peer's extender answers about all of it
 """
 
-from aliquot.dialects.gpushare.grants import parse_grant, render_assigned, render_env, render_grant
+from aliquot.dialects.gpushare.grants import parse_grant, render_assigned, render_env, render_grant, render_totals
 from aliquot.dialects.gpushare.inspect import render_inspected, render_inspected_card, render_inspected_node
 from aliquot.dialects.gpushare.names import (
     ACK_LABEL,
@@ -83,6 +83,7 @@ __all__ = [
     "render_inspected",
     "render_inspected_card",
     "render_inspected_node",
+    "render_totals",
     "usual_isolation",
     "words",
 ]

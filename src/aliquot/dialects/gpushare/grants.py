@@ -7,6 +7,7 @@ scheduler.framework.gpushare.allocation                        {"<container>": {
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import msgspec
 
@@ -119,7 +120,7 @@ def render_grant(grant: Grant, node: Node, now_ns: int, unit: MemoryUnit) -> dic
         if container.role is Role.MAIN
     }
     return {
-        **_totals(grant, node, unit),
+        **render_totals(grant, node, unit),
         ASSIGNED: "false",
         ASSUME_TIME: str(now_ns),
         ALLOCATION: json.dumps(allocation, separators=(",", ":")),
@@ -131,16 +132,17 @@ def render_assigned() -> dict[str, str]:
     return {ASSIGNED: "true"}
 
 
-def render_env(grant: Grant, granted: ContainerGrant, node: Node, visible: str, unit: MemoryUnit) -> dict[str, str]:
-    """The environment promised to the container."""
+def render_env(totals: Mapping[str, str], granted: ContainerGrant, visible: str, unit: MemoryUnit) -> dict[str, str]:
+    """The environment promised to the container. `totals`: see `render_totals`."""
     return {
         "NVIDIA_VISIBLE_DEVICES": visible,
-        **_totals(grant, node, unit),
+        **totals,
         CONTAINER_TOTAL: str(sum(share.memory_mib for share in granted.shares) // unit.mib),
     }
 
 
-def _totals(grant: Grant, node: Node, unit: MemoryUnit) -> dict[str, str]:
+def render_totals(grant: Grant, node: Node, unit: MemoryUnit) -> dict[str, str]:
+    """What the whole Pod has: the same in the environment of each container, and in the annotations."""
     usage = grant.usage()
     first = min(usage)
     size = next((card.memory_mib for card in node.cards if card.index == first), 0)

@@ -158,7 +158,7 @@ def requested_names(args: Args) -> list[str]:
         raise WireError("the request has neither NodeNames nor Nodes")
     try:
         return [msgspec.json.decode(node, type=_Named).metadata.name for node in args.Nodes.items or ()]
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"Nodes.items: {error}") from error
 
 

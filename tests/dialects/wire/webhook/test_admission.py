@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import time
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from aliquot.dialects.wire.webhook.admission import (
     review,
 )
 from aliquot.model.claim import Claim
-from aliquot.model.grant import Grant
+from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.refusal import Invalid
 from dialects.test_properties import NODE, claims, grants
 from kit.values.manifests import (
@@ -299,6 +300,21 @@ def test_bound_pod_shows_whether_webhook_reviewed_it(case: tuple[Claim, Rules, G
         assert reads_environment(convert(seen, PodObject), container.name, variables)
         assert not reads_environment(convert(seen | {"metadata": {}}, PodObject), container.name, variables)
         assert not reads_environment(convert(pod | written, PodObject), container.name, variables)
+
+
+@pytest.mark.parametrize("resource", [MEM, QGPU_MEMORY, T9K_PERCENT])
+def test_time_for_a_pod_grows_with_its_containers_and_not_with_their_square(resource: str) -> None:
+    """Somebody who may create Pods sends 2,000 containers: the environment of each was made of all the others."""
+    pod = a_pod("p", *(a_container(f"c{at}", {resource: 1}) for at in range(2000)))
+    claim = parse_pod(pod, Rules())
+    assert isinstance(claim, Claim)
+    shares = (Share(0, 1),)
+    granted = tuple(ContainerGrant(item.name, item.index, item.role, shares) for item in claim.containers)
+    began = time.process_time()
+    assert len(patched(pod, answer(asked(pod), BY_ENV))["spec"]["containers"][-1]["env"]) > 0
+    written = render_env_annotations(claim, Grant(claim.uid, NODE.name, granted), NODE, Rules())
+    assert len(written) >= 2000
+    assert time.process_time() - began < 4, "about half a second; it was half a minute"
 
 
 # KAI: only annotations ask for cards.

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import logging
+import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from aliquot.dialects import MemoryUnit, Rules
 from aliquot.dialects.wire.webhook.admission import AdmissionSettings
 from aliquot.services.daemon.http import Limits, make_runner
+from aliquot.services.scheduler.ports import webhook as webhook_module
 from aliquot.services.scheduler.ports.webhook import review_app
 from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, a_container, a_pod, asking
 
@@ -90,6 +92,34 @@ def test_event_loop_goes_on_while_a_large_review_is_answered() -> None:
     turns, status = Webhook().ask(use)
     assert status == 200
     assert turns > 12, "answered within the loop it takes about five turns"
+
+
+def test_review_of_usual_size_does_not_wait_for_huge_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods of 20 KB are usual. Whoever sends many of 3 MB must not hold them up."""
+    answered, usual, huge = threading.Event(), asking({QGPU_MEMORY: 4}), asking({QGPU_MEMORY: 4})
+    usual["metadata"]["annotations"] = {"a": "x" * 20_000}
+    huge["metadata"]["annotations"] = {"a": "x" * 200_000}
+    reviewed = webhook_module._reviewed
+
+    def slowly(raw: bytes, *more: Any) -> bytes | str:
+        if len(raw) > 200_000:
+            assert answered.wait(60), "the review of usual size waits for the huge one"
+        return reviewed(raw, *more)
+
+    monkeypatch.setattr(webhook_module, "_reviewed", slowly)
+
+    async def use(client: aiohttp.ClientSession) -> list[int]:
+        async def post(pod: Json) -> int:
+            async with client.post("/review", data=json.dumps(review_of(pod)).encode()) as answer:
+                return answer.status
+
+        waiting = [asyncio.create_task(post(huge)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        first = await post(usual)
+        answered.set()
+        return [first, *[await task for task in waiting]]
+
+    assert Webhook().ask(use) == [200] * 4
 
 
 @pytest.mark.parametrize("path", ["/review", "/mutate"])

@@ -31,7 +31,7 @@ import msgspec
 from aliquot.dialects import gpushare, hami, native
 from aliquot.dialects.lookalikes import outside_template
 from aliquot.dialects.pods import Json, list_at, mapping_at, read_pod
-from aliquot.dialects.registry import parse_pod, places, remarks, render_env
+from aliquot.dialects.registry import parse_pod, places, remarks, render_envs
 from aliquot.dialects.rules import Rules
 from aliquot.dialects.t9k import missing_tolerations
 from aliquot.dialects.wire import schedulerconfig
@@ -219,8 +219,9 @@ def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSetting
     if name and chosen in (None, "", _DEFAULT_SCHEDULER) and chosen != name:
         patch.append({"op": "add", "path": "/spec/schedulerName", "value": name})
     if settings.env_by_field_ref:
+        promised = _variables(claim, rules)
         for container in claim.containers:
-            patch += _env_operations(spec, claim, container, rules, warnings)
+            patch += _env_operations(spec, container, promised.get(container.name, ()), warnings)
     return patch, warnings
 
 
@@ -263,9 +264,9 @@ def env_annotation(container: str, variable: str) -> str:
 def render_env_annotations(claim: Claim, grant: Grant, node: Node, rules: Rules) -> dict[str, str]:
     """The annotations that the binding sets for env by fieldRef: the variables of each container."""
     return {
-        env_annotation(container.name, variable): value
-        for container in claim.containers
-        for variable, value in render_env(claim, grant, node, container.name, rules).items()
+        env_annotation(container, variable): value
+        for container, variables in render_envs(claim, grant, node, rules).items()
+        for variable, value in variables.items()
     }
 
 
@@ -290,19 +291,20 @@ def _reads(container: ContainerObject, variable: str) -> bool:
     return source is not None and source.field_ref == FieldRef(_field_path(container.name, variable))
 
 
-def _variables(claim: Claim, container: ContainerClaim, rules: Rules) -> list[str]:
-    """The variables a container will get on any card, from the function that renders them."""
+def _variables(claim: Claim, rules: Rules) -> dict[str, tuple[str, ...]]:
+    """By container, the variables it will get on any card, from the function that renders them."""
     card = Card(index=0, memory_mib=1)
     shares = (Share(card=0, memory_mib=1),)
     granted = tuple(
         ContainerGrant(container.name, container.index, container.role, shares) for container in claim.containers
     )
     grant = Grant(claim.uid, "", granted, claim.whole_node)
-    return list(render_env(claim, grant, Node("", (card,)), container.name, rules))
+    found = render_envs(claim, grant, Node("", (card,)), rules)
+    return {container: tuple(variables) for container, variables in found.items()}
 
 
 def _env_operations(
-    spec: Json, claim: Claim, container: ContainerClaim, rules: Rules, warnings: list[str]
+    spec: Json, container: ContainerClaim, variables: Iterable[str], warnings: list[str]
 ) -> Iterator[Operation]:
     """Insert our variables first, so that others may refer to them, and remove existing ones with the same names.
 
@@ -311,7 +313,7 @@ def _env_operations(
     siblings = "containers" if container.role is Role.MAIN else "initContainers"
     path = f"/spec/{siblings}/{container.index}/env"
     present = list_at(mapping_at(list_at(spec.get(siblings), "", [])[container.index], "", []).get("env"), "", [])
-    wanted = [_from_annotation(container.name, variable) for variable in _variables(claim, container, rules)]
+    wanted = [_from_annotation(container.name, variable) for variable in variables]
     names = [entry["name"] for entry in wanted]
     taken = [index for index, entry in enumerate(present) if isinstance(entry, dict) and entry.get("name") in names]
     if len(taken) == len(wanted) and all(present[index] in wanted for index in taken):

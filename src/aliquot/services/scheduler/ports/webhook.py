@@ -54,7 +54,9 @@ log = logging.getLogger(__name__)
 LARGEST_BODY = 3 << 20  # bytes: the API server itself takes no larger object
 _ALL_BODIES = 48 << 20  # bytes of reviews that arrive at the same time
 _CONNECTIONS = 512
-_LARGE = 128 << 10  # bytes from which on a review is answered beside the event loop, one at a time
+# Bytes from which on a review is answered beside the event loop; of each of the two sizes, one at a time: whoever waits
+# behind others waits for none that is much larger.
+_LARGE, _HUGE = 16 << 10, 128 << 10
 _UNINSTALLED = 10.0  # seconds in which the scheduler ends after its configuration was deleted
 _OLD_PATH = "/mutate"
 
@@ -176,13 +178,13 @@ def review_app(
         if len(raw) < _LARGE:
             result = _reviewed(raw, rules(), admission)
         else:  # thousands of containers: filter and the probes must not wait for it
-            async with large:
+            async with huge if len(raw) >= _HUGE else large:
                 result = await asyncio.to_thread(_reviewed, raw, rules(), admission)
         if isinstance(result, str):
             return _error(400, result)
         return web.Response(body=result, content_type="application/json")
 
-    large = asyncio.Lock()
+    large, huge = asyncio.Lock(), asyncio.Lock()
     app = web.Application(client_max_size=LARGEST_BODY)
     app.router.add_post(PATH, answer)
     app.router.add_post(_OLD_PATH, answer)
