@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,3 +188,84 @@ def test_run_that_leaves_the_queue_or_finds_no_room_leaves_no_log(daemon: Daemon
         return list(Path(daemon.home.logs).glob("*.log"))
 
     asyncio.run(act())
+
+
+HALF = "half \ud800"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"name": "p", "labels": {"a": HALF}}},
+        {"metadata": {"name": "p", "annotations": {HALF: "a"}}},
+        {"spec": {"containers": [{"name": "c", "image": HALF, "command": ["true"]}]}},
+        {"spec": {"containers": [{"name": "c", "image": "i", "command": ["/x\udc80"]}]}},
+    ],
+    ids=["label", "annotation", "image", "command"],
+)
+def test_text_of_a_pod_that_cannot_be_encoded_keeps_nobody_from_the_status(
+    daemon: Daemon, change: dict[str, Any]
+) -> None:
+    containers = [{"name": "c", "image": "i", "command": ["true"]}]
+    pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers}, **change}
+    pod["spec"]["schedulingGates"] = [{"name": "g"}]
+
+    async def act() -> None:
+        daemon.store.writer.start()
+        async with daemon.serving():
+            refused = await daemon.ask(70001, op="apply", objects=[pod], cwd="/", env={})
+            assert "half of a surrogate pair" in refused["error"]["allowed"]
+            assert "ok" in await daemon.ask(70002, op="status")
+
+    asyncio.run(act())
+
+
+def test_status_has_what_can_be_encoded_of_a_pod_that_an_earlier_release_stored(daemon: Daemon) -> None:
+    containers = [{"name": "c", "image": "i", "command": ["true"]}]
+    pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers}}
+    pod["spec"]["schedulingGates"] = [{"name": "g"}]  # type: ignore[index]
+
+    async def act() -> None:
+        daemon.store.writer.start()
+        async with daemon.serving():
+            assert "ok" in await daemon.ask(70001, op="apply", objects=[pod], cwd="/", env={})
+            ((uid, found),) = daemon.control.pods.pods.items()
+            daemon.control.pods.pods[uid] = replace(found, state=replace(found.state, reason=HALF))
+            status = (await daemon.ask(70002, op="status"))["ok"]
+            assert [pod["reason"] for pod in status["pods"]] == ["half ?"]
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize(("cwd", "env"), [("/\ud800", {}), ("/", {"A": "\ud800"}), ("/", {"\ud800": "a"}), ("/\0", {})])
+def test_folder_and_environment_that_no_process_can_have_are_refused(
+    daemon: Daemon, cwd: str, env: dict[str, str]
+) -> None:
+    async def act() -> None:
+        async with daemon.serving():
+            answer = await daemon.ask(70001, op="apply", objects=[], cwd=cwd, env=env, dry_run=True)
+            assert answer["error"]["field"] == ("cwd" if cwd != "/" else "env")
+            latin = await daemon.ask(70001, op="apply", objects=[], cwd="/\udce9", env={"A": "\udce9"}, dry_run=True)
+            assert latin == {"ok": {"results": []}}, "bytes that are no UTF-8 are usual there"
+
+    asyncio.run(act())
+
+
+def test_of_a_run_with_many_processes_each_is_looked_at_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`aliquot stop` of a run of 2,000 processes, the last of which does not end: all were read 50 times a second."""
+    read: list[int] = []
+
+    def lives(pid: int, _started: int) -> bool:
+        read.append(pid)
+        return pid == 2000
+
+    monkeypatch.setattr(processes, "lives", lives)
+
+    async def act() -> None:
+        living = dict.fromkeys(range(1, 2001), 7)
+        for _ in range(50):
+            living = await module._from_first_living(living)
+        assert living == {2000: 7}
+
+    asyncio.run(act())
+    assert len(read) == 2000 + 49

@@ -24,6 +24,7 @@ from aliquot.dialects.registry import misplaced
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
+from aliquot.model.text import not_encodable
 
 POD = "Pod"
 MOST_REPLICAS = 256  # of one workload: a Pod is at least two processes
@@ -79,6 +80,9 @@ def read_objects(objects: object, rules: Rules = DEFAULT_RULES) -> list[LocalObj
     """All objects, or the invalid fields of the first that is not valid, in one. Never raises on any JSON."""
     if not isinstance(objects, list):
         return Invalid("objects", objects, "a list of Kubernetes objects")
+    half = not_encodable(objects)
+    if half is not None:  # everybody gets it to see, in UTF-8
+        return Invalid("objects", half, "text without half of a surrogate pair, which UTF-8 cannot spell")
     found: dict[tuple[str, str, str], LocalObject] = {}
     pending = deque(enumerate(objects))
     while pending:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from aliquot.model.status.dashboard import Point
+from aliquot.model.text import encode_json
 from aliquot.services.dashboard.contract import View
 from aliquot.services.dashboard.history import Recorder
 
@@ -64,7 +65,6 @@ class Hub:
         self.recorder = Recorder()
         self.listeners: set[Listener] = set()
         self._clock = clock
-        self._encoder = msgspec.json.Encoder()
         self._first: bytes | None = None  # the first frame of listeners that come before the next beat
         self._point: Point | None = None  # not sent yet
         self._next_point = 0.0
@@ -97,7 +97,7 @@ class Hub:
 
     def state(self, now: float) -> bytes:
         """All of it, as JSON."""
-        return self._encoder.encode(self.view.state(now, self.recorder.history("10m")))
+        return encode_json(self.view.state(now, self.recorder.history("10m")))
 
     def join(self) -> Listener:
         """A listener begins with the whole state. That is encoded once for all that come before the next tick, which
@@ -122,7 +122,7 @@ class Hub:
         if tick is None:
             return _event("state", self.state(now))
         self._point = None
-        return _event("tick", self._encoder.encode(tick))
+        return _event("tick", encode_json(tick))
 
 
 def _event(name: str, data: bytes) -> bytes:
@@ -131,4 +131,4 @@ def _event(name: str, data: bytes) -> bytes:
 
 def encode(answer: msgspec.Struct) -> bytes:
     """As JSON."""
-    return msgspec.json.encode(answer)
+    return encode_json(answer)

@@ -33,6 +33,7 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import AUTO
+from aliquot.model.text import encode_json
 from aliquot.services.daemon.connections import PIECE, Client, Clients
 from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of, send
 from aliquot.services.daemon.pace import Steps
@@ -57,6 +58,8 @@ _LONGEST_DELAY = 60.0
 _BACKLOG = 1024
 _BETWEEN_STARTS = 0.01  # seconds at least between two looks at the whole queue
 _BETWEEN_UPDATES = 0.1  # and between two rounds of updates
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.1  # seconds between checks whether a run has ended
+_AT_ONCE = 64  # processes, before others have their turn: a run may have thousands
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -211,7 +214,7 @@ class ControlServer:
         future, self._next_status = self._next_status, None
         assert future is not None
         try:
-            future.set_result(b'{"ok":' + msgspec.json.encode(self.status()) + b"}")
+            future.set_result(b'{"ok":' + encode_json(self.status()) + b"}")
         except Exception as error:
             future.set_exception(error)
 
@@ -260,14 +263,16 @@ class ControlServer:
         for number, patience in ((signal.SIGTERM, float(timeout)), (signal.SIGKILL, 5.0)):
             living = await self._processes(found)
             send({"event": {"signal": number.name, "pids": sorted(living)}})
-            _signal_all(living, number, caller.uid)
-            deadline = time.monotonic() + patience
+            await _signal_all(living, number, caller.uid)
+            deadline, pause = time.monotonic() + patience, _FIRST_PAUSE
             while tenant.id in self.machine.tenancies and time.monotonic() < deadline:
-                await asyncio.sleep(0.02)
-                if any(processes.lives(pid, started) for pid, started in living.items()):
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_PAUSE)
+                living = await _from_first_living(living)
+                if living:
                     continue
-                living = await self._processes(found)  # started meanwhile
-                _signal_all(living, number, caller.uid)
+                pause, living = _FIRST_PAUSE, await self._processes(found)  # started meanwhile
+                await _signal_all(living, number, caller.uid)
                 if not living:
                     await asyncio.sleep(0.02)  # `watch_root` calls it first: that knows the exit code
                     self.machine.ended(tenant.id, time.time())
@@ -344,9 +349,23 @@ def watch_root(machine: LocalMachine, tenancy: Tenancy) -> None:
     processes.when_ended(tenant.root, tenancy.started, lambda code: machine.ended(tenant.id, time.time(), code))
 
 
-def _signal_all(start_times: dict[int, int], number: signal.Signals, user: int) -> None:
+async def _from_first_living(start_times: dict[int, int]) -> dict[int, int]:
+    """Without those before the first that lives: each is found to have ended once, and one that lives is enough."""
+    left = dict(start_times)
+    for at, (pid, started) in enumerate(start_times.items(), 1):
+        if processes.lives(pid, started):
+            break
+        del left[pid]
+        if at % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return left
+
+
+async def _signal_all(start_times: dict[int, int], number: signal.Signals, user: int) -> None:
     """To those that the user may signal: root's daemon does no more for a user than the user could."""
-    for pid, started in start_times.items():
+    for at, (pid, started) in enumerate(start_times.items(), 1):
+        if at % _AT_ONCE == 0:
+            await asyncio.sleep(0)
         try:
             processes.send_signal(pid, number, started, user=user)
             if number is signal.SIGTERM:

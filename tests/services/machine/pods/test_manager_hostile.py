@@ -275,3 +275,30 @@ def test_supervisor_has_one_connection_however_often_it_connects(rig: Rig) -> No
         assert stranger.counted
 
     asyncio.run(connect_often())
+
+
+def test_many_who_wait_for_pods_that_do_not_end_share_one_look_at_all_pods(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """250 connections that delete such Pods: the daemon answered others after a second."""
+    looks = 0
+
+    async def act() -> None:
+        await rig.apply(ANNA, *(pod(f"p{at}") for at in range(20)))
+        tick = rig.pods.tick
+
+        def counted(now: float) -> None:
+            nonlocal looks
+            looks += 1
+            tick(now)
+
+        monkeypatch.setattr(rig.pods, "tick", counted)
+        uids = [found.uid for found in rig.pods.pods.values()]
+        waiting = [asyncio.create_task(rig.api._until_gone([uids[at % 20]])) for at in range(200)]
+        await asyncio.sleep(0.5)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(act())
+    assert 0 < looks <= 30, "one every 20 ms"

@@ -68,3 +68,11 @@ _JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(["phase", "reason", "containers", "events"]), _JSON))
 def test_report_of_any_json_never_raises(report: dict[str, Any]) -> None:
     with_report(STATE, report, 3.0)
+
+
+def test_text_of_report_that_cannot_be_encoded_is_replaced() -> None:
+    """Everybody sees it: half of a surrogate pair in it would keep `aliquot top` from everybody."""
+    told = {"name": "main", "state": "running", "reason": "b\udc80"}
+    events = [{"time": 2.0, "text": "c\udfff"}]
+    found = with_report(STATE, {"reason": "a\ud800", "containers": [told], "events": events}, 3.0)
+    assert (found.reason, found.containers[0].reason, found.events[-1].text) == ("a?", "b?", "c?")

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
 from aiohttp import web
 
 from aliquot.adapters.storage.database import StoreError
 from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import Status
+from aliquot.model.text import encode_json
 from aliquot.services.agent.api.metrics import agent_exposition
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import RefusedError
@@ -82,7 +82,7 @@ class AgentHttp:
 
     async def _node(self, request: web.Request) -> web.Response:
         """For the cluster's dashboard: the cards live, and the timeline of their holders."""
-        return web.Response(body=msgspec.json.encode(self._agent.live()), content_type="application/json")
+        return web.Response(body=encode_json(self._agent.live()), content_type="application/json")
 
     async def _usage(self, request: web.Request) -> web.Response:
         """For `kubectl aliquot usage`: the hours since then, in seconds since 1970."""
@@ -100,7 +100,7 @@ class AgentHttp:
         return web.json_response(answer)
 
     async def _status(self, request: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(self._agent.status()), content_type="application/json")
+        return web.Response(body=encode_json(self._agent.status()), content_type="application/json")
 
 
 class AgentPort:

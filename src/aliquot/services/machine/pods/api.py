@@ -45,7 +45,8 @@ from aliquot.services.machine.requests import card_names, card_sizes, parse_rule
 _MOST_PODS = 1024  # on one machine
 _MOST_OF_ONE_USER = 256  # so that only root can use up all Pods
 _LONGEST_ENVIRONMENT = 1 << 16  # characters of the environment of the user who applies
-_STEP = 0.02  # seconds between checks whether a Pod is gone
+_STEP, _LONG_STEP = 0.02, 0.25  # seconds between checks whether Pods are gone: at first, and for those that take long
+_LONG = 5.0  # seconds after which the long steps begin
 _BETWEEN_REPORTS = 0.02  # seconds at least: every report may be a write
 _OVER_GRACE = 20.0  # seconds after the grace period until `delete` gives up waiting
 
@@ -60,6 +61,8 @@ class PodApi:
         self._pods, self._cron_jobs, self._rules = pods, cron_jobs, rules
         self._supervising: dict[str, Client] = {}  # connections of supervisors, by their Pod's uid
         self._storing = asyncio.Lock()  # between a check and the write, nothing else is written
+        self._checking: asyncio.Task[None] | None = None  # the next check of all who wait for Pods to be gone
+        self._waits_since = 0.0  # when the last of them began to wait, on the loop's clock
         self.operations: dict[str, Operation] = {
             "apply": self._apply,
             "delete": self._delete,
@@ -251,13 +254,24 @@ class PodApi:
     async def _until_gone(self, uids: list[str]) -> None:
         ending = [self._pods.pods[uid] for uid in uids if uid in self._pods.pods]
         deadline = time.monotonic() + max((pod.ending or 0.0 for pod in ending), default=0.0) + _OVER_GRACE
+        self._waits_since = asyncio.get_running_loop().time()
         while any(uid in self._pods.pods for uid in uids):
             if time.monotonic() > deadline:
                 left = ", ".join(self._pods.pods[uid].key for uid in uids if uid in self._pods.pods)
                 raise RefusedError("failed", text=f"{left}: some processes have not ended; the daemon keeps trying")
-            await asyncio.sleep(_STEP)
+            if self._checking is None:
+                self._checking = asyncio.create_task(self._check_later())
+            await asyncio.shield(self._checking)
+
+    async def _check_later(self) -> None:
+        """Once for all who wait: each check looks at all Pods, and a user may wait for hundreds that do not end."""
+        try:
+            waited = asyncio.get_running_loop().time() - self._waits_since
+            await asyncio.sleep(_STEP if waited < _LONG else _LONG_STEP)
             self._pods.tick(time.time())
             await self._pods.sweeper.look()
+        finally:
+            self._checking = None
 
     # --- queries -----------------------------------------------------------------------------------------------
 
@@ -353,10 +367,10 @@ def _owner(owner: Applier, changing: Applier, notes: list[str]) -> Applier:
 
 def _applier(request: Mapping[str, Any], caller: Caller) -> Applier:
     folder, environment = request.get("cwd", "/"), request.get("env", {})
-    if not isinstance(folder, str) or not folder.startswith("/") or "\0" in folder:
+    if not isinstance(folder, str) or not folder.startswith("/") or not _is_for_kernel(folder):
         raise invalid(Invalid("cwd", folder, "an absolute path"))
     if not isinstance(environment, dict) or not all(
-        isinstance(value, str) and "\0" not in name + value and name and "=" not in name
+        isinstance(value, str) and _is_for_kernel(name + value) and name and "=" not in name
         for name, value in environment.items()
     ):
         raise invalid(Invalid("env", environment, "a mapping of names to strings"))
@@ -364,3 +378,11 @@ def _applier(request: Mapping[str, Any], caller: Caller) -> Applier:
     if size > _LONGEST_ENVIRONMENT:  # every container gets it
         raise invalid(Invalid("env", f"{size} characters", f"at most {_LONGEST_ENVIRONMENT}"))
     return Applier(caller.uid, caller.gid, folder, environment)
+
+
+def _is_for_kernel(text: str) -> bool:
+    """Whether it can be a path or a variable. Bytes that are no UTF-8 can: Python writes them as U+DC80 to U+DCFF."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from aliquot.model.containers.localpod import MOST_EVENTS, ContainerState, Phase, PodEvent, PodState
+from aliquot.model.text import encodable
 
 _STATES = ("waiting", "running", "ended")
 _LONGEST = 1000  # characters of a text
@@ -75,4 +76,4 @@ def _time(value: object) -> float | None:
 
 
 def _text(value: object) -> str | None:
-    return value[:_LONGEST] if isinstance(value, str) and value else None
+    return encodable(value[:_LONGEST]) if isinstance(value, str) and value else None

@@ -1,0 +1,69 @@
+"""Text that others wrote: what of it can be encoded, and what can be shown.
+
+Python's strings may have half of a surrogate pair, which JSON can spell ("\\ud800") and UTF-8 cannot. Imported by
+programs that start fast: keep it light.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+
+def printable(text: str) -> str:
+    """The text on one line, control characters escaped: names may come from files of other users."""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for text of several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def printable_json(text: str) -> str:
+    """JSON in which every sign that steers terminals is escaped. JSON itself escapes only those below space."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(sign if sign.isprintable() or sign == "\n" else json.dumps(sign)[1:-1] for sign in text)
+
+
+def encodable(text: str) -> str:
+    """The text with a question mark for each half of a surrogate pair."""
+    return text.encode(errors="replace").decode()
+
+
+def not_encodable(value: object) -> str | None:
+    """The first text in the JSON value that UTF-8 cannot spell."""
+    pending = [value]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, str):
+            if encodable(found) != found:
+                return found
+        elif isinstance(found, dict):
+            pending += [*found.keys(), *found.values()]
+        elif isinstance(found, list):
+            pending += found
+    return None
+
+
+def encode_json(value: object, others: Callable[[Any], Any] | None = None) -> bytes:
+    """As JSON, whatever texts are in it: one that cannot be encoded must not keep the others from being seen. `others`:
+    what becomes of objects that JSON does not know."""
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value, enc_hook=others)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_with_encodable(msgspec.to_builtins(value, enc_hook=others)))
+
+
+def _with_encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, dict):
+        return {_with_encodable(key): _with_encodable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_encodable(inner) for inner in value]
+    return value
