@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import msgspec
 import pytest
 
+from aliquot import cli
 from aliquot.cli.tables import bar, narrowed, printable, table
+from aliquot.model.text import printable_json
 
 
 def test_table_columns() -> None:
@@ -46,3 +52,23 @@ def test_narrow_terminal_loses_the_least_columns(width: int | None, kept: list[s
     )
     assert head == kept
     assert [len(row) for row in rows] == [len(kept)]
+
+
+HOSTILE = "a\x1b[2J\x7f\x9b31m\u202e\U000e0001\n日"
+
+
+def test_json_steers_no_terminal_and_says_the_same() -> None:
+    """JSON itself escapes only what is below space; some terminals obey U+009B as they obey escape and bracket."""
+    for text in (json.dumps({HOSTILE: [HOSTILE]}, indent=2, ensure_ascii=False), msgspec.json.encode(HOSTILE).decode()):
+        shown = printable_json(text)
+        assert all(line.isprintable() for line in shown.split("\n"))
+        assert json.loads(shown) == json.loads(text)
+        assert "日" in shown
+
+
+def test_every_command_that_writes_json_escapes_what_steers_terminals() -> None:
+    """`json.dumps` does by itself, unless it is told to leave Unicode as it is."""
+    for path in Path(cli.__file__).parent.rglob("*.py"):
+        for line in path.read_text().splitlines():
+            if "msgspec.json.format(" in line or "ensure_ascii=False" in line:
+                assert "printable_json(" in line or line.strip().startswith("entry = "), f"{path}: {line}"

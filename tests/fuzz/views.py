@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import click
 from click.testing import CliRunner
 from hypothesis import strategies as st
 
@@ -71,6 +72,18 @@ _COMMANDS = (
     ("get", "pods", "-o", "wide"),
     ("get", "all"),
     ("describe", "pod", "web"),
+    ("top", "--once", "-o", "json"),
+    ("ps", "-o", "json"),
+)
+
+_VIEWS: tuple[tuple[click.Command, list[str]], ...] = (
+    (cluster_view, ["-o", "wide"]),
+    (cluster_view, ["--pending"]),
+    (cluster_view, ["-d"]),
+    (cluster_view, ["-o", "json"]),
+    (inspect, []),
+    (inspect, ["-d"]),
+    (inspect, ["-o", "json"]),
 )
 
 hostile = st.sampled_from([text for text in ODD_TEXTS if text.strip()]) | st.text(min_size=1, max_size=12)
@@ -126,7 +139,7 @@ def _cluster() -> Iterator[Check]:
             paper.show(
                 *(item for item in shown if isinstance(item.get("metadata"), dict) and "name" in item["metadata"])
             )
-            for command, words in ((cluster_view, ["-o", "wide"]), (cluster_view, ["--pending"]), (inspect, [])):
+            for command, words in _VIEWS:
                 done = CliRunner().invoke(command, words)
                 assert isinstance(done.exception, SystemExit | None), (words, done.exception)
                 harmless(done.output)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aliquot.cli.errors import InputError
+from aliquot.model.text import printable_json
 from aliquot.placement import POLICY_NAMES
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _show(
         import msgspec
 
         answer = results if policy == "all" else results[0]
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+        click.echo(printable_json(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()))
     else:
         print_table(results)
 

@@ -8,6 +8,8 @@ import time
 import unicodedata
 from collections.abc import Sequence
 
+from aliquot.model.text import printable as printable
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
     """Columns two spaces apart; the columns in `right` are right-aligned. Cells contain no control characters."""
@@ -44,11 +46,6 @@ def bar(part: float, width: int) -> str:
 def date_time(epoch: float) -> str:
     """In this machine's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch))
-
-
-def printable(text: str) -> str:
-    """The text on one line, control characters escaped: names may come from files of other users."""
-    return text if text.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def _width(text: str) -> int:

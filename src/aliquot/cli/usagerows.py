@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from aliquot.adapters.host.users import user_name
-from aliquot.cli.tables import date_time, narrowed, table
+from aliquot.cli.tables import date_time, narrowed, printable, table
 from aliquot.model.status.usage import UsageEntry, UsageReport
 
 BY = ("user", "namespace", "pod", "run", "class")
@@ -121,4 +121,6 @@ def _plain(value: Any) -> Any:
     """A name that begins like a formula would be one in a spreadsheet."""
     if isinstance(value, float):
         return f"{value:.3f}"
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "@") else value
+    if isinstance(value, str):
+        return printable(f"'{value}" if value[:1] in ("=", "+", "@") else value)
+    return value

@@ -99,3 +99,38 @@ def test_daemon_goes_on_where_its_log_cannot_be_written(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)
     assert done.stdout == b"goes on\n"
+
+
+HOSTILE = "a\n2026-11-17 aliquot: forged\r\x1b[2J\x9b31m\u202eb"
+
+
+def test_text_of_others_neither_begins_a_line_of_the_text_log_nor_steers_a_terminal(tmp_path: Path) -> None:
+    code = f"""
+import logging
+from aliquot.adapters.host.logs import start_text_logging
+start_text_logging(with_time=False, path="", limit=None)
+logging.warning("key", extra={{"data": {{"why": {HOSTILE!r}}}}})
+logging.warning({HOSTILE!r})
+try:
+    raise ValueError({HOSTILE!r})
+except ValueError:
+    logging.exception("failed")
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60).stderr.decode()
+    found = said.removesuffix("\n").split("\n")
+    assert all(line.isprintable() for line in found)
+    entries = [line for line in found if not line.startswith("  ")]
+    assert [entry.split()[:2] for entry in entries] == [
+        ["aliquot:", "key"],
+        ["aliquot:", "a\\n2026-11-17"],
+        ["aliquot:", "failed"],
+    ]
+
+
+def test_json_log_has_what_cannot_be_encoded_and_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging("info")
+    logging.getLogger("x").warning("odd", extra={"data": {"why": HOSTILE, "half": ["\ud800"]}})
+    said = capsys.readouterr().err
+    assert said.removesuffix("\n").isprintable()
+    line = json.loads(said)
+    assert (line["why"], line["half"]) == (HOSTILE, ["?"])

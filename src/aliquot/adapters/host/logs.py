@@ -10,12 +10,12 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
-import msgspec
-
+from aliquot.adapters.host.encoding import encode_json
 from aliquot.adapters.host.home import open_private
 from aliquot.adapters.host.logfiles import OLDER
+from aliquot.model.text import printable, printable_json, printable_lines
 
 
 class _Lines(logging.Formatter):
@@ -28,13 +28,18 @@ class _Lines(logging.Formatter):
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return printable_json(encode_json(line, str).decode())
 
 
 class _Text(logging.Formatter):
+    """Each entry is one line, and a traceback below it: no text of others begins a line, or steers a terminal."""
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides logging
         fields = "".join(f" {name}={value}" for name, value in getattr(record, "data", {}).items())
-        return super().formatMessage(record) + fields
+        return printable(super().formatMessage(record) + fields)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - overrides logging
+        return "\n".join(f"  {line}" for line in printable_lines(super().formatException(ei)).split("\n"))
 
 
 class _Bounded(logging.StreamHandler[TextIO]):

@@ -22,6 +22,7 @@ from aliquot.cli.cluster.objects import hands_out_claims
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options
 from aliquot.cli.tables import printable
+from aliquot.model.text import printable_json
 from aliquot.services.doctor.findings import Finding, Json, Level, grouped, ok, part
 from aliquot.services.doctor.locate import SchedulerLocation, default_location, find_scheduler
 from aliquot.services.doctor.site import Places, Site
@@ -125,9 +126,8 @@ def doctor(
     if output == "json":
         import msgspec
 
-        click.echo(
-            msgspec.json.format(msgspec.json.encode([_entry(finding) for finding in findings]), indent=2).decode()
-        )
+        entries = msgspec.json.encode([_entry(finding) for finding in findings])
+        click.echo(printable_json(msgspec.json.format(entries, indent=2).decode()))
     else:
         for line in lines_of(findings):
             click.echo(printable(line))

@@ -12,6 +12,7 @@ from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
+from aliquot.model.text import printable_json
 from aliquot.placement import POLICY_NAMES
 from aliquot.wording.amounts import in_units, memory, percent
 
@@ -201,9 +202,9 @@ def _write_json(verdicts: Iterable[Verdict]) -> bool:
         if encoded[0] is not verdict.refusals:  # replicas that do not fit share theirs
             encoded = (verdict.refusals, msgspec.Raw(msgspec.json.encode(_refusals(verdict))))
         entry = msgspec.json.format(msgspec.json.encode({**_entry(verdict), "refusals": encoded[1]}), indent=2)
-        click.echo(f"{before}\n  " + entry.decode().replace("\n", "\n  "), nl=False)
+        click.echo(f"{before}\n  " + printable_json(entry.decode()).replace("\n", "\n  "), nl=False)
         if verdict.remark:
-            click.echo(f"note: {printable(verdict.pod)}: {verdict.remark}", err=True)
+            click.echo(f"note: {printable(f'{verdict.pod}: {verdict.remark}')}", err=True)
         fits, before = fits and verdict.fits is not False, ","
     click.echo("\n]" if before == "," else "[]")
     return fits

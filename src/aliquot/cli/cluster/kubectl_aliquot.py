@@ -14,6 +14,7 @@ from aliquot.cli.cluster.objects import cluster_objects
 from aliquot.cli.errors import InputError, run_and_exit
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
+from aliquot.model.text import printable_json
 from aliquot.wording.amounts import in_units
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def aliquot(node: str | None, detail: bool, output: str, pending: bool, kubectl:
     if output == "json":
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(as_json(seen, nodes, pending)), indent=2).decode())
+        click.echo(
+            printable_json(msgspec.json.format(msgspec.json.encode(as_json(seen, nodes, pending)), indent=2).decode())
+        )
         return
     lines: Iterable[str]
     if pending:

@@ -21,6 +21,7 @@ from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
 from aliquot.cli.errors import InputError, run_and_exit
 from aliquot.cli.options.kubectl import kubectl_options
 from aliquot.cli.tables import printable
+from aliquot.model.text import printable_json, printable_lines
 
 if TYPE_CHECKING:
     from aliquot.dialects import Rules
@@ -87,9 +88,9 @@ def inspect(node: str | None, details: bool, output: str, kubectl: Kubectl) -> N
     if output == "json":
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(as_json(shared)), indent=2).decode())
+        click.echo(printable_json(msgspec.json.format(msgspec.json.encode(as_json(shared)), indent=2).decode()))
     else:
-        click.echo(detailed(shared) if details else summary(shared, unit), nl=False)
+        click.echo(printable_lines(detailed(shared) if details else summary(shared, unit)), nl=False)
 
 
 def _read_cluster(kubectl: Kubectl, node: str | None) -> tuple[list[Json], list[Json]]:

@@ -10,6 +10,7 @@ import click
 from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
+from aliquot.model.text import printable_json
 
 if TYPE_CHECKING:
     from aliquot.dialects.wire.schedulerconfig import KubeSchedulerSettings
@@ -131,7 +132,7 @@ def scheduler_config(
                 click.echo(_CLIENT_FILES.format(folder=settings.tls_folder).rstrip(), err=True)
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(config), indent=2).decode())
+        click.echo(printable_json(msgspec.json.format(msgspec.json.encode(config), indent=2).decode()))
     else:
         click.echo(_as_yaml(settings, config), nl=False)
 

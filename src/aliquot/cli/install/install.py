@@ -14,6 +14,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.install.options import check, given_options, install_options, packaged_objects
 from aliquot.cli.install.steps import Steps, find_cluster, run
 from aliquot.cli.tables import printable
+from aliquot.model.text import printable_json
 from aliquot.services.doctor.findings import Level
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ async def _dry_run(objects: ClusterObjects, plan: _Plan, output: str) -> None:
         return
     changes = {str(identity(obj)): await objects.difference(obj) for obj in plan.objects}
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(changes), indent=2).decode())
+        click.echo(printable_json(msgspec.json.format(msgspec.json.encode(changes), indent=2).decode()))
         return
     for name, change in changes.items():
         click.echo(f"{change.ljust(10)} {name}")
@@ -326,7 +327,7 @@ def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> 
             "verified": given["wait"],
             "findings": [{"about": list(found.about), "what": found.what, "fix": found.advice} for found in wrong],
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
+        click.echo(printable_json(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode()))
         return
     from aliquot.cli.cluster.doctor import lines_of
     from aliquot.dialects.wire.install.deployment import example_pod, label_arguments

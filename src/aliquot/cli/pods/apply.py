@@ -13,6 +13,7 @@ from aliquot.cli.client import Duration
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.kinds import BY_NAME
 from aliquot.cli.tables import printable
+from aliquot.model.text import printable_json
 
 if TYPE_CHECKING:
     from aliquot.adapters.host.control import Connection
@@ -138,7 +139,7 @@ def _connected(simulate: str | None) -> Connection:
 
 def _write(results: Sequence[Json], output: str, dry_run: bool) -> None:
     if output == "json":
-        click.echo(json.dumps(results, indent=2, ensure_ascii=False))
+        click.echo(printable_json(json.dumps(results, indent=2, ensure_ascii=False)))
         return
     for result in results:
         shown = BY_NAME[result["kind"]].shown(result["name"])

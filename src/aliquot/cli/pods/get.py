@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from aliquot.cli.pods.rows import (
 from aliquot.cli.pods.selectors import Selector, label_selector
 from aliquot.cli.tables import narrowed, table, terminal_width
 from aliquot.model.status.machine import NodeStatus, PodStatus, Status
+from aliquot.model.text import printable_json
 
 Json = dict[str, Any]
 Found = list[tuple[Kind, Object]]
@@ -39,7 +39,6 @@ _EVERY = 0.5  # seconds from look to look
 _RETURN = 15.0  # seconds for which a watch waits for a daemon to come back
 _RIGHT = frozenset({"RESTARTS", "FREE"})
 _DROPPABLE = ("ON ONE CARD", "POLICY", "NODE", "CLASS", "RESTARTS", "AGE", "CORE", "READY")  # on a narrow terminal
-_STEERS = re.compile("[\x7f-\x9f]")  # commands to some terminals; JSON does not escape them
 
 
 @click.command()
@@ -160,12 +159,14 @@ def _document(status: Status, kind: Kind, item: Object) -> Json:
 
 def _write(document: Json, output: str) -> None:
     if output == "json":
-        text = json.dumps(document, indent=2, ensure_ascii=False)
-        click.echo(_STEERS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text))
+        click.echo(printable_json(json.dumps(document, indent=2, ensure_ascii=False)))
         return
     import yaml
 
-    click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110), nl=False)
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
+    if not text.replace("\n", "").isprintable():  # YAML does not escape all that steers terminals
+        text = yaml.safe_dump(document, sort_keys=False, width=110)
+    click.echo(text, nl=False)
 
 
 # --- watching --------------------------------------------------------------------------------------------------------

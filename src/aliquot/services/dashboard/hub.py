@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from aliquot.adapters.host.encoding import encode_json
 from aliquot.model.status.dashboard import Point
-from aliquot.model.text import encode_json
 from aliquot.services.dashboard.contract import View
 from aliquot.services.dashboard.history import Recorder
 

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from aliquot.adapters.host import processes
+from aliquot.adapters.host.encoding import encode_json
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import StoreError
 from aliquot.dialects import QgpuRules
@@ -33,7 +34,6 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import AUTO
-from aliquot.model.text import encode_json
 from aliquot.services.daemon.connections import PIECE, Client, Clients
 from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of, send
 from aliquot.services.daemon.pace import Steps

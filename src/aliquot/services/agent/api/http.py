@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
+from aliquot.adapters.host.encoding import encode_json
 from aliquot.adapters.storage.database import StoreError
 from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import Status
-from aliquot.model.text import encode_json
 from aliquot.services.agent.api.metrics import agent_exposition
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import RefusedError
