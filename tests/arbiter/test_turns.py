@@ -201,6 +201,20 @@ class TestWindows:
         assert windows.step({"a": 0.3, "b": 0.5}, 0.06) == "b"
         assert windows.until == pytest.approx(0.08)
 
+    def test_who_is_refunded_goes_on_for_as_long_before_the_next(self) -> None:
+        windows, quotas = Windows(), {"a": 0.5, "b": 0.5}
+        assert windows.step(quotas, 0.0) == "a"
+        windows.refund(0.02)
+        assert windows.step(quotas, 0.05) == "a"
+        assert windows.until == pytest.approx(0.07)
+        assert windows.step(quotas, 0.07) == "b"
+
+    def test_the_rest_of_a_window_that_is_as_short_as_not_worth_it_is_left_for_later(self) -> None:
+        windows, quotas = Windows(period=1.0, shortest=0.25), {"a": 0.5, "b": 0.5}
+        assert windows.step(quotas, 0.0) == "a"
+        assert windows.step(quotas, 0.125) == "a"
+        assert windows.step(quotas, 0.25) == "b"
+
     def test_while_held_nobody_has_a_window(self) -> None:
         windows = Windows()
         windows.step({"a": 0.3}, 0.0)

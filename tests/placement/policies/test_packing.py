@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aliquot.model.claim import Slice, Usage
@@ -86,12 +86,17 @@ _nodes = st.lists(
 )
 
 
-@given(nodes=_nodes, shapes=_shapes, take=st.integers(1, 100), cpu=st.integers(0, 4000))
+_terms = st.sampled_from([(0.25, 0.125), (0.25, 0.0), (0.0, 0.125), (0.0, 0.0)])
+
+
+@given(nodes=_nodes, shapes=_shapes, take=st.integers(1, 100), cpu=st.integers(0, 4000), terms=_terms)
+@example([(1000, [1000], "A")], [(Shape(1, 1000, 4000, ()), 1)], 100, 0, (0.25, 0.0))
+@example([(1000, [1000], "A")], [(Shape(1, 1000, 4000, ()), 1)], 100, 0, (0.0, 0.125))
 def test_growth_is_the_difference_of_the_potential_before_and_after(
-    nodes: list[Node_], shapes: list[tuple[Shape, int]], take: int, cpu: int
+    nodes: list[Node_], shapes: list[tuple[Shape, int]], take: int, cpu: int, terms: tuple[float, float]
 ) -> None:
     shapes = [*shapes, (Shape(0, 0, 500), 7)]  # Pods without GPU are part of the mix
-    weights = Weights(value=1.0, fragments=0.5, stranded=0.25, ahead=0.125)
+    weights = Weights(1.0, 0.5, *terms)
     board = _board(nodes)
     potential = Potential(board, weights, shapes)
     for row, (free_cpu, free, model) in enumerate(nodes):
