@@ -26,7 +26,11 @@ def test_access_allows_loopback_names_without_token(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["", "evil.example", "evil.example:9478", "127.0.0.1.evil.example", "localhost.evil", "10.0.0.1"]
+    "host",
+    [
+        *("", "evil.example", "evil.example:9478", "127.0.0.1.evil.example", "localhost.evil", "10.0.0.1"),
+        *("[::1].evil.example", "[::1]evil.example:80", "127.0.0.1:80@evil.example", "localhost:evil.example", "[::1"),
+    ],
 )
 def test_access_refuses_foreign_host_names(host: str) -> None:
     """A page at that name could otherwise read the dashboard through the browser of whoever visits it."""

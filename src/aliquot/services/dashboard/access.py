@@ -16,6 +16,7 @@ from enum import StrEnum
 
 TOKENS = re.compile(r"[A-Za-z0-9._~-]{16,256}")
 ALLOWED_TOKENS = "16 to 256 letters, digits and . _ ~ -, as `openssl rand -hex 24` makes them"
+_HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^:@\[\]/\s]+))(:[0-9]*)?")
 _COOKIE = "aliquot-token-{port}"  # cookies know no ports: two dashboards on one machine must not share one
 
 
@@ -106,10 +107,9 @@ def is_loopback(name: str) -> bool:
 
 
 def _name_of(host: str) -> str:
-    """A Host header without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".").lower()
+    """A Host header without its port; empty if there is more in it than a name and a port."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found["address"] or found["name"]).rstrip(".").lower()
 
 
 def _same(given: str, token: str) -> bool:
