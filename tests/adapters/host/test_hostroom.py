@@ -93,6 +93,30 @@ def test_process_that_is_gone_is_not_known(host: Host) -> None:
     assert host.room() is None
 
 
+POD = "kubepods-burstable-pod0ddba11e_0000_4000_8000_00000000000a.slice"
+
+
+def test_pod_is_found_from_a_cgroup_namespace_of_our_own_where_the_hosts_cgroups_are_mounted(host: Host) -> None:
+    """The agent's own is kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podX.slice/cri-Y.scope."""
+    host.unified()
+    host.process(f"0::/../../../kubepods-burstable.slice/{POD}/cri-1.scope\n")
+    pod = f"kubepods.slice/kubepods-burstable.slice/{POD}"
+    assert host.room() is None  # only our own are mounted
+    host.cgroup(f"{pod}/cri-1.scope", "max\n", GIB)
+    host.cgroup(pod, f"{6 * GIB}\n", 2 * GIB)
+    assert host.room() == Room(4 * GIB, True)
+    host.cgroup("kubepods.slice", f"{3 * GIB}\n", GIB)
+    assert host.room() == Room(2 * GIB, True)
+
+
+@pytest.mark.parametrize("path", ["/../../system.slice/one.service", "/.."])
+def test_process_in_no_pod_is_not_found_from_a_cgroup_namespace_of_our_own(host: Host, path: str) -> None:
+    host.unified()
+    host.process(f"0::{path}\n")
+    host.cgroup("system.slice/one.service", "max\n", GIB)
+    assert host.room() is None
+
+
 def test_this_process_has_some() -> None:
     room = room_of(os.getpid())
     assert room is None or room.free > 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aliquot.adapters.host.cgroups import parse_cgroups, pod_folders
 from aliquot.adapters.host.home import POOLS
 
 # Of a container's own cgroup, v2 and v1; the machine's root cgroup has no such file, or a figure beyond all memory.
@@ -67,6 +68,8 @@ def _memory_cgroups(lines: Sequence[str], root: Path) -> Iterator[tuple[Path, st
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         steps = [step for step in path.split("/") if step]
+        if not controllers and ".." in steps:
+            steps = _from_the_top(steps, root)
         if not controllers:  # version 2; beside version 1 it has no memory controller, and no such files
             base, names = root, ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
@@ -77,6 +80,17 @@ def _memory_cgroups(lines: Sequence[str], root: Path) -> Iterator[tuple[Path, st
             continue
         for count in range(len(steps), -1, -1):
             yield base.joinpath(*steps[:count]), *names
+
+
+def _from_the_top(steps: list[str], root: Path) -> list[str]:
+    """A cgroup outside of our cgroup namespace is named from our own, and not all names above it are said. Where the
+    host's cgroups are mounted at `root`, that of its Pod is found by the UID. As they were: it is not seen."""
+    for at, step in enumerate(steps):
+        uid = parse_cgroups(f"0::/{step}")
+        if uid is not None:
+            folder = pod_folders(root=root).get(uid)
+            return steps if folder is None else [*folder.relative_to(root).parts, *steps[at + 1 :]]
+    return steps
 
 
 def _figures(file: Path) -> dict[str, int]:
