@@ -19,7 +19,8 @@ typedef void *dlsym_fn(void *handle, const char *name);
 static dlsym_fn *real_dlsym;
 
 #define DECLARE(symbol, name, ptsz, ...) extern fn_##name symbol;
-#define ENTRY(symbol, ...) { #symbol, (void *)symbol, NULL },
+#define ENTRY(symbol, ...) { #symbol, (void *)symbol, NULL, false },
+#define HELD(symbol, ...) { #symbol, (void *)symbol, NULL, true },
 #define GATE(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define NOTE(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define COPY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
@@ -40,9 +41,9 @@ struct alq_symbol alq_symbols[ALQ_SYMBOLS] = {
 #define TOUCH(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define WORD(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
-#define HOLD(name, kinds, ...) ALQ_##kinds(ENTRY, name)
+#define HOLD(name, kinds, ...) ALQ_##kinds(HELD, name)
 #include "hooks.def"
-#define ASK(name, params) { #name, NULL, NULL },
+#define ASK(name, params) { #name, NULL, NULL, false },
 #include "hooks.def"
 };
 
@@ -159,7 +160,7 @@ void *alq_resolve(enum alq_index at)
 
 /* ---- from a real function to its wrapper ---- */
 
-#define BUCKETS 1024                            /* a power of two, several times ALQ_HOOKS */
+#define BUCKETS 4096                            /* a power of two, several times ALQ_HOOKS */
 _Static_assert(ALQ_HOOKS * 3 < BUCKETS, "the map of wrappers is too full");
 static uint16_t buckets[BUCKETS];               /* index + 1; 0: empty */
 static int map_filled;
@@ -212,7 +213,8 @@ static void replace(const char *name, void **found)
 {
     static int said;
     void *wrapper = wrapper_of(*found);
-    if (wrapper == *found && hook_named(name) >= 0 && !__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+    int at = hook_named(name);
+    if (wrapper == *found && at >= 0 && !alq_symbols[at].held && !__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
         alq_say("this driver has a %s that is newer than this library: what is done through it is not limited.", name);
     *found = wrapper;
 }

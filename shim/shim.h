@@ -73,6 +73,7 @@ struct alq_symbol {
     const char *name;
     void       *wrapper;    /* NULL for those that are only asked */
     void       *real;       /* found on first use; never NULL after that */
+    bool        held;       /* HOLD: nothing is limited or counted by it */
 };
 extern struct alq_symbol alq_symbols[ALQ_SYMBOLS];
 
