@@ -84,7 +84,10 @@ def test_parse_cards() -> None:
 def test_looks_like_cards() -> None:
     assert looks_like_cards("2x24GiB")
     assert looks_like_cards("2x")  # a slip, not a command
+    assert looks_like_cards("24GiB")
+    assert looks_like_cards("8")
     assert not looks_like_cards("python")
+    assert not looks_like_cards("7z")
     assert not looks_like_cards("./2x")
 
 

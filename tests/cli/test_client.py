@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from aliquot.adapters.host.control import NoDaemonError
+from aliquot.adapters.host.control import connect as really_connect
 from aliquot.adapters.host.home import Home
 from aliquot.cli import client
-from aliquot.cli.client import NoDaemonRunsError, ask
+from aliquot.cli.client import NoDaemonRunsError, ask, events
+from aliquot.cli.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +45,17 @@ def test_client_with_own_home_refers_to_up(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_client_without_kubelet_refers_to_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(client, "_KUBELET", str(tmp_path / "none"))
     assert said(monkeypatch, "/run/aliquot").startswith("no daemon runs on this machine")
+
+
+def test_client_says_how_to_end_a_daemon_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`aliquot down` asks the daemon too, and does not help then."""
+    home = Home(str(tmp_path), str(tmp_path))
+    monkeypatch.setattr(client, "connect", really_connect)
+    monkeypatch.setattr(client, "homes", lambda: [home])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(home.control)
+        listener.listen()
+        with pytest.raises(InputError) as silent:
+            list(events({"op": "status"}, timeout=0.1))
+    assert str(silent.value).startswith(f"the daemon (pid {os.getpid()}) does not answer: ")
+    assert f"`kill -9 {os.getpid()}` ends it (tenants keep running)" in str(silent.value)

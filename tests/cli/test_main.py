@@ -63,6 +63,30 @@ def test_usage_error_is_one_line_with_click_8_1_too(arguments: list[str]) -> Non
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["ps", "-w"],
+            "No such option '-w': `aliquot top` is live; `watch aliquot ps` repeats this list (see aliquot ps",
+        ),
+        (["ps", "--json"], "No such option '--json': use -o json (see aliquot ps"),
+        (["top", "-n", "1"], "No such option '-n': use --once (see aliquot top"),
+        (
+            ["dashboard", "-o", "json"],
+            "No such option '-o': it prints nothing but the address on stdout (see aliquot d",
+        ),
+        (["describe", "pod", "-o", "json"], "No such option '-o': `aliquot get TYPE NAME -o json` or `-o yaml` is for"),
+        (["stop", "-9", "x"], "No such option '-9': use --timeout 0: SIGKILL at once (see aliquot stop"),
+        (["-v"], "No such option '-v': use --version (see aliquot --help)"),
+        (["ps", "--what"], "No such option '--what' (see aliquot ps --help)"),
+        (["logs"], "Missing argument 'NAME' (see aliquot logs --help)"),
+    ],
+)
+def test_unknown_option_names_what_to_use_instead(arguments: list[str], sentence: str) -> None:
+    assert aliquot(*arguments).stderr.replace("option: ", "option ").startswith(f"aliquot: {sentence}")
+
+
 def test_misspelled_command_suggests_another() -> None:
     assert aliquot("aply", "-f", "x").stderr == (
         'aliquot: No such command "aply"; did you mean apply? (see aliquot --help)\n'

@@ -48,7 +48,7 @@ def test_together_annotation_names_the_group_on_one_machine(dialect: str) -> Non
         (together(LIMITS["qgpu"], "a b"), "at most 63 characters"),
         (together(LIMITS["qgpu"], ""), "at most 63 characters"),
         (together(LIMITS["qgpu"], 7), "at most 63 characters"),
-        (together(LIMITS["qgpu"], "team", park="30s"), "nothing beside aliquot.dev/park"),
+        (together(LIMITS["qgpu"], "team", park="30s"), "not beside aliquot.dev/park"),
         (together({"tensorstack.dev/nvidia-gpu": 1}, "team"), "whole cards"),
     ],
 )

@@ -65,4 +65,4 @@ def parse_cards(text: str) -> Cards:
 
 def looks_like_cards(text: str) -> bool:
     """Whether the word after --simulate is meant for it."""
-    return re.match(r"[0-9]+x", text) is not None
+    return re.match(r"[0-9]+(x|$|[MGT]i?B?$)", text, re.IGNORECASE) is not None

@@ -78,13 +78,13 @@ def events(request: dict[str, Any], timeout: float | None = 10.0, what: str = "r
         try:
             connection.send(request)
             yield from connection.events(timeout)
+        except TimeoutError:
+            raise InputError(connection.unanswered()) from None
         finally:
             connection.close()
     except NoDaemonError:
         on_node = homes()[0].run == SYSTEM_RUN and os.path.isdir(_KUBELET)
         raise NoDaemonRunsError(_NO_AGENT if on_node else _NO_DAEMON) from None
-    except TimeoutError:
-        raise InputError("the daemon does not answer") from None
     except ControlError as error:
         raise InputError(str(error)) from error
     except AnswerError as error:

@@ -105,12 +105,24 @@ def _run(command: click.Command, name: str, arguments: list[str]) -> int:
         return int(error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else _path(command, name, arguments)
-        _print_error(f"{' '.join(error.format_message().split())} (see {path} --help)")
+        _print_error(f"{_usage_text(error, path)} (see {path} --help)")
         return error.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
     return 0
+
+
+def _usage_text(error: click.UsageError, path: str) -> str:
+    """One line without a full stop: where to read more follows."""
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        from aliquot.cli.optionhints import option_hint
+
+        known = [name for param in error.ctx.command.params for name in param.opts]
+        hint = option_hint(path, error.option_name, known)
+        if hint is not None:
+            return f"No such option '{error.option_name}': {hint}"
+    return " ".join(error.format_message().split()).removesuffix(".")
 
 
 def _path(command: click.Command, name: str, arguments: list[str]) -> str:

@@ -16,8 +16,8 @@ POOL = "aliquot.dev/host-pool"  # on a Node, by its agent: MiB of host memory fo
 
 _FIELD = f'metadata.annotations["{PARK}"]'
 _ALLOWED = 'a time from 0s to 24h, for example "30s"'
-_WHOLE = "nothing on a Pod that has whole cards: it shares them with no other Pod"
-_SEVERAL = "nothing on a Pod with several slices: memory leaves only Pods with one slice of one card"
+_WHOLE = "the Pod has whole cards, which it shares with no other Pod"
+_SEVERAL = "the Pod has several slices; memory leaves only Pods with one slice of one card"
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FACTOR = re.compile(r"[0-9](?:\.[0-9]{1,4})?", re.ASCII)

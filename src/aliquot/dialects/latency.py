@@ -15,7 +15,7 @@ LATENCY = "aliquot.dev/latency"  # on a Pod: what online work accepts to have ad
 _FIELD = annotation_field(LATENCY)
 ALLOWED = 'a time from 0.1ms to 10s, for example "2ms"'
 _ONLINE = (
-    "nothing on a Pod that is not online: only online work takes the card from others "
+    "the Pod is not online, and only online work takes the card from others "
     f"(qGPU: annotation {qgpu.APP_CLASS}: online; HAMi: nvidia.com/priority: 0)"
 )
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|s)", re.ASCII)

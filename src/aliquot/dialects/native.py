@@ -164,9 +164,9 @@ def with_group(claim: Claim, pod: Pod, problems: list[Invalid], *, one_user: boo
     if not isinstance(name, str) or not _GROUP.fullmatch(name):
         allowed = "a name of at most 63 characters: letters, digits and . _ -, the first a letter or digit"
     elif claim.whole_node or any(container.slice.exclusive for container in claim.containers):
-        allowed = "nothing on a Pod that has whole cards: it shares them with no other Pod"
+        allowed = "the Pod has whole cards, which it shares with no other Pod"
     elif elastic.PARK in pod.annotations:
-        allowed = f"nothing beside {elastic.PARK}: memory of a group's members does not leave the card"
+        allowed = f"not beside {elastic.PARK}: the memory of a group's members does not leave the card"
     else:
         names = (container.name for container in claim.containers)
         return replace(claim, group=name, user=None if one_user else user_of(pod, names, problems))

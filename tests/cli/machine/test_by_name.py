@@ -115,6 +115,27 @@ def test_stop_of_all_ends_runs_at_once_and_goes_on_after_an_error(
     assert lines[-1] == "aliquot: run-3 cannot be stopped"
 
 
+def test_stop_of_several_names_ends_them_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ignores SIGTERM for its whole timeout does not hold up the others."""
+    monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
+    together = threading.Barrier(3)
+
+    def stop(request: dict[str, Any]) -> Any:
+        together.wait(PATIENCE)
+        if request["name"] == "b":
+            return [{"error": {"kind": "failed", "text": "b cannot be stopped"}}]
+        return {"was": "running"}
+
+    daemon = FakeDaemon(tmp_path, stop=stop)
+    daemon.answers["status"] = a_status(tenants=[a_tenant(name) for name in "abc"])
+    result = CliRunner().invoke(cli, ["stop", "a", "b", "c", "a"])
+    daemon.close()
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    assert sorted(lines[:-1]) == ["a: stopped", "c: stopped"]
+    assert lines[-1] == "aliquot: b cannot be stopped"
+
+
 def test_stop_of_all_with_sudo_names_the_runs_of_who_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
     monkeypatch.setenv("SUDO_UID", "70001")
@@ -151,12 +172,12 @@ def test_stop_sends_sigkill_after_timeout(machine: Machine) -> None:
     assert "SIGKILL" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["stop", "logs"])
-def test_stop_of_unknown_name_lists_runs(machine: Machine, command: str) -> None:
-    assert machine.aliquot(command, "ghost").stderr == "aliquot: no run is called ghost: nothing runs\n"
+@pytest.mark.parametrize(("command", "more"), [("stop", ""), ("logs", "; `aliquot ps -a` lists what has ended")])
+def test_stop_of_unknown_name_lists_runs(machine: Machine, command: str, more: str) -> None:
+    assert machine.aliquot(command, "ghost").stderr == f"aliquot: no run is called ghost: nothing runs{more}\n"
     machine.detach("--name", "one", "--memory", "1", "--", *FOREVER)
     result = machine.aliquot(command, "ghost")
-    assert (result.returncode, result.stderr) == (2, "aliquot: no run is called ghost: there are one\n")
+    assert (result.returncode, result.stderr) == (2, f"aliquot: no run is called ghost: there are one{more}\n")
 
 
 def test_run_lives_until_last_process_ends(machine: Machine) -> None:
@@ -230,6 +251,17 @@ def test_top_refreshes(machine: Machine) -> None:
     os.close(ours)
 
 
+def test_top_on_a_dumb_terminal_prints_once(machine: Machine) -> None:
+    """It cannot be redrawn: nothing at all was shown."""
+    ours, theirs = pty.openpty()
+    environment = {**machine.environment, "TERM": "dumb"}
+    done = subprocess.run([*ALIQUOT, "top"], stdin=theirs, stdout=theirs, timeout=PATIENCE, env=environment, check=True)
+    os.close(theirs)
+    assert b"Paper 1000" in os.read(ours, 4096)
+    assert done.returncode == 0
+    os.close(ours)
+
+
 def test_q_leaves_top_and_a_narrow_terminal_cuts_lines_short(machine: Machine) -> None:
     machine.detach("--name", "tenant-with-a-long-name", "--memory", "1", "--", *FOREVER)
     ours, theirs = pty.openpty()
@@ -264,6 +296,13 @@ def test_stop_continues_after_unknown_name(machine: Machine) -> None:
     assert result.stderr.splitlines()[0] == f"aliquot: no run is called ghost: there are {name}"
     assert result.stderr.splitlines()[-1] == f"{name}: stopped"
     assert machine.names() == []
+
+
+def test_policy_as_json(machine: Machine) -> None:
+    told = {"policy": "best-effort", "release_delay_seconds": None, "oversubscribe": [1.0, 1.0]}
+    for words in (["policy", "-o", "json"], ["policy", "get", "-o", "json"], ["policy", "-o", "json", "get"]):
+        shown = json.loads(machine.aliquot(*words).stdout)
+        assert {key: shown[key] for key in told} == told
 
 
 def test_policy_set_while_running(machine: Machine) -> None:

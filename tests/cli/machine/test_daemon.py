@@ -61,7 +61,10 @@ def test_one_daemon_per_home(own: Machine) -> None:
     for words in (["up"], ["up", "-d"]):
         result = own.aliquot(*words)
         assert result.returncode == 1
-        assert result.stderr == f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}\n"
+        assert result.stderr == (
+            f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}; "
+            "for other options stop it with `aliquot down`\n"
+        )
 
 
 def test_system_daemon_that_does_not_talk_to_us_counts_as_running(

@@ -40,7 +40,7 @@ def test_bad_factor_is_an_error_of_one_line(daemon: Machine, factor: str) -> Non
     [
         (("--park", "soon", "--memory", "1"), "--park: soon is not allowed: 0 to 24h, for example 30s"),
         (("--park", "25h", "--memory", "1"), "--park: 25h is not allowed: 0 to 24h, for example 30s"),
-        (("--park", "30s"), "--park: 30s is not allowed: nothing with whole cards"),
+        (("--park", "30s"), "--park: 30s is not allowed: whole cards are shared"),
     ],
 )
 def test_bad_park_is_an_error_and_nothing_runs(daemon: Machine, words: tuple[str, ...], error: str) -> None:

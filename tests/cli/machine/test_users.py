@@ -54,7 +54,7 @@ def test_run_name_cannot_truncate_other_users_log(machine: Machine) -> None:
     eventually(lambda: not machine.names())
     result = as_nobody(machine, "run", "-d", "--name", name, "--memory", "1", "--", "echo", "theirs")
     assert result.returncode == 2
-    assert "another name: the log of another user's run has this name" in result.stderr
+    assert "is not allowed: the log of another user's run has this name" in result.stderr
     assert machine.aliquot("logs", name).stdout == "ours\n"
 
 

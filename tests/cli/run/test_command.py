@@ -107,7 +107,7 @@ def test_run_dashes_are_optional(machine: Machine) -> None:
 
 OF_CORE = "a whole number from 1 to 100, in percent of a card (above 100: --rules 2026)"
 OF_MEMORY = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; G, Gi and GB mean GiB too; at least 1MiB"
-OF_NAME = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
+OF_NAME = "use at most 63 letters, digits, dots, _ and -; the first is a letter or digit"
 OF_TIME = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
 OF_SIMULATE = (
     "how many cards of how much memory, as in 2x24GiB, or nodes of as many, as in 2x8x24GiB; "
@@ -135,6 +135,32 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
         (["--timeout", "soon", "--", "true"], 2, f"--timeout: soon is not allowed: {OF_TIME}"),
         (["--simulate", "2x", "--", "true"], 2, f"--simulate: 2x is not allowed: {OF_SIMULATE}"),
         (["--simulate", "--", "true"], 2, f"--simulate: {REAL}"),
+        (["--simulate", "foo", "--", "true"], 2, f"--simulate: foo is not allowed: {OF_SIMULATE}"),
+        (["--simulate", "24GiB", "true"], 2, f"--simulate: 24GiB is not allowed: {OF_SIMULATE}"),
+        (["--simulate", "8", "true"], 2, f"--simulate: 8 is not allowed: {OF_SIMULATE}"),
+        (["--detach=yes", "--", "true"], 2, "--detach takes no value: yes"),
+        (["--name", "a b", "--", "true"], 2, f'--name: "a b" is not allowed: {OF_NAME}'),
+        (["--name", "", "--", "true"], 2, f'--name: "" is not allowed: {OF_NAME}'),
+        (
+            ["-it", "--", "bash"],
+            2,
+            "No such option: -it: the command already has your terminal and stdin (see aliquot run --help)",
+        ),
+        (
+            ["--rm", "--", "bash"],
+            2,
+            "No such option: --rm: nothing remains of a run but its line in `aliquot ps -a` (see aliquot run --help)",
+        ),
+        (
+            ["no-such | wc -l"],
+            127,
+            "no-such | wc -l: command not found: for a line of the shell use -- sh -c 'no-such | wc -l'",
+        ),
+        (
+            ["SEED=1", "python", "train.py"],
+            127,
+            "SEED=1: command not found: set variables before aliquot, as in SEED=1 aliquot run ...",
+        ),
         (["--what", "--", "true"], 2, "No such option: --what (see aliquot run --help)"),
         (
             ["--cpus", "2", "true"],
@@ -152,8 +178,12 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
         (["--memory", "1", "--"], 2, "the command is missing: aliquot run [OPTIONS] [--] COMMAND [ARGS]..."),
         (["--", "no-such-command"], 127, "no-such-command: command not found"),
         (["--", "./no/such"], 127, "./no/such: command not found"),
-        (["--", "/etc/passwd"], 126, "/etc/passwd: not executable"),
-        (["--", "/etc"], 126, "/etc: not executable"),
+        (
+            ["--", "/etc/passwd"],
+            126,
+            "/etc/passwd: not executable: chmod +x it, or name its interpreter, as in python3 or sh",
+        ),
+        (["--", "/etc"], 126, "/etc: it is a folder"),
     ],
 )
 def test_run_refuses_bad_input_in_one_line(machine: Machine, words: list[str], code: int, sentence: str) -> None:
@@ -176,7 +206,7 @@ def test_run_name_is_unique_while_running(machine: Machine) -> None:
     assert machine.detach("--name", "mine", "--memory", "1", "--", *FOREVER) == "mine"
     result = machine.aliquot("run", "--name", "mine", "--memory", "1", "--", "true")
     assert result.returncode == 2
-    assert result.stderr == "aliquot: --name: mine is not allowed: a name that no other run uses\n"
+    assert result.stderr == "aliquot: --name: mine is not allowed: another run has this name; `aliquot ps` lists it\n"
     machine.aliquot("stop", "mine")
     assert machine.detach("--name", "mine", "--memory", "1", "--", "true") == "mine"
 

@@ -89,7 +89,10 @@ _AT = "status.allocation.devices.config[0].opaque.parameters"
         (parameters(parking="idle"), f'{_AT}.parking: "idle" is not allowed: one of never'),
         (parameters(latency="soon"), f'{_AT}.latency: "soon" is not allowed: a time from 0.1ms to 10s, for example "2'),
         (parameters(latency=2), f"{_AT}.latency: 2 is not allowed: a time from 0.1ms to 10s"),
-        (parameters(latency="2ms"), f'{_AT}.latency: "2ms" is not allowed: nothing on a claim that is not online'),
+        (
+            parameters(latency="2ms"),
+            f'{_AT}.latency: "2ms" is not allowed: the claim is not online, and only online work',
+        ),
         ({"class": "online"}, f"{_AT}.apiVersion is missing: aliquot.dev/v1"),
         (None, f"{_AT} is missing: a mapping with apiVersion: aliquot.dev/v1 and kind: ClaimConfig"),
     ],

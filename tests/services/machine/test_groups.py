@@ -156,7 +156,8 @@ def test_group_goes_on_if_its_oldest_member_ended_while_no_daemon_ran(rig: Rig) 
 
 
 @pytest.mark.parametrize(
-    ("app_class", "why"), [(AppClass.ONLINE, "those of team have normal"), (AppClass.NORMAL, None)]
+    ("app_class", "why"),
+    [(AppClass.ONLINE, "its runs have --class normal, this one has online"), (AppClass.NORMAL, None)],
 )
 def test_members_of_a_group_have_one_class(rig: Rig, app_class: AppClass, why: str | None) -> None:
     rig.run("a")
@@ -187,9 +188,9 @@ def test_offline_member_is_not_parkable(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"together": "a b", "memory_mib": 1}, "at most 63 characters"),
+        ({"together": "a b", "memory_mib": 1}, "use at most 63 letters, digits, dots"),
         ({"together": "team"}, "whole cards"),
-        ({"together": "team", "memory_mib": 1, "park": 3}, "nothing with --park"),
+        ({"together": "team", "memory_mib": 1, "park": 3}, "not with --park"),
     ],
 )
 def test_invalid_group_is_refused(more: dict[str, Any], why: str) -> None:

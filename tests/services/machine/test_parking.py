@@ -167,7 +167,7 @@ def test_bad_factor_is_refused_and_changes_nothing(rig: Rig, factor: object) -> 
 
 def test_factor_of_a_card_that_is_not_there_is_refused(rig: Rig) -> None:
     refused = refusal_of(lambda: rig.factor(2.0, "7"))
-    assert (refused["field"], refused["allowed"]) == ("card", "the number or the UUID of a card: 0, 1")
+    assert (refused["field"], refused["allowed"]) == ("--card", "use the number or the UUID of a card; there are 0, 1")
 
 
 def test_factor_without_a_pool_is_refused(rig: Rig) -> None:
@@ -186,9 +186,9 @@ def test_bad_time_of_parking_is_refused(park: object) -> None:
 
 def test_whole_cards_are_not_parked() -> None:
     refused = parse_run_request({"command": ["x"], "park": 30})
-    assert refused.sentence().startswith('park: "30s" is not allowed: nothing with whole cards')  # type: ignore[union-attr]
+    assert refused.sentence().startswith('park: "30s" is not allowed: whole cards are shared')  # type: ignore[union-attr]
     refused = parse_run_request({"command": ["x"], "memory_mib": 1, "gpus": 2, "park": 30})
-    assert refused.sentence().startswith('park: "30s" is not allowed: nothing with several')  # type: ignore[union-attr]
+    assert refused.sentence().startswith('park: "30s" is not allowed: only the memory of runs on one card')  # type: ignore[union-attr]
 
 
 # --- by hand -------------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_run_with_core_above_100_names_the_flag_that_allows_it() -> None:
         (True, "online", "0.1ms to 10s"),
         ("2ms", "online", "0.1ms to 10s"),
         (float("nan"), "online", "0.1ms to 10s"),
-        (0.002, "offline", "nothing without --class online"),
+        (0.002, "offline", "add --class online"),
     ],
 )
 def test_latency_of_a_run_request(latency: object, app_class: str, problem: str | None) -> None:

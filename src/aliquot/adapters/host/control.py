@@ -64,13 +64,21 @@ class Connection:
             if error.errno is None:  # the path is too long: no daemon can listen there
                 raise NoDaemonError(path) from error
             raise ControlError(f"{path}: {error.strerror}") from error
-        user = _user_of(self._socket)
+        self._pid, user = _listener(self._socket)
         if not _may_trust(user, path, obeys=obeys):
             self._socket.close()
             raise ControlError(
                 f"{path}: user {user} listens there, neither root nor you: what it answers would run as you. "
                 "Set ALIQUOT_HOME to a folder of your own"
             )
+
+    def unanswered(self) -> str:
+        """The error line for a daemon that listens and does not answer in time: what to do."""
+        who, number = (f" (pid {self._pid})", str(self._pid)) if self._pid > 0 else ("", "its pid")
+        return (
+            f"the daemon{who} does not answer: try again; if it hangs, `kill -9 {number}` ends it "
+            "(tenants keep running) and `aliquot up -d` starts the next"
+        )
 
     def send(self, request: dict[str, Any]) -> None:
         """Say it."""
@@ -90,7 +98,8 @@ class Connection:
             except TimeoutError:
                 raise
             except OSError as error:
-                raise ControlError(f"the daemon went away: {error}") from error
+                why = "" if isinstance(error, ConnectionError) else f": {error.strerror or error}"
+                raise ControlError(f"the daemon went away{why}") from error
             if not piece:
                 raise ControlError("the daemon went away")
             self._buffer += piece
@@ -136,9 +145,11 @@ class Connection:
         self._socket.close()
 
 
-def _user_of(connected: socket.socket) -> int:
-    """The user who listens, as the kernel says: a daemon decides what a run has in its environment."""
-    return int(struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+def _listener(connected: socket.socket) -> tuple[int, int]:
+    """Process and user who listen, as the kernel says: a daemon decides what a run has in its environment. The process
+    is 0 where it has no number in our namespace."""
+    pid, user, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid), int(user)
 
 
 def _may_trust(user: int, path: str, *, obeys: bool) -> bool:

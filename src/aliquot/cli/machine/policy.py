@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -18,9 +19,13 @@ class _Settings(SuggestingGroup):
     hints = {name: f"`aliquot policy set {name}` sets it" for name in POLICY_CHOICES}  # noqa: RUF012 - never changed
 
 
+_output = click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+
+
 @click.group(cls=_Settings, invoke_without_command=True)
+@_output
 @click.pass_context
-def policy(ctx: click.Context) -> None:
+def policy(ctx: click.Context, output: str) -> None:
     """Show or change how tenants share the cards.
 
     \b
@@ -29,13 +34,16 @@ def policy(ctx: click.Context) -> None:
     fixed-share   never more than --core, even on an idle card
     """
     if ctx.invoked_subcommand is None:
-        _show(ask({"op": "policy"}))
+        _show(ask({"op": "policy"}), output)
 
 
 @policy.command()
-def get() -> None:
+@_output
+@click.pass_context
+def get(ctx: click.Context, output: str) -> None:
     """Show the policy."""
-    _show(ask({"op": "policy"}))
+    before = ctx.parent.params["output"] if ctx.parent else "text"  # as in `aliquot policy -o json get`
+    _show(ask({"op": "policy"}), "json" if "json" in (output, before) else "text")
 
 
 @policy.command(name="set", short_help="Change the policy for running and future tenants.")
@@ -65,7 +73,10 @@ def oversubscribe(factor: float, card: str | None) -> None:
     _show(ask({"op": "policy", "oversubscribe": factor, "card": card}))
 
 
-def _show(answer: dict[str, Any]) -> None:
+def _show(answer: dict[str, Any], output: str = "text") -> None:
+    if output == "json":
+        click.echo(json.dumps(answer, indent=2))
+        return
     words = [f"policy {answer['policy']}, release delay {delay_text(answer['release_delay_seconds'])}"]
     factors = answer.get("oversubscribe", [])
     if any(factor != LEAST_FACTOR for factor in factors):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -33,19 +33,19 @@ def stop(names: Sequence[str], everything: bool, timeout: float) -> None:
         raise click.UsageError("give either a NAME or --all", click.get_current_context())
     if everything:
         raise click.exceptions.Exit(_stop_all(timeout))
-    code = 0
-    for name in names:
-        try:
-            _stop(name, timeout)
-        except NoDaemonRunsError:
-            raise
-        except NotFoundError as error:
-            _report_missing(name, error)
-            code = code or error.exit_code
-        except InputError as error:  # stop the others all the same
-            error.show()
-            code = code or error.exit_code
-    raise click.exceptions.Exit(code)
+    raise click.exceptions.Exit(_stop_named(list(dict.fromkeys(names)), timeout))
+
+
+def _stop_named(names: Sequence[str], timeout: float) -> int:
+    """The exit code. Names that nothing has first: their error lists what runs, before anything is stopped."""
+    status = read_status()
+    there = {tenant.name for tenant in status.tenants} | {entry.name for entry in status.queue}
+    missing = [name for name in names if name not in there]
+    codes = [
+        _stop_each(missing, timeout, 1, _report_missing),
+        _stop_each([name for name in names if name in there], timeout, _AT_ONCE, _report_missing),
+    ]
+    return next((code for code in codes if code), 0)
 
 
 def _stop_all(timeout: float) -> int:
@@ -55,7 +55,7 @@ def _stop_all(timeout: float) -> int:
     if not waiting and not running:
         _check_sudo(status)
         click.echo("no run of yours to stop", err=True)
-    codes = [_stop_each(waiting, timeout, 1), _stop_each(running, timeout, _AT_ONCE)]
+    codes = [_stop_each(waiting, timeout, 1), _stop_each(running, timeout, _AT_ONCE)]  # some end by themselves
     return next((code for code in codes if code), 0)
 
 
@@ -79,33 +79,46 @@ def _check_sudo(status: Status) -> None:
         )
 
 
-def _stop_each(names: Sequence[str], timeout: float, at_once: int) -> int:
+def _stop_each(
+    names: Sequence[str],
+    timeout: float,
+    at_once: int,
+    on_missing: Callable[[str, InputError], None] | None = None,
+) -> int:
     """The exit code: the first that is not 0. Each may take the whole timeout, so that several end at a time; in
-    threads that do not outlive Ctrl-C."""
+    threads that do not outlive Ctrl-C. Without `on_missing` it is no error that there is no such run."""
     left: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         left.put(name)
-    errors: list[InputError] = []
+    errors: dict[str, InputError] = {}
 
     def work() -> None:
-        while not left.empty():
+        while True:
             try:
-                _stop(left.get_nowait(), timeout)
-            except (NotFoundError, queue.Empty):  # it ended by itself meanwhile
-                continue
+                name = left.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                _stop(name, timeout)
+            except NotFoundError as error:
+                if on_missing is not None:
+                    on_missing(name, error)
+                    errors[name] = error
             except InputError as error:  # stop the others all the same
-                errors.append(error)
+                errors[name] = error
 
     threads = [threading.Thread(target=work, daemon=True) for _ in names[:at_once]]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for error in errors:
+    failed = [errors[name] for name in names if name in errors]
+    for error in failed:
         if isinstance(error, NoDaemonRunsError):
             raise error
-        error.show()
-    return errors[0].exit_code if errors else 0
+        if not isinstance(error, NotFoundError):
+            error.show()
+    return failed[0].exit_code if failed else 0
 
 
 def _report_missing(name: str, error: InputError) -> None:

@@ -45,7 +45,7 @@ _MANY = 4  # cards; with more, those without tenants are summed up
 
 @click.command()
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--once", is_flag=True, help="Print once and exit; implied by -o json and without a terminal")
+@click.option("--once", is_flag=True, help="Print once and exit; implied by -o json, TERM=dumb and without a terminal")
 @click.option(
     "--every",
     "interval",
@@ -72,7 +72,7 @@ def top(output: str, once: bool, interval: float) -> None:
     answer = ask({"op": "status"})
     if output == "json":
         click.echo(json.dumps(answer, indent=2))
-    elif once or not sys.stdout.isatty():
+    elif once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":  # it cannot be redrawn there
         click.echo(view(parse_status(answer), terminal_width()))
     else:
         _live(parse_status(answer), interval)

@@ -374,4 +374,4 @@ def _arbiter(nvml: Any, home: Home, shim: str, *, simulated: bool, control: str 
 
 
 def _already_running(text: str) -> InputError:
-    return InputError(text, code=1)
+    return InputError(f"{text}; for other options stop it with `aliquot down`", code=1)

@@ -97,6 +97,7 @@ def _output(name: str, container: str | None, namespace: str | None) -> _Output:
     except NotFoundError as error:
         if name not in pods:
             more = f"; Pods: {shortened(pods)}" if pods else ""
+            more += "; `aliquot ps -a` lists what has ended"
             raise InputError(error.message + more) from error
     else:
         if answer["running"] or name not in pods:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from aliquot.adapters.host.control import Connection
@@ -108,16 +108,6 @@ OPTIONS = (
 )
 
 _NARROWEST = 20  # columns for the text of an option
-_CARD_IS_CHOSEN = "aliquot chooses the card; --gpus is the number of cards"
-# Options of other tools, without their dashes, and what holds here.
-_HINTS = {
-    **dict.fromkeys(("gpu", "card", "cards", "device", "devices", "g"), _CARD_IS_CHOSEN),
-    **dict.fromkeys(("mem", "gpu-memory", "vram", "m"), "use --memory, in GiB of each card"),
-    **dict.fromkeys(("cpu", "cpus", "c"), "processors are not limited; --core is the compute of each card"),
-    **dict.fromkeys(("env", "e"), "the command inherits your environment"),
-    **dict.fromkeys(("priority", "online", "offline"), "use --class online or --class offline"),
-    **dict.fromkeys(("background", "daemon", "b"), "use --detach"),
-}
 
 
 def main(arguments: list[str]) -> int:
@@ -217,12 +207,14 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
         flag, equals, value = word.partition("=")
         flag = {"-d": "--detach", "-h": "--help"}.get(flag, flag)
         if flag not in known:
-            raise RunError(f"No such option: {flag}{_suggestion(flag, known)} (see aliquot run --help)")
+            from aliquot.cli.run.hints import suggestion  # not at the top: only this error needs it
+
+            raise RunError(f"No such option: {flag}{suggestion(flag, known)} (see aliquot run --help)")
         at += 1
         takes = known[flag]
         if takes is None and equals:
-            raise RunError(f"{flag}: {value} is not allowed: it takes no value")
-        if takes == "[SPEC]" and not equals and at < len(arguments) and looks_like_cards(arguments[at]):
+            raise RunError(f"{flag} takes no value: {value}")
+        if takes == "[SPEC]" and not equals and _is_spec(arguments[at : at + 2]):
             value, at = arguments[at], at + 1
         elif takes is not None and takes != "[SPEC]" and not equals:
             if at >= len(arguments) or arguments[at] == "--":
@@ -232,13 +224,9 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
     return options, arguments[at:]
 
 
-def _suggestion(flag: str, known: Iterable[str]) -> str:
-    if (word := flag.lstrip("-")) in _HINTS:
-        return f": {_HINTS[word]}"
-    import difflib  # not at the top: only this error needs it
-
-    close = difflib.get_close_matches(flag, list(known), 1, 0.7)
-    return f"; did you mean {close[0]}?" if close else ""
+def _is_spec(words: list[str]) -> bool:
+    """Whether the first of the words after --simulate is its value: it looks like cards, or `--` follows it."""
+    return bool(words) and words[0] != "--" and (looks_like_cards(words[0]) or words[1:] == ["--"])
 
 
 def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
@@ -318,6 +306,8 @@ def _find(name: str) -> str:
     for path in files:
         if os.access(path, os.X_OK):
             return path
+    from aliquot.cli.run.hints import not_executable, not_found  # not at the top: only these errors need it
+
     if files or ("/" in name and os.path.exists(name)):
-        raise RunError(f"{name}: not executable", NOT_EXECUTABLE)
-    raise RunError(f"{name}: command not found", NOT_FOUND)
+        raise RunError(f"{name}: {not_executable(name)}", NOT_EXECUTABLE)
+    raise RunError(f"{name}: command not found{not_found(name)}", NOT_FOUND)

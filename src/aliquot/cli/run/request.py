@@ -30,7 +30,9 @@ class RunError(Exception):
 
 def not_allowed(flag: str, value: object, allowed: str) -> RunError:
     """The error for an invalid value of a flag."""
-    return RunError(f"{flag}: {value} is not allowed: {allowed}")
+    unclear = value == "" or (flag in ("--name", "--together") and " " in str(value))
+    shown = f'"{value}"' if unclear else value
+    return RunError(f"{flag}: {shown} is not allowed: {allowed}")
 
 
 def connect_to_daemon(up: list[str], simulate: str | None) -> Connection:
@@ -109,7 +111,9 @@ def after_restart(_waited: bool) -> Connection:
     try:
         return wait_for_daemon(AFTER_RESTART)[0]
     except (NoDaemonError, ControlError) as error:
-        raise RunError("the daemon ended while this run waited: start it with `aliquot up -d`", 1) from error
+        raise RunError(
+            "the daemon ended while this run waited: start it with `aliquot up -d`, then repeat the command", 1
+        ) from error
 
 
 def _next(connection: Connection, deadline: float | None, answered: bool) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def _next(connection: Connection, deadline: float | None, answered: bool) -> dic
     try:
         return next(connection.events(_FIRST_ANSWER))
     except TimeoutError:
-        raise RunError("the daemon does not answer: run `aliquot down` or kill it", 1) from None
+        raise RunError(connection.unanswered(), 1) from None
 
 
 def _refused(error: AnswerError) -> RunError:

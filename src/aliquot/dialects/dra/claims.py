@@ -28,7 +28,7 @@ _PERCENT = CORE_MILLI // 100
 _RESULTS = "status.allocation.devices.results"
 _CONFIG = "status.allocation.devices.config"
 _ONLINE = (
-    "nothing on a claim that is not online: only online work takes the card from others (class: online, or DeviceClass "
+    "the claim is not online, and only online work takes the card from others (class: online, or DeviceClass "
     "online.aliquot.dev)"
 )
 

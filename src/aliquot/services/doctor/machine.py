@@ -85,7 +85,7 @@ def _daemon(site: MachineSite) -> Iterator[Finding]:
         yield Finding("daemon", Level.NOTE, (), what, fix)
         return
     if site.status is None:
-        fix = "ps -ef | grep 'aliquot up'; restart it as its user: aliquot down && aliquot up -d"
+        fix = f"if it hangs: kill -9 $(cat {site.home.lock}), then aliquot up -d; tenants keep running"
         yield found("daemon", site.home.control, f"{site.daemon_problem}", fix)
         return
     daemon = site.status.daemon

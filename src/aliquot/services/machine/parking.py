@@ -52,7 +52,7 @@ class Parking:
         named = [card for card in self._machine.cards if which is None or str(which) in (str(card.index), card.uuid)]
         if not named:
             there = ", ".join(dict.fromkeys(str(card.index) for card in self._machine.cards))
-            raise invalid(Invalid("card", which, f"the number or the UUID of a card: {there}"))
+            raise invalid(Invalid("--card", which, f"use the number or the UUID of a card; there are {there}"))
         if any(card.oversubscribe != factor for card in named):
             self._owner_only(caller, "change the policy")
             await self._machine.oversubscribe(float(factor), [card.uuid for card in named])

@@ -27,7 +27,7 @@ from aliquot.wording.runoptions import (
 )
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
+_NAME_ALLOWED = "use at most 63 letters, digits, dots, _ and -; the first is a letter or digit"
 CORE_ALLOWED = "a whole number from 1 to 100, in percent of a card's compute (above 100: --rules 2026)"
 CORE_2026 = "5 to 95 in steps of 5, or 100 and more for several cards, by qGPU's rules of 2026"
 _MOST_WORDS = 64  # of the command line, kept for display: everybody's `ps` gets it for every run
@@ -151,7 +151,7 @@ def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int |
     if core < 100:
         return Invalid("core", core, CORE_2026) if core % 5 else (core, memory, gpus)
     if gpus != 1:
-        return Invalid("gpus", gpus, f"nothing with a core of {core}: it is the compute of {-(-core // 100)} cards")
+        return Invalid("gpus", gpus, f"a core of {core} is already the compute of {-(-core // 100)} cards: omit --gpus")
     cards, rest = divmod(core, 100)
     if not rest:
         return None, None, cards  # whole cards come with all their memory

@@ -29,7 +29,7 @@ class GroupMembers:
     def refusal(self, group: str, app_class: AppClass, others: Sequence[AppClass] = ()) -> Invalid | None:
         """Why nothing of that class can be in the group, whose members have the others."""
         if self._groups is None:
-            return Invalid("together", group, "nothing here: this daemon starts no MPS server")
+            return Invalid("together", group, "this daemon starts no MPS server")
         return self._groups.refusal(group, app_class, others)
 
     def of(self, group_id: str) -> list[Tenancy]:

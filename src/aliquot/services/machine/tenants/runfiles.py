@@ -39,7 +39,7 @@ def new_log(path: str, name: str, caller: Caller) -> str:
     try:
         # Only the daemon can write to the folder, so there is no race between check and open.
         if os.path.lexists(path) and caller.uid not in (0, os.geteuid(), os.lstat(path).st_uid):
-            raise invalid(Invalid("name", name, "another name: the log of another user's run has this name"))
+            raise invalid(Invalid("name", name, "the log of another user's run has this name"))
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
             if os.geteuid() == 0:
                 os.fchown(file.fileno(), caller.uid, caller.gid)
@@ -76,7 +76,7 @@ class RunNames:
         """The name that the request asks for, or one that is free. Raises RefusedError."""
         if request.name is not None:
             if request.name in taken:
-                raise invalid(Invalid("name", request.name, "a name that no other run uses"))
+                raise invalid(Invalid("name", request.name, "another run has this name; `aliquot ps` lists it"))
             return request.name
         while True:
             self._serial += 1

@@ -25,7 +25,7 @@ from aliquot.model.tenant import Tenant
 from aliquot.services.runtime.together.workers import Workers
 
 MISSING = (
-    f"nothing where {CONTROL} is missing: it comes with NVIDIA's driver (Debian: nvidia-cuda-mps, Ubuntu: "
+    f"{CONTROL} is missing: it comes with NVIDIA's driver (Debian: nvidia-cuda-mps, Ubuntu: "
     "nvidia-compute-utils-580 or that of your driver); install it and start again, or leave --together (in a manifest "
     "aliquot.dev/together) out"
 )
@@ -56,12 +56,12 @@ class Groups:
             return Invalid("together", name, MISSING)
         long = too_long(self._folder / ("x" * 10))
         if long:
-            why = f"nothing while {self._folder} is {long} bytes too long a path for sockets: set ALIQUOT_HOME"
+            why = f"{self._folder} is {long} bytes too long a path for sockets: set ALIQUOT_HOME"
             return Invalid("together", name, f"{why} to a shorter one, such as /tmp/aliquot")
         for other in others:
             if other is not app_class:
-                allowed = f"a group of --class {app_class.value} runs: members of a group have one class"
-                return Invalid("together", name, f"{allowed}, and those of {name} have {other.value}")
+                why = f"its runs have --class {other.value}, this one has {app_class.value}"
+                return Invalid("together", name, f"{why}: all members of a group have one class")
         return None
 
     def environment(self, tenancy: Tenancy) -> dict[str, str]:
