@@ -200,6 +200,29 @@ def test_run_on_many_cards_counts_as_one_tenant() -> None:
     assert all((card, late) in bill.counters for card in cards)
 
 
+def test_pods_of_a_user_that_are_not_told_apart_keep_a_known_namespace() -> None:
+    """`aliquot usage --by namespace` showed their time under no namespace at all."""
+    bill, wall = Bill("boot", 10.0, {}), 10.0 * HOUR
+
+    def spend(namespace: str, number: int) -> None:
+        pod = Payer("", namespace, f"{namespace}/p-{number}", "main", "normal", 70001)
+        bill.add(CARD, Stretch(float(number), number + 1.0, tenants={"t": Spent(gpu=1.0)}), {"t": pod}, wall)
+
+    for number in range(2 * MOST_NAMES):
+        spend(("ml", "web")[number % 2], number)
+    spend("new", 1000)
+    by: dict[str, float] = {}
+    for (_, payer), spent in bill.counters.items():
+        by[payer.namespace] = by.get(payer.namespace, 0.0) + (spent.gpu if payer.user == 70001 else 0.0)
+    assert by["ml"] == approx(MOST_NAMES)
+    assert by["web"] == approx(MOST_NAMES)
+    assert "new" not in by, "the number of namespaces is bounded"
+    again = Bill("boot", 10.0, {}, dict(bill.counters), dict(bill.seen))
+    assert again._namespaces == bill._namespaces, "the next daemon counts the same"
+    bill.checkpoint(wall + 2 * HOUR)
+    assert not [place for place in bill._namespaces if place[0] == 70001]
+
+
 def test_pods_of_one_namespace_leave_rows_for_others() -> None:
     bill = Bill("boot", 10.0, {(CARD): Mark("boot", 0.0, 0.0, True)})
     for number in range(1000):

@@ -44,9 +44,10 @@ def owner_of(payer: Payer) -> int | str:
     return payer.namespace if payer.user is None else payer.user
 
 
-def as_others(payer: Payer) -> Payer:
-    """On the bill of the same owner and class, without a name."""
-    return payer._replace(name=OTHERS, container="", namespace=payer.namespace if payer.user is None else "")
+def as_others(payer: Payer, *, keep_namespace: bool = False) -> Payer:
+    """On the bill of the same owner and class, without a name; a Pod of a user keeps its namespace on request."""
+    namespace = payer.namespace if payer.user is None or keep_namespace else ""
+    return payer._replace(name=OTHERS, container="", namespace=namespace)
 
 
 IDLE = Payer("idle")  # no tenant had the card
