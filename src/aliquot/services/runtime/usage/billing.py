@@ -60,6 +60,7 @@ class Billing:
         arbiter.take_stretches()  # from now on it measures
         self._compacted = float("-inf")
         self._trouble = ""
+        self.asking = asyncio.Lock()  # held while an answer to `aliquot usage` is made
 
     def start(self) -> None:
         """From now on the disk is only touched by the writer's thread."""

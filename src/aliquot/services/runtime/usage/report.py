@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,13 +13,14 @@ from aliquot.arbiter.bill import HOUR, Key
 from aliquot.model.device import Card
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.usage import UsageEntry, UsageReport
-from aliquot.model.usage import Spent, UsageRow
+from aliquot.model.usage import Spent, UsageRow, as_others
 from aliquot.services.daemon.control import RefusedError, invalid
 from aliquot.services.runtime.usage.billing import Billing
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+MOST_ENTRIES = 5000
 _TENANT = ("namespace", "pod", "container", "class", "user", "run", "card", "uuid")
 _OF_TENANTS = (
     ("aliquot_tenant_gpu_seconds", "Time of the card that it had.", "gpu"),
@@ -39,15 +41,29 @@ async def answer_usage(billing: Billing | None, request: Mapping[str, Any]) -> d
         raise invalid(Invalid("since", since, "seconds since 1970, not in the future"))
     if billing is None:
         raise RefusedError("failed", text="no usage is kept: usage.db cannot be opened, see the log of the daemon")
-    answer: dict[str, Any] = msgspec.to_builtins(usage_report(await billing.rows(since), since, now))
+    # There may be hundreds of thousands of rows, and anybody may ask: in a thread, and for one after the other.
+    async with billing.asking:
+        rows = await billing.rows(since)
+        return await asyncio.to_thread(_answer, rows, since, now)
+
+
+def _answer(rows: Sequence[UsageRow], since: float, until: float) -> dict[str, Any]:
+    answer: dict[str, Any] = msgspec.to_builtins(usage_report(rows, since, until))
     return answer
 
 
 def usage_report(rows: Iterable[UsageRow], since: float, until: float) -> UsageReport:
-    """The rows by payer and card, those with most time first."""
+    """The rows by payer and card, those with most time first. Of very many, those with least time have one row for each
+    user or namespace and class: no time is lost."""
     found: dict[Key, Spent] = {}
     for row in rows:
         found.setdefault((row.uuid, row.payer), Spent()).add(row.spent)
+    if len(found) > MOST_ENTRIES:
+        least = sorted(found.items(), key=lambda entry: entry[1].gpu)[: len(found) - MOST_ENTRIES]
+        for (uuid, payer), spent in least:
+            if not payer.kind:
+                del found[uuid, payer]
+                found.setdefault((uuid, as_others(payer)), Spent()).add(spent)
     entries = [
         UsageEntry(
             uuid,
