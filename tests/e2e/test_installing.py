@@ -208,3 +208,30 @@ def test_a_namespace_that_was_made_goes_and_one_of_others_stays_as_it_was(bare: 
     with pytest.raises(Refused):
         bare.api("GET", f"/api/v1/namespaces/{SPACE}")
     bare.api("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
+
+
+def test_labels_of_pod_security_that_a_namespace_had_come_back(bare: ControlPlane) -> None:
+    """Killed anywhere in between, too: the namespace must not be left without its owner's rule."""
+    path, enforce = f"/api/v1/namespaces/{SPACE}", "pod-security.kubernetes.io/enforce"
+    bare.kubectl("label", "namespace", SPACE, f"{enforce}=restricted", "pod-security.kubernetes.io/enforce-version=v1.36")
+    theirs = bare.api("GET", path)["metadata"]["labels"]
+    for work in (_install, partial(_install, options=NEXT)):  # the second time the labels are ours already
+        _run(bare, work)
+        assert bare.api("GET", path)["metadata"]["labels"][enforce] == "privileged"
+
+    async def unchanged(kube: Kube) -> None:
+        wanted = tailor_objects(FILE, NEXT, aliquot.__version__)
+        namespace = next(obj for obj in wanted if obj["kind"] == "Namespace")
+        installer = _installer(kube)
+        assert await installer.objects.difference(await installer.own_part(namespace)) == "unchanged"
+
+    _run(bare, unchanged)
+    last = _run(bare, _uninstall)
+    assert bare.api("GET", path)["metadata"]["labels"] == theirs
+    for dies_at in (last - 1, last):
+        _run(bare, _install)
+        with pytest.raises(Killed):
+            _run(bare, _uninstall, dies_at=dies_at)
+        _run(bare, _uninstall)
+        after = bare.api("GET", path)["metadata"]
+        assert (after["labels"], after.get("annotations")) == (theirs, None)

@@ -117,7 +117,7 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps, *, upgrade: boo
     for note in plan.notes:
         steps.report("note", note)
     if given["dry_run"]:
-        await _dry_run(objects, plan, given["output"])
+        await _dry_run(installer, plan, given["output"])
         return 0
     until = time.monotonic() + given["timeout"] if given["wait"] else None
     findings: list[Finding] = []
@@ -269,7 +269,7 @@ def _version() -> str:
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-async def _dry_run(objects: ClusterObjects, plan: _Plan, output: str) -> None:
+async def _dry_run(installer: Installer, plan: _Plan, output: str) -> None:
     import msgspec
 
     from aliquot.dialects.wire.install.deployment import identity
@@ -279,7 +279,10 @@ async def _dry_run(objects: ClusterObjects, plan: _Plan, output: str) -> None:
 
         click.echo(yaml.safe_dump_all(plan.objects, sort_keys=False), nl=False)
         return
-    changes = {str(identity(obj)): await objects.difference(obj) for obj in plan.objects}
+    changes = {}
+    for obj in plan.objects:
+        part = await installer.own_part(obj) if obj["kind"] == "Namespace" else obj
+        changes[str(identity(obj))] = await installer.objects.difference(part)
     if output == "json":
         click.echo(printable_json(msgspec.json.format(msgspec.json.encode(changes), indent=2).decode()))
         return

@@ -29,7 +29,14 @@ from aliquot.dialects.wire.install.deployment import (
     Options,
     identity,
 )
-from aliquot.dialects.wire.install.record import Record, previous_record, render_record, unpack
+from aliquot.dialects.wire.install.record import (
+    Record,
+    previous_record,
+    render_record,
+    render_replaced,
+    replaced_labels,
+    unpack,
+)
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import may_serve_nvidia_gpu
@@ -50,7 +57,7 @@ class Installer:
         """Apply everything. An upgrade waits for the agents before it changes the scheduler, unless `until` is None."""
         namespace = next(obj for obj in objects if obj["kind"] == "Namespace")
         self._report("apply", f"namespace {record.options.namespace}")
-        await self.objects.apply(await self._own_part(namespace))
+        await self.objects.apply(await self.own_part(namespace))
         missing = await self.missing_labels(nodes, record.options.mode)
         ours = {name: {**record.labelled.get(name, {}), **labels} for name, labels in missing.items()}
         record = msgspec.structs.replace(record, labelled={**record.labelled, **ours})
@@ -70,14 +77,18 @@ class Installer:
             await self.objects.apply(render_record(record))
         return record
 
-    async def _own_part(self, namespace: Json) -> Json:
-        """An existing namespace stays its owner's: add only what our Pods need, which we can remove again."""
+    async def own_part(self, namespace: Json) -> Json:
+        """An existing namespace stays its owner's: add only what our Pods need, which we can remove again, and note
+        the owner's values that this replaces."""
         found = await self.objects.get(identity(namespace))
         if found is None or (found["metadata"].get("labels") or {}).get(MANAGED_LABEL) == MANAGER:
             return namespace
         metadata = namespace["metadata"]
         labels = {key: value for key, value in metadata["labels"].items() if key.startswith("pod-security")}
-        return {**namespace, "metadata": {"name": metadata["name"], "labels": labels}}
+        present = found["metadata"].get("labels") or {}
+        replaced = {key: present[key] for key, value in labels.items() if present.get(key, value) != value}
+        note = render_replaced({**replaced_labels(found), **replaced})
+        return {**namespace, "metadata": {"name": metadata["name"], "labels": labels, **note}}
 
     async def missing_labels(self, nodes: Iterable[str], mode: str) -> dict[str, dict[str, str]]:
         """The labels of the mode that each node lacks. Raises InstallError if a node does not exist, or if the label

@@ -28,6 +28,7 @@ from aliquot.dialects.wire.install.deployment import (
     COMPONENT_LABEL,
     DAEMON_SET,
     DEPLOYMENT,
+    FIELD_MANAGER,
     MANAGED_LABEL,
     MANAGER,
     RECORD,
@@ -40,7 +41,7 @@ from aliquot.dialects.wire.install.deployment import (
     identity,
 )
 from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers
-from aliquot.dialects.wire.install.record import Record, previous_record
+from aliquot.dialects.wire.install.record import Record, previous_record, replaced_labels
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.services.install import sweeper
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
@@ -316,7 +317,12 @@ class Uninstaller:
             return
         if (found["metadata"].get("labels") or {}).get(MANAGED_LABEL) == MANAGER:
             await self._delete_namespace(which)
-        else:  # applying it without labels removes those that we added
+        else:
+            labels = replaced_labels(found)
+            if labels:  # first: the values are then not ours any more, and stay
+                patch = {"metadata": {"labels": labels}}
+                await self.objects.kube.patch(which.path, patch, params={"fieldManager": FIELD_MANAGER}, into=bytes)
+            # Applying it without labels removes those that we added.
             bare = {"apiVersion": which.api, "kind": which.kind, "metadata": {"name": which.name}}
             await self.objects.apply(bare)
 

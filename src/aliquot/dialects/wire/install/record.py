@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from aliquot.dialects.wire.install.deployment import (
 from aliquot.model.refusal import Invalid
 
 _VERSION = 1
+_REPLACED = "aliquot.dev/replaced-labels"  # annotation of a namespace that was there before us
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,3 +103,17 @@ def rollback_target(record: Record) -> str | None:
     return (
         msgspec.json.encode(msgspec.structs.replace(record, before=None)).decode() if record.settled else record.before
     )
+
+
+def render_replaced(labels: Mapping[str, str]) -> Json:
+    """The metadata that keeps the owner's labels of a namespace, which ours replace; nothing if there are none."""
+    return {"annotations": {_REPLACED: msgspec.json.encode(labels, order="sorted").decode()}} if labels else {}
+
+
+def replaced_labels(namespace: Json) -> dict[str, str]:
+    """What `render_replaced` kept; nothing where it cannot be read."""
+    text = (namespace["metadata"].get("annotations") or {}).get(_REPLACED, "{}")
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return {}
