@@ -156,6 +156,15 @@ def test_oversubscribed_node_that_advertises_as_much_is_well() -> None:
     assert findings(node) == []
 
 
+def test_amount_of_a_plugin_that_has_left_is_not_compared() -> None:
+    """The label gpushare=true was removed: for five minutes the kubelet keeps the capacity, with nothing available."""
+    labels, capacity = {**QGPU, "aliquot.dev/oversubscribe": "1.5"}, {QGPU_MEMORY: "24", QGPU_CORE: "100"}
+    node = a_node("n1", 16, labels=labels, capacity={**capacity, MEM: "16", COUNT: "1"})
+    node["status"]["allocatable"] = {**capacity, MEM: "0", COUNT: "0"}
+    node["metadata"]["annotations"]["aliquot.dev/host-pool"] = "65536"
+    assert findings(node) == []
+
+
 def test_assumed_cards_are_a_note() -> None:
     node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32"})
     (note,) = [finding for finding in everything(node) if finding.level is Level.NOTE]

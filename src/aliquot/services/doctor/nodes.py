@@ -9,7 +9,7 @@ import msgspec
 from aliquot import dialects
 from aliquot.dialects import Rules, dra, elastic, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.nodereading import OTHER_UNIT, qgpu_bars_whole_cards
-from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.objects import Amounts, NodeObject
 from aliquot.dialects.wire.schedulerconfig import DIALECTS
 from aliquot.model.node import Node, Offer
 from aliquot.model.numbers.quantity import QuantityError, parse_count
@@ -153,6 +153,12 @@ def _advice(note: str) -> tuple[str, str]:
     return "oversubscribe", fix
 
 
+def _available(obj: NodeObject) -> Amounts:
+    """The capacity without resources of which nothing can be had: the kubelet keeps those of a plugin that has left."""
+    left = obj.status.allocatable or {}
+    return {key: amount for key, amount in (obj.status.capacity or {}).items() if left.get(key) != "0"}
+
+
 def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
     """What the agent found against what the kubelet advertises; or what had to be assumed where there is no agent."""
     name, annotations = node.name, obj.metadata.annotations or {}
@@ -167,7 +173,8 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
         yield found(check, name, note, fix)
     rest = {key: value for key, value in annotations.items() if key != native.INVENTORY}
     metadata = msgspec.structs.replace(obj.metadata, annotations=rest)
-    bare = dialects.parse_node(msgspec.structs.replace(obj, metadata=metadata), rules)
+    status = msgspec.structs.replace(obj.status, capacity=_available(obj))
+    bare = dialects.parse_node(msgspec.structs.replace(obj, metadata=metadata, status=status), rules)
     if not isinstance(bare, Node) or not bare.cards:
         return
     fix = "restart the node agent on NODE, so that it registers with the kubelet again"
