@@ -166,6 +166,15 @@ def test_chart_grants_evictions_only_with_preemption(helm: Helm, on: bool) -> No
     assert ("--preemption" in made.args("aliquot-scheduler", "scheduler")) is on
 
 
+def test_agent_stays_on_a_node_whose_label_of_dra_is_false(helm: Helm) -> None:
+    """Without it, Pods with claims would not end: the kubelet asks the agent first."""
+    made = Objects(render(helm, "--set=dra.enabled=true,mode=gpushare", "--kube-version=1.36"))
+    affinity = made.one("DaemonSet", "aliquot-agent")["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    wanted = {"key": "aliquot.dev/dra", "operator": "In", "values": ["true", "false"]}
+    assert [term["matchExpressions"][0] for term in terms].count(wanted) == 1
+
+
 @pytest.mark.parametrize("on", [True, False])
 def test_chart_lets_the_scheduler_read_claims_only_with_dra(helm: Helm, on: bool) -> None:
     made = Objects(render(helm, f"--set=dra.enabled={str(on).lower()}", "--kube-version=1.36"))
@@ -215,6 +224,7 @@ def test_chart_package_has_only_chart_files(helm: Helm, tmp_path: Path) -> None:
         ((IMAGE, "--set=dra.enabled=true", "--kube-version=1.33"), "dra.enabled needs Kubernetes 1.34 or later"),
         ((), "kubectl get pods -n kube-system -l component=kube-scheduler"),
         (("--set=kubeScheduler.enabled=false",), "set webhook.setSchedulerName=false too"),
+        ((IMAGE, "--set=webhook.port=12347"), "webhook.port 12347 is another port of the scheduler's Pod"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

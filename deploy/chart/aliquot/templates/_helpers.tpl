@@ -88,7 +88,8 @@ affinity:
         {{- $labels := .Values.agent.nodeLabels }}
         {{- if not $labels }}
         {{- range $dialects }}{{ $labels = append $labels (index $known .) }}{{ end }}
-        {{- if .Values.dra.enabled }}{{ $labels = append $labels (dict "key" "aliquot.dev/dra" "values" (list "true")) }}{{ end }}
+        {{- /* "false" too: the kubelet asks the agent before it ends a Pod that has a claim from before. */}}
+        {{- if .Values.dra.enabled }}{{ $labels = append $labels (dict "key" "aliquot.dev/dra" "values" (list "true" "false")) }}{{ end }}
         {{- $labels = append $labels (dict "key" "aliquot.dev/share-cards-with-other-plugins" "values" (list "true")) }}
         {{- $labels = append $labels (dict "key" "nvidia.com/gpu.present" "values" (list "true") "found" true) }}
         {{- $labels = append $labels (dict "key" "feature.node.kubernetes.io/pci-10de.present" "values" (list "true") "found" true) }}
