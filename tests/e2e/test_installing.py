@@ -213,7 +213,7 @@ def test_a_namespace_that_was_made_goes_and_one_of_others_stays_as_it_was(bare: 
 def test_labels_of_pod_security_that_a_namespace_had_come_back(bare: ControlPlane) -> None:
     """Killed anywhere in between, too: the namespace must not be left without its owner's rule."""
     path, enforce = f"/api/v1/namespaces/{SPACE}", "pod-security.kubernetes.io/enforce"
-    bare.kubectl("label", "namespace", SPACE, f"{enforce}=restricted", "pod-security.kubernetes.io/enforce-version=v1.36")
+    bare.kubectl("label", "namespace", SPACE, f"{enforce}=restricted", f"{enforce}-version=v1.36")
     theirs = bare.api("GET", path)["metadata"]["labels"]
     for work in (_install, partial(_install, options=NEXT)):  # the second time the labels are ours already
         _run(bare, work)
