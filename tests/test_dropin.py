@@ -48,7 +48,7 @@ def test_every_image_is_this_version_of_ours() -> None:
         ("scheduler-policy-config.yaml", ["--kubernetes", "1.36"]),
     ],
 )
-def test_what_kube_scheduler_is_told_is_what_the_command_prints_for_gpushares_node_port(
+def test_kube_schedulers_file_is_what_the_command_prints_for_gpushares_node_port(
     name: str, words: list[str], folder: str, scheme: str
 ) -> None:
     url = ["--dialect", "gpushare", "--url", f"{scheme}://127.0.0.1:32766"]

@@ -73,7 +73,7 @@ def test_hanging_test_fails_with_its_stack_and_the_next_one_runs(limited: pytest
     result.stdout.fnmatch_lines([*wanted, "the server ended"])
 
 
-def test_test_that_hears_no_signal_ends_its_process_with_its_stack(limited: pytest.Pytester) -> None:
+def test_test_that_ignores_signals_ends_its_process_with_its_stack(limited: pytest.Pytester) -> None:
     limited.makepyfile(HEARS_NO_SIGNAL)
     result = limited.runpytest_subprocess("-p", "no:cacheprovider")
     assert result.ret == 1

@@ -24,7 +24,7 @@ def payer(name: str) -> Payer:
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(PART, st.sampled_from(("x", "y", "z"))), max_size=6))
-def test_a_second_is_divided_among_tenants_and_idle_and_nobody_waits_for_more_than_it(
+def test_a_second_is_divided_among_tenants_and_idle_and_no_tenant_waits_for_more(
     contexts: dict[str, tuple[float, str]],
 ) -> None:
     busy = {name: part for name, (part, _) in contexts.items()}

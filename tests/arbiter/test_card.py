@@ -264,7 +264,7 @@ def test_activity_is_sampled_often_only_while_it_decides_something() -> None:
     assert beside.deadline == 2.0 + REST
 
 
-def test_the_deadline_is_finite_whoever_is_there() -> None:
+def test_the_deadline_is_finite_for_any_tenants() -> None:
     for isolation in Isolation:
         arbiter = card(("a/1", NORMAL), ("b/1", OFFLINE), isolation=isolation)
         now = 0.0

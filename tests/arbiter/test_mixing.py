@@ -264,7 +264,7 @@ class TestSeveralOffline:
         card.run(4.0)
         assert card.worst_stall <= 0.0002 + 6 * ORDER
 
-    def test_a_long_kernel_that_nobody_waits_for_stalls_nobody(self) -> None:
+    def test_a_long_kernel_without_waiters_stalls_no_tenant(self) -> None:
         """It launches nothing and waits for nothing: were it taken for idle, it would be enabled beside the others."""
         card = mixed([Load(work=0.001)], [None], delay=0.1)
         card.admit("long", AppClass.OFFLINE)
@@ -285,7 +285,7 @@ class TestSeveralOffline:
         card.run(3.0)
         assert card.share("off0") >= 0.9
 
-    def test_contexts_that_are_being_made_stall_nobody(self) -> None:
+    def test_contexts_that_are_being_made_stall_no_tenant(self) -> None:
         """They are not paused whatever happens: so their slices are not tiny."""
         card = mixed([Load(work=0.001)], [None], delay=0.1)
         for at in range(3):

@@ -110,7 +110,7 @@ def test_three_tenants_on_a_card_for_two_take_turns_and_none_starves() -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(5, 60), min_size=2, max_size=6), st.integers(60, 139), st.sampled_from([0, 512 << 20]))
-def test_nobody_starves_and_the_card_is_never_overbooked(sizes: list[int], card: int, context: int) -> None:
+def test_no_tenant_starves_and_the_card_is_never_overbooked(sizes: list[int], card: int, context: int) -> None:
     """Contexts stay on the card; placement books so that each tenant fits beside those of the others."""
     memory = Memory(card=card * GIB + context * len(sizes), pool=400 * GIB)
     there = {f"t{at}": replace(parked(f"t{at}", size), fixed=context) for at, size in enumerate(sizes)}

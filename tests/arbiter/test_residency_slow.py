@@ -74,7 +74,7 @@ def test_slow_one_that_asks_makes_others_leave_without_returning_at_once() -> No
     assert decide(tenants, CARD, 100.0).orders == (Leave("a"),)
 
 
-def test_nobody_returns_into_the_room_of_a_slow_one_before_it_has_left() -> None:
+def test_no_tenant_returns_into_the_room_of_a_slow_one_before_it_has_left() -> None:
     asking = fast("a", 60, where=Where.PARKED, parked=60 * GIB, wants=0, wants_since=0.0)
     assert decide([asking, slow("slow", 80)], CARD, 100.0).orders == (Leave("slow"),)
     leaving = slow("slow", 80, where=Where.LEAVING)

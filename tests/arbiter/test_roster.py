@@ -129,7 +129,7 @@ class TestActivity:
             assert context.idle_for >= 0.0
 
 
-def test_a_context_of_nobody_is_ignored_until_its_tenant_is_known() -> None:
+def test_a_context_without_a_tenant_is_ignored_until_its_tenant_is_known() -> None:
     roster = Roster({}, {"a/1": Context("a/1", "a")})
     assert roster.of_class(AppClass.NORMAL) == []
     roster.members["a"] = Member("a", AppClass.NORMAL, None)

@@ -110,7 +110,7 @@ def test_fixed_share_binds_kernels_that_are_handed_over_and_not_waited_for() -> 
     assert card.share("a") == pytest.approx(0.2, abs=0.01)
 
 
-def test_burst_share_gives_idle_time_to_whoever_has_work() -> None:
+def test_burst_share_gives_idle_time_to_tenants_with_work() -> None:
     card = VirtualCard(SharingRules(Isolation.BURST_SHARE))
     card.admit("a", quota=0.2)
     card.admit("b", quota=0.8)
@@ -126,7 +126,7 @@ def test_burst_share_gives_idle_time_to_whoever_has_work() -> None:
     assert card.share("a") >= 0.95
 
 
-def test_best_effort_gives_idle_time_to_whoever_has_work() -> None:
+def test_best_effort_gives_idle_time_to_tenants_with_work() -> None:
     card = VirtualCard(SharingRules(Isolation.BEST_EFFORT))
     for name in "abcdefgh":
         card.admit(name)

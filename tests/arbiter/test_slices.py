@@ -56,7 +56,7 @@ def test_no_slice_of_those_that_contend_is_too_short_to_get_anything_done(
 
 
 @given(_processes, st.data())
-def test_shares_last_when_nobody_is_there_to_change_them_and_offlines_slices_do_not(
+def test_shares_last_when_the_daemon_is_gone_and_offline_slices_do_not(
     processes: dict[str, int], data: st.DataObject
 ) -> None:
     every = contexts(processes)

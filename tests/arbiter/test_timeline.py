@@ -81,7 +81,7 @@ def test_a_stretch_longer_than_all_that_is_kept_costs_no_more_than_that() -> Non
     assert len(timeline._buckets) <= BUCKETS + 1
 
 
-def test_no_more_than_the_last_minute_is_kept_although_nobody_looks() -> None:
+def test_timeline_keeps_no_more_than_the_last_minute_while_no_viewer_looks() -> None:
     timeline = a_timeline()
     for at in range(5000):
         timeline.add([(at / 10, (at + 1) / 10, {"p1": 1.0}, False)])

@@ -43,7 +43,7 @@ class TestRotation:
         assert rotation.step({"a": 1.0}, 0.0) == "a"
         assert rotation.until == FOREVER
 
-    def test_nobody_has_the_turn_when_nobody_has_work(self) -> None:
+    def test_no_tenant_has_the_turn_when_none_has_work(self) -> None:
         rotation = Rotation()
         assert rotation.step({}, 0.0) is None
         assert rotation.until == FOREVER
@@ -68,7 +68,7 @@ class TestRotation:
 
     @settings(max_examples=30)
     @given(st.floats(0.005, 0.08), st.floats(0.005, 0.08))
-    def test_holds_that_come_more_often_than_turns_end_starve_nobody(self, free: float, held: float) -> None:
+    def test_holds_that_come_more_often_than_turns_end_starve_no_tenant(self, free: float, held: float) -> None:
         """Online work every now and then, release-delay short: each gap must not go to the same offline tenant."""
         rotation, weights, had, now = Rotation(), {"a": 0.5, "b": 0.5}, Counter[str](), 0.0
         for _ in range(400):
@@ -144,7 +144,7 @@ class TestWindows:
         """A tenth of a percent of a period is not worth two orders: it is saved up until it is."""
         assert windowed({"a": quota}, 60.0, None, 0.0)["a"] == pytest.approx(quota, rel=0.1)
 
-    def test_the_rest_of_the_period_is_nobodys(self) -> None:
+    def test_the_rest_of_the_period_is_idle(self) -> None:
         windows = Windows()
         assert windows.step({"a": 0.3}, 0.0) == "a"
         assert windows.until == pytest.approx(0.03)
@@ -215,7 +215,7 @@ class TestWindows:
         assert windows.step(quotas, 0.125) == "a"
         assert windows.step(quotas, 0.25) == "b"
 
-    def test_while_held_nobody_has_a_window(self) -> None:
+    def test_while_held_no_tenant_has_a_window(self) -> None:
         windows = Windows()
         windows.step({"a": 0.3}, 0.0)
         windows.hold(0.01)

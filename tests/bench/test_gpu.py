@@ -34,7 +34,7 @@ def test_a_kernel_that_was_stopped_held_the_card_before_and_after() -> None:
     ]
 
 
-def test_a_kernel_that_nobody_stopped_held_the_card_all_the_while() -> None:
+def test_a_kernel_that_was_not_stopped_held_the_card_all_the_while() -> None:
     assert held([(5, 9)], []) == [(5, 9)]
     assert held([(5, 9)], [(0, 5), (9, 12)]) == [(5, 9)]
     assert held([(5, 9)], [(0, 20)]) == []

@@ -118,7 +118,7 @@ def test_full_cards_and_waiting_pods_are_no_fault() -> None:
     assert audit(pods, NODES, ["a"], MEMORY, COUNT) == []
 
 
-def test_a_card_given_out_twice_a_pod_without_a_card_and_a_lost_pod_are_told() -> None:
+def test_a_card_given_out_twice_a_pod_without_a_card_and_a_lost_pod_are_reported() -> None:
     grant = {"containers": [{"cards": [{"index": 1, "memory_mib": 81 * 1024}]}]}
     pods = [
         on_card("a", 0, 80),

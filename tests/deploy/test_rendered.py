@@ -264,7 +264,7 @@ def test_every_value_is_in_the_schema_and_nothing_else_is() -> None:
     assert {key for key in allowed - documented if not free.search(key)} == {".global", ".nameOverride"}
 
 
-def test_every_value_is_told_of_on_the_page() -> None:
+def test_every_value_is_documented_on_the_page() -> None:
     page = (ROOT / "docs" / "install.md").read_text()
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     documented = set(re.findall(r"`([\w.]+)`", page))

@@ -109,7 +109,7 @@ def test_factor_without_a_pool_is_noted() -> None:
         assert "its agent reports no host pool" in node.notes[0]
 
 
-def test_reader_tells_nodes_with_other_pools_and_factors_apart() -> None:
+def test_reader_distinguishes_nodes_by_pool_and_factor() -> None:
     reader = NodeReader(Rules())
     read = [reader.read(node) for node in (a_node("1.5"), a_node("2.0"), a_node("2.0", 1024), a_node())]
     assert [(node.cards[1].oversubscribe, node.pool_mib) for node in read if isinstance(node, Node)] == [

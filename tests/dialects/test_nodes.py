@@ -84,7 +84,7 @@ def test_capacity_combines_number_and_memory_of_dialects() -> None:
     assert good(parsed).notes == ()
 
 
-def test_without_capacity_what_is_allocatable_tells_the_cards() -> None:
+def test_without_capacity_the_cards_follow_from_what_is_allocatable() -> None:
     assert sizes(node(status={"allocatable": {MEM: 32, COUNT: 2}})) == [16, 16]
 
 

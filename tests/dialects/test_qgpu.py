@@ -128,7 +128,7 @@ def test_core_of_100_or_more_or_of_less_than_1_is_an_error(core: object) -> None
     assert "1 to 99" in sentence(pod(asking(core=core, memory=1)))
 
 
-def test_a_normal_pod_that_asks_for_greedy_core_is_told_to_become_offline() -> None:
+def test_normal_pod_that_asks_for_greedy_core_is_advised_to_become_offline() -> None:
     said = sentence(pod(asking(core_greedy=30, memory=1)))
     assert "add annotation tke.cloud.tencent.com/app-class: offline" in said
 
@@ -194,7 +194,7 @@ def test_a_pod_with_an_app_class_and_no_gpu_is_not_ours() -> None:
 # the slip in the vendor's example
 
 
-def test_annotations_beside_metadata_are_told_once_and_not_by_their_consequences() -> None:
+def test_annotations_beside_metadata_are_reported_once_and_not_by_their_consequences() -> None:
     manifest = pod(asking(core_greedy=30, memory=2))
     manifest["annotations"] = {f"{PREFIX}app-class": "offline"}
     said = sentence(manifest)

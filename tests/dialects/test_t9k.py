@@ -75,7 +75,7 @@ def test_nvidia_gpu_node_is_every_card_of_a_node_for_itself() -> None:
         ({NODE: 2}, "one whole node"),
     ],
 )
-def test_amounts_out_of_range_are_errors_that_tell_the_range(limits: dict[str, object], allowed: str) -> None:
+def test_amounts_out_of_range_are_errors_that_report_the_range(limits: dict[str, object], allowed: str) -> None:
     (said,) = sentences(pod(limits))
     assert allowed in said
     assert said.startswith("spec.containers[0].resources.limits")

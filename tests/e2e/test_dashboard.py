@@ -105,7 +105,7 @@ def test_a_waiting_pod_is_listed_with_what_it_wants_and_why_it_waits(
     assert [(refusal["nodes"], refusal["example"]) for refusal in shown["refusals"]] == [(1, "n1")]
 
 
-def test_a_tick_tells_that_a_pod_came_and_that_it_was_deleted(cluster: Wired) -> None:
+def test_a_tick_reports_a_new_pod_and_its_deletion(cluster: Wired) -> None:
     cluster.create(gpushare_node("n1", 16))
     wait_until(lambda: asked("state")["nodes"]["cards"] == [1], 10, "the node is known")
     with listening() as events:

@@ -112,7 +112,7 @@ def test_pending_pod_is_bound_when_configmap_returns_a_card(cluster: Wired) -> N
     assert _bound_after(cluster, lambda: cluster.plane.api("DELETE", path), "c") < SOON
 
 
-def test_a_node_that_breaks_a_rule_takes_nobody_until_it_is_put_right(cluster: Wired) -> None:
+def test_a_node_that_breaks_a_rule_takes_no_pod_until_it_is_corrected(cluster: Wired) -> None:
     policy = "tke.cloud.tencent.com/qgpu-schedule-policy"
     cluster.create(qgpu_node("n", 16, labels={**QGPU, policy: "fair"}), pod("p", {QGPU_MEMORY: 4, QGPU_CORE: 20}))
     rule = f'metadata.labels["{policy}"]: "fair" is not allowed: best-effort or be, fixed-share or fs'
@@ -164,7 +164,7 @@ def test_pending_pods_are_bound_together(cluster: Wired) -> None:
     assert time.monotonic() - began < SOON + 1
 
 
-def test_pod_that_never_fits_preempts_nobody(cluster: Wired) -> None:
+def test_pod_that_never_fits_preempts_no_other(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 16, 16))
     cluster.placed(gpushare_pod("low", 4))
     cluster.create(pod("high", {MEM: 20}, priorityClassName="system-cluster-critical"))

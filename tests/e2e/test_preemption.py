@@ -26,7 +26,7 @@ def test_preemption_takes_card_of_lower_priority_pod(cluster: Wired) -> None:
     assert _left(cluster) == {"important"}
 
 
-def test_preemption_evicts_nobody_without_freeing_a_card(cluster: Wired) -> None:
+def test_preemption_evicts_no_pod_without_freeing_a_card(cluster: Wired) -> None:
     """On `halves` there would be 8 GiB, 4 on each of two cards: of no use to a Pod that wants 6 on one."""
     cluster.create(gpushare_node("halves", 8, 8))
     cluster.placed(

@@ -57,7 +57,7 @@ def test_what_does_not_need_an_exclusive_node_does_not_land_there(cluster: Wired
     assert cluster.bound("tolerant") == {"tolerant": "xgn"}
 
 
-def test_an_exclusive_pod_shares_its_cards_with_nobody(cluster: Wired) -> None:
+def test_an_exclusive_pod_does_not_share_its_cards(cluster: Wired) -> None:
     cluster.create(xgn_node("xgn", 4))
     places = cluster.placed(t9k_pod("two", T9K_CARDS, 2), t9k_pod("one", T9K_CARDS, 1))
     assert len({card for _, cards in places for card in cards}) == 3

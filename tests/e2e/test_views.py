@@ -133,7 +133,7 @@ def test_doctor_says_what_a_restricted_user_may_not_see(clean: ControlPlane, she
     assert inspected.stderr.strip().count("\n") == 0 or "exit status 2" in inspected.stderr
 
 
-def test_unauthorized_user_is_told_to_log_in(clean: ControlPlane, shell: Shell, tmp_path: Path) -> None:
+def test_unauthorized_user_is_asked_to_log_in(clean: ControlPlane, shell: Shell, tmp_path: Path) -> None:
     said = yaml.safe_load(clean.kubeconfig.read_text())
     said["users"][0]["user"] = {"token": "wrong"}
     wrong = tmp_path / "wrong.kubeconfig"
@@ -155,7 +155,7 @@ def findings(shell: Shell, kubeconfig: Path | None = None) -> list[dict[str, Any
     return reported
 
 
-def test_doctor_tries_the_webhook_and_tells_when_it_is_gone(
+def test_doctor_tries_the_webhook_and_reports_when_it_is_gone(
     clean: ControlPlane, shell: Shell, aliquot_scheduler: Callable[..., AliquotScheduler]
 ) -> None:
     port = free_port()

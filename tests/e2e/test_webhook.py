@@ -333,7 +333,7 @@ def test_pod_with_gpu_count_only_is_refused(fresh: ControlPlane) -> None:
                 created(fresh, objects.pod("marked", **marks))  # type: ignore[arg-type]  # mypy cannot see which
 
 
-def test_webhook_down_with_ignore_blocks_nobody(fresh: ControlPlane) -> None:
+def test_webhook_down_with_ignore_blocks_no_pod(fresh: ControlPlane) -> None:
     with a_webhook(fresh):
         pass
     assert created(fresh, objects.pod("broken", {CORE: 30}))["metadata"]["name"] == "broken"

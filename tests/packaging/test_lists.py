@@ -51,19 +51,19 @@ def test_a_broken_line_of_a_lock_is_named() -> None:
         lock.parse(f"deb dash 1 {SUM}\ndeb libc6\n", where="lock")
 
 
-def test_a_package_that_is_asked_for_but_not_locked_is_told() -> None:
+def test_a_package_that_is_asked_for_but_not_locked_is_reported() -> None:
     problems = inputs.disagreements((), debian.Wanted(("dash",), frozenset()), {})
 
     assert problems == ["packages.txt asks for dash, the lock has none"]
 
 
-def test_a_package_that_is_left_out_but_locked_is_told() -> None:
+def test_a_package_that_is_left_out_but_locked_is_reported() -> None:
     problems = inputs.disagreements((Locked("deb", "tar", "1", SUM),), debian.Wanted((), frozenset({"tar"})), {})
 
     assert problems == ["packages.txt leaves tar out, the lock has it"]
 
 
-def test_a_wheel_of_another_version_than_the_constraints_is_told() -> None:
+def test_a_wheel_of_another_version_than_the_constraints_is_reported() -> None:
     problems = inputs.disagreements((Locked("wheel", "rich", "1", SUM),), debian.Wanted((), frozenset()), {"rich": "2"})
 
     assert problems == ["constraints.txt has rich 2, the lock 1"]

@@ -85,7 +85,7 @@ def test_a_compiled_module_is_never_checked_against_its_source() -> None:
     assert int.from_bytes(made[4:8], "little") == 0b01  # by hash (bit 0), not checked (bit 1): PEP 552
 
 
-def test_a_compiled_module_tells_its_place_in_the_image() -> None:
+def test_a_compiled_module_reports_its_place_in_the_image() -> None:
     made = bytecode.compiled(SOURCES)[f"{SITE}/__pycache__/m0.cpython-311.pyc"].data
 
     assert marshal.loads(made[16:]).co_filename == f"/{SITE}/m0.py"

@@ -76,7 +76,7 @@ def test_a_card_too_small_never_fits() -> None:
     ]
 
 
-def test_every_shortage_of_a_card_is_told() -> None:
+def test_every_shortage_of_a_card_is_reported() -> None:
     board = a_board(Node("n1", (Card(0, 16 * GIB, max_slices=1),), frozenset(Offer)))
     board.take("n1", Occupant({0: Usage(13 * GIB, 800, slices=1)}))
     assert {refusal.reason for refusal in _refusals(board, asking(5, 30))} == {
@@ -91,7 +91,7 @@ def test_a_sick_card_takes_nothing_and_may_come_back() -> None:
     assert _refusals(board, asking(1)) == [Refusal("n1", 0, Reason.HEALTH, 1, 0, never=False)]
 
 
-def test_an_exclusive_card_takes_nobody_else() -> None:
+def test_an_exclusive_card_takes_no_other_pod() -> None:
     board = a_board(a_node("n1", 16))
     board.take("n1", Occupant({0: Usage(16 * GIB, slices=1, exclusive=1)}))
     assert _refusals(board, asking(1)) == [Refusal("n1", 0, Reason.EXCLUSIVE, 0, 1, never=False)]

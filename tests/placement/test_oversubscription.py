@@ -110,7 +110,7 @@ def test_without_a_pool_nothing_is_booked_beyond_the_card() -> None:
     assert scene.book(parkable(10, "a"), parkable(10, "b"), parkable(6, "c")) == [0, None, 0]
 
 
-def test_a_card_held_whole_is_shared_with_nobody_whatever_the_factor() -> None:
+def test_a_card_held_whole_is_not_shared_at_any_factor() -> None:
     scene = Scene(a_board(a_stretched(4.0, CARD)))
     whole = replace(asking(0, name="whole", park_after=1.0))
     part = replace(whole.containers[0].slice, memory_percent=100, exclusive=True)

@@ -106,7 +106,7 @@ def test_a_container_finds_the_next_daemon_by_itself(node: Node) -> None:
     wait_until(lambda: node.standing(pod).get("processes") == before, "it has registered again")
 
 
-def test_when_the_card_falls_off_the_daemon_stays_and_serves_whoever_comes_after(node: Node) -> None:
+def test_when_the_card_falls_off_the_daemon_stays_and_serves_later_tenants(node: Node) -> None:
     pod = node.tenant()
     doomed = container(node, pod)
     wait_until(lambda: node.standing(pod).get("processes"), "it has registered")

@@ -157,7 +157,7 @@ def test_the_end_of_the_devices_own_context_gives_back_too(tenant: Tenant, end: 
     assert answer == {"before": GIB, "after": 0}
 
 
-def test_the_devices_own_context_stays_while_somebody_holds_it(tenant: Tenant) -> None:
+def test_the_devices_own_context_stays_while_a_program_holds_it(tenant: Tenant) -> None:
     answer = tenant.run("""
         mine = c_void_p()
         for _ in range(2): cuda.cuDevicePrimaryCtxRetain(byref(mine), 0)

@@ -8,7 +8,7 @@ from aliquot.adapters.gpu.page import Order, State, Stays
 from shim.harness import GIB, MIB, Tenant, eventually, with_helpers
 
 
-def test_stream_ordered_memory_can_leave_and_is_told_as_that_of_its_pool(parkable: Tenant) -> None:
+def test_stream_ordered_memory_can_leave_and_counts_as_that_of_its_pool(parkable: Tenant) -> None:
     program = parkable.start(
         with_helpers("""
         s = stream()

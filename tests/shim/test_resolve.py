@@ -121,7 +121,7 @@ def test_a_program_without_cuda_gets_no_thread_no_file_and_no_driver(tenant: Ten
     assert done.stderr == ""
 
 
-def test_dlerror_tells_of_the_programs_own_lookups_alone(tenant: Tenant) -> None:
+def test_dlerror_reports_the_programs_own_lookups_alone(tenant: Tenant) -> None:
     answer = tenant.run("""
         libc = ctypes.CDLL(None)
         libc.dlerror.restype = ctypes.c_char_p

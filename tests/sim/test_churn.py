@@ -42,7 +42,7 @@ def test_a_pod_waits_until_room_comes() -> None:
     assert found.allocated_percent == pytest.approx(100 * 200 / (END - BEGIN))
 
 
-def test_watch_hears_of_every_step_in_its_order() -> None:
+def test_watch_receives_every_step_in_its_order() -> None:
     arrivals = [Arrival(0, 1, 100), Arrival(30, 1, 100), Arrival(40, 0, 10)]
     steps: list[Step] = []
     clock = itertools.count().__next__

@@ -54,7 +54,7 @@ def send(connection: socket.socket, message: bytes, files: list[int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_noise_kills_nobody_and_takes_nothing(player: Player, seed: int) -> None:
+def test_noise_kills_no_process_and_takes_nothing(player: Player, seed: int) -> None:
     rng = random.Random(seed)
     tenant = player.start("serve")
     tenant.hear()
@@ -158,7 +158,7 @@ def almost_right(rng: random.Random, context: RawContext, seq: int) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_noise_in_a_lane_harms_nobody_else(player: Player, seed: int) -> None:
+def test_noise_in_a_lane_harms_no_other(player: Player, seed: int) -> None:
     rng = random.Random(seed)
     tenant = player.start("serve")
     tenant.hear()

@@ -87,7 +87,7 @@ def test_client_that_dies_with_work_in_flight_harms_its_server_s_clients_alone()
         assert player.shares([mps.busy()], 0.2)[0] > 0.4, "a newcomer works"
 
 
-def test_client_that_ends_without_work_harms_nobody() -> None:
+def test_client_that_ends_without_work_harms_no_other() -> None:
     with controls(1) as (player, (mps,)):
         idle = player.start("serve", **mps.environment)
         assert idle.hear() == "ready"

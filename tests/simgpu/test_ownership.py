@@ -83,7 +83,7 @@ def test_a_dup_held_elsewhere_keeps_them(player: Player) -> None:
     assert player.card().used == 0
 
 
-def test_a_stopped_process_disturbs_nobody(player: Player) -> None:
+def test_a_stopped_process_disturbs_no_other(player: Player) -> None:
     """Its queued work goes on, as on a real card; then the card is the other's."""
     hung, other = player.start("serve"), player.start("serve")
     for tenant in (hung, other):

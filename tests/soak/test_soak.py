@@ -34,12 +34,12 @@ def test_a_container_that_sees_its_cards_is_all_right_in_whatever_order() -> Non
     assert differences(_granted("a", "b"), _report("b", "a")) == []
 
 
-def test_a_container_that_sees_anothers_card_is_told_with_both() -> None:
+def test_a_container_that_sees_anothers_card_is_reported_with_both() -> None:
     (sentence,) = differences(_granted("a"), _report("a", "b"))
     assert "granted ['a'], sees ['a', 'b']" in sentence
 
 
-def test_a_container_that_sees_more_memory_than_its_own_is_told() -> None:
+def test_a_container_that_sees_more_memory_than_its_own_is_reported() -> None:
     assert differences(_granted("a"), _report("a", gib=3)) == ["granted 2048 MiB of a, sees 3072"]
 
 
@@ -103,7 +103,7 @@ def test_a_thread_that_is_held_makes_no_step_until_it_may_go_on() -> None:
     assert not thread.is_alive()
 
 
-def test_what_a_thread_fell_over_is_kept_for_whoever_runs_the_soak() -> None:
+def test_an_error_in_a_thread_is_kept_for_the_report_of_the_soak() -> None:
     thread = Falling()
     thread.start()
     thread.join(10)

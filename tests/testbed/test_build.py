@@ -49,14 +49,14 @@ def test_a_go_that_cannot_fetch_a_newer_one_is_named_with_its_version(tmp_path: 
         binaries(["etcd"])
 
 
-def test_modules_that_cannot_be_fetched_are_told_in_gos_own_words(tmp_path: Path, empty_cache: Path) -> None:
+def test_modules_that_cannot_be_fetched_are_reported_in_gos_own_words(tmp_path: Path, empty_cache: Path) -> None:
     _go(tmp_path, "go1.26.0", "echo dial tcp: no route to host >&2; exit 1")
     with pytest.raises(CannotBuildError, match=r"fetching the Go modules.*\n.*no route to host\n.*GOPROXY"):
         binaries(["etcd"])
     assert not (empty_cache / "etcd").exists()
 
 
-def test_each_program_is_built_once_and_progress_tells_which_of_how_many(
+def test_each_program_is_built_once_and_progress_shows_which_of_how_many(
     tmp_path: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # $7 is what follows -o: a shell script stands for Go, and writes what it was asked to build.
@@ -93,7 +93,7 @@ def test_kubebuilder_assets_that_name_no_folder_are_an_error(monkeypatch: pytest
         binaries(["etcd"])
 
 
-def test_a_program_nobody_knows_is_refused_with_those_known() -> None:
+def test_an_unknown_program_is_refused_with_those_known() -> None:
     with pytest.raises(CannotBuildError, match=r"no such program: kubelt; known are etcd, .*kubelet"):
         binaries(["kubelt"])
 

@@ -87,7 +87,7 @@ def test_codes_come_back_from_a_kube_scheduler_message(
     assert codes(message) == {reason.value for reason, _ in ours}
 
 
-def test_codes_of_all_reasons_at_once_are_told_apart() -> None:
+def test_codes_of_all_reasons_are_distinguished_in_one_text() -> None:
     claim = claim_of(gpushare_pod("p", 4))
     message = scheduler_message([coded_reason(reason, False, claim) for reason in Reason])
     assert codes(message) == frozenset(Reason)

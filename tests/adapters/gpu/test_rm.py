@@ -75,7 +75,7 @@ def test_whatever_the_driver_answers_a_uuid_is_text(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize(("status", "gone"), [(0x23, True), (0x33, True), (0x57, True), (0x1B, False), (0x56, False)])
-def test_a_refusal_tells_whether_the_object_is_gone(monkeypatch: pytest.MonkeyPatch, status: int, gone: bool) -> None:
+def test_a_refusal_reports_whether_the_object_is_gone(monkeypatch: pytest.MonkeyPatch, status: int, gone: bool) -> None:
     Driver(monkeypatch, status)
     with pytest.raises(RmError, match=f"0x{status:x}") as caught:
         rm.set_paused(GROUP, True)

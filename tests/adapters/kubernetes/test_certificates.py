@@ -75,7 +75,7 @@ def test_a_bundle_of_old_and_new_trusts_both() -> None:
     assert split(b"") == ()
 
 
-def test_a_certificate_tells_its_times_and_names() -> None:
+def test_a_certificate_reports_its_times_and_names() -> None:
     facts = read_facts(issue(AUTHORITY, ["a", "127.0.0.1"], NOW, 60).certificate)
     assert (facts.made, facts.ends, facts.names) == (NOW, NOW + 60, frozenset({"a", "127.0.0.1"}))
     assert read_facts(AUTHORITY.certificate).names == frozenset()

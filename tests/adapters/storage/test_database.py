@@ -138,7 +138,7 @@ def test_a_folder_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
         a_database(tmp_path / "none")
 
 
-def test_a_full_disk_is_told_and_the_next_write_works(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_next_write_works(tmp_path: Path) -> None:
     database = a_database(tmp_path)
     database.connection.execute("PRAGMA max_page_count = 1")
     with pytest.raises(StoreError, match="full: free some space there; nothing was written"):
@@ -195,7 +195,7 @@ def test_a_file_that_is_whole_can_be_looked_at_while_it_is_in_use_and_afterwards
     assert [path.name for path in tmp_path.iterdir()] == ["a.db"], "looking leaves nothing behind"
 
 
-def test_what_is_wrong_with_a_file_is_told_and_nothing_is_mended(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_file_is_reported_and_nothing_is_mended(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     assert examine(str(path), application=7) == "is not there"
     path.write_bytes(b"not a database at all" * 60)

@@ -154,7 +154,7 @@ def test_what_is_no_library_is_refused(source: Path, state: Path) -> None:
             put(source, state)
 
 
-def test_a_library_that_was_not_built_is_told(source: Path, state: Path) -> None:
+def test_a_library_that_was_not_built_is_reported(source: Path, state: Path) -> None:
     (source / "libaliquot.so").unlink()
     with pytest.raises(ShimError, match="is not there: build it with `make native`"):
         put(source, state)
@@ -168,7 +168,7 @@ def test_a_library_that_was_not_built_is_told(source: Path, state: Path) -> None
         ("replace", errno.EIO, "Input/output error"),
     ],
 )
-def test_a_disk_that_fails_is_told_and_leaves_nothing_half_done(
+def test_a_disk_that_fails_is_reported_and_leaves_nothing_half_done(
     source: Path, state: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int, message: str
 ) -> None:
     before = put(source, state)
@@ -238,7 +238,7 @@ def test_a_version_that_was_installed_has_nothing_wrong_with_it(source: Path, tm
     assert examine(tmp_path, machine="x86_64") is None
 
 
-def test_what_is_missing_or_of_another_machine_is_told(source: Path, tmp_path: Path) -> None:
+def test_what_is_missing_or_of_another_machine_is_reported(source: Path, tmp_path: Path) -> None:
     assert "shim/current: No such file" in str(examine(tmp_path, machine="x86_64"))
     installed = install(source, tmp_path, "1", more=("simgpu/libsimrm.so",), machine="x86_64")
     assert "is for x86_64, and this host is aarch64" in str(examine(tmp_path, machine="aarch64"))

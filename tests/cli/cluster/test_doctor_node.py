@@ -113,7 +113,7 @@ def test_doctor_with_node_reports_a_missing_kubelet(api: FakeCluster, tmp_path: 
     assert result.exit_code == 1
 
 
-def test_faults_of_the_node_are_told_beside_those_of_the_cluster(node: FakeNode, api: FakeCluster) -> None:
+def test_faults_of_the_node_are_reported_beside_those_of_the_cluster(node: FakeNode, api: FakeCluster) -> None:
     node.tenant("uid-of-old", "old")
     with ExitStack() as stack:
         node.start(stack)
@@ -174,7 +174,7 @@ def test_doctor_without_api_server_checks_the_agent(node: FakeNode, no_kubectl: 
     assert checks(found["ok"]) == {"kubelet", "agent", "database", "shim", "cards", "cdi"}
 
 
-def test_a_cluster_that_does_not_answer_is_told_and_the_node_looked_at(node: FakeNode, api: FakeCluster) -> None:
+def test_a_cluster_that_does_not_answer_is_reported_and_the_node_is_checked(node: FakeNode, api: FakeCluster) -> None:
     api.answer("/version", "The connection to the server localhost:8080 was refused - did you specify the right host?")
     with ExitStack() as stack:
         node.start(stack)

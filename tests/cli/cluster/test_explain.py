@@ -144,7 +144,7 @@ def test_a_suspended_job_makes_no_pods_and_a_cron_job_those_of_one_run(tmp_path:
         assert explained(tmp_path, [suspended], [gpushare_node("n1", 16)]) == []
 
 
-def test_a_pod_that_is_not_ours_stands_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_pod_that_is_not_ours_blocks_no_other_pod(tmp_path: Path) -> None:
     result = run(tmp_path, [a_pod("web", a_container())], [gpushare_node()], "-o", "json")
     (entry,) = json.loads(result.stdout)
     assert_shape(entry)

@@ -150,7 +150,7 @@ def test_shortages_are_in_units_of_people(
     )
 
 
-def test_a_sick_card_is_told(tmp_path: Path) -> None:
+def test_an_unhealthy_card_is_reported(tmp_path: Path) -> None:
     sick = {
         "kind": "ConfigMap",
         "metadata": {"name": "unhealthy-gpu-n1", "namespace": "kube-system"},

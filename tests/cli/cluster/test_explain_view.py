@@ -89,7 +89,7 @@ def test_node_with_one_card_that_may_come_free_is_busy(tmp_path: Path) -> None:
     ]
 
 
-def test_replicas_that_do_not_fit_for_the_same_reasons_are_told_together(tmp_path: Path) -> None:
+def test_replicas_that_do_not_fit_for_the_same_reasons_are_reported_together(tmp_path: Path) -> None:
     printed = lines(tmp_path, [replicas(202, gpushare_pod("", 8))], [gpushare_node("n1", 16)])
     assert printed[:3] == [
         "default/web-0    n1  main: GPU 0 (8 GiB)",

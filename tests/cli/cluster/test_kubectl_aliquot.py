@@ -112,7 +112,7 @@ def test_details_show_every_card_and_every_pod(cluster: FakeCluster) -> None:
     assert any("whole" in line and "the whole node" in line for line in printed("c", "-d"))
 
 
-def test_a_pod_whose_cards_nothing_tells_is_marked_as_a_guess(cluster: FakeCluster) -> None:
+def test_a_pod_with_unknown_cards_is_marked_as_a_guess(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), gpushare_pod("p", 4, on="n1"))
     assert printed("n1", "-d")[-1].endswith("a guess: no annotation tells its cards")
 
@@ -157,23 +157,23 @@ def test_many_nodes_are_summed_up_by_kind(cluster: FakeCluster) -> None:
     assert len(printed("-o", "wide")) == 68
 
 
-def test_pods_that_wait_for_the_same_reason_are_told_together(cluster: FakeCluster) -> None:
+def test_pods_that_wait_for_the_same_reason_are_reported_together(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), *(gpushare_pod(f"p{at:02}", 17) for at in range(30)))
     assert printed("--pending")[:2] == ["30 Pods wait:", "  default/p00 ... default/p29 (30 Pods)"]
 
 
-def test_beside_the_nodes_only_the_first_reasons_are_told(cluster: FakeCluster) -> None:
+def test_beside_the_nodes_only_the_first_reasons_are_reported(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), *(gpushare_pod(f"p{at:02}", 17 + at) for at in range(30)))
     assert printed()[-1] == "  and 20 more: --pending shows them all"
     assert len(printed("--pending")) == 61
 
 
-def test_a_pod_that_waits_although_it_fits_is_told_so(cluster: FakeCluster) -> None:
+def test_a_pod_that_waits_although_it_fits_is_reported_so(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), gpushare_pod("p", 4))
     assert printed("--pending")[2] == "    fits on n1: kube-scheduler has not tried it since, or does not ask us"
 
 
-def test_a_pod_that_kube_scheduler_refuses_for_another_reason_tells_that_reason(cluster: FakeCluster) -> None:
+def test_a_pod_that_kube_scheduler_refuses_for_another_reason_shows_that_reason(cluster: FakeCluster) -> None:
     said = (
         "0/5 nodes are available: 5 Insufficient cpu. no new claims to deallocate, preemption: 0/5 nodes are available."
     )

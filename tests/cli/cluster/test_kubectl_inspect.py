@@ -71,7 +71,7 @@ BUSY = (
 )
 
 
-def test_nodes_come_by_name_with_a_pods_every_card_and_what_no_annotation_tells_as_pending(
+def test_nodes_are_sorted_by_name_with_every_card_of_a_pod_and_unknown_cards_as_pending(
     cluster: FakeCluster,
 ) -> None:
     cluster.show(*BUSY)

@@ -70,7 +70,7 @@ def test_probe_refuses_a_card_that_is_not_there() -> None:
     assert "--card: 7 is not allowed: this machine has 1" in errors
 
 
-def test_probe_ends_nothing_that_a_folder_of_somebody_else_names() -> None:
+def test_probe_ends_nothing_that_a_folder_of_another_user_names() -> None:
     victim = subprocess.Popen(["sleep", "600"])
     folder = None
     try:

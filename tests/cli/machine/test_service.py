@@ -192,7 +192,7 @@ def test_misspelled_subcommand_is_corrected() -> None:
     assert (done.returncode, "did you mean install?" in done.stderr) == (2, True)
 
 
-def test_daemon_tells_systemd_that_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_daemon_notifies_systemd_that_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))

@@ -206,7 +206,7 @@ def a_view(gpu_mem: str = "", *, marked: bool = False, away: bool = False) -> Js
         ([a_view(), a_view(away=True)], None),
     ],
 )
-def test_node_whose_agent_is_away_tells_the_unit_only_where_no_other_does(
+def test_node_whose_agent_is_away_gives_the_unit_only_where_no_other_does(
     nodes: list[Json], unit: MemoryUnit | None
 ) -> None:
     """Its mark may be older than the unit: the cluster counted in MiB before."""

@@ -85,7 +85,7 @@ def test_a_variable_knows_only_those_before_it() -> None:
         ("metadata.labels['app']", "web"), ("metadata.labels['other']", ""),
     ],
 )  # fmt: skip
-def test_a_pod_is_told_of_itself(field: str, expected: str) -> None:
+def test_pod_sees_its_own_fields(field: str, expected: str) -> None:
     assert environment({"name": "A", "valueFrom": {"fieldRef": {"fieldPath": field}}}) == {"A": expected}
 
 
@@ -135,7 +135,7 @@ def test_each_thing_that_means_nothing_here_is_said_once() -> None:
     ]
 
 
-def test_a_resource_that_nobody_here_knows_is_named() -> None:
+def test_an_unknown_resource_is_named() -> None:
     """A slip in the name would else read like a Pod that wants no card."""
     pod = a_pod({"name": "a", "command": ["x"], "resources": {"limits": {"cpu": 1, "amd.com/gpu": 1}}})
     plan = plan_of(pod)
@@ -173,7 +173,7 @@ def test_variables_that_grow_with_each_other_are_counted_and_not_written_out() -
     assert found.allowed == "at most 262144 in a Pod, once every $(VARIABLE) is expanded"
 
 
-def test_what_the_pod_tells_counts_as_often_as_it_is_named() -> None:
+def test_requests_of_the_pod_count_as_often_as_they_are_named() -> None:
     field = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['a']"}}}
     main = {"name": "main", "env": [field], "args": ["$(A)" * 1000]}
     spec = {"containers": [main]}

@@ -260,7 +260,7 @@ def test_no_resource_of_our_agent_counts_as_another_plugin(resource: str) -> Non
     assert not is_other_resource(resource)
 
 
-def test_kit_node_is_served_by_nobody_else() -> None:
+def test_kit_node_is_served_by_no_other_plugin() -> None:
     assert serving_others(msgspec.convert(a_node("n1"), NodeObject)) == ()
 
 

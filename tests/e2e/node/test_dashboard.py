@@ -90,7 +90,7 @@ def test_what_the_agent_measures_and_who_held_the_card_is_on_the_nodes_page(
         assert tenant["memory_used_mib"] is not None
 
 
-def test_an_agent_that_answers_on_loopback_only_is_reached_by_nobody_else(
+def test_an_agent_that_answers_on_loopback_only_is_not_reached_from_elsewhere(
     fleet: Fleet, agent: AliquotAgent, node_shown: Callable[[], dict[str, Any]]
 ) -> None:
     """Then the page has what the scheduler knows, and no more."""

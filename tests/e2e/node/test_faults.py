@@ -140,7 +140,7 @@ class Churn:
         return wait_until(decided, 180, f"{name} runs", saw=events) == "runs"
 
 
-def test_an_agent_killed_fifty_times_while_pods_come_and_go_leads_each_to_its_card_and_nobody_stands_still(
+def test_an_agent_killed_fifty_times_while_pods_come_and_go_gives_each_pod_its_card_and_stops_none(
     fleet: Fleet, node: RealNode, agent: AliquotAgent
 ) -> None:
     """The one that burns has a fifth of its card, and is paused for the rest: whoever is killed, it must go on."""
@@ -167,7 +167,7 @@ def test_an_agent_killed_fifty_times_while_pods_come_and_go_leads_each_to_its_ca
     wait_until(lambda: recorded(node) == ["burns"], 20, "nothing is left of the others", saw=lambda: recorded(node))
 
 
-def test_of_an_agent_that_hangs_for_five_seconds_nobody_stays_paused(
+def test_an_agent_that_hangs_for_five_seconds_leaves_no_tenant_paused(
     fleet: Fleet, node: RealNode, agent: AliquotAgent
 ) -> None:
     """Two that take turns: at any moment one of them is paused."""
@@ -286,9 +286,7 @@ def _recent_share(node: RealNode, name: str) -> float:
 # Files
 
 
-def test_a_cdi_folder_emptied_by_somebody_is_filled_again_when_a_container_restarts(
-    fleet: Fleet, node: RealNode
-) -> None:
+def test_an_emptied_cdi_folder_is_filled_again_when_a_container_restarts(fleet: Fleet, node: RealNode) -> None:
     _run(fleet, node, "stays")
     for file in node.path(CDI).iterdir():
         file.unlink()
@@ -318,7 +316,7 @@ def _mount_anew(node: RealNode, disk: str, size: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_while_the_disk_is_full_a_pod_is_refused_and_told_why_and_starts_when_there_is_room(
+def test_while_the_disk_is_full_a_pod_is_refused_with_the_reason_and_starts_when_there_is_room(
     fleet: Fleet, node: RealNode
 ) -> None:
     _run(fleet, node, "stays")

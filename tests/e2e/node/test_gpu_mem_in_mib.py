@@ -106,7 +106,7 @@ def test_pods_created_at_once_fill_the_node_and_the_next_one_waits(fleet: Fleet)
     fleet.wired.await_event("next", "FailedScheduling", "Insufficient aliyun.com/gpu-mem", seconds=PATIENCE)
 
 
-def test_pod_that_the_webhook_did_not_see_waits_and_is_told_what_to_do(fleet: Fleet) -> None:
+def test_pod_that_the_webhook_did_not_see_waits_and_gets_advice(fleet: Fleet) -> None:
     plane = fleet.plane
     configuration = plane.api("GET", _WEBHOOK)
     fleet.wired.ours.signal(signal.SIGSTOP)  # else it would tell the API server of its webhook again

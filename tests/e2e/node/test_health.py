@@ -72,7 +72,7 @@ def _running_on(fleet: Fleet, node: RealNode, name: str) -> int:
     return card
 
 
-def test_a_card_that_falls_off_is_told_at_once_and_new_pods_go_elsewhere(fleet: Fleet, lose: Lose) -> None:
+def test_a_card_that_falls_off_is_reported_at_once_and_new_pods_go_elsewhere(fleet: Fleet, lose: Lose) -> None:
     node = fleet.nodes[0]
     card = _running_on(fleet, node, "has-it")
     began = time.monotonic()
@@ -135,7 +135,7 @@ def test_an_error_that_is_the_applications_own_takes_no_card_out(fleet: Fleet) -
     assert _out(node) == []
 
 
-def test_while_all_cards_are_out_pods_wait_and_are_told_why(fleet: Fleet, lose: Lose) -> None:
+def test_while_all_cards_are_out_pods_wait_and_get_the_reason(fleet: Fleet, lose: Lose) -> None:
     for node in fleet.nodes:
         lose(node, *range(CARDS))
     wait_offered(fleet, dict.fromkeys(ALL, 0))

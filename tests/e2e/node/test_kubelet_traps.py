@@ -243,7 +243,7 @@ def test_a_container_that_is_started_again_before_we_are_registered_finds_what_i
 # What only the kubelet still knows
 
 
-def test_an_agent_that_lost_all_it_had_hears_from_the_kubelet_who_is_on_the_cards(fleet: Fleet, node: RealNode) -> None:
+def test_an_agent_that_lost_its_state_learns_from_the_kubelet_who_is_on_the_cards(fleet: Fleet, node: RealNode) -> None:
     fleet.create(probe("stays", limits=SMALL, nodeSelector=_here(node)))
     wait_running(fleet, ["stays"])
     with _agent_away(fleet, node):

@@ -32,7 +32,7 @@ def _phase(plane: ControlPlane, name: str) -> str:
     return str(objects.get_pod(plane, name)["status"]["phase"])
 
 
-def test_a_node_tells_the_api_server_that_it_is_ready_and_what_it_runs(node: RealNode) -> None:
+def test_a_node_reports_to_the_api_server_that_it_is_ready_and_what_it_runs(node: RealNode) -> None:
     node_object = objects.get_node(node.plane, node.name)
     assert node_object["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://2.")
     assert {"type": "InternalIP", "address": node.address} in node_object["status"]["addresses"]
@@ -85,7 +85,7 @@ def test_a_pod_that_ends_with_an_error_is_started_again(node: RealNode) -> None:
     assert len(node.lines("falls")) >= 2
 
 
-def test_a_pod_that_is_done_is_told_so(node: RealNode) -> None:
+def test_a_pod_that_is_done_is_reported_so(node: RealNode) -> None:
     objects.create(node.plane, probe("done", "exit", "0", node=node.name, restartPolicy="Never"))
     wait_until(lambda: _phase(node.plane, "done") == "Succeeded", 20, "it is done")
 
@@ -144,7 +144,7 @@ def test_a_program_run_on_a_node_sees_its_files_and_ends_by_its_pid(node: RealNo
     assert not Path(f"/proc/{program.pid}").exists()
 
 
-def test_a_command_run_on_a_node_tells_what_it_printed_and_how_it_ended(node: RealNode) -> None:
+def test_a_command_run_on_a_node_reports_what_it_printed_and_how_it_ended(node: RealNode) -> None:
     done = node.call(["sh", "-c", "echo $$; ls /run/containerd; exit 7"])
     assert "containerd.sock" in done.stdout.split()
     assert done.returncode == 7
@@ -179,7 +179,7 @@ def _with(cards: Mapping[str, Any], name: str, *words: str, node: str) -> dict[s
     return pod
 
 
-def test_the_probe_tells_the_cards_it_sees_and_their_memory(node: RealNode, cards: Mapping[str, Any]) -> None:
+def test_the_probe_reports_the_cards_it_sees_and_their_memory(node: RealNode, cards: Mapping[str, Any]) -> None:
     objects.create(node.plane, _with(cards, "sees", node=node.name))
     seen = node.report("sees")["cuda"]["cards"]
     assert [card["uuid"][:12] for card in seen] == ["GPU-5106f000", "GPU-5106f001"]
@@ -187,7 +187,7 @@ def test_the_probe_tells_the_cards_it_sees_and_their_memory(node: RealNode, card
     assert all(0 < card["free"] < card["total"] == 16 * GIB for card in seen)
 
 
-def test_the_probe_takes_memory_and_tells_what_the_driver_answered(node: RealNode, cards: Mapping[str, Any]) -> None:
+def test_the_probe_takes_memory_and_reports_what_the_driver_answered(node: RealNode, cards: Mapping[str, Any]) -> None:
     objects.create(node.plane, _with(cards, "takes", "alloc", "1GiB", "alloc", "16GiB", "fill", node=node.name))
     filled = node.line("takes", "filled")
     answers = [line["name"] for line in node.lines("takes") if line["event"] == "alloc"]
@@ -195,7 +195,7 @@ def test_the_probe_takes_memory_and_tells_what_the_driver_answered(node: RealNod
     assert 14 * GIB < filled["bytes"] < 15 * GIB
 
 
-def test_the_probe_tells_its_share_of_a_card(node: RealNode, cards: Mapping[str, Any]) -> None:
+def test_the_probe_reports_its_share_of_a_card(node: RealNode, cards: Mapping[str, Any]) -> None:
     """Alone it has nearly all of it, and beside another that asks for as much, half."""
     objects.create(node.plane, _with(cards, "alone", "burn", "2", "card", "1", "burn", "60", node=node.name))
     assert node.line("alone", "burned")["share"] > 0.8
@@ -203,7 +203,7 @@ def test_the_probe_tells_its_share_of_a_card(node: RealNode, cards: Mapping[str,
     assert 0.35 < node.line("beside", "burned")["share"] < 0.65
 
 
-def test_the_probe_answers_requests_and_tells_how_long_they_took(node: RealNode, cards: Mapping[str, Any]) -> None:
+def test_the_probe_answers_requests_and_reports_how_long_they_took(node: RealNode, cards: Mapping[str, Any]) -> None:
     objects.create(node.plane, _with(cards, "serves", "serve", "2", "100", "5", node=node.name))
     served = node.line("serves", "served")
     assert served["count"] == 20

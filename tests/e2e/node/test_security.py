@@ -140,7 +140,7 @@ def test_a_process_that_is_of_no_pod_shows_on_the_node(fleet: Fleet) -> None:
         stranger.kill()
 
 
-def test_a_pod_on_a_card_that_it_was_not_given_is_told_so(fleet: Fleet) -> None:
+def test_a_pod_on_a_card_that_it_was_not_given_gets_an_event(fleet: Fleet) -> None:
     """It has the driver by other ways than ours: it is privileged, say."""
     pod = probe("stranger", "alloc", "1GiB", nodeSelector=HERE)
     _mount(pod, driver=simulation(), run="/run/aliquot")

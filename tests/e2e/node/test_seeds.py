@@ -137,7 +137,7 @@ def test_003_an_exclusive_pod_has_two_whole_cards(t9k: Fleet) -> None:
     assert _env(report, "T9K_") == {}
 
 
-def test_003_a_shared_pod_has_30_percent_of_a_cards_memory_and_is_told_how_much_that_is(t9k: Fleet) -> None:
+def test_003_a_shared_pod_has_30_percent_of_a_cards_memory_and_sees_how_much_that_is(t9k: Fleet) -> None:
     _apply(t9k, "shared-gpu")
     report = t9k.report("shared-gpu")
     mib = 16 * 1024 * 30 // 100
@@ -241,7 +241,7 @@ def _several(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
     return objects.pod(name, containers=containers, terminationGracePeriodSeconds=2)
 
 
-def test_two_containers_are_told_their_own_parts_and_see_the_account_of_their_pod(fleet: Fleet) -> None:
+def test_two_containers_get_their_own_parts_and_see_the_account_of_their_pod(fleet: Fleet) -> None:
     fleet.create(_several("pair", container("a", {MEM: 2}), container("b", {MEM: 3})))
     reports = {name: fleet.report("pair", name) for name in ("a", "b")}
     reported = {name: _env(report, "ALIYUN_COM_GPU_MEM_") for name, report in reports.items()}
@@ -333,7 +333,7 @@ def test_000_the_command_of_the_vendors_manifest_is_an_agent_with_the_rights_giv
 # Pods that come without a grant
 
 
-def test_a_pod_that_was_put_on_the_node_past_the_scheduler_does_not_start_and_is_told_why(fleet: Fleet) -> None:
+def test_a_pod_that_was_put_on_the_node_past_the_scheduler_does_not_start_and_gets_the_reason(fleet: Fleet) -> None:
     fleet.create(probe("past", limits={QCORE: 30, QMEM: 5}, node="n1"))
     message = fleet.wired.await_event("past", "GPURefused", "aliquot granted no card to this Pod", "by spec.nodeName")
     assert "aliquot manifests scheduler-config" in message

@@ -186,7 +186,7 @@ def test_an_online_pod_takes_the_card_from_an_offline_one_which_goes_on_where_it
     assert _metric(crowded, "aliquot_tenant_preemptions_total", "online") == 0
 
 
-def test_the_metrics_tell_of_each_pod_how_much_memory_it_has_and_may_have(fleet: Fleet) -> None:
+def test_the_metrics_report_how_much_memory_each_pod_has_and_may_have(fleet: Fleet) -> None:
     fleet.create(probe("holds", "alloc", "2GiB", limits={QCORE: 30, QMEM: 5}, nodeSelector=HERE))
     fleet.line("holds", "alloc")
     assert _metric(fleet, "aliquot_tenant_memory_limit_bytes", "holds") == 5 * GIB

@@ -117,7 +117,7 @@ def test_which_version_of_the_shim_a_pod_was_given_the_kubelet_notes_and_the_oth
     assert [line[what] for line in old.node.lines("keeps") for what in ("shim_loaded", "socket_there")] == [True] * 4
 
 
-def test_a_pod_that_the_webhook_did_not_see_is_refused_and_told_what_to_switch_on(old: Old) -> None:
+def test_a_pod_that_the_webhook_did_not_see_is_refused_with_what_to_switch_on(old: Old) -> None:
     """It came while the webhook was away: without its variables, an image's own would open all cards to it."""
     configuration = old.plane.api("GET", _WEBHOOK)
     old.wired.ours.signal(signal.SIGSTOP)  # else it would tell the API server of its webhook again

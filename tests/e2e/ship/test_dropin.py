@@ -402,7 +402,7 @@ class TestSeed003:
         assert [card["total"] for card in seen["cuda"]["cards"]] == [16 * GIB] * 2
         assert objects.bound_to(t9k.plane, "exclusive-gpu") == "n1"
 
-    def test_a_shared_pod_is_told_its_percentage_and_its_megabytes(self, t9k: Cluster) -> None:
+    def test_a_shared_pod_gets_its_percentage_and_its_megabytes(self, t9k: Cluster) -> None:
         t9k.kubectl("apply", "-f", str(SEEDS / "shared-gpu.yaml"))
         seen = report(t9k, "shared-gpu")
         assert seen["env"]["T9K_GPU_PERCENT"] == "30"

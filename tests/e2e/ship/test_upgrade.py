@@ -106,7 +106,7 @@ def _longest_silence(work: list[tuple[float, float]]) -> float:
     return max((later - before - 1 for (before, _), (later, _) in itertools.pairwise(work)), default=0.0)
 
 
-def test_an_upgrade_and_the_way_back_lose_nobody_and_hold_nobody_up(bare: Cluster) -> None:
+def test_an_upgrade_and_a_rollback_lose_no_pod_and_delay_none(bare: Cluster) -> None:
     first, then = bare.image, bare.next_image
     scheduler = ("--kube-scheduler-image", bare.kube_scheduler_image, "--simulate", bare.cards)
     _aliquot(bare, "install", "--nodes", "n1,n2", "--timeout", "300s", *scheduler)

@@ -30,7 +30,7 @@ def test_halves_alone_make_half_a_card_worth_half() -> None:
     assert values[999] == pytest.approx(500)
 
 
-def test_a_remainder_that_nobody_fills_is_worth_nothing() -> None:
+def test_a_remainder_that_no_pod_fills_is_worth_nothing() -> None:
     """An 810 Pod leaves 190: nobody fits there."""
     values = remainder_values({810: 5, 200: 5})
     assert values[190] == 0

@@ -71,7 +71,7 @@ def test_nothing_is_kept_where_cpu_runs_out_before_gpu() -> None:
     assert Reserve(board, MIX).dues(*taking) is None, "6 cores are left for each free card"
 
 
-def test_nothing_is_kept_for_large_pods_that_nobody_asks_for() -> None:
+def test_nothing_is_kept_for_large_pods_without_demand() -> None:
     board = _board(0, 1)
     assert Reserve(board, [(Shape(1, 1000, 0), 5)]).dues(demand_of(_claim(1000)), np.zeros(2, np.int64)) is None
 

@@ -30,7 +30,7 @@ class TestOwner:
         with pytest.raises(NotMade):
             agent_node.made(pod)
 
-    def test_prepare_tells_equal_pods_apart_in_any_order(self, agent_node: AgentNode) -> None:
+    def test_prepare_distinguishes_equal_pods_in_any_order(self, agent_node: AgentNode) -> None:
         pods = [a_qgpu_pod(f"equal-{at}", card=at % 2, core=10, gib=2) for at in range(8)]
         for pod in pods:
             agent_node.admitted(agent_node.bound(pod))

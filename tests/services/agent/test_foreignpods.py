@@ -262,7 +262,7 @@ class TestHami:
         play(agent_node.agent.held_cards.refresh())
         assert dict(agent_node.agent.held_cards.why) == {}
 
-    def test_card_of_a_pod_that_nobody_placed_is_withheld(self, agent_node: AgentNode) -> None:
+    def test_card_of_a_pod_without_a_placement_is_withheld(self, agent_node: AgentNode) -> None:
         pod = self.live(agent_node, "of-nvidias-plugin")
         assert self.restarted(agent_node) == {"GPU-1": "Pod default/of-nvidias-plugin holds it by nvidia.com/gpu"}
         assert uid(pod) not in agent_node.tenants.tenancies

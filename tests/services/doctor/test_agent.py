@@ -77,7 +77,7 @@ def test_a_kubelet_that_does_not_run() -> None:
     assert "systemctl status kubelet" in str(finding.fix)
 
 
-def test_a_kubelet_that_does_not_tell_whose_devices_are() -> None:
+def test_a_kubelet_that_does_not_report_device_owners_is_found() -> None:
     finding = the_one(findings(the_site(held=None, held_problem="listing PodResources: UNIMPLEMENTED")))
     assert "does not tell which Pod has which devices" in finding.what
     assert "/var/lib/kubelet/pod-resources" in str(finding.fix)
@@ -183,7 +183,7 @@ def test_a_driver_that_cannot_be_used() -> None:
     assert "nvidia-smi" in str(finding.fix)
 
 
-def test_a_driver_that_tells_of_no_card() -> None:
+def test_a_driver_that_reports_no_card_is_found() -> None:
     found = wrong(findings(the_site(**NO_AGENT, nvml_cards=())))
     assert [finding.what for finding in found if finding.check == "driver"] == ["NVML tells of no card on this machine"]
 
@@ -194,7 +194,7 @@ def test_a_card_that_is_out_with_the_reason() -> None:
     assert (finding.check, finding.what) == ("cards", "card 1 (GPU-b) is out: Xid 79: fallen off the bus")
 
 
-def test_a_process_on_a_card_that_is_nobodys() -> None:
+def test_a_process_on_a_card_without_a_tenant_is_found() -> None:
     stranger = OnCard("GPU-b", 4711, FindingKind.STRANGER, "uses the card without being a tenant: it is of no Pod")
     finding = the_one(findings(the_site(agent=the_agent(findings=[stranger]))))
     assert finding.check == "processes"
@@ -202,7 +202,7 @@ def test_a_process_on_a_card_that_is_nobodys() -> None:
     assert "end it" in str(finding.fix)
 
 
-def test_a_process_that_escapes_its_share_is_told_how_it_is_held() -> None:
+def test_a_process_that_escapes_its_share_is_reported_with_how_it_is_held() -> None:
     text = "is tenant default/train's but has not registered: is it statically linked?"
     finding = the_one(
         findings(the_site(agent=the_agent(findings=[OnCard("GPU-a", 7, FindingKind.UNREGISTERED, text)])))
@@ -262,7 +262,7 @@ def test_without_an_agent_that_nothing_is_advertised_is_no_finding_of_its_own() 
     assert "resources" not in [finding.check for finding in found]
 
 
-def test_a_node_without_labels_is_only_told_how_to_get_them() -> None:
+def test_a_node_without_labels_only_gets_advice_on_labels() -> None:
     found = findings(node=the_node(labels={}))
     assert wrong(found) == []
     (note,) = notes(found)
@@ -307,7 +307,7 @@ def test_an_inventory_that_is_not_on_the_node() -> None:
     assert "patch nodes/status" in str(found[0].fix)
 
 
-def test_without_an_agent_an_inventory_that_is_gone_is_told_alone() -> None:
+def test_without_an_agent_an_inventory_that_is_gone_is_reported_alone() -> None:
     """Nobody tells the cards, so what they would offer is not known either."""
     found = wrong(findings(the_site(**NO_AGENT), the_node(annotations={}, capacity={})))
     assert [finding.check for finding in found] == ["agent", "inventory"]

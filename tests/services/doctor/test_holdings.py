@@ -76,7 +76,7 @@ def test_a_pod_that_is_gone_but_whose_processes_are_not() -> None:
 # --- what Pods have, against what they were granted ------------------------------------------------------------------
 
 
-def test_a_spec_of_other_cards_than_the_pods_annotation_tells() -> None:
+def test_a_spec_with_other_cards_than_the_pods_annotation_is_found() -> None:
     finding = the_one(findings(the_site(specs=(the_spec(NVIDIA_VISIBLE_DEVICES="GPU-b"),))))
     assert finding.check == "cdi"
     assert finding.what == "gives Pod default/train NVIDIA_VISIBLE_DEVICES=GPU-b, but it was granted GPU-a"
@@ -113,7 +113,7 @@ def test_devices_of_others_are_not_ours_to_judge() -> None:
     assert wrong(findings(the_site(held=held))) == []
 
 
-def test_a_kubelet_that_does_not_tell_is_no_disagreement() -> None:
+def test_a_silent_kubelet_is_no_disagreement() -> None:
     assert wrong(findings(the_site(held=None))) == []
 
 

@@ -45,7 +45,7 @@ def test_installation_without_our_labels_has_no_findings() -> None:
     assert list(installation_findings([], [], [_node(RELEASE)], RELEASE)) == []
 
 
-def test_a_program_that_is_not_ready_is_told_with_the_pod_that_says_why() -> None:
+def test_a_program_that_is_not_ready_is_reported_with_the_pod_that_says_why() -> None:
     waiting = {"name": "agent", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
     pod = {"metadata": {"name": "aliquot-agent-x", "namespace": "a"}, "status": {"containerStatuses": [waiting]}}
     (finding,) = installation_findings(_both(ready=1), [pod], [], RELEASE)
@@ -68,7 +68,7 @@ def test_deployment_whose_pods_are_refused_says_by_what() -> None:
     assert finding.what == f"0 of 2 schedulers ready: {why}"
 
 
-def test_scheduler_and_agents_of_different_images_are_told() -> None:
+def test_scheduler_and_agents_of_different_images_are_reported() -> None:
     (finding,) = installation_findings(_both(image="aliquot:0.0.9"), [], [], RELEASE)
     assert "aliquot-agent aliquot:0.0.9, aliquot-scheduler aliquot:0.1.0" in finding.what
 
@@ -76,7 +76,7 @@ def test_scheduler_and_agents_of_different_images_are_told() -> None:
 @pytest.mark.parametrize(
     ("agent_mark", "words"), [("0.0.9", "its agent is of release 0.0.9"), ("away", "its agent is away")]
 )
-def test_a_node_whose_agent_is_away_or_of_another_release_is_told(agent_mark: str, words: str) -> None:
+def test_a_node_whose_agent_is_away_or_of_another_release_is_reported(agent_mark: str, words: str) -> None:
     (finding,) = installation_findings(_both(), [], [_node(agent_mark)], RELEASE)
     assert finding.about == ("n1",)
     assert finding.what.startswith(words)

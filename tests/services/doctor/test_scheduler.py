@@ -63,7 +63,7 @@ def only(findings: Iterable[Finding]) -> Finding:
 # --- the Lease -------------------------------------------------------------------------------------------------------
 
 
-def test_a_leader_that_renews_its_lease_is_well_and_its_address_is_told() -> None:
+def test_a_leader_that_renews_its_lease_is_well_and_its_address_is_reported() -> None:
     finding = only(lease_findings(a_lease(), "kube-system/aliquot-scheduler", NOW))
     assert (finding.level, finding.what) == (Level.OK, "aliquot-0 leads, at 10.0.0.7:12345")
 
@@ -78,7 +78,7 @@ def test_a_leader_that_renews_its_lease_is_well_and_its_address_is_told() -> Non
         ({"spec": {"holderIdentity": "x", "renewTime": "yesterday"}}, "renewed it last never"),
     ],
 )
-def test_a_lease_that_nobody_keeps_is_a_finding(lease: Json | None, what: str) -> None:
+def test_a_lease_without_a_holder_is_a_finding(lease: Json | None, what: str) -> None:
     finding = only(lease_findings(lease, "kube-system/aliquot-scheduler", NOW))
     assert finding.level is Level.FINDING
     assert what in finding.what
@@ -117,7 +117,7 @@ def test_extender_check_ignores_young_pods() -> None:
     assert only(call_findings(a_lease(calls=asked(0, None)), snapshot(pods), NOW)).level is Level.NOTE
 
 
-def test_a_scheduler_name_that_nobody_serves_is_told() -> None:
+def test_a_scheduler_name_without_a_scheduler_is_reported() -> None:
     pods = [waiting(gpushare_pod("p", schedulerName="gpu-scheduler"), 60, message=None)]
     finding = only(call_findings(a_lease(calls=asked(9, 90)), snapshot(pods), NOW))
     assert finding.what.endswith("none serves its schedulerName gpu-scheduler")
@@ -177,7 +177,7 @@ def test_bound_pods_with_grants_or_whole_nodes_are_ok(pod: Json) -> None:
 
 
 @pytest.mark.parametrize("calls", ["{", '{"filter": 3}', "[]"])
-def test_counts_that_cannot_be_read_are_told(calls: str) -> None:
+def test_counts_that_cannot_be_read_are_reported(calls: str) -> None:
     findings = list(call_findings(a_lease(calls=calls), snapshot([]), NOW))
     assert findings[0].level is Level.FINDING
 

@@ -85,7 +85,7 @@ def test_site_without_agent_or_kubelet_names_each_problem(node: FakeNode, monkey
     assert site.nvml_problem == "NVML: Driver Not Loaded"
 
 
-def test_a_kubelet_that_was_killed_leaves_a_socket_on_which_nobody_listens(node: FakeNode) -> None:
+def test_a_killed_kubelet_leaves_a_socket_without_a_listener(node: FakeNode) -> None:
     path = node.places.kubelet / "device-plugins" / "kubelet.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -112,7 +112,7 @@ def test_a_driver_that_hangs_is_not_waited_for(node: FakeNode, monkeypatch: pyte
     answers.set()
 
 
-def test_an_agent_of_a_release_that_tells_something_else_is_not_misread(well: FakeNode) -> None:
+def test_an_agent_of_a_release_with_another_status_is_not_misread(well: FakeNode) -> None:
     well.agent.otherwise["cards"] = {"0": "A30"}
     site = look(well.places, "n1")
     assert site.agent is None
@@ -203,7 +203,7 @@ def test_lock_holder_is_read_without_locking(tmp_path: Path) -> None:
     assert lock_holder(lock) is None
 
 
-def test_a_lock_that_is_not_there_is_held_by_nobody(tmp_path: Path) -> None:
+def test_a_missing_lock_is_held_by_no_process(tmp_path: Path) -> None:
     assert lock_holder(tmp_path / "lock") is None
 
 

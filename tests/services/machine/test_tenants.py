@@ -224,7 +224,7 @@ def test_configure_persists_sharing_rules(rig: Rig, kill_after: float | None) ->
     assert rig.machine.rules == rules
 
 
-def test_restore_after_reboot_adopts_nobody(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restore_after_reboot_adopts_no_process(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.machine.restore()
     rig.submit(memory_mib=4096)
     monkeypatch.setattr(processes, "boot_id", lambda: "another")

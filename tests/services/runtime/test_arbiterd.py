@@ -98,7 +98,7 @@ class TestSharing:
 
         until(drawn, "the picture")
 
-    def test_trace_is_empty_while_nobody_draws(self, rig: Rig) -> None:
+    def test_trace_is_empty_while_no_viewer_draws(self, rig: Rig) -> None:
         guest = rig.registered(rig.tenant("a"), 11)
         rig.daemon.keep_trace(True)
         guest.launch()
@@ -187,7 +187,7 @@ class TestComingAndGoing:
         rig.daemon.stop()
         assert [rig.driver.slices[client, 1] for client in (11, 22)] == [equal, equal]
 
-    def test_a_daemon_that_ends_leaves_nobody_paused_and_no_gate_closed(self, rig: Rig) -> None:
+    def test_a_daemon_that_ends_leaves_no_tenant_paused_and_no_gate_closed(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
         hardware = rig.registered(rig.tenant("off", OFFLINE), 22)
         gated = rig.guest(rig.tenant("mps", OFFLINE), 1).hello().done(0)

@@ -344,7 +344,7 @@ def test_accept_without_free_file_descriptors_pauses(court: Court, monkeypatch: 
 
 @settings(quick, max_examples=6)
 @given(garbage=st.binary(min_size=1, max_size=2000))
-def test_a_page_full_of_garbage_harms_nobody(court: Court, garbage: bytes) -> None:
+def test_a_page_full_of_garbage_harms_no_tenant(court: Court, garbage: bytes) -> None:
     """Rounds go on, limits are the daemon's own, and what is told can be told."""
     guest = court.rig.registered(court.folder, 66)
     with open(court.folder / "page", "r+b") as page:
@@ -366,7 +366,7 @@ def _has_published(loop: CardLoop, before: float) -> bool:
     return loop._published > before
 
 
-def test_a_truncated_page_harms_nobody(court: Court) -> None:
+def test_a_truncated_page_harms_no_tenant(court: Court) -> None:
     guest = court.rig.registered(court.folder, 66)
     loop = court.rig.daemon._loops[UUIDS[0]]
     for left in (pages.SIZE - 1, 70, 0):
@@ -413,7 +413,7 @@ def test_a_driver_that_hangs_on_one_group_holds_up_no_other_tenant(court: Court)
     until(lambda: court.rig.held_files() == 1, "the end of the file it had handed over")  # the good one's
 
 
-def test_an_offline_tenant_that_claims_to_resume_by_itself_disturbs_nobody(
+def test_an_offline_tenant_that_claims_to_resume_by_itself_disturbs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It writes everything it can into its line all the time; online work keeps the card."""

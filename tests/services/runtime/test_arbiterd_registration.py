@@ -181,7 +181,7 @@ class TestDeath:
         until(lambda: rig.held_files() == 1)
         until(lambda: not rig.standing("off").processes)
 
-    def test_a_daemon_knows_who_lives_although_nobody_registered_with_it(self, rig: Rig) -> None:
+    def test_a_daemon_knows_who_lives_without_a_registration(self, rig: Rig) -> None:
         folder = rig.tenant("a")
         assert not rig.daemon.alive("a")
         rig.child(folder, 11)

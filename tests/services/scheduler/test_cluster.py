@@ -363,7 +363,7 @@ def test_a_configmap_may_come_before_its_node() -> None:
     assert cluster.board.healthy[0].tolist() == [False, True]
 
 
-def test_a_broken_configmap_is_told_and_changes_nothing() -> None:
+def test_a_broken_configmap_is_reported_and_changes_nothing() -> None:
     cluster = a_cluster(live_node("n1", 16, 24))
     cluster.set_unhealthy(unhealthy("n1", "1"))
     wrong = cluster.set_unhealthy(unhealthy("n1", "one"))

@@ -47,7 +47,7 @@ def a_mib_pod(name: str, mib: int, *, place: bool = True, labels: dict[str, str]
     return pod_json(name, {MEMORY: str(mib), **({PLACE: "1"} if place else {})}, labels=labels)
 
 
-def test_pod_without_a_place_goes_to_small_nodes_only_and_is_told_what_to_do() -> None:
+def test_pod_without_a_place_goes_to_small_nodes_only_and_gets_advice() -> None:
     cluster = a_cluster(big_node(), small_node())
     pod = a_mib_pod("p", 4096, place=False)
     asked = parse_args(json.dumps({"Pod": pod, "NodeNames": ["big", "small"]}).encode())
@@ -140,7 +140,7 @@ def gib_node(name: str = "gib") -> Json:
     return node_json(name, 16, labels=LABELS, **{MEMORY: "16", COUNT: "1"})
 
 
-def test_unit_of_a_node_whose_agent_is_away_holds_until_another_tells() -> None:
+def test_unit_of_a_node_whose_agent_is_away_holds_until_another_reports_one() -> None:
     cluster, reread = Cluster("binpack", Rules()), []
     sink = NodeSink(cluster, None, unit_known=False, reread=lambda: reread.append(True))
     pod = as_pod(pod_json("p", {MEMORY: "8"}))

@@ -72,7 +72,7 @@ async def test_protected_pod_is_avoided_where_another_can_go(rig: Rig) -> None:
 
 
 @scene(16)
-async def test_nobody_is_evicted_while_a_budget_blocks(rig: Rig) -> None:
+async def test_no_pod_is_evicted_while_a_budget_blocks(rig: Rig) -> None:
     rig.put("a", 8)
     rig.put("b", 8)
     rig.protected = {"b"}
@@ -89,7 +89,7 @@ async def test_nobody_is_evicted_while_a_budget_blocks(rig: Rig) -> None:
 
 
 @scene(16)
-async def test_policy_never_and_equal_priority_evict_nobody(rig: Rig) -> None:
+async def test_policy_never_and_equal_priority_evict_no_pod(rig: Rig) -> None:
     rig.put("a", 16)
     rig.wait("high", 16, preemptionPolicy="Never")
     rig.wait("equal", 16, priority=0)
@@ -118,7 +118,7 @@ async def test_kube_schedulers_own_preemption_has_precedence(rig: Rig) -> None:
 
 
 @scene(16)
-async def test_nobody_is_evicted_from_a_node_that_kube_scheduler_did_not_ask_about(rig: Rig) -> None:
+async def test_no_pod_is_evicted_from_a_node_that_kube_scheduler_did_not_ask_about(rig: Rig) -> None:
     rig.put("a", 16)
     rig.wait("high", 16, ask=False)
     rig.evictor.note_refused(claim_of(rig.cluster, live_pod("high", {MEM: 16})), ["n2"])
@@ -212,7 +212,7 @@ async def test_pod_stuck_in_termination_is_not_waited_for(rig: Rig) -> None:
 
 
 @scene(8, 8)
-async def test_nobody_is_evicted_for_a_claim_that_the_pod_does_not_make(rig: Rig) -> None:
+async def test_no_pod_is_evicted_for_a_claim_that_the_pod_does_not_make(rig: Rig) -> None:
     """Anybody who may call the verbs can send any claim under any uid."""
     rig.cluster.set_node(live_node("n2", 8))
     rig.put("a", 8, 0)

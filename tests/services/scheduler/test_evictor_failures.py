@@ -134,7 +134,7 @@ async def test_victim_that_was_refused_and_has_ended_is_not_evicted(rig: Rig) ->
 
 
 @scene(16, 16)
-async def test_nobody_else_goes_once_the_room_is_there(rig: Rig) -> None:
+async def test_no_other_pod_is_evicted_once_the_room_is_there(rig: Rig) -> None:
     rig.put("a", 16)
     rig.put("b", 16, 1)
     rig.wait("high", 16)
@@ -160,7 +160,7 @@ async def test_nobody_else_goes_once_the_room_is_there(rig: Rig) -> None:
 
 
 @scene(16)
-async def test_nobody_else_goes_for_a_pod_that_is_gone(rig: Rig) -> None:
+async def test_no_other_pod_is_evicted_for_a_pod_that_is_gone(rig: Rig) -> None:
     for name in ("a", "b"):
         rig.put(name, 8)
     rig.wait("high", 16)

@@ -109,7 +109,7 @@ def test_scheduler_runs_without_metrics_if_default_port_is_taken(caplog: pytest.
         (VerbsTls(12348, "127.0.0.1"), "h:1", "https://h:1"),
     ],
 )
-def test_replicas_are_told_the_port_with_tls(tls: VerbsTls | None, advertise: str, address: str) -> None:
+def test_replicas_learn_the_port_with_tls(tls: VerbsTls | None, advertise: str, address: str) -> None:
     async def scene() -> str:
         return Scheduler(Server("http://127.0.0.1:9"), Settings(tls=tls, advertise=advertise)).election.address
 
@@ -165,7 +165,7 @@ def test_webhook_with_url_stops_at_once() -> None:
     assert _ended_after("https://127.0.0.1:443/review") == {"webhook": 0.0, "rest": 0.0}
 
 
-def test_nobody_is_evicted_where_anybody_may_call_the_verbs() -> None:
+def test_no_pod_is_evicted_where_any_client_may_call_the_verbs() -> None:
     def evicts(**settings: Any) -> bool:
         scheduler = Scheduler(Server("http://127.0.0.1:9"), Settings(metrics=NO_DASHBOARD, **settings))
         return scheduler.evictor.enabled

@@ -54,7 +54,7 @@ def scored(cluster: Cluster, pod: Json, *names: str) -> dict[str, int]:
 # --- filter ----------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_that_are_busy_are_told_apart_from_those_that_will_never_do() -> None:
+def test_busy_nodes_are_distinguished_from_nodes_that_never_fit() -> None:
     cluster = a_cluster(
         live_node("fits"),
         live_node("busy"),
@@ -77,7 +77,7 @@ def test_nodes_that_are_busy_are_told_apart_from_those_that_will_never_do() -> N
 
 
 @pytest.mark.parametrize("broken", [True, False], ids=["broken", "gone"])
-def test_a_node_kept_only_for_what_is_booked_on_it_is_told_as_what_it_is(broken: bool) -> None:
+def test_a_node_kept_only_for_its_bookings_is_reported_as_such(broken: bool) -> None:
     cluster = a_cluster(live_node())
     cluster.set_pod(live_pod("q", on="n1", annotations=ON_CARD_0))
     if broken:

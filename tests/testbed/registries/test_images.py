@@ -58,7 +58,7 @@ def test_an_image_is_the_same_whenever_it_is_made(registry: Registry) -> None:
     assert other.image.manifests == registry.image.manifests
 
 
-def test_the_probe_reports_without_a_driver_and_ends_as_it_is_told() -> None:
+def test_the_probe_reports_without_a_driver_and_ends_as_ordered() -> None:
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("LD_", "ALIQUOT_"))}
     environment = {**plain, "T9K_VISIBLE": 'one "and" two', "PATH_OF_NO_INTEREST": "x"}
     done = subprocess.run(

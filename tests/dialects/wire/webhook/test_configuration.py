@@ -53,13 +53,13 @@ def policies(chosen: FailurePolicy, name: str) -> list[str]:
     return [entry["failurePolicy"] for entry in entries if entry["name"].endswith(name)]
 
 
-def test_only_the_last_attempt_refuses_what_nobody_answered_about() -> None:
+def test_only_the_last_attempt_refuses_a_review_without_an_answer() -> None:
     assert policies(FailurePolicy.IGNORE, "pods.aliquot.dev") == ["Ignore"] * 3
     assert policies(FailurePolicy.FAIL, "pods.aliquot.dev") == ["Ignore", "Ignore", "Fail"]
     assert policies(FailurePolicy.FAIL, "templates.aliquot.dev") == ["Ignore", "Ignore", "Fail"]
 
 
-def test_advice_on_workloads_blocks_nobody_and_is_asked_for_once() -> None:
+def test_advice_on_workloads_blocks_none_and_is_requested_once() -> None:
     assert policies(FailurePolicy.FAIL, "advice.aliquot.dev") == ["Ignore"]
 
 

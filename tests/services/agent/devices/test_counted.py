@@ -314,7 +314,7 @@ def test_pod_without_a_grant_is_refused(node: Node) -> None:
         node.agent_node.started(pod)
 
 
-def test_pod_that_was_bound_past_the_webhook_is_told_once_that_it_has_no_card(node: Node) -> None:
+def test_pod_that_was_bound_past_the_webhook_gets_one_event_that_it_has_no_card(node: Node) -> None:
     """The kubelet calls nobody for it."""
     node.round()
     for pod in (a_mib_pod("past", 0, 4096, place=False), a_mib_pod("right", 0, 4096), a_qgpu_pod("other")):

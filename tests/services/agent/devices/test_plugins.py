@@ -421,7 +421,7 @@ def test_timed_counts_the_seconds_of_each_call() -> None:
 
 
 @pytest.mark.parametrize(("error", "outcome"), [(Refused("no card"), "refused"), (OSError("disk"), "error")])
-def test_timed_tells_refusals_from_errors_and_raises_both(error: Exception, outcome: str) -> None:
+def test_timed_distinguishes_refusals_from_errors_and_raises_both(error: Exception, outcome: str) -> None:
     handler = FakeHandler()
     handler.failure = error
     front, calls = timed_handler(handler)

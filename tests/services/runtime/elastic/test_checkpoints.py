@@ -186,7 +186,7 @@ def test_way_there_and_back(rig: Rig) -> None:
         (None, "the driver's checkpoint needs 8 GiB of host memory, and how much it may take cannot be seen here"),
     ],
 )
-def test_without_room_in_the_host_it_stays_and_the_figure_is_told(rig: Rig, room: Room | None, words: str) -> None:
+def test_without_room_in_the_host_it_stays_and_the_figure_is_reported(rig: Rig, room: Room | None, words: str) -> None:
     rig.room = room
     rig.able()
     assert (rig.shown.way, rig.shown.detail) == (None, words)

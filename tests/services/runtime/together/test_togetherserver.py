@@ -92,7 +92,7 @@ def test_only_the_server_that_the_control_has_started_registers_for_a_group(grou
     assert not group.findings(impostor.pid)
 
 
-def test_nobody_is_the_server_of_a_group_whose_control_is_gone(group: Group) -> None:
+def test_a_group_whose_control_is_gone_has_no_server(group: Group) -> None:
     group.control.kill()
     group.control.wait()
     orphan = group.connect(group.server_pid)

@@ -13,7 +13,7 @@ from aliquot.services.runtime.together.workers import Workers
 PATIENCE = 60.0
 
 
-def test_owner_whose_control_hangs_holds_up_nobody_else_and_not_the_end() -> None:
+def test_owner_whose_control_hangs_holds_up_no_other_and_not_the_end() -> None:
     hangs, done = threading.Event(), list[str]()
 
     def hang() -> None:
@@ -40,7 +40,7 @@ def test_owner_whose_control_hangs_holds_up_nobody_else_and_not_the_end() -> Non
         hangs.set()
 
 
-def test_work_of_one_owner_is_done_in_order_and_errors_are_told() -> None:
+def test_work_of_one_owner_is_done_in_order_and_errors_are_reported() -> None:
     done: list[int] = []
     outcomes: list[Exception | None] = []
 
