@@ -58,11 +58,11 @@ def test_node_cpu_and_memory_fall_back_to_capacity() -> None:
         ({QMEM: 32, QCORE: 150}, [32], "is 150, not a multiple of 100: counted as 1 card"),
         ({QCORE: 200}, [16, 16], "16 GiB each is assumed"),
         ({T9K: 2}, [16, 16], "16 GiB each is assumed"),
-        ({MEM: 48, COUNT: 2, QMEM: 64, QCORE: 200}, [24, 24], "tells of 24576 MiB a card"),
+        ({MEM: 48, COUNT: 2, QMEM: 64, QCORE: 200}, [24, 24], "says 24576 MiB a card"),
         (
             {MEM: 48, COUNT: 2, T9K: 3},
             [24, 24],
-            "tells of 2 cards, tensorstack.dev/nvidia-gpu of 3",
+            "says 2 cards, tensorstack.dev/nvidia-gpu says 3",
         ),
     ],
 )

@@ -189,7 +189,7 @@ def test_an_unknown_mode_is_an_error(mode: object) -> None:
 def test_cards_are_counted_by_capacity_with_16_gib_assumed_and_said(capacity: dict[str, object], cards: int) -> None:
     node = parsed_node({**labelled("xgn"), "status": {"capacity": capacity}})
     assert [card.memory_mib for card in node.cards] == [16384] * cards
-    assert node.notes == ("nothing tells the memory of the cards: 16 GiB each is assumed",)
+    assert node.notes == ("the memory of the cards is not known: 16 GiB each is assumed",)
 
 
 # taints

@@ -103,7 +103,7 @@ def cards_from(capacities: Sequence[Capacity], notes: list[str], problems: list[
         problems.append(Invalid(field, first.number, f"no more than {MOST_CARDS} cards in a node"))
         return ()
     notes += [
-        f"{first.source} tells of {first.number} cards, {other.source} of {other.number}: the first holds"
+        f"{first.source} says {first.number} cards, {other.source} says {other.number}: the first counts"
         for other in counts[1:]
         if other.number != first.number
     ]
@@ -114,7 +114,7 @@ def cards_from(capacities: Sequence[Capacity], notes: list[str], problems: list[
 def _memory_of_each(memories: Sequence[tuple[Advertised, int]], cards: int, notes: list[str]) -> int:
     """In whole units, rounded down: where cards are unequal, none is promised much more than it has."""
     if not memories:
-        notes.append(f"nothing tells the memory of the cards: {ASSUMED_CARD_MIB // 1024} GiB each is assumed")
+        notes.append(f"the memory of the cards is not known: {ASSUMED_CARD_MIB // 1024} GiB each is assumed")
         return ASSUMED_CARD_MIB
     card_mib = [total.number // cards * unit_mib for total, unit_mib in memories]
     first = memories[0][0]
@@ -125,6 +125,6 @@ def _memory_of_each(memories: Sequence[tuple[Advertised, int]], cards: int, note
     for (other, _), theirs in zip(memories[1:], card_mib[1:], strict=True):
         if theirs != card_mib[0]:
             notes.append(
-                f"{first.source} tells of {card_mib[0]} MiB a card, {other.source} of {theirs}: the first holds"
+                f"{first.source} says {card_mib[0]} MiB a card, {other.source} says {theirs}: the first counts"
             )
     return card_mib[0]

@@ -130,7 +130,7 @@ def test_the_rarest_reasons_are_summed_up(tmp_path: Path) -> None:
 def test_the_same_assumption_about_many_nodes_is_noted_once(tmp_path: Path) -> None:
     cluster = [a_node(f"x{at}", labels=XGN, capacity={T9K_CARDS: 1}) for at in range(9)]
     assert run(tmp_path, [asking({T9K_CARDS: 1})], cluster).stderr.splitlines() == [
-        "note: x0, x1, x2 and 6 more: nothing tells the memory of the cards: 16 GiB each is assumed"
+        "note: x0, x1, x2 and 6 more: the memory of the cards is not known: 16 GiB each is assumed"
     ]
 
 

@@ -114,7 +114,7 @@ def test_details_show_every_card_and_every_pod(cluster: FakeCluster) -> None:
 
 def test_a_pod_with_unknown_cards_is_marked_as_a_guess(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), gpushare_pod("p", 4, on="n1"))
-    assert printed("n1", "-d")[-1].endswith("a guess: no annotation tells its cards")
+    assert printed("n1", "-d")[-1].endswith("a guess: no annotation has its cards")
 
 
 def test_sick_cards_and_broken_nodes_are_seen(cluster: FakeCluster) -> None:
@@ -212,7 +212,7 @@ def test_json_has_all_of_it(cluster: FakeCluster) -> None:
 
 def test_a_cluster_without_gpus_says_what_to_do(cluster: FakeCluster) -> None:
     cluster.show(a_node("plain"))
-    assert printed() == ["no node has GPUs of ours: `aliquot doctor` tells what nodes lack"]
+    assert printed() == ["no node has GPUs of ours: `aliquot doctor` shows what nodes lack"]
     assert printed("--pending") == ["no Pod of ours waits"]
 
 

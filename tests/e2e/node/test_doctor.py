@@ -362,7 +362,7 @@ def test_that_no_agent_runs_is_found_and_what_else_is_wrong_beside_that(case: Ca
     with _away(case):
         wait_until(lambda: _checks(case.doctor.wrong()) == {"agent", "labels"}, 20, "the kubelet has noticed")
         (alone,) = [finding for finding in case.doctor.wrong() if finding["check"] == "agent"]
-        assert alone["what"].startswith("no agent runs: nobody listens on /run/aliquot/control.sock")
+        assert alone["what"].startswith("no agent runs: no program listens on /run/aliquot/control.sock")
         assert "kubectl logs --previous" in alone["fix"]
         for name, (plant, check, words, fix) in _WITHOUT_AGENT.items():
             undo = plant(case)

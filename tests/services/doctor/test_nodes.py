@@ -169,7 +169,7 @@ def test_assumed_cards_are_a_note() -> None:
     node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32"})
     (note,) = [finding for finding in everything(node) if finding.level is Level.NOTE]
     assert "one is assumed" in note.what
-    assert "aliquot.dev/inventory tells the cards" in str(note.advice)
+    assert "set annotation aliquot.dev/inventory" in str(note.advice)
 
 
 def test_sick_card_by_configmap_is_found() -> None:

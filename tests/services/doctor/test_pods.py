@@ -154,7 +154,7 @@ def test_pod_waiting_for_room_is_a_note() -> None:
 def test_pod_waiting_for_what_never_fits_is_a_finding() -> None:
     (found,) = waits(gpushare_node("n1", 16), gpushare_pod("p", 40))
     assert found.level is Level.FINDING
-    assert found.advice == "`aliquot explain p -n default` tells every reason"
+    assert found.advice == "`aliquot explain p -n default` shows every reason"
 
 
 def test_waiting_pod_refused_for_another_reason_is_a_note() -> None:

@@ -72,7 +72,7 @@ def test_a_leader_that_renews_its_lease_is_well_and_its_address_is_reported() ->
     ("lease", "what"),
     [
         (None, "does not exist"),
-        (a_lease(holder=""), "nobody holds it"),
+        (a_lease(holder=""), "no replica holds it"),
         (a_lease(renewed=3600 * 5), "renewed it last 5h00m ago"),
         (a_lease(renewed=45), "renewed it last 45s ago"),
         ({"spec": {"holderIdentity": "x", "renewTime": "yesterday"}}, "renewed it last never"),

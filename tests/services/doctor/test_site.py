@@ -79,7 +79,7 @@ def test_site_without_agent_or_kubelet_names_each_problem(node: FakeNode, monkey
     monkeypatch.setattr("aliquot.adapters.gpu.nvml.Nvml", _no_driver)
     site = look(node.places, "n7")
     assert site.node_name == "n7"
-    assert site.agent_problem == f"nobody listens on {node.places.run}/control.sock"
+    assert site.agent_problem == f"no program listens on {node.places.run}/control.sock"
     assert str(site.kubelet_problem).endswith("kubelet.sock is not there")
     assert site.held_problem == "the kubelet does not run"
     assert site.nvml_problem == "NVML: Driver Not Loaded"
@@ -89,7 +89,7 @@ def test_a_killed_kubelet_leaves_a_socket_without_a_listener(node: FakeNode) -> 
     path = node.places.kubelet / "device-plugins" / "kubelet.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-    assert look(node.places, "n1").kubelet_problem == f"nobody listens on {path}"
+    assert look(node.places, "n1").kubelet_problem == f"no program listens on {path}"
 
 
 def test_simulated_cards_need_no_driver(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:

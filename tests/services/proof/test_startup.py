@@ -96,7 +96,7 @@ class Machine:
                 machine.now += 0.3
                 machine.at_trial(uuid)
                 if not is_free():
-                    raise DisturbedContestError("somebody has work on the card")
+                    raise DisturbedContestError("another tenant has work on the card")
                 left = machine.outcomes.get(uuid, [PROVEN])
                 outcome = left.pop(0) if len(left) > 1 else left[0]
                 if isinstance(outcome, Exception):

@@ -54,8 +54,8 @@ _SAID = (
     ("(NotFound)", Trouble.NOT_FOUND, ""),
     ("(Expired)", Trouble.EXPIRED, ""),
     ("(Gone)", Trouble.EXPIRED, ""),
-    ("was refused", Trouble.UNREACHABLE, "is this the right cluster? `kubectl config current-context` tells"),
-    ("Unable to connect", Trouble.UNREACHABLE, "is this the right cluster? `kubectl config current-context` tells"),
+    ("was refused", Trouble.UNREACHABLE, "is this the right cluster? `kubectl config current-context` shows it"),
+    ("Unable to connect", Trouble.UNREACHABLE, "is this the right cluster? `kubectl config current-context` shows it"),
     ("does not exist", Trouble.UNREACHABLE, "`kubectl config get-contexts` lists those there are"),
     ("no configuration", Trouble.UNREACHABLE, "set KUBECONFIG, or name the file with --kubeconfig"),
 )

@@ -20,7 +20,7 @@ _MOST_TROUBLED = 10
 def tables(seen: Overview, nodes: Sequence[NodeStanding], *, wide: bool, alone: bool) -> Iterator[str]:
     """The nodes, alike ones summed up when there are many; then those who wait."""
     if not nodes:
-        yield "no node has GPUs of ours: `aliquot doctor` tells what nodes lack"
+        yield "no node has GPUs of ours: `aliquot doctor` shows what nodes lack"
     elif wide or len(nodes) <= _MANY:
         yield _per_node(nodes, wide)
         if len(nodes) > 1:
@@ -194,7 +194,7 @@ def _claim_row(claim: ClaimStanding) -> list[str]:
 
 def _pod_row(pod: PodStanding) -> list[str]:
     usage = pod.grant.usage()
-    remarks = ["the whole node"] * pod.grant.whole_node + ["a guess: no annotation tells its cards"] * pod.guessed
+    remarks = ["the whole node"] * pod.grant.whole_node + ["a guess: no annotation has its cards"] * pod.guessed
     remarks += [f"parkable after {pod.claim.park_after:g}s"] if pod.claim.park_after is not None else []
     remarks += [f"accepts {duration(pod.claim.latency)} of latency"] if pod.claim.latency is not None else []
     return [

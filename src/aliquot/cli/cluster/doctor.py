@@ -361,7 +361,7 @@ def _node_objects(
     except OwnAccountError as error:
         problem, advice = str(error), "name the cluster in KUBECONFIG, or install kubectl"
     what = f"{problem}; so what Pods should have is not known"
-    fix = advice or "tell which Node this machine is: --nodename, of those that kubectl get nodes shows"
+    fix = advice or "name the Node of this machine: --nodename, of those that kubectl get nodes shows"
     return None, [], [Finding("api", Level.UNKNOWN, (f"Node {name}",), what, fix)]
 
 

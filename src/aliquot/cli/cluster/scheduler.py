@@ -119,7 +119,7 @@ _LOOPBACK = "127.0.0.1"
 @click.option(
     "--webhook-client-ca",
     type=click.Path(path_type=Path),
-    help="File with the authorities of API servers' client certificates: the webhook then answers nobody else",
+    help="File with the authorities of API servers' client certificates: the webhook then answers no other client",
 )
 @click.option(
     "--webhook-client-names",

@@ -79,16 +79,14 @@ def runs(site: Site) -> bool:
 def _kubelet(site: Site) -> Iterator[Finding]:
     if site.kubelet_problem is not None:
         what = f"{site.kubelet_problem}: the kubelet does not run, so that no Pod starts here"
-        yield found("kubelet", site.node_name, what, "systemctl status kubelet; journalctl -u kubelet tells why")
+        yield found("kubelet", site.node_name, what, "systemctl status kubelet; journalctl -u kubelet shows why")
     elif site.held_problem is not None:
-        what = (
-            f"does not tell which Pod has which devices, so that no container with a card starts: {site.held_problem}"
-        )
+        what = f"does not say which Pod has which devices, so that no container with a card starts: {site.held_problem}"
         fix = f"mount {site.places.kubelet}/pod-resources into the agent; is the kubelet older than 1.23?"
         yield found("kubelet", site.node_name, what, fix)
     else:
         containers = len(site.held or ())
-        yield ok("kubelet", f"runs, and tells of {containers:,} container{'s' * (containers != 1)} with devices")
+        yield ok("kubelet", f"runs, and reports {containers:,} container{'s' * (containers != 1)} with devices")
 
 
 def _agent(site: Site) -> Iterator[Finding]:
@@ -96,7 +94,7 @@ def _agent(site: Site) -> Iterator[Finding]:
         if site.lock_holder is None:
             what = f"no agent runs: {site.agent_problem}, and its lock is free"
             fix = f"kubectl get pods -A --field-selector spec.nodeName={site.node_name}: if its Pod is there, kubectl"
-            fix += " logs --previous tells why it ended; if not, the nodeSelector of its DaemonSet leaves this node out"
+            fix += " logs --previous shows why it ended; if not, the nodeSelector of its DaemonSet leaves this node out"
         else:
             what = f"process {site.lock_holder} holds the agent's lock, but does not answer ({site.agent_problem})"
             fix = (
@@ -107,7 +105,7 @@ def _agent(site: Site) -> Iterator[Finding]:
         what = f"a daemon of `aliquot up` (pid {site.agent.daemon.pid}) has the cards, so the agent cannot"
         yield found("agent", site.node_name, what, "aliquot down; the agent's DaemonSet starts it then")
     elif site.agent.agent and (waits_for := site.agent.agent.waits_for) is not None:
-        fix = f"call the doctor again; if it stays so, {_SEE_LOG} tells why"
+        fix = f"call the doctor again; if it stays so, {_SEE_LOG} shows why"
         fix = fix if site.kubelet_problem is None else "the kubelet first, as above"
         yield found("agent", site.node_name, f"is not ready: {waits_for}", fix)
     else:
@@ -132,7 +130,7 @@ def _database(site: Site) -> Iterator[Finding]:
     elif runs(site):
         yield found("database", path, problem, f"{restarting(site)}; {_ANEW}")
     else:
-        fix = f"start the agent; {_ANEW}. If the agent has another --dbfile, tell it this command too"
+        fix = f"start the agent; {_ANEW}. If the agent has another --dbfile, give this command the same one"
         yield found("database", path, problem, fix)
 
 
@@ -173,7 +171,7 @@ def _driver(site: Site) -> Iterator[Finding]:
         fix += " runtime, or libnvidia-ml.so.1 and /dev/nvidiactl mounted; a driver that was updated needs a reboot"
         yield found("driver", site.node_name, what, fix)
     elif site.nvml_cards == ():
-        what = "NVML tells of no card on this machine"
+        what = "NVML reports no card on this machine"
         yield found("driver", site.node_name, what, "lspci | grep -i nvidia; the kernel's log: dmesg | grep -i nvrm")
 
 
@@ -183,9 +181,7 @@ def _cards(site: Site) -> Iterator[Finding]:
     out = [card for card in site.agent.cards if card.healthy is False]
     for card in out:
         what = f"card {card.index} ({card.uuid}) is out: {card.why_out or 'no reason given'}"
-        fix = (
-            "its Pods run on, new ones avoid it. nvidia-smi --gpu-reset or a reboot brings it back; dmesg tells of Xids"
-        )
+        fix = "its Pods run on, new ones avoid it. nvidia-smi --gpu-reset or a reboot brings it back; dmesg shows Xids"
         yield found("cards", site.node_name, what, fix)
     yield from _on_cards(site, {card.uuid for card in out})
     by_words: dict[str, list[str]] = {}
@@ -207,7 +203,7 @@ def _on_cards(site: Site, out: set[str]) -> Iterator[Finding]:
             continue
         who = "" if finding.pid is None else f"process {finding.pid} "
         what = f"on card {numbers.get(finding.uuid, finding.uuid)}: {who}{finding.text}{with_memory(finding)}"
-        by_hand = _BY_HAND if finding.pid is not None else f"{_SEE_LOG} tells more"
+        by_hand = _BY_HAND if finding.pid is not None else f"{_SEE_LOG} shows more"
         fix = _ON_A_CARD.get(finding.kind, by_hand) if finding.kind else by_hand
         yield found("processes", site.node_name, what, fix)
 
@@ -246,7 +242,7 @@ def _counted(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
     if absent:
         what = f"{', '.join(absent)}: more than the kubelet handles as devices, and the agent has not counted it yet"
         fix = f"call the doctor again; if it stays so, kubectl describe node {site.node_name} (CannotAdvertise) or"
-        yield found("resources", site.node_name, what, f"{fix} {_SEE_LOG} tells why")
+        yield found("resources", site.node_name, what, f"{fix} {_SEE_LOG} shows why")
     elif names and runs(site):
         yield ok("resources", f"{', '.join(names)}: counted by the agent in the Node's status")
 
@@ -260,11 +256,11 @@ def _advertised(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
     asked = "asked for by the node's labels"
     if refused and site.kubelet_problem is None:
         what = f"{', '.join(refused)}: {asked}, but the kubelet has not accepted it from the agent"
-        fix = f"call the doctor again; if it stays so, journalctl -u kubelet | grep {refused[0]} tells why"
+        fix = f"call the doctor again; if it stays so, journalctl -u kubelet | grep {refused[0]} shows why"
         yield found("resources", site.node_name, what, fix)
     if absent:
         what = f"{', '.join(absent)}: {asked}, but the Node advertises none"
-        fix = "the kubelet tells it every 10 s: call the doctor again; if it stays so, journalctl -u kubelet tells why"
+        fix = "the kubelet reports every 10 s: call the doctor again; if it stays so, journalctl -u kubelet shows why"
         yield found("resources", site.node_name, what, fix)
     if runs(site) and not refused and not absent:
         yield ok("resources", f"{', '.join(names)}: accepted by the kubelet")
@@ -285,18 +281,18 @@ def _inventory(site: Site, node: Json, parsed: Node) -> Iterator[Finding]:
         fix = "the agent writes it: first see to the agent, as above"
         if runs(site):
             fix = "may the agent patch nodes/status? kubectl auth can-i patch nodes/status --as=system:serviceaccount:"
-            fix += f"NAMESPACE:ACCOUNT of its Pod tells; {_SEE_LOG} says what it was refused"
+            fix += f"NAMESPACE:ACCOUNT of its Pod shows; {_SEE_LOG} says what it was refused"
         yield found("inventory", site.node_name, what, fix)
         return
     if here is None:
         return
     differs = _difference(parsed.cards, here)
     if differs is not None:
-        what = f"its annotation {native.INVENTORY} tells of {differs}"
+        what = f"its annotation {native.INVENTORY} has {differs}"
         fix = restarting(site) if runs(site) else "the agent corrects it: first see to the agent, as above"
         yield found("inventory", site.node_name, what, fix)
     else:
-        yield ok("inventory", "the Node tells the cards that the driver tells")
+        yield ok("inventory", "the Node has the cards that the driver reports")
 
 
 def _has_inventory(node: Json) -> bool:
@@ -311,8 +307,8 @@ def _difference(annotated: Iterable[Card], here: Iterable[Card]) -> str | None:
     for card in here:
         known = there[card.uuid]
         if (known.index, known.memory_mib) != (card.index, card.memory_mib):
-            tells = f"{card.uuid} as card {known.index} with {known.memory_mib} MiB"
-            return f"{tells}, but the driver as card {card.index} with {card.memory_mib} MiB"
+            listed = f"{card.uuid} as card {known.index} with {known.memory_mib} MiB"
+            return f"{listed}, but the driver as card {card.index} with {card.memory_mib} MiB"
     return None
 
 
@@ -337,7 +333,7 @@ def _cdi(site: Site, node: Json | None) -> Iterator[Finding]:
     without = without or (f"kubelet {kubelet}" if kubelet and not passes_cdi(kubelet) else "")
     if site.places.cdi is None or (without and not runs(site)):
         what = "the agent does without CDI: containers get their environment from the scheduler's webhook"
-        fix = "the agent was told to: --cdi auto, where that was not meant"
+        fix = "an option of the agent says so: use --cdi auto, if that was not meant"
         if without:
             fix = f"{without} is why; containerd 2, CRI-O, and kubelets from 1.29 on have CDI by themselves."
             fix += " --cdi on of the agent where CDI was switched on in older ones"
@@ -366,8 +362,8 @@ _ONLY_IF_TOLD = {  # by how a version begins
 def _without_cdi(site: Site, who: str) -> Finding:
     needs = next((needs for version, needs in _ONLY_IF_TOLD.items() if who.startswith(version)), None)
     if needs is not None:
-        what = f"{who} goes by CDI only where it is told to, which cannot be seen from here"
+        what = f"{who} uses CDI only if it is configured to, which cannot be seen from here"
         return Finding("cdi", Level.NOTE, (site.node_name,), what, f"{needs}; or start the agent with --cdi off")
-    what = f"{who} has no CDI, though the agent was told to go by it: containers start without their cards"
+    what = f"{who} has no CDI, though an option of the agent asks for it: containers start without their cards"
     fix = "start the agent with --cdi off, and the scheduler with --webhook-port and --env-by-annotation"
     return found("cdi", site.node_name, what, fix)

@@ -74,16 +74,16 @@ def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
         )
     for spec in site.specs:
         if spec.pod_uid not in pods and spec.pod_uid not in known:
-            what = f"is of Pod {spec.namespace}/{spec.pod} ({spec.pod_uid}), which is gone: nobody has removed it"
+            what = f"is of Pod {spec.namespace}/{spec.pod} ({spec.pod_uid}), which is gone: it was not removed"
             yield found("cdi", _file(site, spec), what, _sweep(site, f"rm {_file(site, spec)}"))
     for uid in sorted(site.folders - pods.keys() - known):
         folder = f"{site.places.run}/t/{uid}"
-        what = "is the folder of a Pod that is gone: nobody has removed it"
+        what = "is the folder of a Pod that is gone: it was not removed"
         yield found("tenants", folder, what, _sweep(site, f"rm -r {folder}"))
     for name, uid in sorted(site.links.items()):
         if uid not in pods and uid not in lingering:
             link = f"{site.places.run}/a/{name}"
-            what = f"leads to the folder of a Pod that is gone ({uid}): nobody has removed it"
+            what = f"leads to the folder of a Pod that is gone ({uid}): it was not removed"
             yield found("tenants", link, what, _sweep(site, f"rm {link}"))
 
 
@@ -188,8 +188,8 @@ def _unseen(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
     ]
     unseen = [tenant.name for tenant in running if not site.processes.get(tenant.id)]
     if unseen and len(unseen) == len(running):
-        what = f"the agent sees no process of {', '.join(unseen[:3])}, which runs: nobody is held to its share"
-        fix = "the agent's Pod needs hostPID: true; without it the kernel tells it no process ids of other Pods"
+        what = f"the agent sees no process of {', '.join(unseen[:3])}, which runs: no tenant is held to its share"
+        fix = "the agent's Pod needs hostPID: true; without it the kernel hides the process ids of other Pods"
         yield found("processes", site.node_name, what, fix)
 
 

@@ -138,7 +138,7 @@ def _cards(node: Node) -> Iterator[Finding]:
     sick = [str(card.index) for card in node.cards if not card.healthy]
     if sick:
         what = f"GPU {', '.join(sick)} of {len(node.cards)} is sick or taken out: new Pods avoid it"
-        fix = "kubectl describe node NODE and the kernel's log (dmesg, Xid) tell why; after a reset it comes back"
+        fix = "kubectl describe node NODE and the kernel's log (dmesg, Xid) say why; after a reset it comes back"
         yield found("cards", node.name, what, fix)
 
 
@@ -165,7 +165,7 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
     if native.INVENTORY not in annotations:
         if node.offers:
             for note in node.notes:
-                fix = f"if that is wrong: annotation {native.INVENTORY} tells the cards, as the agent will"
+                fix = f"if that is wrong: set annotation {native.INVENTORY}, as the agent will"
                 yield Finding("cards", Level.NOTE, (name,), f"had to be guessed at: {note}", fix)
         return
     for note in node.notes:  # with an inventory nothing about the cards is assumed: these are about its labels

@@ -56,7 +56,7 @@ def pod_findings(snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
             for card, use in grant.usage().items():
                 held.setdefault((name, card), []).append((claim.key, use))
         elif grant:
-            what = f"an annotation that tells its cards cannot be read: {grant[0].sentence()}"
+            what = f"the annotation with its cards cannot be read: {grant[0].sentence()}"
             yield found("pods", pod.key, what, "make it anew: kubectl delete pod POD")
         yield from _unconfirmed(pod, now)
     crowded = False
@@ -82,7 +82,7 @@ def _unconfirmed(pod: ClusterPod, now: datetime) -> Iterator[Finding]:
     waited = started is None or now - started > PATIENCE
     assigned = (pod.read.metadata.annotations or {}).get(gpushare.ASSIGNED)
     if assigned == "false" and pod.read.runs and waited:
-        what = f"runs, but {gpushare.ASSIGNED} is still false: nobody on its node has given it its card"
+        what = f"runs, but {gpushare.ASSIGNED} is still false: no agent on its node has given it its card"
         fix = "is the node agent (or device plugin) running on its node? If so, kubectl delete pod POD"
         yield found("pods", pod.key, what, fix)
 
@@ -128,7 +128,7 @@ def claim_findings(seen: Overview) -> Iterator[Finding]:
 
 def waiting_findings(seen: Overview) -> Iterator[Finding]:
     """The Pods that wait, and why. Waiting for others to leave is no fault; waiting for what never comes is."""
-    fix = "`aliquot explain POD` tells every reason"
+    fix = "`aliquot explain POD` shows every reason"
     for pod in seen.waiting[:_MOST_WAITING]:
         verdict = seen.verdict(pod)
         if verdict.grant is not None:
@@ -142,6 +142,6 @@ def waiting_findings(seen: Overview) -> Iterator[Finding]:
         yield Finding("waiting", level, (pod.key,), seen.sentence(pod, verdict), advice)
     if len(seen.waiting) > _MOST_WAITING:
         what = f"{len(seen.waiting) - _MOST_WAITING:,} more Pods wait"
-        yield Finding("waiting", Level.NOTE, (), what, "`kubectl aliquot --pending` tells why each of them does")
+        yield Finding("waiting", Level.NOTE, (), what, "`kubectl aliquot --pending` shows why each of them waits")
     elif not seen.waiting:
         yield ok("waiting", "no Pod of ours waits")

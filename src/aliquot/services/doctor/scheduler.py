@@ -75,14 +75,14 @@ def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Fin
     renewed = moment(part(lease, "spec", "renewTime"))
     lasts = timedelta(seconds=seconds if isinstance(seconds, int) and 0 < seconds < 86_400 else 15)
     if not holder:
-        what = "nobody holds it: the scheduler has ended and no other has taken over"
+        what = "no replica holds it: the scheduler has ended and no other has taken over"
         yield found("scheduler", f"Lease {name}", what, "start `aliquot scheduler` again")
     elif renewed is None or now - renewed > lasts + _SLACK:
         when = "never" if renewed is None else f"{duration(int((now - renewed).total_seconds()))} ago"
         what = f"{holder} holds it, but renewed it last {when}: it hangs, died, or does not reach the API server"
         yield found("scheduler", f"Lease {name}", what, f"look at the log of {holder}, and restart it")
     else:
-        address = part(lease, "metadata", "annotations", native.ADDRESS) or "an address it does not tell"
+        address = part(lease, "metadata", "annotations", native.ADDRESS) or "an unknown address"
         yield ok("scheduler", f"{holder} leads, at {address}")
 
 
@@ -102,9 +102,7 @@ def call_findings(lease: Json | None, snapshot: Snapshot, now: datetime) -> Iter
         if pod.read.spec.node_name:
             if dialects.parse_grant(pod.read, claim, None) is None and not claim.whole_node:
                 past_us = True
-                what = (
-                    f"is bound, but has no annotation {native.GRANT}: it was placed past us, and nobody chose its card"
-                )
+                what = f"is bound, but has no annotation {native.GRANT}: it was placed past us, and no card was chosen"
                 fix = f"kubectl delete pod POD once kube-scheduler asks us: {_NEW_CONFIG}"
                 yield found("extender", pod.key, what, fix)
         elif (since := moment(pod.created)) is not None and now - since > PATIENCE:
@@ -146,12 +144,12 @@ def _unasked(pod: ClusterPod) -> Finding:
     name = pod.read.spec.scheduler_name or DEFAULT_SCHEDULER_NAME
     message = _last_message(pod)
     if pod.read.spec.scheduling_gates:
-        what = "waits for its scheduling gates, which somebody else must take away"
+        what = "waits for its scheduling gates, which another controller must remove"
         return Finding("extender", Level.NOTE, (pod.key,), what)
     if message is None:
         what = f"waits, and no scheduler has looked at it: none serves its schedulerName {name}"
         if name == DEFAULT_SCHEDULER_NAME:
-            fix = "is kube-scheduler running? kubectl get pods -n kube-system; its log tells why it does not"
+            fix = "is kube-scheduler running? kubectl get pods -n kube-system; its log shows why it does not"
         else:
             fix = f"`aliquot manifests scheduler-config --second` serves {SCHEDULER_NAME} and {T9K_SCHEDULER_NAME};"
             fix += " or change spec.schedulerName"
@@ -161,11 +159,11 @@ def _unasked(pod: ClusterPod) -> Finding:
         what = (
             f"waits: by kube-scheduler's own count no node has enough {' and '.join(short)} left, so we are not asked"
         )
-        fix = "see what nodes advertise: kubectl get nodes -o yaml; the checks of nodes below tell what they lack"
+        fix = "see what nodes advertise: kubectl get nodes -o yaml; the checks of nodes below show what they lack"
         return found("extender", pod.key, what, fix)
     what = "waits, and kube-scheduler has tried it without asking us"
     quoted = f" (it says: {message[:200]})" if message else ""
-    return found("extender", pod.key, what + quoted, f"tell kube-scheduler of us: {_NEW_CONFIG}")
+    return found("extender", pod.key, what + quoted, f"configure kube-scheduler to call us: {_NEW_CONFIG}")
 
 
 def _last_message(pod: ClusterPod) -> str | None:
@@ -227,7 +225,7 @@ def webhook_findings(
     """Whether the webhook is there, trusted, and does its work. `ca` is in base64, as a Secret has it."""
     name = f"MutatingWebhookConfiguration {CONFIGURATION}"
     if configuration is None:
-        what = "does not exist: mistakes are told only after `kubectl apply`, and T9k Pods get no toleration"
+        what = "does not exist: mistakes show only after `kubectl apply`, and T9k Pods get no toleration"
         what += ", and Pods of KAI's get no card" * (kai.DIALECT in served)
         fix = (
             "if it is wanted: `aliquot scheduler --webhook-port 9443`. A scheduler that has that port creates it within"
@@ -239,7 +237,7 @@ def webhook_findings(
     hooks = part(configuration, "webhooks")
     bundles = [part(hook, "clientConfig", "caBundle") for hook in hooks] if isinstance(hooks, list) else []
     if not bundles or not all(bundles):
-        what = "has no caBundle: the API server trusts nobody there"
+        what = "has no caBundle: the API server trusts no certificate there"
         yield found("webhook", name, what, _ANEW)
     elif ca is not None and not all(_contains(bundle, ca) for bundle in bundles):
         what = "its caBundle is not of the authority that signed the webhook's certificate: calls to it fail"
@@ -268,7 +266,7 @@ def _refuses(probe: Probe, name: str, served: frozenset[str]) -> Iterator[Findin
         yield ok("webhook", "refuses a Pod that breaks a rule, and says which")
     elif probe.pod is not None:
         what = "let a Pod in that breaks a rule: the API server does not reach the webhook, or does not trust it"
-        fix = f'the API server\'s log tells: "failed calling webhook {WEBHOOK}"; is its Service or URL right?'
+        fix = f'the API server\'s log says: "failed calling webhook {WEBHOOK}"; is its Service or URL right?'
         fix += f" If the webhook was switched off: kubectl delete mutatingwebhookconfiguration {CONFIGURATION}"
         yield found("webhook", name, what, fix)
     elif "failed calling webhook" in refusal:

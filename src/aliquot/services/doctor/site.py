@@ -159,7 +159,7 @@ def _ask(run: Path, operation: str) -> tuple[Json | None, str | None]:
     try:
         return ask([Home(str(run), str(run))], {"op": operation}, _PATIENCE), None
     except NoDaemonError:
-        return None, f"nobody listens on {run}/control.sock"
+        return None, f"no program listens on {run}/control.sock"
     except (ControlError, AnswerError) as error:
         return None, str(error)
 
@@ -197,7 +197,7 @@ def _listens(path: Path) -> str | None:
         except FileNotFoundError:
             return f"{path} is not there"
         except ConnectionRefusedError:
-            return f"nobody listens on {path}"
+            return f"no program listens on {path}"
         except OSError as error:
             if error.errno is None and not path.exists():  # the path is also too long for a socket
                 return f"{path} is not there"

@@ -160,7 +160,7 @@ def _why_now(moved: list[Residency]) -> str:
 
 def _why_never(tenancy: Tenancy) -> str:
     if tenancy.parkable:
-        return "it has whole cards, which it shares with nobody"
+        return "it has whole cards, which are not shared"
     if len(tenancy.shares) > 1:
         return "it has several cards, and memory leaves only tenants with one"
     return f"its class is {tenancy.app_class}, and it was started without --park"

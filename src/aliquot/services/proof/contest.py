@@ -206,7 +206,7 @@ class Contest:
 
     def _check_free(self) -> None:
         if not self._is_free():
-            raise DisturbedContestError("somebody has work on the card")
+            raise DisturbedContestError("another tenant has work on the card")
 
     # --- the contest ---------------------------------------------------------------------------------------------
 
