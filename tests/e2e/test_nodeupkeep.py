@@ -17,7 +17,7 @@ from aliquot.dialects.wire.objects import NodeObject
 from aliquot.services.daemon.events import Events, ObjectRef
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from e2e.aside import Aside
-from kit.running.logs import warnings
+from kit.running.logged import warnings
 from testbed import objects
 from testbed.client import MERGE_PATCH
 from testbed.plane import ControlPlane

@@ -29,7 +29,7 @@ from aliquot.model.node import Node
 from aliquot.services.scheduler.ports.certrotation import Lifetimes
 from aliquot.services.scheduler.ports.webhook import Clients, WebhookSettings, serve_webhook
 from e2e.aside import Aside
-from kit.running.logs import warnings
+from kit.running.logged import warnings
 from testbed import objects
 from testbed.client import Refused
 from testbed.plane import HOST, ControlPlane

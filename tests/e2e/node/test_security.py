@@ -30,7 +30,7 @@ CARD = "GPU-[0-9a-f-]+"
 _POWERLESS = (
     "import ctypes, os, sys\n"
     "libc = ctypes.CDLL(None)\n"
-    "for each in range(64): libc.prctl(24, each, 0, 0, 0)\n"
+    "for capability in range(64): libc.prctl(24, capability, 0, 0, 0)\n"
     "libc.prctl(38, 1, 0, 0, 0)\n"
     "os.execvp(sys.argv[1], sys.argv[1:])\n"
 )

@@ -43,7 +43,7 @@ exec chroot --userspec="$user" "$root" "$@"
 """
 IMPORT_ALL = """
 import importlib, pkgutil, aliquot, grpc, cryptography.x509, numpy.linalg
-found = [each.name for each in pkgutil.walk_packages(aliquot.__path__, "aliquot.")]
+found = [module.name for module in pkgutil.walk_packages(aliquot.__path__, "aliquot.")]
 for name in found:
     if not name.endswith("__main__"):
         importlib.import_module(name)

@@ -34,10 +34,10 @@ if words[:2] == ["get", "--raw"]:
     if isinstance(answer, list):
         if "fieldSelector" in query:
             node = query["fieldSelector"].removeprefix("spec.nodeName=")
-            answer = [each for each in answer if each[0] == node]
+            answer = [item for item in answer if item[0] == node]
         start, limit = int(query.get("continue", 0)), int(query.get("limit", len(answer) or 1))
         more = '{{"continue": "%d"}}' % (start + limit) if start + limit < len(answer) else "{{}}"
-        page = ", ".join(each for _, each in answer[start : start + limit])
+        page = ", ".join(item for _, item in answer[start : start + limit])
         answer = '{{"kind": "List", "metadata": ' + more + ', "items": [' + page + ']}}'
 elif words[0] == "config":
     print(answers.get("namespace", (True, ""))[1])
