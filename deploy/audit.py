@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PIP_AUDIT = ROOT / "out/audit/bin/pip-audit"  # an environment of its own: it brings packages that are not ours
 OURS = "aliquot"
-# Those that ask for no more than their own text beside what is shipped; whoever adds another reads it first.
+# Those that ask for no more than their own text beside what is shipped; read another before you add it.
 ALLOWED = re.compile(
     r"(0BSD|Apache|BSD|CC0-1\.0|MIT|PSF-2\.0|Python Software Foundation|Zlib|Unlicense)", re.IGNORECASE
 )
@@ -94,7 +94,7 @@ def _read(text: str) -> Any:
 
 
 def python_findings(packages: list[Shipped]) -> tuple[list[str], list[str]]:
-    """What is known against them; and of which nobody could tell."""
+    """What is known against them; and those without an answer."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("".join(f"{package.name}=={package.version}\n" for package in packages))
         file.flush()

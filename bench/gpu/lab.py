@@ -44,7 +44,7 @@ class Lab:
         self.xids_of_mps = 0
 
     def open(self) -> None:
-        """Find the card, and measure it while nobody else is there."""
+        """Find the card, and measure it while no other program is there."""
         self.stock = Stock(self._stock_env())
         self.rate = self._calibrate()
 
@@ -111,7 +111,7 @@ class Lab:
     # ---- how things are alone, measured once
 
     def alone(self, kernel: str) -> float:
-        """The share that a load of such kernels reaches with the stock driver and nobody beside it."""
+        """The share that a load of such kernels reaches with the stock driver and no other program beside it."""
         if kernel not in self._alone:
             with self.stage(self.stock) as stage:
                 loads = [
@@ -133,7 +133,7 @@ class Lab:
         return load.share(measured)
 
     def alone_latency(self, kernel: str, period: str) -> dict[str, Any]:
-        """A server's latencies with the stock driver and nobody beside it."""
+        """A server's latencies with the stock driver and no other program beside it."""
         if kernel not in self._latency:
             with self.stage(self.stock) as stage:
                 server = stage.server(Ask(name="alone"), kernel, period, self.seconds)
@@ -158,7 +158,7 @@ class Lab:
         return {**self.env, "LD_LIBRARY_PATH": str(stand_ins), "ALIQUOT_SIMGPU": str(folder / "player" / "sock")}
 
     def _calibrate(self) -> float:
-        """Once, while nobody else is there; every burn is told."""
+        """Once, while no other program is there; every burn gets the figure."""
         rate = float(json.loads(answer(words.burn_calibrate(), self.stock.env, 60))["iterations_per_us"])
         for env in (self.env, self.stock.env):
             env["ALIQUOT_BURN_RATE"] = f"{rate:.4f}"  # type: ignore[index]

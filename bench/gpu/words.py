@@ -53,7 +53,7 @@ def run(ask: Ask, command: list[str], *, wait: bool = True) -> list[str]:
 
 
 def daemon_pid(home: Path) -> int | None:
-    """The daemon that holds this home, whoever started it; None when the one that did is gone."""
+    """The daemon that holds this home, started by any process; None when the one that did is gone."""
     try:
         pid = int((home / "lock").read_text().split()[0])
         return pid if b"aliquot" in Path(f"/proc/{pid}/cmdline").read_bytes() else None

@@ -66,7 +66,7 @@ read_bound = msgspec.json.Decoder(Bound).decode
 
 
 def trimmed(thing: Object) -> Object:
-    """As kube-scheduler keeps it: nobody needs to know who wrote which field."""
+    """As kube-scheduler keeps it: without the managers of fields."""
     return {**thing, "metadata": {key: value for key, value in thing["metadata"].items() if key != "managedFields"}}
 
 

@@ -53,7 +53,7 @@ def through_kube_scheduler(
 
 
 def _wrongs(running: Running | None, ground: Ground, follower: Follower) -> list[str]:
-    """Without an extender nobody tells cards, and nothing can be wrong with them."""
+    """Without an extender no cards are chosen, and nothing can be wrong with them."""
     if running is None:
         return []
     wrongs = ground.wrongs(follower.names)

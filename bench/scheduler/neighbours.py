@@ -47,7 +47,7 @@ def settle(say: Callable[[str], None], *, seconds: float = 90.0) -> None:
 
 
 def _busy_seconds() -> float:
-    """In programs; what interrupts and the host under us take is nobody's, and much of it is our own traffic."""
+    """In programs; interrupts and the host under us belong to no program, and much of it is our own traffic."""
     user, nice, system = (int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:4])
     return (user + nice + system) / _TICKS
 

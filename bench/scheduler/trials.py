@@ -145,7 +145,7 @@ def throughput(running: Running, ground: Ground, *, names: int, pods: int, strea
 
 
 def _first_bind(running: Running, ground: Ground, crowd: Crowd, seconds: float = 30.0) -> None:
-    """Until one Pod is bound: whoever must be elected first is elected by then."""
+    """Until one Pod is bound: a leader is elected by then."""
     (pod,) = ground.pods(1)
     encoded = msgspec.json.encode(trimmed(pod))
     end = time.monotonic() + seconds

@@ -70,7 +70,7 @@ def render(helm: str) -> str:
     made = subprocess.run([helm, *words], capture_output=True, text=True, check=False)  # noqa: S603  # our own words
     if made.returncode:
         sys.exit(made.stderr.strip())
-    # Helm does not manage what is made of this; where the objects came from matters to nobody.
+    # Helm does not manage what is made of this; where the objects came from does not matter.
     text = made.stdout.replace("managed-by: Helm", "managed-by: aliquot")
     text = re.sub(r"^# Source: .*\n", "", text, flags=re.MULTILINE)
     version = re.search(r"^appVersion: (\S+)", (CHART / "Chart.yaml").read_text(), re.MULTILINE)

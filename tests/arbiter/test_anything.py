@@ -174,7 +174,7 @@ class Anything(RuleBasedStateMachine):
             assert all(count > 0 for count in self.arbiter.preemptions.values())
 
     def teardown(self) -> None:
-        """Whoever has work runs again before long, unless work in front of it goes on."""
+        """A tenant with work runs again before long, unless work in front of it goes on."""
         if not getattr(self, "ticked", False):
             return
         end = self.now + LONGEST_PAUSE

@@ -30,7 +30,7 @@ MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 
 @contextmanager
 def answering(*pieces: bytes) -> Iterator[str]:
-    """A server that sends these pieces, each by itself, to whoever connects."""
+    """A server that sends these pieces, each by itself, to every client."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

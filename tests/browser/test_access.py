@@ -1,4 +1,4 @@
-"""Who may look: everybody on this machine, and from elsewhere whoever has the token."""
+"""Who may look: every user of this machine, and from elsewhere a browser with the token."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_unknown_node_is_reported(browser: Browser, cluster: str) -> None:
 def test_cluster_page_in_every_theme_and_language(browser: Browser, cluster: str, scheme: str, language: str) -> None:
     with visiting(browser, cluster, color_scheme=scheme, locale=language) as visit:
         expect(visit.page.get_by_role("application")).to_be_visible()
-        visit.page.wait_for_timeout(500)  # until the map is painted, for whoever looks at the picture
+        visit.page.wait_for_timeout(500)  # until the map is painted, for the screenshot
         visit.picture(f"cluster-{scheme}-{language[:2]}")
 
 

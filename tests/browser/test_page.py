@@ -50,7 +50,7 @@ def test_busy_machine_in_every_theme_and_language(browser: Browser, busy: Shown,
         expect(visit.page.get_by_role("heading", name=heading)).to_be_visible()
         red = int(visit.page.evaluate(BACKGROUND).removeprefix("rgb(").split(",")[0])
         assert (red > 200) if scheme == "light" else (red < 60)
-        visit.page.wait_for_timeout(1500)  # a timeline that has something to show, for whoever looks at the picture
+        visit.page.wait_for_timeout(1500)  # a timeline that has something to show, for the screenshot
         visit.picture(f"machine-{scheme}-{language[:2]}")
 
 

@@ -316,7 +316,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _left(folder: Path) -> list[Any]:
-    """What is still there of a story: its home, and whoever was started for it."""
+    """What is still there of a story: its home, and the processes that were started for it."""
     here = f"ALIQUOT_HOME={folder}/".encode()
     found: list[Any] = list(folder.iterdir())
     for entry in Path("/proc").iterdir():

@@ -114,7 +114,7 @@ def test_probe_fails_on_malformed_answer(run_dir: Path, listener: socket.socket,
         with connection:
             connection.recv(100)
             connection.sendall(answer)
-        listener.close()  # whoever asks again finds nobody
+        listener.close()  # the next request finds no listener
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -38,7 +38,7 @@ def test_the_file_is_of_this_version(objects: Objects) -> None:
 
 
 def test_no_image_names_a_registry(objects: Objects) -> None:
-    """Whoever ships it puts their own before the name."""
+    """A vendor puts a registry of its own before the name."""
     images = {container["image"] for spec in objects.pods().values() for container in containers(spec)}
     assert images == {f"aliquot/aliquot:{aliquot.__version__}", "kube-scheduler:v1.36.4"}
 

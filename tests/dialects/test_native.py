@@ -114,7 +114,7 @@ def test_a_grant_that_cannot_be_read_is_an_error(written: object, said: str) -> 
     ],
 )
 def test_grant_that_differs_from_request_is_refused(cards: list[object], message: str) -> None:
-    """Whoever can write annotations could otherwise use a card and book nothing of it."""
+    """A user who can write annotations could otherwise use a card and book nothing of it."""
     wire = {"v": 1, "node": "n1", "containers": [{"name": "main", "cards": cards}]}
     pod = {
         "metadata": {"name": "p", "annotations": {"aliquot.dev/grant": json.dumps(wire)}},
@@ -152,7 +152,7 @@ UNEQUAL = Node("n1", (Card(0, 10_000), Card(1, 20_000)))
 
 
 def test_percentage_grant_is_bounded_by_largest_card() -> None:
-    """Whoever can patch the Pod could otherwise raise its limit."""
+    """A user who can patch the Pod could otherwise raise its limit."""
     refused = percent_granted(6301, UNEQUAL)
     assert isinstance(refused, tuple)
     assert "as much memory as m requests" in refused[0].sentence()

@@ -1,4 +1,4 @@
-"""Whatever holds a card is counted, whoever put it there, by what the API server tells; also after a restart."""
+"""Every Pod that holds a card is counted, from any scheduler, by the API server's objects; also after a restart."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ _REQUESTS: list[Any] = [
     {"op": "pod-logs", "name": "p", "container": "main"},
     {"op": "keep", "uid": "x", "granted": False},
 ]
-_LAST = ("apply", "down", "stop", "delete")  # what is done for good, to whoever runs us at worst
+_LAST = ("apply", "down", "stop", "delete")  # what cannot be undone, at worst for the user who runs us
 
 
 def _mild(request: Any) -> Any:

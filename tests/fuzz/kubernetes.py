@@ -1,4 +1,4 @@
-"""What comes from the API server and from kube-scheduler: a Pod's author writes it, or whoever has taken a node."""
+"""What comes from the API server and from kube-scheduler: a Pod's author writes it, or an attacker on a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever dies or hangs, nobody else stays paused."""
+"""A process that dies or hangs leaves no tenant paused."""
 
 from __future__ import annotations
 

@@ -45,5 +45,5 @@ class Holdable(threading.Thread):
                 with self._lock:
                     if self._may.is_set() and not self._ended.is_set():
                         self.step()
-        except BaseException as error:  # told by whoever runs the soak
+        except BaseException as error:  # the soak reports it
             self.failure = error

@@ -156,7 +156,7 @@ def _built(wanted: Sequence[str], module: Module) -> dict[str, Path]:
     cache = cache_folder(module)
     if not all((cache / name).exists() for name in wanted):
         cache.mkdir(parents=True, exist_ok=True)
-        with _alone(cache):  # whoever waited here finds it built
+        with _alone(cache):  # a process that waited here finds it built
             _build([name for name in wanted if not (cache / name).exists()], module, cache)
     return {name: cache / name for name in wanted}
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-if __name__ == "__main__":  # otherwise pytest, or whoever imports, has the tests folder on its path
+if __name__ == "__main__":  # otherwise pytest, or another importer, has the tests folder on its path
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from testbed import objects

@@ -51,7 +51,7 @@ class Life:
     began: float = field(default_factory=time.monotonic)
 
     def moves(self) -> bool:
-        """Whether it came to its first kernel, and nobody ended it yet."""
+        """Whether it came to its first kernel, and was not ended yet."""
         return self.ended is None and bool(self.file.exists()) and self.child.alive()
 
     def gaps(self) -> list[tuple[float, float]]:
@@ -131,7 +131,7 @@ class _Storm:
         self.lives: list[Life] = []
         self.kills = 0
         self.blows: dict[str, int] = {}
-        self.deaths: list[str] = []  # of tenants that nobody killed
+        self.deaths: list[str] = []  # of tenants that were not killed
         self._log: list[tuple[float, str]] = []
         self._playing: dict[str, Life] = {}
         self._stopped: list[tuple[int, float, float, Life | None]] = []  # pid, since, until
@@ -212,7 +212,7 @@ class _Storm:
                 life.child.kill()
 
     def left(self) -> list[Any]:
-        """Who is on the books although nobody lives any more."""
+        """Tenants on the books without a living process."""
         deadline = time.monotonic() + 10
         while True:
             try:

@@ -25,7 +25,7 @@ FRAMEWORKS = {  # case: the module it needs, and its environment
     "jax": ("jax", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".99"}),
     "cupy": ("cupy", {}),
 }
-# A framework that keeps a reserve of its own refuses before the quota does; past it nobody may come.
+# A framework that keeps a reserve of its own refuses before the quota does; past it no program may come.
 RESERVE = {"jax": 0.15}
 TOLERANCE = 0.01
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -119,7 +119,7 @@ def _verdict(case: str, granted: int, quota: int, used: int | None) -> str:
     """`used` is what the driver counts for the process: what is not granted of it is the context's overhead."""
     if used is None:
         overhead = (2 if case == "pair" else 1) * _MOST_OVERHEAD
-    elif case == "managed":  # nobody touched it, so none of it is on the card
+    elif case == "managed":  # it was not touched, so none of it is on the card
         overhead = used
     else:
         overhead = max(0, used - granted)

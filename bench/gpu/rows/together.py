@@ -183,7 +183,7 @@ def _longest_gap(load: Any, began: float) -> float:
 
 
 def _left(node: Node, expected: set[str]) -> list[str]:
-    """Tenants that are on the books although nobody of them lives."""
+    """Tenants that are on the books although no process of them lives."""
     deadline = time.monotonic() + 15
     while True:
         names = [tenant["name"] for tenant in node.tenants() if tenant["name"] not in expected]

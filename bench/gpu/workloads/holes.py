@@ -55,7 +55,7 @@ def _export(call: Call, handle: c_uint64) -> int:
 
 
 def _import(call: Call, fd: int, size: int) -> None:
-    """Import and map: nobody holds memory only to look at its handle."""
+    """Import and map: programs do not hold memory only to look at its handle."""
     handle, address = c_uint64(), c_uint64()
     whole = -(-size // _WHOLE) * _WHOLE
     call("cuMemImportFromShareableHandle", byref(handle), c_void_p(fd), c_int(1))
@@ -270,7 +270,7 @@ def once(quota: int) -> tuple[int, str]:
 
 
 def lend(quota: int, path: str) -> tuple[int, str]:
-    """Another tenant: exports three quarters of its quota to whoever comes."""
+    """Another tenant: exports three quarters of its quota to every client."""
     call, size = plain._driver(), quota * 3 // 4 // _WHOLE * _WHOLE
     fd = _export(call, _piece(call, size))
     with socket.socket(socket.AF_UNIX) as listener:

@@ -223,7 +223,7 @@ def pair(quota: int) -> tuple[int, str]:
 
 
 def seen() -> dict[str, int | None]:
-    """The card's size in bytes, by whom one asks. None: nobody to ask."""
+    """The card's size in bytes, by each source. None: there is no such source."""
     call = _driver()
     free, total, device_total = c_size_t(), c_size_t(), c_size_t()
     call("cuMemGetInfo_v2", byref(free), byref(total))

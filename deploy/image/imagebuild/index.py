@@ -36,7 +36,7 @@ class Part:
 
 
 def read(archive: bytes, what: str) -> Part:
-    """Of what build.py wrote. A blob that is not what its name says ends it: nobody would want that pushed."""
+    """Of what build.py wrote. A blob that is not what its name says ends it: it must not be pushed."""
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
             members = [member for member in tar if member.isfile()]

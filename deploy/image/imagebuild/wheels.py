@@ -134,7 +134,7 @@ def _place(name: str) -> str:
 
 
 def programs(found: Mapping[str, Entry]) -> dict[str, Entry]:
-    """What the entry points of an unpacked wheel declare. Of the others' wheels nobody calls any."""
+    """What the entry points of an unpacked wheel declare. Those of the other wheels are not called."""
     for path, entry in found.items():
         if path.endswith(".dist-info/entry_points.txt"):
             declared = configparser.RawConfigParser(delimiters=("=",))

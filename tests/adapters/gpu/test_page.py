@@ -216,7 +216,7 @@ def test_a_page_full_of_anything_is_read_all_the_same(page: Page, garbage: bytes
 
 @pytest.mark.parametrize("left", [0, 1, 63, 64, 5000, SIZE - 1])
 def test_a_truncated_page_kills_no_process(page: Page, left: int) -> None:
-    """Whoever touches a mapping past the end of its file is killed. The daemon must not be."""
+    """A process that touches a mapping past the end of its file is killed. The daemon must not be."""
     os.truncate(page.path, left)
     assert page.use(255, 15).memory == 0
     assert page.used(0) == page.refused(1) == 0

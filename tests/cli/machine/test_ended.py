@@ -112,7 +112,7 @@ def test_foreground_run_is_listed_and_has_no_log(machine: Machine) -> None:
 
 
 def test_process_that_waits_for_a_run_holds_nothing_of_the_caller(machine: Machine) -> None:
-    """Else `name=$(aliquot run -d ...)` waits for the run, and so does whoever reads another pipe of the shell."""
+    """Else `name=$(aliquot run -d ...)` waits for the run, and so does a reader of another pipe of the shell."""
     reader, writer = os.pipe()
     command = [*ALIQUOT, "run", "-d", "--name", "z", "--memory", "1", "--", "sh", "-c", f"exec {writer}>&- sleep 600"]
     done = subprocess.run(

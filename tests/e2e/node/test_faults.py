@@ -125,7 +125,7 @@ class Churn:
             self.right += not wrong
         else:
             self.denied += 1
-            time.sleep(0.5)  # as whoever makes Pods by the dozen would wait
+            time.sleep(0.5)  # as a client that makes Pods by the dozen would wait
         self.fleet.plane.api("DELETE", f"/api/v1/namespaces/default/pods/{name}", {"gracePeriodSeconds": 1})
         self.done += 1
 
@@ -143,7 +143,7 @@ class Churn:
 def test_an_agent_killed_fifty_times_while_pods_come_and_go_gives_each_pod_its_card_and_stops_none(
     fleet: Fleet, node: RealNode, agent: AliquotAgent
 ) -> None:
-    """The one that burns has a fifth of its card, and is paused for the rest: whoever is killed, it must go on."""
+    """The one that burns has a fifth of its card, and is paused for the rest: it must go on after every kill."""
     chance = random.Random(5)
     fleet.label(node.name, {**MIXED, POLICY: "fixed-share"})
     _run(fleet, node, "burns", "burn", "0", "5")

@@ -230,7 +230,7 @@ def test_a_container_that_is_started_again_before_we_are_registered_finds_what_i
     wait_running(fleet, ["again"])
     with _agent_away(fleet, node):
         node.restart_kubelet(kill=True)
-        # Whoever ends before the kubelet has seen that it ran is turned away for good.
+        # A Pod that ends before the kubelet has seen that it ran is refused for good.
         wait_until(lambda: re.search('SyncLoop ADD.*"default/again"', node.kubelet.said), 20, "it is taken up again")
         end_container(node, "again")
         wait_restarted(fleet, "again", 0)

@@ -71,7 +71,7 @@ Holds = Callable[[Sequence[float]], bool]
 
 
 def _come_to(node: RealNode, holds: Holds, *names: str) -> None:
-    """Whoever else uses this machine may spoil a look. A share that is wrong is so in each of them."""
+    """Other users of this machine may spoil a look. A share that is wrong is so in each of them."""
     seen = []
     for _ in range(LOOKS):
         seen.append(_shares(node, *names))

@@ -50,7 +50,7 @@ class Churn(Background):
                 if self.stopping.is_set():
                     return
             name = f"comes-{number}"
-            # Whoever names no scheduler is sent to ours by the webhook, or not, where that does not answer in time.
+            # A Pod that names no scheduler is sent to ours by the webhook, or not, where that does not answer in time.
             pod = probe(name, "sleep", "1", "exit", "0", limits=SMALL, restartPolicy="Never", schedulerName=OURS)
             try:
                 objects.create(self._cluster.plane, pod)
@@ -77,7 +77,7 @@ class Churn(Background):
         return found
 
     def settle(self) -> None:
-        """All have run to their end; whoever failed is told."""
+        """All have run to their end; those that failed are reported."""
         self.stopping.set()
         wait_until(lambda: all(text.startswith("Failed") for text in self.states().values()), 90, "all Pods have run")
         assert self.states() == {}

@@ -321,7 +321,7 @@ class VirtualCard:
         self._current = None
 
     def _choose(self) -> None:
-        """Whoever may run gets on the card if it is free, or if the slice of the one on it has ended."""
+        """A context that may run gets on the card if it is free, or if the slice of the one on it has ended."""
         current = self._current
         over = current is not None and self._rival() is not None and self._slice_ends() <= self._now
         if current is not None and (over or not current.runnable):

@@ -169,7 +169,7 @@ class TestPodOfAPeersScheduler:
         assert agent_node.agent.foreign_pods.uids == frozenset()
 
     def test_pod_placed_by_a_peer_gets_our_annotation(self, agent_node: AgentNode) -> None:
-        """Whoever takes us away looks for that: a container of it needs what we made."""
+        """`aliquot uninstall` looks for that: a container of it needs what we made."""
         agent_node.run(a_peers_pod(card=1, assigned="false"))
         ((_, marks),) = agent_node.agent.reporter._annotations.values()
         assert marks[gpushare.ASSIGNED] == "true"

@@ -1,4 +1,4 @@
-"""What every container on the cards gets: the shim, and the driver from whoever is to bring it."""
+"""What every container on the cards gets: the shim, and the driver from the runtime that brings it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon's side of the control socket: whoever asks, and however slowly, it can be ended at any moment."""
+"""A daemon's side of the control socket: it can be ended at any moment, also while a slow client asks."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_access_allows_loopback_names_without_token(host: str) -> None:
     ],
 )
 def test_access_refuses_foreign_host_names(host: str) -> None:
-    """A page at that name could otherwise read the dashboard through the browser of whoever visits it."""
+    """A page at that name could otherwise read the dashboard through the browser of its visitor."""
     assert asked(OPEN, host=host) is Verdict.WRONG_HOST
 
 

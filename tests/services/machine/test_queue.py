@@ -1,4 +1,4 @@
-"""Who is next: the first of the queue, and whoever takes nothing from it."""
+"""Who is next: the first of the queue, and those that take nothing from it."""
 
 from __future__ import annotations
 

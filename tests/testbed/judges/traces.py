@@ -183,7 +183,7 @@ def _mounts(node: RealNode) -> dict[str, str]:
 
 
 def _processes(node: RealNode) -> dict[str, str]:
-    """Whoever runs in a container is in the list itself; what holds a container is the runtime's.
+    """A process in a container is in the list itself; what holds a container is the runtime's.
 
     A containerd that is killed while it makes a sandbox forgets the shim it had started, which then waits for ever.
     """

@@ -30,7 +30,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _put(path: Path, text: str) -> None:
-    """Whole, or not at all: whoever runs us may be killed at any line, and us with it."""
+    """Whole, or not at all: our caller may be killed at any line, and we with it."""
     fresh = path.with_name(f".{path.name}.fresh")
     fresh.write_text(text)
     fresh.replace(path)

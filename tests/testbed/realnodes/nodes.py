@@ -330,7 +330,7 @@ def standing(nodes: Sequence[RealNode]) -> Iterator[None]:
 
 
 def remove_pods(plane: ControlPlane, nodes: Sequence[RealNode], *, seconds: float = 30.0) -> None:
-    """Every Pod, and whoever would make it again; none is left on the nodes when this returns."""
+    """Every Pod, and the workload that would make it again; none is left on the nodes when this returns."""
     namespaces = [item["metadata"]["name"] for item in plane.api("GET", "/api/v1/namespaces")["items"]]
     for space in namespaces:
         for kind in ("statefulsets", "daemonsets", "deployments", "replicasets"):

@@ -76,7 +76,7 @@ def product(name: str = IMAGE, *, simulate: str = "4x16GiB") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"aliquot-{version}-{made_of}.tar"
     with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever waited here finds it built
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a process that waited here finds it built
         if not archive.exists():
             unfinished = archive.with_suffix(".unfinished")
             words = ["--arch", _here(), "--version", version, "--name", PRODUCT, "--out", str(unfinished)]

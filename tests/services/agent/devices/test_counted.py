@@ -118,7 +118,7 @@ def test_agent_counts_gpu_mem_in_the_status_and_offers_the_rest_as_devices(node:
 
 
 def test_mark_is_there_before_the_amount(node: Node) -> None:
-    """Whoever sees the amount must know that it is no devices."""
+    """A reader of the amount must know that it is no devices."""
     node.round()
     marked = next(
         at for at, body in enumerate(node.patches) if COUNTED in body.get("metadata", {}).get("annotations", {})

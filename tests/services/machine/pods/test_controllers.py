@@ -125,7 +125,7 @@ def test_decide_converges_to_desired_pods(kind: str, replicas: int, pods: list[L
     serial = 100
     for _ in range(4):
         decision = decide(wanted(kind), amounts, pods)
-        # Whoever is to end is gone; whoever is to come runs.
+        # The Pods that are to end are gone; those that are to come run.
         pods = [pod for pod in pods if pod not in decision.end and pod.ending is None]
         for name in decision.make:
             serial += 1

@@ -1,4 +1,4 @@
-"""Pods on one machine: they run, wait, end, and are found again, whoever is killed."""
+"""Pods on one machine: they run, wait, end, and are found again after any process is killed."""
 
 from __future__ import annotations
 
