@@ -99,7 +99,9 @@ def test_logs_of_ended_run(daemon: FakeDaemon) -> None:
 def test_logs_of_unknown_name_lists_runs_and_pods() -> None:
     result = logs("ghost")
     assert result.returncode == 2
-    assert result.stderr.endswith(": nothing runs; Pods: train, x, web-0, web-1\n")
+    assert result.stderr.endswith(
+        ": nothing runs; Pods: train, x, web-0, web-1; `aliquot ps -a` lists what has ended\n"
+    )
 
 
 @pytest.mark.parametrize(
