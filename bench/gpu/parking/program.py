@@ -61,10 +61,14 @@ class Program:
         (self.folder / f"{self.name}.hold").touch()
         until(lambda: self.child.printed().count("HELD") > before or not self.child.alive(), 60, f"{self.name} holds")
 
+    def unhold(self) -> None:
+        """It may go on."""
+        (self.folder / f"{self.name}.hold").unlink()
+
     def go(self) -> None:
         """And goes on; until its next step is done."""
         before = len(self.steps())
-        (self.folder / f"{self.name}.hold").unlink()
+        self.unhold()
         until(lambda: len(self.steps()) > before or not self.child.alive(), 90, f"{self.name} goes on")
 
     def steps(self) -> list[float]:
