@@ -43,8 +43,8 @@ def test_tokens_of_a_language_model_pay_no_switch_and_training_has_what_is_left(
     assert p99(card.latencies("serve/1")) <= 1.10 * TOKEN
     assert p99(card.firsts("serve/1")) <= TOKEN + 0.0005
     free = 1 - rate * (TOKENS * TOKEN + (TOKENS - 1) * 0.00005)
-    # At 20 requests a second the delay and two orders are 3 of the 21 ms between requests.
-    assert card.share("train") >= (0.97 if rate < 20 else 0.83) * free
+    # At 20 requests a second the delay and two orders are one of the 21 ms between requests.
+    assert card.share("train") >= (0.97 if rate < 20 else 0.94) * free
 
 
 def test_without_auto_each_token_pays_or_training_does() -> None:

@@ -94,8 +94,21 @@ class TestActivity:
     def test_a_wait_that_ended_since_the_last_look_may_have_ended_just_now(self) -> None:
         roster, context = self.of()
         self.read(roster, 0.0, Reading(1, True))
-        self.read(roster, 0.3, Reading(1, False))
+        self.read(roster, 0.3, Reading(1, False, busy=0.3))
         assert context.last_active == 0.3
+
+    def test_a_wait_that_ended_without_another_launch_ended_when_its_work_did(self) -> None:
+        roster, context = self.of()
+        self.read(roster, 0.0, Reading(1, True, outstanding=True))
+        self.read(roster, 0.03, Reading(1, False, busy=0.02))
+        assert (context.last_active, context.idle_for) == (pytest.approx(0.02), pytest.approx(0.01))
+        assert context.resting
+
+    def test_a_wait_that_ended_after_another_launch_may_have_ended_just_now(self) -> None:
+        roster, context = self.of()
+        self.read(roster, 0.0, Reading(1, True, outstanding=True))
+        self.read(roster, 0.03, Reading(2, False, busy=0.02))
+        assert context.last_active == 0.03
 
     def test_a_paused_context_stays_as_active_as_it_was(self) -> None:
         roster, context = self.of()

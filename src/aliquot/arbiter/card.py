@@ -455,8 +455,10 @@ class CardArbiter:
                 stop = Hold(context.name) if holds else Pause(context.name)
                 (resumes if may else pauses).append(Resume(context.name) if may else stop)
                 was.enabled, was.held = may, holds
-            # Online work that was let go is to be heard of at once: its next launch takes the card.
-            if not (context.resting if self._class_of(context) is AppClass.ONLINE else context.quiet):
+            # Online work that was let go is to be heard of at once: its next launch takes the card. While offline work
+            # is held it is read often, and a launch that also sends a message would take longer.
+            online = self._class_of(context) is AppClass.ONLINE
+            if not (context.resting and not self.held if online else context.quiet):
                 was.armed = False
             elif not was.armed:
                 was.armed = True

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 SWITCH = 0.0003  # seconds that a switch adds to the work that takes the card back; on an H200, with what it displaced
 LATENCY = 0.0005  # seconds added to a request that are accepted where nothing else was asked for
 LONGEST = 0.1  # qGPU's delay
-SHORTEST = 0.002  # less than this is not worth two RM calls, each a third of a millisecond
+SHORTEST = 0.0004  # online work is looked at so often while offline work waits for it
 FIRST = 0.01  # before anything was seen
 
 _PRICE = 0.003  # seconds of the card that offline work loses rather than have a request wait for one switch more
+_ORDERS = 0.002  # the same rather than have it paused and resumed around a request: calls of the driver, in its middle
 _WORTH = 0.0008  # seconds: a shorter gap is of no use to offline work
 _MOST_LOST = 0.25  # of the gaps that are: a steady stream of requests must not keep offline work off for good
 _EDGES = tuple(0.00005 * 2**power for power in range(12))  # up to the longest
@@ -104,7 +105,8 @@ class Gaps:
             if lost + min(left * delay, worth - lost) > most:
                 continue
             costs[delay] = min(
-                costs.get(delay, float("inf")), spent + (left * (delay + price) if left > 1e-9 * total else 0.0)
+                costs.get(delay, float("inf")),
+                spent + (left * (delay + _ORDERS + price) if left > 1e-9 * total else 0.0),
             )
         return min(costs, key=lambda delay: (costs[delay], delay))
 

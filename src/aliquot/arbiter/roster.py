@@ -125,9 +125,12 @@ class Roster:
             before, context.reading = context.reading, reading
             if before is not None and name in running and elapsed > 0:
                 context.ran(reading, elapsed)
-            # A wait that ended since the last time did so up to now: none is let in too early.
-            if reading.waiting or (before is not None and (before.waiting or before.launches != reading.launches)):
+            if reading.waiting or (before is not None and before.launches != reading.launches):
                 self.touch(name, now)
+            elif before is not None and before.waiting:  # it launched nothing since then: it was idle only at the end
+                idle = 0.0 if reading.outstanding else max(0.0, elapsed - reading.busy)
+                self.touch(name, now - idle)
+                context.idle_for = idle if name in running else 0.0
             elif name in running:
                 context.idle_for += elapsed
 
