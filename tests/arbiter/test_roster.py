@@ -101,7 +101,7 @@ class TestActivity:
         roster, context = self.of()
         self.read(roster, 0.0, Reading(1, True, outstanding=True))
         self.read(roster, 0.03, Reading(1, False, busy=0.02))
-        assert (context.last_active, context.idle_for) == (pytest.approx(0.02), pytest.approx(0.01))
+        assert (context.last_active, context.idle_for) == pytest.approx((0.02, 0.01))
         assert context.resting
 
     def test_a_wait_that_ended_after_another_launch_may_have_ended_just_now(self) -> None:
