@@ -20,6 +20,7 @@
 #define LEGACY     ((CUstream)1)
 #define PER_THREAD ((CUstream)2)
 
+int alq_faults;         /* a call answered that a kernel of its context failed */
 int alq_captures;       /* streams on which a capture was begun: the card must not be waited for meanwhile */
 static struct origin { CUstream stream; CUcontext context; } origins[ORIGINS];
 static int origin_count;
@@ -185,12 +186,26 @@ int alq_wait_for_context(CUcontext context)
                                                             : within(context, synchronize, NULL);
 }
 
+/* What a context whose kernel failed answers to every call. */
+static int fault_here(void)
+{
+    size_t spare, total;
+    int mode;
+    bool relaxed = alq_relax(&mode);
+    int result = ALQ_REAL(cuMemGetInfo_v2)(&spare, &total);
+    alq_unrelax(relaxed, &mode);
+    return FAULT(result) ? result : CUDA_SUCCESS;
+}
+
 /* A card that is full is no answer: whoever asks finds that out. The block stays: its free would wait. So there is an end
  * to the blocks, and then to the question. */
 int alq_may_allocate(void)
 {
     CUcontext context = alq_context();
     CUdeviceptr p = 0;
+    int fault = ALQ_RARE(__atomic_load_n(&alq_faults, __ATOMIC_RELAXED)) ? fault_here() : CUDA_SUCCESS;
+    if (fault)
+        return fault;
     if (!__atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST) || !context || !room_for(context, BLOCKS))
         return CUDA_SUCCESS;
     int result = allocate(&p);
@@ -286,7 +301,7 @@ int alq_cuStreamDestroy(fn_cuStreamDestroy *real, int ptsz, CUstream stream)
 void alq_captures_forget(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    alq_captures = origin_count = 0;
+    alq_captures = origin_count = alq_faults = 0;
     for (unsigned i = 0; i < PLACES; i++)
         places[i].context = NULL, places[i].count = 0;
 }

@@ -58,6 +58,7 @@ enum { ARRAY_LAYERED = 0x01, ARRAY_CUBEMAP = 0x04, ARRAY_SPARSE = 0x40, ARRAY_DE
 
 enum { POOL_RESERVED_NOW = 5, POOL_USED_NOW = 7 };              /* CUmemPool_attribute */
 enum { GRAPH_USED_NOW = 0, GRAPH_RESERVED_NOW = 2 };            /* CUgraphMem_attribute */
+#define FAULT(result) ((result) >= 700 && (result) < 800)   /* of a kernel, mostly: such a context answers it from then on */
 enum { CAPTURE_NONE = 0, CAPTURE_MODE_RELAXED = 2 };
 #define CAPTURE_FORBIDS(result) ((result) >= 900 && (result) <= 909)    /* CUDA_ERROR_STREAM_CAPTURE_*: ask again later */
 

@@ -19,8 +19,9 @@
 #define SMALL   (1ull << 20)
 enum { DISABLE_TIMING = 2, THRESHOLD = 4, RESERVED_HIGH = 6, USED_HIGH = 8 };
 
-/* A pool, as far as it is ours. `.from` of an entry is its place here, from 1 on. */
-struct pool { CUmemoryPool handle; int card; uint64_t used, kept, used_high, reserved_high; };
+/* A pool, as far as it is ours. `.from` of an entry is its place here, from 1 on. `asked` of what is `used` the program knows of:
+ * blocks have a little more. */
+struct pool { CUmemoryPool handle; int card; uint64_t used, kept, asked, asked_high, reserved_high; };
 
 /* Memory that is free, and where. */
 struct block { struct alq_entry entry; CUevent event; CUstream stream; uint32_t next, before; };
@@ -80,11 +81,22 @@ static void count(uint64_t from, int64_t used, int64_t kept)
     struct pool *pool = &pools[from - 1];
     pool->used += (uint64_t)used;
     pool->kept += (uint64_t)kept;
-    if (pool->used > pool->used_high)
-        pool->used_high = pool->used;
     if (pool->used + pool->kept > pool->reserved_high)
         pool->reserved_high = pool->used + pool->kept;
 }
+
+/* A block is handed out (1), or freed (-1). */
+static void hand(const struct alq_entry *entry, int by)
+{
+    struct pool *pool = &pools[entry->from - 1];
+    count(entry->from, by * (int64_t)entry->size, 0);
+    pool->asked += (uint64_t)(by * (int64_t)entry->file);
+    if (pool->asked > pool->asked_high)
+        pool->asked_high = pool->asked;
+}
+
+/* What the driver counts as used. */
+static uint64_t asked_for(uint64_t n) { return (n + 511) / 512 * 512; }
 
 static CUevent take_event(int card)
 {
@@ -287,6 +299,7 @@ static bool find(const struct alq_ordered *r, uint64_t size, CUstream key, struc
     if (i == ALQ_NONE)
         return false;
     *found = *block_at(i);
+    found->entry.file = asked_for(r->n);
     remove_block(i);
     alq_movable_keep(&found->entry, false);
     return true;
@@ -306,7 +319,7 @@ static bool reuse(const struct alq_ordered *r, uint64_t size)
     pthread_mutex_lock(&lock);
     if (ordered) {
         give_event(r->card, block.event);
-        count(block.entry.from, (int64_t)block.entry.size, 0);
+        hand(&block.entry, 1);
     } else {
         add_block(&block);      /* its place in the list is still there */
     }
@@ -320,8 +333,24 @@ static bool reuse(const struct alq_ordered *r, uint64_t size)
 
 static void mark(struct alq_entry *entry, void *with)
 {
-    entry->from = *(const uint64_t *)with;
+    const struct alq_entry *made = with;
+    entry->from = made->from;
+    entry->file = made->file;
     entry->owner = 0;           /* memory of pools is the device's, not a context's */
+}
+
+/* What the driver answers when its pool has to grow, by the thread's mode of captures, which is not to be relaxed here. It grows by
+ * 32 MiB, and splits what it keeps: where it might not have to, nothing is asked. */
+static int may_grow(uint64_t size, uint64_t from)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t kept = pools[from - 1].kept, has = pools[from - 1].used + kept;
+    pthread_mutex_unlock(&lock);
+    if (size <= kept + (LITTLE - has % LITTLE) % LITTLE)
+        return CUDA_SUCCESS;
+    int entered = alq_enter(), result = entered == ALQ_GONE ? CUDA_SUCCESS : alq_may_allocate();
+    alq_leave(entered);
+    return result;
 }
 
 static int make(const struct alq_ordered *r, uint64_t size, uint64_t from)
@@ -341,9 +370,10 @@ static int make(const struct alq_ordered *r, uint64_t size, uint64_t from)
             result = alq_movable_alloc(r->p, size, r->card, r->device);
         }
         if (!result) {
-            alq_change(ALQ_MOVABLE, *r->p, mark, &from);
+            struct alq_entry made = { .size = size, .from = from, .file = asked_for(r->n) };
+            alq_change(ALQ_MOVABLE, *r->p, mark, &made);
             pthread_mutex_lock(&lock);
-            count(from, (int64_t)size, 0);
+            hand(&made, 1);
             pthread_mutex_unlock(&lock);
         }
         alq_leave(entered);
@@ -357,7 +387,7 @@ static int make(const struct alq_ordered *r, uint64_t size, uint64_t from)
 int alq_ordered_alloc(const struct alq_ordered *r)
 {
     uint64_t size = size_of(r->n);
-    int mode, result = ALQ_NOT_HERE;
+    int mode, result = CUDA_SUCCESS;
     if (!r->p || !r->n || size < r->n || !alq_is_primary(alq_context(), r->device))
         return ALQ_NOT_HERE;
     bool relaxed = alq_relax(&mode);
@@ -367,12 +397,19 @@ int alq_ordered_alloc(const struct alq_ordered *r)
     if (event)
         give_event(r->card, event);
     pthread_mutex_unlock(&lock);
-    if (event) {
+    if (!event) {
+        result = ALQ_NOT_HERE;
+    } else {
         __atomic_store_n(&alq_pools_live, 1, __ATOMIC_RELAXED);
         int entered = alq_enter();
         bool found = entered != ALQ_GONE && reuse(r, size);
         alq_leave(entered);
-        result = found ? CUDA_SUCCESS : make(r, size, from);
+        if (!found && __atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST)) {
+            alq_unrelax(relaxed, &mode);
+            result = may_grow(size, from);
+            relaxed = alq_relax(&mode);
+        }
+        result = found ? CUDA_SUCCESS : result ? result : make(r, size, from);
         if (result && result != CUDA_ERROR_OUT_OF_MEMORY && entered != ALQ_GONE)
             result = ALQ_NOT_HERE;
     }
@@ -390,10 +427,10 @@ static bool keep_block(const struct alq_entry *entry, CUstream stream, int ptsz)
     pthread_mutex_unlock(&lock);
     bool recorded = block.event && !record(block.event, stream, ptsz);      /* it may wait for a full queue: without the lock */
     pthread_mutex_lock(&lock);
-    count(entry->from, -(int64_t)entry->size, 0);
+    hand(entry, -1);
     bool kept = recorded && !ending[card] && add_block(&block);
     if (!kept)
-        count(entry->from, (int64_t)entry->size, 0);
+        hand(entry, 1);
     if (!kept && block.event && !ending[card])
         give_event(card, block.event);
     pthread_mutex_unlock(&lock);
@@ -419,7 +456,7 @@ int alq_ordered_free(const struct alq_entry *entry, CUstream stream, int ptsz)
 void alq_ordered_ended(const struct alq_entry *entry)
 {
     pthread_mutex_lock(&lock);
-    count(entry->from, -(int64_t)entry->size, 0);
+    hand(entry, -1);
     pthread_mutex_unlock(&lock);
 }
 
@@ -470,7 +507,7 @@ int alq_cuMemPoolGetAttribute(fn_cuMemPoolGetAttribute *real, int ptsz, CUmemory
     const struct pool *pool = known(handle);
     if (pool)
         *(uint64_t *)value += attribute == POOL_RESERVED_NOW ? pool->used + pool->kept : attribute == RESERVED_HIGH ? pool->reserved_high :
-                              attribute == POOL_USED_NOW ? pool->used : pool->used_high;
+                              attribute == POOL_USED_NOW ? pool->asked : pool->asked_high;
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -485,7 +522,7 @@ int alq_cuMemPoolSetAttribute(fn_cuMemPoolSetAttribute *real, int ptsz, CUmemory
     if (pool && attribute == RESERVED_HIGH)
         pool->reserved_high = pool->used + pool->kept;
     else if (pool && attribute == USED_HIGH)
-        pool->used_high = pool->used;
+        pool->asked_high = pool->asked;
     pthread_mutex_unlock(&lock);
     return result;
 }

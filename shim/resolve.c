@@ -36,8 +36,8 @@ struct alq_symbol alq_symbols[ALQ_SYMBOLS] = {
 #define GATE(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define NOTE(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define COPY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
-#define WAIT(name, kinds, ...) ALQ_##kinds(ENTRY, name)
-#define QUERY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
+#define WAIT(name, kinds, ...) ALQ_##kinds(HELD, name)
+#define QUERY(name, kinds, ...) ALQ_##kinds(HELD, name)
 #define TOUCH(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define WORD(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
@@ -207,14 +207,24 @@ static int hook_named(const char *name)
     return -1;
 }
 
+/* Whether a function of that name, in any version, does something that is limited; those that only answer do not. */
+static bool is_limited(const char *name)
+{
+    static const char *const answers[] = { "MemGetInfo", "TotalMem", "GetAttribute", "GetAddressRange", "GetAccess", "GetLocationInfo" };
+    int at = hook_named(name);
+    bool limited = at >= 0 && !alq_symbols[at].held;
+    for (unsigned i = 0; limited && i < sizeof answers / sizeof *answers; i++)
+        limited = !strstr(name, answers[i]);
+    return limited;
+}
+
 /* What the driver's own lookup found becomes our wrapper. A function of a hooked name that is none of those we know is a
- * version newer than this table: it is used as it is, and said once, because it is beyond control. */
+ * version newer than this table: it is used as it is, and said once where it is beyond control. */
 static void replace(const char *name, void **found)
 {
     static int said;
     void *wrapper = wrapper_of(*found);
-    int at = hook_named(name);
-    if (wrapper == *found && at >= 0 && !alq_symbols[at].held && !__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+    if (wrapper == *found && is_limited(name) && !__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
         alq_say("this driver has a %s that is newer than this library: what is done through it is not limited.", name);
     *found = wrapper;
 }

@@ -73,7 +73,7 @@ struct alq_symbol {
     const char *name;
     void       *wrapper;    /* NULL for those that are only asked */
     void       *real;       /* found on first use; never NULL after that */
-    bool        held;       /* HOLD: nothing is limited or counted by it */
+    bool        held;       /* HOLD, WAIT, QUERY: nothing is limited by it */
 };
 extern struct alq_symbol alq_symbols[ALQ_SYMBOLS];
 
@@ -137,7 +137,7 @@ struct alq_entry {
     uint64_t owner;         /* MEMORY, ARRAY, OPENED, HEAP: context; POOLED: pool; MAPPING, TILE: the piece; IN_GRAPH: the
                              * graph; GRAPH: the one that it is part of */
     uint64_t now;           /* PIECE: mappings; GRAPH: bytes live after the nodes so far; TILE: the array */
-    uint64_t file;          /* exported: alq_export() knows whether a file of it is left */
+    uint64_t file;          /* exported: alq_export() knows whether a file of it is left; MOVABLE of a pool: bytes asked for */
     uint64_t from;          /* imported: who is charged for it, while `elsewhere`; MOVABLE: its pool (ordered.c), 0: none */
     uint64_t serial;        /* when it was entered */
     uint32_t refs;          /* of a PIECE, OPENED; MOVABLE: its device */
@@ -197,7 +197,13 @@ void alq_unrelax(bool relaxed, int *mode);
 int alq_wait_for_context(CUcontext context);
 void alq_wait_ahead(CUcontext context);     /* what the next wait needs, while there is room for it */
 void alq_wait_ended(CUcontext context);
-int alq_may_allocate(void);                 /* what cuMemAlloc answers while streams capture: CUDA_SUCCESS, or that they do */
+int alq_may_allocate(void);                 /* what cuMemAlloc answers, but for the memory: that streams capture, that a kernel failed */
+extern int alq_faults;
+static inline void alq_note_fault(int result)
+{
+    if (ALQ_RARE(FAULT(result)))
+        __atomic_store_n(&alq_faults, 1, __ATOMIC_RELAXED);
+}
 
 /* ---- work.c ---- */
 void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream stream);

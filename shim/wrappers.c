@@ -11,6 +11,7 @@
         int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
         alq_handed_over(use); \
         alq_leave(entered); \
+        alq_note_fault(result); \
         return result; \
     }
 
@@ -23,6 +24,7 @@
         int entered = alq_enter(); \
         int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
         alq_leave(entered); \
+        alq_note_fault(result); \
         return result; \
     }
 
@@ -33,6 +35,7 @@
     if (use) \
         __atomic_fetch_add(&use->waiting, 1, __ATOMIC_RELAXED); \
     int result = ALQ_REAL_AS(name, symbol) args; \
+    alq_note_fault(result); \
     if (use && alq_waited(use)) \
         alq_busy_end(use);
 
@@ -70,6 +73,7 @@
     { \
         alq_hold(); \
         int card = 0, result = ALQ_REAL_AS(name, symbol) args; \
+        alq_note_fault(result); \
         struct alq_use *use = result == CUDA_SUCCESS ? alq_here(&card) : NULL; \
         if (use && !__atomic_load_n(&use->waiting, __ATOMIC_RELAXED)) \
             alq_busy_end(use); \

@@ -1,9 +1,9 @@
 /* capture.c - streams whose work goes into a graph.
  *
  * Some calls break a capture: they answer 900, and so does it at its end (901). Seen on an H200 with driver 580, and what
- * CUDA's documentation says of the modes: calls that may be unsafe (cuMemAlloc, cuMemFree, waits and questions) break the
- * captures of their own thread that are not relaxed; and unless their thread chose a looser mode, every capture in the
- * mode `global`. A wait for a whole context breaks every capture in it, whoever calls in whichever mode.
+ * CUDA's documentation says of the modes: calls that may be unsafe (cuMemAlloc, cuMemFree, a pool that grows, waits and
+ * questions) break the captures of their own thread that are not relaxed; and unless their thread chose a looser mode, every
+ * capture in the mode `global`. A wait for a whole context breaks every capture in it, whoever calls in whichever mode.
  */
 #include "driver.h"
 #include <stdlib.h>

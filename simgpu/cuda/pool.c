@@ -44,7 +44,8 @@ CUresult pool_take(CUmemoryPool pool, uint64_t bytes)
     if (needed < bytes || (pool->most && needed > pool->most)) result = CUDA_ERROR_OUT_OF_MEMORY;
     else if (needed > pool->reserved.current) {
         uint64_t more = chunks(needed - pool->reserved.current);
-        result = ledger_reserve(pool->device, more);
+        result = capture_permits();     /* seen where it has to grow; whether it asks where it has not is not known */
+        if (result == CUDA_SUCCESS) result = ledger_reserve(pool->device, more);
         if (result == CUDA_SUCCESS) tally_add(&pool->reserved, (int64_t)more);
     }
     if (result == CUDA_SUCCESS) tally_add(&pool->used, (int64_t)bytes);

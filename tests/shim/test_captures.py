@@ -42,7 +42,7 @@ def simulated(tmp_path: Path, built: Built) -> Iterator[Parkable]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("own", MODES)
-@pytest.mark.parametrize("call", ["cuMemFree_v2", "cuMemAlloc_v2"])
+@pytest.mark.parametrize("call", ["cuMemFree_v2", "cuMemAlloc_v2", "cuMemAllocAsync"])
 def test_memory_that_can_leave_breaks_no_other_captures_than_plain_memory(
     simulated: Parkable, mode: str, own: str, call: str
 ) -> None:

@@ -64,6 +64,19 @@ def test_memory_may_be_freed_on_a_stream(parkable: Tenant) -> None:
     assert seen == {"freed": 0, "after": [0, 0]}
 
 
+@pytest.mark.parametrize("size", [4096, 8 << 20])
+def test_allocation_after_a_kernel_failed_answers_what_the_context_does(parkable: Tenant, size: int) -> None:
+    seen = parkable.run(
+        with_helpers(f"""
+        cuda.fake_fault(700)
+        waited, refused = cuda.cuCtxSynchronize(), alloc({size})[0]
+        cuda.fake_fault(0)
+        say(waited=waited, refused=refused, later=alloc({size})[0], used=used())
+        """)
+    )
+    assert seen == {"waited": 700, "refused": 700, "later": 0, "used": size}
+
+
 def test_reserve_of_the_card_is_left_alone(parkable: Tenant) -> None:
     """The card of straw has 64 GiB."""
     parkable.page.set_reserve(0, 63 * GIB)

@@ -85,6 +85,28 @@ def test_unknown_and_unhooked_names_are_the_drivers_business(tenant: Tenant) -> 
     assert answers["cuInit"] == "libcuda.so.1"
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "said"),
+    [
+        ("cuCtxGetDevice", 13000, False),
+        ("cuMemPoolGetAttribute", 99000, False),
+        ("cuStreamQuery", 99000, False),
+        ("cuStreamIsCapturing", 99000, False),
+        ("cuLaunchKernel", 99000, True),
+    ],
+)
+def test_a_newer_function_is_named_only_where_it_does_something_that_is_limited(
+    tenant: Tenant, capfd: pytest.CaptureFixture[str], name: str, version: int, said: bool
+) -> None:
+    answer = tenant.run(f"""
+        found, status = c_void_p(), c_int()
+        result = cuda.cuGetProcAddress_v2(b"{name}", byref(found), {version}, c_uint64(0), byref(status))
+        say(result=result, found=bool(found))
+    """)
+    assert answer == {"result": 0, "found": True}
+    assert ("newer than this library" in capfd.readouterr().err) == said
+
+
 def test_without_a_tenant_the_program_gets_the_driver_itself(tenant: Tenant) -> None:
     for way in ("dlsym", "proc"):
         libraries = {library for _, library, _ in probe(tenant, way, ALIQUOT_TENANT="")}

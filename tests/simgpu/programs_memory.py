@@ -182,7 +182,7 @@ def captures(mode: str, call: str, own: str) -> dict[str, Any]:
     cuda.call("cuThreadExchangeStreamCaptureMode", c.byref(before))
     arguments: dict[str, tuple[Any, ...]] = {
         "cuMemAlloc_v2": (c.byref(c.c_uint64()), 4096), "cuMemFree_v2": (p,), "cuStreamSynchronize": (other,),
-        "cuStreamQuery": (None,), "cuCtxSynchronize": (),
+        "cuStreamQuery": (None,), "cuCtxSynchronize": (), "cuMemAllocAsync": (c.byref(c.c_uint64()), 4096, other),
     }  # fmt: skip
     seen["call"] = cuda.status(call, *arguments[call])
     events[1].set()

@@ -48,6 +48,9 @@ PUBLIC void fake_fail_next(int result) { fail_next = result; }
 /* attributes answer this result, as they may while a stream captures */
 static int forbidden;
 PUBLIC void fake_forbid(int result) { forbidden = result; }
+/* a kernel failed: what waits and what allocates or asks answers this from now on; pieces do not ask the context */
+static int fault;
+PUBLIC void fake_fault(int result) { fault = result; }
 /* calls that end something take so long to return, after it is gone; and how often a pool was asked after its end */
 static int linger_ms, asked_dead;
 PUBLIC void fake_linger(int ms) { linger_ms = ms; }
@@ -120,6 +123,12 @@ PUBLIC int cuCtxCreate_v2(void **c, unsigned flags, int d) { (void)flags; int *p
 PUBLIC int cuCtxSetCurrent(void *c) { current = c; return 0; }
 PUBLIC int cuCtxGetCurrent(void **c) { *c = current; return 0; }
 PUBLIC int cuCtxGetDevice(int *d) { *d = device_of(current); return current ? 0 : INVALID_CONTEXT; }
+PUBLIC int cuCtxGetDevice_v2(int *d, void *c) { *d = device_of(c ? c : current); return c || current ? 0 : INVALID_CONTEXT; }
+/* of a driver that is newer than the table */
+PUBLIC int cuLaunchKernel_v2(void) { return 0; }
+PUBLIC int cuMemPoolGetAttribute_v2(void) { return 0; }
+PUBLIC int cuStreamQuery_v2(void) { return 0; }
+PUBLIC int cuStreamIsCapturing_v2(void) { return 0; }
 PUBLIC int cuDevicePrimaryCtxGetState(int d, unsigned *flags, int *active) { *flags = 0; *active = primary[d].refs > 0; return 0; }
 static int fake_cuDevicePrimaryCtxRetain(void **c, int d) { primary[d].refs++; *c = &primary[d]; return 0; }
 static int fake_cuDevicePrimaryCtxRelease(int d) { if (--primary[d].refs == 0) end_context(&primary[d]); return 0; }
@@ -147,7 +156,7 @@ static int unmake(char kind, uint64_t key)
         end_thing(t);
     return t ? 0 : INVALID_VALUE;
 }
-static int fake_cuMemAlloc_v2(CUdeviceptr *p, size_t n) { return make('m', n, p); }
+static int fake_cuMemAlloc_v2(CUdeviceptr *p, size_t n) { return fault ? fault : make('m', n, p); }
 static int fake_cuMemAlloc(uint32_t *p, unsigned n) { uint64_t k; int r = make('m', n, &k); *p = (uint32_t)k; if (!r) thing('m', k)->key = *p; return r; }
 static int fake_cuMemAllocManaged(CUdeviceptr *p, size_t n, unsigned flags) { (void)flags; return make('m', n, p); }
 static int fake_cuMemAllocPitch_v2(CUdeviceptr *p, size_t *pitch, size_t w, size_t h, unsigned e)
@@ -386,7 +395,7 @@ static int fake_cuGraphDestroy(void *g) { (void)g; return 0; }
 static int fake_cuDeviceGraphMemTrim(int d) { taken[d] -= graph_reserved[d]; graph_reserved[d] = 0; return 0; }
 
 /* ---- answers ---- */
-static int fake_cuMemGetInfo_v2(size_t *f, size_t *t) { if (!current) return INVALID_CONTEXT; *t = CARD_BYTES; *f = CARD_BYTES - taken[device_of(current)]; return 0; }
+static int fake_cuMemGetInfo_v2(size_t *f, size_t *t) { if (!current || fault) return fault ? fault : INVALID_CONTEXT; *t = CARD_BYTES; *f = CARD_BYTES - taken[device_of(current)]; return 0; }
 static int fake_cuMemGetInfo(unsigned *f, unsigned *t) { *f = *t = UINT32_MAX; return 0; }
 static int fake_cuDeviceTotalMem_v2(size_t *t, int d) { (void)d; *t = CARD_BYTES; return 0; }
 static int fake_cuDeviceTotalMem(unsigned *t, int d) { (void)d; *t = UINT32_MAX; return 0; }
@@ -396,7 +405,9 @@ static void *look(const char *name, int version, uint64_t flags)
 {
     static const struct { const char *name; int since; } late[] = {
         { "cuCtxSynchronize", 13000 }, { "cuMemcpyBatchAsync", 13000 }, { "cuMemcpy3DBatchAsync", 13000 }, { "cuGetProcAddress", 12000 },
-        { "cuMemPrefetchAsync", 12020 }, { "cuGraphAddNode", 12030 }, { "cuGraphInstantiate", 99999 } };
+        { "cuMemPrefetchAsync", 12020 }, { "cuGraphAddNode", 12030 }, { "cuGraphInstantiate", 99999 },
+        { "cuCtxGetDevice", 13000 }, { "cuLaunchKernel", 99000 }, { "cuMemPoolGetAttribute", 99000 }, { "cuStreamQuery", 99000 },
+        { "cuStreamIsCapturing", 99000 } };
     char wanted[96];
     int since = 3020;
     for (unsigned i = 0; i < sizeof late / sizeof *late; i++)
@@ -437,7 +448,7 @@ static int fake_nvmlDeviceGetMemoryInfo_v2(void *d, nvmlMemory_v2_t *m) { (void)
 /* ---- the symbols ---- */
 #define COUNT(symbol) __atomic_fetch_add(&calls[ALQ_AT_##symbol], 1, __ATOMIC_RELAXED)
 #define PLAIN(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); return 0; }
-#define WAITS(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); waited(); return 0; }
+#define WAITS(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); waited(); return fault; }
 #define ASKED(symbol, name, ptsz, params, ...) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); return unfinished > 0 || (unfinished && unfinished++) ? CUDA_ERROR_NOT_READY : 0; }
 #define BODIED(symbol, name, ptsz, params, args) PUBLIC fn_##name symbol; int symbol params { COUNT(symbol); return fake_##name args; }
 #pragma GCC diagnostic ignored "-Wunused-parameter"
