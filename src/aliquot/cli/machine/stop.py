@@ -38,6 +38,8 @@ def stop(names: Sequence[str], everything: bool, timeout: float) -> None:
 
 def _stop_named(names: Sequence[str], timeout: float) -> int:
     """The exit code. Names that nothing has first: their error lists what runs, before anything is stopped."""
+    if len(names) == 1:  # also of a daemon whose status this version cannot read
+        return _stop_each(names, timeout, 1, _report_missing)
     status = read_status()
     there = {tenant.name for tenant in status.tenants} | {entry.name for entry in status.queue}
     missing = [name for name in names if name not in there]
