@@ -225,8 +225,9 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _is_spec(words: list[str]) -> bool:
-    """Whether the first of the words after --simulate is its value: it looks like cards, or `--` follows it."""
-    return bool(words) and words[0] != "--" and (looks_like_cards(words[0]) or words[1:] == ["--"])
+    """Whether the first of the words after --simulate is its value, and no option: it looks like cards, or `--` follows
+    it."""
+    return bool(words) and not words[0].startswith("-") and (looks_like_cards(words[0]) or words[1:] == ["--"])
 
 
 def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
