@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.adapters.host import hostmemory
+from aliquot.adapters.host.cgroups import pod_folders
 from aliquot.adapters.host.hostmemory import Room, room_of
 
 GIB = 1 << 30
@@ -21,6 +23,7 @@ class Host:
             self.proc / "meminfo", f"MemTotal: 1 kB\nMemAvailable: {available_gib << 20} kB\nHugePages_Total: 0\n"
         )
         self.root.mkdir()
+        self.now = 1000.0
 
     @staticmethod
     def _write(path: Path, text: str) -> None:
@@ -42,7 +45,7 @@ class Host:
         self._write(folder / "memory.stat", f"anon 5\ninactive_file {cache}\n")
 
     def room(self) -> Room | None:
-        return room_of(7, proc=self.proc, root=self.root)
+        return room_of(7, proc=self.proc, root=self.root, clock=lambda: self.now)
 
 
 @pytest.fixture
@@ -102,11 +105,37 @@ def test_pod_is_found_from_a_cgroup_namespace_of_our_own_where_the_hosts_cgroups
     host.process(f"0::/../../../kubepods-burstable.slice/{POD}/cri-1.scope\n")
     pod = f"kubepods.slice/kubepods-burstable.slice/{POD}"
     assert host.room() is None  # only our own are mounted
+    host.now += 10
     host.cgroup(f"{pod}/cri-1.scope", "max\n", GIB)
     host.cgroup(pod, f"{6 * GIB}\n", 2 * GIB)
     assert host.room() == Room(4 * GIB, True)
     host.cgroup("kubepods.slice", f"{3 * GIB}\n", GIB)
     assert host.room() == Room(2 * GIB, True)
+
+
+def test_cgroups_are_walked_through_rarely(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arbiter waits meanwhile."""
+    walks = []
+
+    def walk(*, root: Path) -> dict[str, Path]:
+        walks.append(root)
+        return pod_folders(root=root)
+
+    monkeypatch.setattr(hostmemory, "pod_folders", walk)
+    host.unified()
+    host.process(f"0::/../{POD}/cri-1.scope\n")
+    for _ in range(10):
+        assert host.room() is None
+    assert len(walks) == 1  # that it is not there is remembered for a while
+    host.cgroup(f"kubepods.slice/{POD}/cri-1.scope", f"{2 * GIB}\n", GIB)
+    host.now += 10
+    for _ in range(10):
+        assert host.room() == Room(GIB, True)
+        host.now += 10
+    assert len(walks) == 2
+    (host.root / "kubepods.slice" / POD).rename(host.root / POD)
+    assert host.room() == Room(GIB, True)  # its cgroup is another by now
+    assert len(walks) == 3
 
 
 @pytest.mark.parametrize("path", ["/../../system.slice/one.service", "/.."])

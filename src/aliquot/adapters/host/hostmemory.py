@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from aliquot.adapters.host.home import POOLS
 
 # Of a container's own cgroup, v2 and v1; the machine's root cgroup has no such file, or a figure beyond all memory.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_WALK = 5.0  # seconds between two walks through all cgroups for Pods that are not known yet
+_walks: dict[Path, tuple[float, dict[str, Path]]] = {}  # by root: when the last one was, and what it found
 
 
 def host_memory_mib(limit_files: Sequence[str] = _LIMITS) -> int:
@@ -41,7 +44,13 @@ class Room:
     in_cgroup: bool  # its cgroup, or one above it; else the machine
 
 
-def room_of(pid: int, *, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> Room | None:
+def room_of(
+    pid: int,
+    *,
+    proc: Path = Path("/proc"),
+    root: Path = Path("/sys/fs/cgroup"),
+    clock: Callable[[], float] = time.monotonic,
+) -> Room | None:
     """What is left for that process. Page cache that the kernel would give up counts as free. None: its cgroup cannot
     be seen from here."""
     try:
@@ -50,7 +59,7 @@ def room_of(pid: int, *, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/
     except (OSError, KeyError):
         return None
     found = Room(available, False)
-    for folder, limit_name, usage_name in _memory_cgroups(lines, root):
+    for folder, limit_name, usage_name in _memory_cgroups(lines, root, clock):
         if ".." in folder.parts or not folder.is_dir():
             return None
         with contextlib.suppress(OSError, ValueError):  # the root has no limit; "max" is none
@@ -62,14 +71,14 @@ def room_of(pid: int, *, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/
     return found
 
 
-def _memory_cgroups(lines: Sequence[str], root: Path) -> Iterator[tuple[Path, str, str]]:
+def _memory_cgroups(lines: Sequence[str], root: Path, clock: Callable[[], float]) -> Iterator[tuple[Path, str, str]]:
     """The cgroups that limit the memory of a process, from its own to the topmost: their folders, and the names of the
     files with the limit and the use."""
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         steps = [step for step in path.split("/") if step]
         if not controllers and ".." in steps:
-            steps = _from_the_top(steps, root)
+            steps = _from_the_top(steps, root, clock())
         if not controllers:  # version 2; beside version 1 it has no memory controller, and no such files
             base, names = root, ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
@@ -82,15 +91,26 @@ def _memory_cgroups(lines: Sequence[str], root: Path) -> Iterator[tuple[Path, st
             yield base.joinpath(*steps[:count]), *names
 
 
-def _from_the_top(steps: list[str], root: Path) -> list[str]:
+def _from_the_top(steps: list[str], root: Path, now: float) -> list[str]:
     """A cgroup outside of our cgroup namespace is named from our own, and not all names above it are said. Where the
     host's cgroups are mounted at `root`, that of its Pod is found by the UID. As they were: it is not seen."""
     for at, step in enumerate(steps):
         uid = parse_cgroups(f"0::/{step}")
         if uid is not None:
-            folder = pod_folders(root=root).get(uid)
+            folder = _pod_folder(uid, root, now)
             return steps if folder is None else [*folder.relative_to(root).parts, *steps[at + 1 :]]
     return steps
+
+
+def _pod_folder(uid: str, root: Path, now: float) -> Path | None:
+    """Its cgroup. A walk through all of them takes long on a machine with many Pods: what it found, and what it did
+    not, is remembered."""
+    walked, found = _walks.get(root, (float("-inf"), {}))
+    folder = found.get(uid)
+    if (folder is None or not folder.is_dir()) and now - walked >= _WALK:
+        _walks[root] = now, pod_folders(root=root)
+        folder = _walks[root][1].get(uid)
+    return folder
 
 
 def _figures(file: Path) -> dict[str, int]:
