@@ -110,10 +110,19 @@ def test_agent_account_cannot_write_pods_of_another_node(agent: Client) -> None:
         {"metadata": {"annotations": {"aliquot.dev/grant": "{}"}}},
         {"metadata": {"annotations": {"aliquot.dev/grant": None}}},
         {"metadata": {"annotations": {"note": None}}},
+        {"metadata": {"annotations": {"bank": ""}}},
         {"metadata": {"finalizers": ["example.com/mine"]}},
         {"spec": {"containers": [{"name": "main", "image": "evil"}]}},
     ],
-    ids=["labels", "a grant", "that there is one", "an annotation of others", "finalizers", "the image"],
+    ids=[
+        "labels",
+        "a grant",
+        "that there is one",
+        "an annotation of others",
+        "empty annotation",
+        "finalizers",
+        "the image",
+    ],
 )
 def test_agent_account_cannot_change_other_pod_fields(installed: ControlPlane, agent: Client, patch: Any) -> None:
     note = {"metadata": {"annotations": {"note": "the user's"}}}
@@ -127,6 +136,7 @@ def test_agent_account_cannot_change_other_pod_fields(installed: ControlPlane, a
     [
         {"metadata": {"labels": {"zone": "vault"}}},
         {"metadata": {"annotations": {"csi.volume.kubernetes.io/nodeid": "{}"}}},
+        {"metadata": {"annotations": {"bank": ""}}},
         {"metadata": {"finalizers": ["example.com/mine"]}},
         {"metadata": {"ownerReferences": [GONE]}},
         {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]}},
@@ -138,6 +148,7 @@ def test_agent_account_cannot_change_other_pod_fields(installed: ControlPlane, a
     ids=[
         "labels",
         "an annotation of others",
+        "empty annotation",
         "finalizers",
         "an owner",
         "addresses",
@@ -283,11 +294,12 @@ def test_scheduler_account_cannot_change_other_metadata_of_a_node(scheduler: Cli
     "spec",
     [
         {"taints": [{"key": "dedicated", "value": "bank", "effect": "NoSchedule"}]},
+        {"taints": [{**XGN, "effect": "NoExecute"}]},
         {"unschedulable": True},
         {"podCIDR": "192.0.2.0/24", "podCIDRs": ["192.0.2.0/24"]},
         {"providerID": "vendor://other"},
     ],
-    ids=lambda spec: next(iter(spec)),
+    ids=["taint", "taint that ends Pods", "unschedulable", "podCIDR", "providerID"],
 )
 def test_scheduler_account_cannot_change_other_fields_of_a_nodes_spec(scheduler: Client, spec: Any) -> None:
     assert "the scheduler changes nothing in the spec" in patched(scheduler, "/api/v1/nodes/mine", {"spec": spec})
