@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from aliquot.services.daemon.home import StartError, check_mounted, make_folder
+from aliquot.adapters.host.home import Home
+from aliquot.services.daemon.home import StartError, check_mounted, make_folder, make_home
 
 LAYERS = "36 22 0:31 / / rw,relatime - overlay overlay rw,lowerdir=/l,upperdir=/u"
 DISK = "36 22 8:1 / / rw,relatime - ext4 /dev/sda1 rw"
@@ -52,3 +54,37 @@ def test_make_folder_refuses_another_users_link(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="belongs to user 65534"):
         make_folder(str(tmp_path / "home"), 0o755)
     assert (tmp_path / "etc").stat().st_mode & 0o777 == 0o700
+
+
+FILES = ("run/lock", "run/player.json", "state/player.log", "state/state.db", "state/state.db-wal",
+         "state/state.db.damaged-x", "state/daemon.log", "state/daemon.log.1")  # fmt: skip
+FOLDERS = ("run", "run/t", "state", "state/logs", "state/logs/pods")
+
+
+@pytest.mark.parametrize("found", [False, True], ids=["new", "of an earlier release"])
+def test_make_home_keeps_other_users_from_reading_it(tmp_path: Path, found: bool) -> None:
+    """Earlier releases left files that everybody could read, and folders that everybody could list."""
+    if found:
+        for name in FOLDERS:
+            (tmp_path / name).mkdir()
+            (tmp_path / name).chmod(0o755)
+        for name in FILES:
+            (tmp_path / name).touch()
+            (tmp_path / name).chmod(0o644)
+    make_home(Home(str(tmp_path / "run"), str(tmp_path / "state")))
+    assert {name: mode(tmp_path / name) for name in FOLDERS} == dict.fromkeys(FOLDERS, 0o711)
+    files = FILES if found else ()
+    assert {name: mode(tmp_path / name) for name in files} == dict.fromkeys(files, 0o600)
+
+
+def test_make_home_leaves_what_a_link_leads_to_alone(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "other").touch()
+    (tmp_path / "other").chmod(0o644)
+    (tmp_path / "home/state.db.x").symlink_to(tmp_path / "other")
+    make_home(Home(str(tmp_path / "home"), str(tmp_path / "home")))
+    assert mode(tmp_path / "other") == 0o644
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
