@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,6 +23,57 @@ def test_supervisor_loads_nothing_heavy() -> None:
     assert result.stdout == "[]\n"
 
 
+def untouching(monkeypatch: pytest.MonkeyPatch) -> supervisor.Supervisor:
+    """One in this process, whose signals are not to be touched."""
+    for name in ("signal", "set_wakeup_fd"):
+        monkeypatch.setattr(f"signal.{name}", lambda *_, **__: None)
+    return supervisor.Supervisor("/no/such/control", "uid")
+
+
+def granted(log: Path, log_limit: int | None) -> dict[str, Any]:
+    container = {"name": "main", "init": False, "sidecar": False, "log": str(log)}
+    return {"grace": 1.0, "log_limit": log_limit, "restart_policy": "Never", "containers": [container]}
+
+
+@pytest.mark.parametrize("limit", [None, 64_000])
+def test_supervisor_bounds_the_log_of_a_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: int | None
+) -> None:
+    """Both parts of it together, however much is written: apart from what is written between two looks at it."""
+    log, older, line = tmp_path / "main.log", tmp_path / "main.log.1", b"a line of the log" + b"." * 82 + b"\n"
+    found = untouching(monkeypatch)
+    found._begin(granted(log, limit))
+    most = 0
+    with log.open("ab", buffering=0) as output:  # as the container has it
+        for _ in range(3000):
+            output.write(line)
+            found._next_look = 0.0  # the next one is due
+            found._bound_logs()
+            most = max(most, sum(path.stat().st_size for path in (log, older) if path.exists()))
+    if limit is None:
+        assert (most, older.exists()) == (3000 * len(line), False)
+    else:
+        assert limit // 2 <= most <= limit + len(line)
+        assert older.read_bytes().endswith(line)
+
+
+def test_supervisor_looks_at_logs_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also while nothing else happens: a program that only writes wakes nobody."""
+    waited: list[float] = []
+
+    def select(_read: object, _write: object, _other: object, timeout: float) -> tuple[list[int], list[int], list[int]]:
+        waited.append(timeout)
+        return [], [], []
+
+    found = untouching(monkeypatch)
+    found._begin(granted(tmp_path / "main.log", 64_000))
+    found._connection = Mock()
+    monkeypatch.setattr("select.select", select)
+    monkeypatch.setattr(found._lifecycle, "next_due", lambda: None)
+    found._wait()
+    assert waited == [5.0]
+
+
 def test_supervisor_does_not_spin_on_unkillable_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user's, by sudo say: the grace period is over, and they are still there."""
     waited: list[float] = []
@@ -28,9 +82,7 @@ def test_supervisor_does_not_spin_on_unkillable_processes(monkeypatch: pytest.Mo
         waited.append(timeout)
         return [], [], []
 
-    for name in ("signal", "set_wakeup_fd"):  # ours are not to be touched
-        monkeypatch.setattr(f"signal.{name}", lambda *_, **__: None)
-    found = supervisor.Supervisor("/no/such/control", "uid")
+    found = untouching(monkeypatch)
     monkeypatch.setattr("select.select", select)
     found._end("enough", None)
     found._kill_at = time.monotonic() - 1
