@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 from aliquot.adapters.host.home import pool_name
 from aliquot.adapters.storage.filecleanup import SweepError, sweep
+from aliquot.adapters.storage.folders import remove_folder, wait_removed
 from aliquot.adapters.storage.podstore import PodStore
 
 OURS = (
@@ -69,6 +71,33 @@ def test_sweep_removes_the_pool_unless_running_pods_are_parked_in_it(host: Path)
     log.unlink()
     assert f"/dev/shm/{pool.name}" in sweep(host, keep_running=True).removed
     assert (pool.exists(), (other / "memory").exists()) == (False, True)
+
+
+def test_sweep_removes_folders_that_are_nested_deeply(host: Path) -> None:
+    """A Pod's process may have made them in its tenant's folder, deeper than a path can say."""
+    at = os.open(host / "run/aliquot/t/uid-1", os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=at)
+        inner = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(at)
+    try:
+        assert "/run/aliquot/t" in sweep(host, keep_running=False).removed
+        assert not (host / "run/aliquot").exists()
+    finally:
+        remove_folder(host / "run/aliquot/t")  # pytest could not
+        wait_removed()
+
+
+def test_sweep_says_what_it_could_not_remove(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlink(path: str, *, dir_fd: int | None = None) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.unlink", unlink)
+        with pytest.raises(SweepError, match=r"not permitted.*run this as root"):
+            sweep(host, keep_running=False)
 
 
 def test_sweep_is_idempotent(host: Path) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import socket
 import stat
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from aliquot.adapters.host.home import (
     pool_name,
 )
 from aliquot.adapters.storage.database import FOREIGN
+from aliquot.adapters.storage.folders import remove_whole
 from aliquot.adapters.storage.podstore import examine
 
 _SOCKETS = "aliquot-*.sock"
@@ -142,6 +142,6 @@ def _is_simulator(path: Path) -> bool:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_whole(path)  # Pods' processes may have put anything there
     else:
         path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ one, which removes all folders that it does not know.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import queue
@@ -41,6 +42,14 @@ def remove_folder(path: Path) -> None:
     _remover().put(aside)
 
 
+def remove_whole(path: Path) -> None:
+    """Remove the folder with all that is in it, and return once it is gone. Raises OSError if some of it is left."""
+    emptying = _Emptying(path)
+    if not emptying.run():
+        why = emptying.why or f"it was not empty after {_LONGEST:g} s"
+        raise OSError(errno.ENOTEMPTY, f"not removed as a whole: {why}", str(path))
+
+
 class _Emptying:
     """Removes one folder without recursion: folders inside of folders are moved up to the first one."""
 
@@ -62,8 +71,10 @@ class _Emptying:
                 removed = self._pass(top)
         finally:
             os.close(top)
-        with contextlib.suppress(OSError):
+        try:
             self._path.rmdir()
+        except OSError as error:  # a mount, or not empty
+            self.why = self.why or str(error)
         return not os.path.lexists(self._path)
 
     def _pass(self, top: int) -> int:
