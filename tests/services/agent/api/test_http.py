@@ -14,7 +14,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from aliquot.services.agent.api import http
 from aliquot.services.agent.api.http import AgentHttp, AgentPort
+from aliquot.services.daemon.http import bind_port
 from kit.agents.fakeagent import RESOURCE, FakeAgent
+from kit.running.halfopen import HALF, half_open
 
 
 def asked(agent: FakeAgent, path: str) -> tuple[int, str, str]:
@@ -164,3 +166,36 @@ class TestPort:
                 return port.trouble
 
         assert asyncio.run(story()) is None
+
+    def test_half_open_requests_do_not_keep_the_probe_from_its_answer(self) -> None:
+        async def story() -> str:
+            async with AsyncExitStack() as stack:
+                number = await self._opened(stack)
+                await stack.enter_async_context(half_open(number, 60))
+                async with ClientSession() as client, client.get(f"http://127.0.0.1:{number}/livez") as answer:
+                    return await answer.text()
+
+        assert asyncio.run(asyncio.wait_for(story(), 30)) == "ok\n"
+
+    @pytest.mark.parametrize("sent", [b"", HALF], ids=["nothing", "half a request"])
+    def test_connection_without_a_request_is_closed(self, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+        assert http._IDLE == 300.0
+        monkeypatch.setattr(http, "_IDLE", 0.05)
+
+        async def story() -> list[bytes]:
+            async with AsyncExitStack() as stack:
+                number = await self._opened(stack)
+                readers = await stack.enter_async_context(half_open(number, 2, sent))
+                return [await reader.read() for reader in readers]
+
+        assert asyncio.run(asyncio.wait_for(story(), 30)) == [b"", b""]
+
+    @staticmethod
+    async def _opened(stack: AsyncExitStack) -> int:
+        """The port of an agent that serves it until the stack is left."""
+        with bind_port("127.0.0.1", 0) as free:
+            number: int = free.getsockname()[1]
+        port = AgentPort(FakeAgent(), address="127.0.0.1", port=number)
+        await port.open(stack)
+        assert port.trouble is None
+        return number

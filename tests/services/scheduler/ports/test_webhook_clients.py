@@ -6,7 +6,8 @@ import asyncio
 import base64
 import ssl
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import aiohttp
 import pytest
@@ -14,8 +15,12 @@ import pytest
 from aliquot.adapters.kubernetes.certificates import Pair, client_context, issue, make_authority, present, trust
 from aliquot.dialects import Rules
 from aliquot.services.daemon.http import bind_port
+from aliquot.services.scheduler.ports import webhook
 from aliquot.services.scheduler.ports.webhook import Clients, WebhookSettings, serve_webhook
 from kit.clusters.fakeapi import Api
+from kit.running.halfopen import half_open
+
+Said = TypeVar("Said")
 
 SECRET = "/api/v1/namespaces/kube-system/secrets/aliquot-webhook-tls"
 NOW = time.time()
@@ -28,8 +33,13 @@ def certificate(name: str, authority: Pair = AUTHORITY) -> Pair:
 
 def answered(shown: Pair | None, clients: Clients | None) -> tuple[int, str]:
     """How a review is answered to a caller who shows that certificate."""
+    return served(clients, lambda port, api: _sent(port, api, shown))
 
-    async def scene() -> tuple[int, str]:
+
+def served(clients: Clients | None, use: Callable[[int, Api], Awaitable[Said]]) -> Said:
+    """What `use` makes of a webhook that is served as the scheduler does."""
+
+    async def scene() -> Said:
         with bind_port("127.0.0.1", 0) as free:
             port = free.getsockname()[1]
         settings = WebhookSettings(port, f"https://127.0.0.1:{port}", bind_address="127.0.0.1", clients=clients)
@@ -44,7 +54,7 @@ def answered(shown: Pair | None, clients: Clients | None) -> tuple[int, str]:
         try:
             async with asyncio.timeout(60):
                 await listening.wait()
-                return await _sent(port, api, shown)
+                return await use(port, api)
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
@@ -52,9 +62,14 @@ def answered(shown: Pair | None, clients: Clients | None) -> tuple[int, str]:
     return asyncio.run(scene())
 
 
-async def _sent(port: int, api: Api, shown: Pair | None) -> tuple[int, str]:
+def _trusting(api: Api) -> ssl.SSLContext:
     context = client_context()
     trust(context, base64.b64decode(api.objects[SECRET]["data"]["ca.crt"]))
+    return context
+
+
+async def _sent(port: int, api: Api, shown: Pair | None) -> tuple[int, str]:
+    context = _trusting(api)
     if shown is not None:
         present(context, shown)
     url = f"https://127.0.0.1:{port}/review"
@@ -88,3 +103,15 @@ def test_webhook_refuses_another_name_of_the_authority() -> None:
 def test_webhook_refuses_who_shows_no_certificate_of_the_authority(shown: Pair | None) -> None:
     with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
         answered(shown, CLIENTS)
+
+
+def test_webhook_closes_a_connection_without_a_review(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert webhook._IDLE == 120.0  # longer than the API server keeps its own
+    monkeypatch.setattr(webhook, "_IDLE", 0.05)
+
+    async def use(port: int, api: Api) -> list[bytes]:
+        tls = _trusting(api)
+        async with half_open(port, 1, b"", tls=tls) as silent, half_open(port, 1, tls=tls) as slow:
+            return [await reader.read() for reader in (*silent, *slow)]
+
+    assert served(None, use) == [b"", b""]

@@ -19,6 +19,7 @@ from aliquot.services.dashboard.access import Listen
 log = logging.getLogger(__name__)
 
 _CONNECTIONS = 128
+_IDLE = 300.0  # seconds that a connection may be open without a request; Prometheus asks more often
 
 
 def read_app(
@@ -67,7 +68,7 @@ async def serve_read_port(where: Listen, app: web.Application) -> AsyncIterator[
         yield
         return
     limits = Limits(_CONNECTIONS)
-    async with serve_limited(make_runner(app, limits), listener, limits):
+    async with serve_limited(make_runner(app, limits, keepalive=_IDLE), listener, limits):
         yield
 
 

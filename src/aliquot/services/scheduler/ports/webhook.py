@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 LARGEST_BODY = 3 << 20  # bytes: the API server itself takes no larger object
 _ALL_BODIES = 48 << 20  # bytes of reviews that arrive at the same time
 _CONNECTIONS = 512
+_IDLE = 120.0  # seconds that a connection may be open without a review; the API server closes its own after 90
 # Bytes from which on a review is answered beside the event loop; of each of the two sizes, one at a time: whoever waits
 # behind others waits for none that is much larger.
 _LARGE, _HUGE = 16 << 10, 128 << 10
@@ -119,7 +120,7 @@ async def serve_webhook(
     if settings.clients is not None:
         require_clients(keys.context, settings.clients.authorities)
         app.middlewares.append(named_only(settings.clients.names))
-    runner = make_runner(app, limits)
+    runner = make_runner(app, limits, keepalive=_IDLE)
     await runner.setup()
     accepting: Accepting | None = None
     try:
