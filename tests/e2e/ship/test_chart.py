@@ -144,6 +144,27 @@ def test_the_agent_has_and_pays_for_the_pool_of_parked_memory(
     assert capabilities == (["compute,utility"] if mounted else [])
 
 
+@pytest.mark.parametrize("hard", [False, True], ids=["", "hardLimits"])
+@pytest.mark.parametrize("kill", [False, True], ids=["", "kill"])
+def test_the_agent_has_the_rights_of_enforcement_only_where_it_enforces(helm: Helm, kill: bool, hard: bool) -> None:
+    killing = ["--set=agent.enforce=kill,agent.enforceGrace=7s"] if kill else []
+    made = Objects(render(helm, *killing, *(["--set=agent.hardLimits=true"] if hard else [])))
+    flags = [word for word in made.args("aliquot-agent", "agent") if word.startswith("--enforce")]
+    assert flags == (["--enforce=kill", "--enforce-grace=7s"] if kill else [])
+    spec = made.pods()["aliquot-agent"]
+    (agent,) = spec["containers"]
+    rights = agent["securityContext"]
+    assert rights["capabilities"]["drop"] == ["ALL"]
+    added = [*(["KILL"] if kill else []), *(["SYS_ADMIN"] if hard else [])]
+    assert rights["capabilities"].get("add", []) == added
+    assert (rights["allowPrivilegeEscalation"], rights["readOnlyRootFilesystem"]) == (hard, True)
+    assert "privileged" not in rights
+    assert ("/sys/fs/cgroup" in {mount["mountPath"] for mount in agent["volumeMounts"]}) is hard
+    assert ("/sys/fs/cgroup" in {volume["hostPath"]["path"] for volume in spec["volumes"]}) is hard
+    others = [one["securityContext"] for one in containers(spec) if one["name"] != "agent"]
+    assert not [one for one in others if one["capabilities"].get("add")]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_agents_of_a_mode_run_on_its_nodes(helm: Helm, mode: str) -> None:
     spec = Objects(render(helm, f"--set=mode={mode}")).pods()["aliquot-agent"]
