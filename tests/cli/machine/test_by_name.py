@@ -136,6 +136,21 @@ def test_stop_of_several_names_ends_them_at_once(tmp_path: Path, monkeypatch: py
     assert lines[-1] == "aliquot: b cannot be stopped"
 
 
+@pytest.mark.parametrize("words", [["a", "b", "c"], ["--all"]])
+def test_stop_ends_the_others_and_fails_after_an_error_nobody_foresaw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
+    answers: dict[str, Any] = {"b": [{"ok": {"unheard": "of"}}]}
+    daemon = FakeDaemon(tmp_path, stop=lambda request: answers.get(request["name"], {"was": "running"}))
+    daemon.answers["status"] = a_status(tenants=[a_tenant(name, uid=os.geteuid()) for name in "abc"])
+    result = CliRunner().invoke(cli, ["stop", *words])
+    daemon.close()
+    assert result.exit_code == 1
+    assert isinstance(result.exception, KeyError)
+    assert sorted(result.stderr.splitlines()) == ["a: stopped", "c: stopped"]
+
+
 def test_stop_of_all_with_sudo_names_the_runs_of_who_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
     monkeypatch.setenv("SUDO_UID", "70001")

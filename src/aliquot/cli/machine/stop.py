@@ -39,15 +39,13 @@ def stop(names: Sequence[str], everything: bool, timeout: float) -> None:
 def _stop_named(names: Sequence[str], timeout: float) -> int:
     """The exit code. Names that nothing has first: their error lists what runs, before anything is stopped."""
     if len(names) == 1:  # also of a daemon whose status this version cannot read
-        return _stop_each(names, timeout, 1, _report_missing)
+        return _exit_code(_stop_each(names, timeout, 1, _report_missing))
     status = read_status()
     there = {tenant.name for tenant in status.tenants} | {entry.name for entry in status.queue}
     missing = [name for name in names if name not in there]
-    codes = [
-        _stop_each(missing, timeout, 1, _report_missing),
-        _stop_each([name for name in names if name in there], timeout, _AT_ONCE, _report_missing),
-    ]
-    return next((code for code in codes if code), 0)
+    failed = _stop_each(missing, timeout, 1, _report_missing)
+    failed += _stop_each([name for name in names if name in there], timeout, _AT_ONCE, _report_missing)
+    return _exit_code(failed)
 
 
 def _stop_all(timeout: float) -> int:
@@ -57,8 +55,8 @@ def _stop_all(timeout: float) -> int:
     if not waiting and not running:
         _check_sudo(status)
         click.echo("no run of yours to stop", err=True)
-    codes = [_stop_each(waiting, timeout, 1), _stop_each(running, timeout, _AT_ONCE)]  # some end by themselves
-    return next((code for code in codes if code), 0)
+    failed = _stop_each(waiting, timeout, 1)
+    return _exit_code(failed + _stop_each(running, timeout, _AT_ONCE))  # some end by themselves
 
 
 def _runs_of(status: Status, uid: int) -> tuple[list[str], list[str]]:
@@ -86,13 +84,13 @@ def _stop_each(
     timeout: float,
     at_once: int,
     on_missing: Callable[[str, InputError], None] | None = None,
-) -> int:
-    """The exit code: the first that is not 0. Each may take the whole timeout, so that several end at a time; in
-    threads that do not outlive Ctrl-C. Without `on_missing` it is no error that there is no such run."""
+) -> list[Exception]:
+    """What failed; the others are stopped all the same. Each may take the whole timeout, so that several end at a time;
+    in threads that do not outlive Ctrl-C. Without `on_missing` it is no error that there is no such run."""
     left: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         left.put(name)
-    errors: dict[str, InputError] = {}
+    errors: dict[str, Exception] = {}
 
     def work() -> None:
         while True:
@@ -101,12 +99,8 @@ def _stop_each(
             except queue.Empty:
                 return
             try:
-                _stop(name, timeout)
-            except NotFoundError as error:
-                if on_missing is not None:
-                    on_missing(name, error)
-                    errors[name] = error
-            except InputError as error:  # stop the others all the same
+                _stop_or_report(name, timeout, on_missing)
+            except Exception as error:  # noqa: BLE001 - raised or shown when the others are stopped
                 errors[name] = error
 
     threads = [threading.Thread(target=work, daemon=True) for _ in names[:at_once]]
@@ -114,13 +108,28 @@ def _stop_each(
         thread.start()
     for thread in threads:
         thread.join()
-    failed = [errors[name] for name in names if name in errors]
-    for error in failed:
-        if isinstance(error, NoDaemonRunsError):
-            raise error
+    return [errors[name] for name in names if name in errors]
+
+
+def _stop_or_report(name: str, timeout: float, on_missing: Callable[[str, InputError], None] | None) -> None:
+    try:
+        _stop(name, timeout)
+    except NotFoundError as error:
+        if on_missing is not None:
+            on_missing(name, error)
+            raise
+
+
+def _exit_code(failed: Sequence[Exception]) -> int:
+    """That of the first error. Shows what is not shown yet; raises what is no refusal of a single run."""
+    refused = [error for error in failed if isinstance(error, InputError) and not isinstance(error, NoDaemonRunsError)]
+    for error in refused:
         if not isinstance(error, NotFoundError):
             error.show()
-    return failed[0].exit_code if failed else 0
+    for other in failed:
+        if other not in refused:
+            raise other
+    return refused[0].exit_code if refused else 0
 
 
 def _report_missing(name: str, error: InputError) -> None:
