@@ -320,6 +320,16 @@ def test_policy_as_json(machine: Machine) -> None:
         assert {key: shown[key] for key in told} == told
 
 
+@pytest.mark.parametrize("words", [["set", "fixed-share"], ["release-delay", "0"], ["oversubscribe", "1.5"]])
+def test_policy_as_json_when_it_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
+    told = {"policy": "fixed-share", "release_delay_seconds": 0.0, "oversubscribe": [1.5], "notes": ["a note"]}
+    daemon = FakeDaemon(tmp_path, policy=told)
+    result = CliRunner().invoke(cli, ["policy", "-o", "json", *words])
+    daemon.close()
+    assert (json.loads(result.stdout), result.stderr) == (told, "")
+
+
 def test_policy_set_while_running(machine: Machine) -> None:
     assert machine.aliquot("policy").stdout == "policy best-effort, release delay auto\n"
     assert machine.aliquot("policy", "set", "fixed-share").stdout == "policy fixed-share, release delay auto\n"

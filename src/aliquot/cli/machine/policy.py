@@ -39,11 +39,9 @@ def policy(ctx: click.Context, output: str) -> None:
 
 @policy.command()
 @_output
-@click.pass_context
-def get(ctx: click.Context, output: str) -> None:
+def get(output: str) -> None:
     """Show the policy."""
-    before = ctx.parent.params["output"] if ctx.parent else "text"  # as in `aliquot policy -o json get`
-    _show(ask({"op": "policy"}), "json" if "json" in (output, before) else "text")
+    _show(ask({"op": "policy"}), output)
 
 
 @policy.command(name="set", short_help="Change the policy for running and future tenants.")
@@ -74,7 +72,9 @@ def oversubscribe(factor: float, card: str | None) -> None:
 
 
 def _show(answer: dict[str, Any], output: str = "text") -> None:
-    if output == "json":
+    """`output`: of the command itself; that of the group counts too, as in `aliquot policy -o json set fixed-share`."""
+    above = click.get_current_context().parent
+    if "json" in (output, above.params.get("output") if above else None):
         click.echo(json.dumps(answer, indent=2))
         return
     words = [f"policy {answer['policy']}, release delay {delay_text(answer['release_delay_seconds'])}"]
