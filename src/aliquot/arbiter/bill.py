@@ -22,6 +22,7 @@ from aliquot.model.usage import (
     UsageRow,
     as_others,
     owner_of,
+    place_of,
 )
 
 HOUR = 3600
@@ -106,7 +107,7 @@ class Bill:
     def __post_init__(self) -> None:
         self._cards.update(payer for _, payer in self.counters)
         self._names.update(owner_of(payer) for payer in self._cards)
-        self._namespaces.update(_place(payer) for payer in self._cards)
+        self._namespaces.update(place_of(payer) for payer in self._cards)
 
     def add(self, uuid: str, stretch: Stretch, payers: Mapping[str, Payer], wall: float) -> None:
         """`payers` by tenant id; `wall` is the time of the stretch's end."""
@@ -122,7 +123,7 @@ class Bill:
         a namespace that the owner has on the bill already: there are no more of these than names."""
         if payer.kind or payer in self._cards or self._names[owner_of(payer)] < MOST_NAMES:
             return payer
-        return as_others(payer, keep_namespace=self._namespaces[_place(payer)] > 0)
+        return as_others(payer, keep_namespace=self._namespaces[place_of(payer)] > 0)
 
     def _close_gap(self, uuid: str, stretch: Stretch, wall: float) -> None:
         """The time since the last daemon's mark. A daemon that was killed had measured up to an interval of it."""
@@ -142,7 +143,7 @@ class Bill:
         self._pending.setdefault(key, Spent()).add(spent)
         if (uuid, payer) not in self.counters:
             self._names[owner_of(payer)] += payer not in self._cards
-            self._namespaces[_place(payer)] += payer not in self._cards
+            self._namespaces[place_of(payer)] += payer not in self._cards
             self._cards[payer] += 1
         self.counters.setdefault((uuid, payer), Spent()).add(spent)
         self.seen[uuid, payer] = wall
@@ -157,7 +158,7 @@ class Bill:
             del self.seen[key], self.counters[key]
             self._cards[key[1]] -= 1
             self._names[owner_of(key[1])] -= not self._cards[key[1]]
-            self._namespaces[_place(key[1])] -= not self._cards[key[1]]
+            self._namespaces[place_of(key[1])] -= not self._cards[key[1]]
         self._cards += Counter()  # forgets those with none
         self._names += Counter()
         self._namespaces += Counter()
@@ -171,10 +172,6 @@ class Bill:
     def pending(self) -> list[UsageRow]:
         """What is not on the disk yet."""
         return [UsageRow(*key, spent) for key, spent in self._pending.items()]
-
-
-def _place(payer: Payer) -> tuple[int | str, str]:
-    return owner_of(payer), payer.namespace
 
 
 def _by_hour(began: float, seconds: float) -> Iterable[tuple[float, float]]:

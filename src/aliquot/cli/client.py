@@ -91,9 +91,9 @@ def events(request: dict[str, Any], timeout: float | None = 10.0, what: str = "r
         raise refused(error, what) from error
 
 
-def ask(request: dict[str, Any], what: str = "run") -> dict[str, Any]:
+def ask(request: dict[str, Any], what: str = "run", timeout: float = 10.0) -> dict[str, Any]:
     """The final answer."""
-    for message in events(request, what=what):
+    for message in events(request, timeout, what):
         if "ok" in message:
             answer: dict[str, Any] = message["ok"]
             return answer

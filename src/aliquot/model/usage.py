@@ -44,6 +44,11 @@ def owner_of(payer: Payer) -> int | str:
     return payer.namespace if payer.user is None else payer.user
 
 
+def place_of(payer: Payer) -> tuple[int | str, str]:
+    """Whose tenant it is, and in which namespace."""
+    return owner_of(payer), payer.namespace
+
+
 def as_others(payer: Payer, *, keep_namespace: bool = False) -> Payer:
     """On the bill of the same owner and class, without a name; a Pod of a user keeps its namespace on request."""
     namespace = payer.namespace if payer.user is None or keep_namespace else ""

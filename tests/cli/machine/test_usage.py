@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from aliquot.adapters.host.control import ask
+from aliquot.adapters.host.control import Connection, ask
 from aliquot.adapters.host.home import Home
+from aliquot.cli.main import cli
 from aliquot.cli.usagerows import render
 from aliquot.model.status.usage import UsageEntry, UsageReport
+from kit.machines.fakedaemon import FakeDaemon
 from kit.machines.machine import ALIQUOT, PATIENCE, Machine, eventually
 
 TWO = 2  # cards
@@ -112,3 +115,20 @@ def test_bad_since_says_what_is_allowed(machine: Machine, since: str) -> None:
     result = machine.aliquot("usage", f"--since={since}")
     assert result.returncode == 2
     assert f"{since} is not allowed: a number with a unit, as in 90m, 24h, 7d or 4w" in result.stderr
+
+
+def test_usage_waits_for_a_large_bill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that adds up many rows is healthy: nobody is told to kill it after ten seconds."""
+    monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
+    waited: list[float | None] = []
+    really = Connection.events
+
+    def events(self: Connection, timeout: float | None) -> Iterator[dict[str, Any]]:
+        waited.append(timeout)
+        return really(self, timeout)
+
+    monkeypatch.setattr(Connection, "events", events)
+    daemon = FakeDaemon(tmp_path, usage={"since": 0.0, "until": 1.0, "entries": []})
+    result = CliRunner().invoke(cli, ["usage"])
+    daemon.close()
+    assert (result.exit_code, waited) == (0, [120.0])

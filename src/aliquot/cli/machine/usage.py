@@ -13,6 +13,8 @@ from aliquot.cli.tables import terminal_width
 from aliquot.cli.usagerows import render, usage_options
 from aliquot.model.status.usage import UsageReport
 
+_PATIENCE = 120.0  # seconds: a month of very many runs takes a daemon some, and others may ask before
+
 
 @click.command()
 @usage_options
@@ -27,7 +29,7 @@ def usage(since: float, by: str | None, output: str) -> None:
     aliquot usage --since 7d --by user
     aliquot usage --since 30d --by namespace -o csv
     """
-    answer = ask({"op": "usage", "since": max(0.0, time.time() - since)})
+    answer = ask({"op": "usage", "since": max(0.0, time.time() - since)}, timeout=_PATIENCE)
     try:
         report = msgspec.convert(answer, UsageReport)
     except msgspec.ValidationError as error:

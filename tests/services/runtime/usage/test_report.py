@@ -7,8 +7,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from aliquot.arbiter.bill import HOUR
 from aliquot.model.usage import IDLE, OTHERS, Payer, Spent, UsageRow
-from aliquot.services.runtime.usage.report import MOST_ENTRIES, answer_usage, usage_report
+from aliquot.services.runtime.usage.report import MOST_ENTRIES, MOST_PLACES, answer_usage, usage_report
 
 ANNA, BERT = 70001, 70002
 
@@ -34,6 +35,44 @@ def test_usage_of_few_names_has_them_all() -> None:
     assert len(usage_report(rows(MOST_ENTRIES - 2), 0.0, 1.0).entries) == MOST_ENTRIES
 
 
+def test_usage_of_very_many_names_keeps_the_namespaces_with_most_time() -> None:
+    """A user's Pods may be in many namespaces, also made up: those without much time share one row."""
+    pods = [
+        UsageRow(0, "GPU-0", Payer("", "team", f"pod-{at}", "main", "normal", ANNA), Spent(0.5))
+        for at in range(2 * MOST_ENTRIES)
+    ]
+    strewn = [
+        UsageRow(0, "GPU-0", Payer("", f"other-{at}", "pod", "main", "normal", ANNA), Spent(0.25))
+        for at in range(2 * MOST_ENTRIES)
+    ]
+    entries = usage_report([*pods, *strewn], 0.0, 1.0).entries
+    assert sum(entry.gpu_seconds for entry in entries if entry.namespace == "team") == 1.0 * MOST_ENTRIES
+    assert sum(entry.gpu_seconds for entry in entries) == 1.5 * MOST_ENTRIES
+    assert len(entries) <= MOST_ENTRIES + MOST_PLACES + 1
+    assert [entry.name for entry in entries if not entry.namespace] == [OTHERS]
+
+
+def test_those_who_ask_while_an_answer_about_usage_is_made_share_it() -> None:
+    read: list[float] = []
+
+    async def act() -> None:
+        async def slowly(since: float) -> list[UsageRow]:
+            read.append(since)
+            await asyncio.sleep(0.05)
+            return rows(3)
+
+        billing: Any = SimpleNamespace(rows=slowly, asking=asyncio.Lock(), answered=None)
+        hours = [HOUR + 1, HOUR + 2.5, HOUR + 3, 5 * HOUR]
+        first, *others, later = await asyncio.gather(*(answer_usage(billing, {"since": since}) for since in hours))
+        assert others == [first, first]
+        assert later["since"] == 5 * HOUR
+        assert read == [HOUR + 1, 5 * HOUR]
+        await answer_usage(billing, {"since": 5 * HOUR})  # it asks when that is ready: what happened since then counts
+        assert read == [HOUR + 1, 5 * HOUR, 5 * HOUR]
+
+    asyncio.run(act())
+
+
 def test_answers_about_usage_are_made_one_after_the_other_beside_the_loop() -> None:
     """Each may take hundreds of megabytes and seconds, and a user may have 256 connections."""
     made = most = 0
@@ -48,8 +87,8 @@ def test_answers_about_usage_are_made_one_after_the_other_beside_the_loop() -> N
             made -= 1
             return there
 
-        billing: Any = SimpleNamespace(rows=read, asking=asyncio.Lock())
-        asked = [asyncio.create_task(answer_usage(billing, {"since": 0})) for _ in range(5)]
+        billing: Any = SimpleNamespace(rows=read, asking=asyncio.Lock(), answered=None)
+        asked = [asyncio.create_task(answer_usage(billing, {"since": HOUR * at})) for at in range(5)]
         turns, began = 0, time.monotonic()
         while not all(task.done() for task in asked):
             await asyncio.sleep(0.001)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aliquot.adapters.host.processes import boot_id
 from aliquot.adapters.storage.database import StoreError
@@ -31,6 +31,14 @@ class Measuring(Protocol):
     """services/runtime/arbiterd.py."""
 
     def take_stretches(self) -> tuple[dict[str, Stretch], dict[str, Tenant]]: ...
+
+
+class Answered(NamedTuple):
+    """The last answer to `aliquot usage`: those who asked while it was made share it."""
+
+    hour: float  # of `since`
+    ended: float  # by the monotonic clock
+    answer: dict[str, Any]
 
 
 class Billing:
@@ -61,6 +69,7 @@ class Billing:
         self._compacted = float("-inf")
         self._trouble = ""
         self.asking = asyncio.Lock()  # held while an answer to `aliquot usage` is made
+        self.answered: Answered | None = None
 
     def start(self) -> None:
         """From now on the disk is only touched by the writer's thread."""

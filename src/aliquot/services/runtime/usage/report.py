@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,16 @@ from aliquot.arbiter.bill import HOUR, Key
 from aliquot.model.device import Card
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.usage import UsageEntry, UsageReport
-from aliquot.model.usage import Spent, UsageRow, as_others
+from aliquot.model.usage import Spent, UsageRow, as_others, place_of
 from aliquot.services.daemon.control import RefusedError, invalid
-from aliquot.services.runtime.usage.billing import Billing
+from aliquot.services.runtime.usage.billing import Answered, Billing
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 MOST_ENTRIES = 5000
+MOST_PLACES = 500  # namespaces of users, kept where names are left out
+_SHARED = 2.0  # seconds for which an answer is shared by those who asked before it was ready
 _TENANT = ("namespace", "pod", "container", "class", "user", "run", "card", "uuid")
 _OF_TENANTS = (
     ("aliquot_tenant_gpu_seconds", "Time of the card that it had.", "gpu"),
@@ -42,9 +45,15 @@ async def answer_usage(billing: Billing | None, request: Mapping[str, Any]) -> d
     if billing is None:
         raise RefusedError("failed", text="no usage is kept: usage.db cannot be opened, see the log of the daemon")
     # There may be hundreds of thousands of rows, and anybody may ask: in a thread, and for one after the other.
+    asked, hour = time.monotonic(), since // HOUR
     async with billing.asking:
+        last = billing.answered
+        if last is not None and last.hour == hour and max(asked, time.monotonic() - _SHARED) <= last.ended:
+            return last.answer
         rows = await billing.rows(since)
-        return await asyncio.to_thread(_answer, rows, since, now)
+        answer = await asyncio.to_thread(_answer, rows, since, now)
+        billing.answered = Answered(hour, time.monotonic(), answer)
+        return answer
 
 
 def _answer(rows: Sequence[UsageRow], since: float, until: float) -> dict[str, Any]:
@@ -54,16 +63,18 @@ def _answer(rows: Sequence[UsageRow], since: float, until: float) -> dict[str, A
 
 def usage_report(rows: Iterable[UsageRow], since: float, until: float) -> UsageReport:
     """The rows by payer and card, those with most time first. Of very many, those with least time have one row for each
-    user or namespace and class: no time is lost."""
+    class of a user in a namespace; the namespaces with least time have none: no time is lost."""
     found: dict[Key, Spent] = {}
     for row in rows:
         found.setdefault((row.uuid, row.payer), Spent()).add(row.spent)
     if len(found) > MOST_ENTRIES:
         least = sorted(found.items(), key=lambda entry: entry[1].gpu)[: len(found) - MOST_ENTRIES]
+        kept = _largest_places(found)
         for (uuid, payer), spent in least:
             if not payer.kind:
                 del found[uuid, payer]
-                found.setdefault((uuid, as_others(payer)), Spent()).add(spent)
+                others = as_others(payer, keep_namespace=place_of(payer) in kept)
+                found.setdefault((uuid, others), Spent()).add(spent)
     entries = [
         UsageEntry(
             uuid,
@@ -84,6 +95,15 @@ def usage_report(rows: Iterable[UsageRow], since: float, until: float) -> UsageR
     return UsageReport(
         since // HOUR * HOUR, until, sorted(entries, key=lambda entry: (bool(entry.kind), -entry.gpu_seconds))
     )
+
+
+def _largest_places(found: Mapping[Key, Spent]) -> set[tuple[int | str, str]]:
+    """The users' namespaces with most time."""
+    places: dict[tuple[int | str, str], float] = {}
+    for (_, payer), spent in found.items():
+        if payer.user is not None and payer.namespace:
+            places[place_of(payer)] = places.get(place_of(payer), 0.0) + spent.gpu
+    return set(heapq.nlargest(MOST_PLACES, places, key=places.__getitem__))
 
 
 def usage_families(counters: Mapping[Key, Spent], cards: Iterable[Card]) -> Iterator[Metric]:
