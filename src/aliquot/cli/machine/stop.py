@@ -100,7 +100,7 @@ def _stop_each(
                 return
             try:
                 _stop_or_report(name, timeout, on_missing)
-            except Exception as error:  # noqa: BLE001 - raised or shown when the others are stopped
+            except Exception as error:  # raised or shown when the others are stopped
                 errors[name] = error
 
     threads = [threading.Thread(target=work, daemon=True) for _ in names[:at_once]]
