@@ -155,6 +155,31 @@ def test_get_yaml_is_the_manifest_with_status(daemon: FakeDaemon) -> None:
     assert json.loads(get("pods", "-o", "json").stdout) == {"apiVersion": "v1", "kind": "List", "items": [manifest]}
 
 
+HIDDEN = "\x00 \x1b[2J \x7f \x85 \x9b \xa0 \xad \u200b \u200d \u2028 \u202e \u3000 \ufeff \ue000 \U000e0041"
+
+
+@pytest.mark.parametrize(
+    "sign", [*HIDDEN.split(" "), HIDDEN, "\\\u3000", '"\u200d"', "a\n\u3000\tb\n", "\u3000 long " * 40]
+)
+def test_get_yaml_escapes_only_signs_that_cannot_be_seen(daemon: FakeDaemon, sign: str) -> None:
+    notes = {
+        "team": "训练组",
+        "note": f"语音{sign}模型",
+        f"key{sign}": "值",
+        "lines": "一\n二",
+        "face": "😀",
+        "count": "1",
+    }
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train", "annotations": notes}, "spec": {}}
+    daemon.answers |= {"status": a_status(a_pod("train")), "object": {"object": manifest}}
+    shown = get("pod", "train", "-o", "yaml").stdout
+    assert yaml.safe_load(shown) == manifest
+    assert shown.replace("\n", "").isprintable()
+    assert "team: 训练组\n" in shown
+    assert "face: 😀\n" in shown
+    assert 'note: "语音' in shown
+
+
 def test_get_node_yaml_has_its_cards(daemon: FakeDaemon) -> None:
     printed = yaml.safe_load(get("node", "box", "-o", "yaml").stdout)
     assert (printed["kind"], printed["metadata"]["name"], len(printed["status"]["cards"])) == ("Node", "box", 2)

@@ -161,12 +161,9 @@ def _write(document: Json, output: str) -> None:
     if output == "json":
         click.echo(printable_json(json.dumps(document, indent=2, ensure_ascii=False)))
         return
-    import yaml
+    from aliquot.cli.pods.yamltext import yaml_text  # not at the top: only this output needs it
 
-    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
-    if not text.replace("\n", "").isprintable():  # YAML does not escape all that steers terminals
-        text = yaml.safe_dump(document, sort_keys=False, width=110)
-    click.echo(text, nl=False)
+    click.echo(yaml_text(document), nl=False)
 
 
 # --- watching --------------------------------------------------------------------------------------------------------
