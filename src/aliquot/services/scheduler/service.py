@@ -102,7 +102,7 @@ class Scheduler:
             leading=self._leading,
             clock=time.monotonic,
             stamp=_stamp,
-            groups_known=self.watches.groups.answered.is_set,
+            groups_known=self.watches.groups.known,
         )
         self.evictor = Evictor(
             kube,

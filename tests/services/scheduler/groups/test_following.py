@@ -59,8 +59,11 @@ class Apis:
             try:
                 async with asyncio.timeout(60):
                     await groups.answered.wait()
+                    assert groups.known() == (self.status != 500), "known only if nothing was given up"
                     self.status = 200
                     while until is not bool and not until():
+                        await asyncio.sleep(0.05)
+                    while not groups.known():
                         await asyncio.sleep(0.05)
             finally:
                 running.cancel()
@@ -138,6 +141,7 @@ def test_groups_are_waited_for_while_nodes_and_pods_are_not_known() -> None:
             running = asyncio.create_task(groups.run())
             await asyncio.sleep(0.2)
             assert not groups.answered.is_set()
+            assert not groups.known()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 

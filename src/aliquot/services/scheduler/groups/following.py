@@ -46,12 +46,16 @@ class PodGroups:
     """See the head of the file. `listed`: Nodes and Pods are known, so the API server answers."""
 
     def __init__(self, kube: Kube, cluster: Cluster, listed: asyncio.Event, *, patience: float = PATIENCE) -> None:
-        self.answered = asyncio.Event()  # the PodGroups of every API are known, or the API server has none for us
+        self.answered = asyncio.Event()  # every API's are known, not there for us, or given up
         self._kube = kube
         self._reflectors = {api: Reflector(kube, "", GroupObject, GroupSink(cluster, api)) for api in VERSIONS}
         self._open = set(VERSIONS)  # APIs without an answer yet
         self._given_up: set[str] = set()  # those that did not answer in time
         self._listed, self._patience = listed, patience
+
+    def known(self) -> bool:
+        """Whether the PodGroups of every API are known: all answered, and none is given up."""
+        return self.answered.is_set() and not self._given_up
 
     async def run(self) -> None:
         """Until cancelled."""
