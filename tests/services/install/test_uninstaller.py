@@ -111,6 +111,17 @@ def test_sweeper_that_no_limit_range_lets_in_is_a_problem_of_its_node() -> None:
             {"memory": "256Mi"},
             {},
         ),
+        (
+            "cpu max limit to request ratio per Container is 4, but no request is specified or request is 0",
+            {"cpu": "100m"},
+            {"cpu": "100m"},
+        ),
+        (
+            "[minimum cpu usage per Container is 2, but request is 0, cpu max limit to request ratio per Pod is 1, but"
+            " no request is specified or request is 0]",
+            {"cpu": "2"},
+            {"cpu": "2"},
+        ),
     ],
 )
 def test_bounds_are_read_from_the_refusal(refusal: str, requests: Json, limits: Json) -> None:

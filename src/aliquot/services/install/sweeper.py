@@ -19,6 +19,7 @@ _OUR_LABELS = "app.kubernetes.io/"
 _HOST = "/host"
 # Policies and quotas may want them. A request of 0 fits on a full node: no scheduler has looked for room.
 _RESOURCES: Json = {"requests": {"cpu": "0", "memory": "0"}, "limits": {"memory": "256Mi"}}
+_AMOUNTS = {"cpu": "100m", "memory": "256Mi"}  # where request and limit must both be there
 # What a LimitRange says of a Pod: "minimum cpu usage per Container is 10m, but request is 0".
 _BOUND = re.compile(
     r"(?:minimum|maximum) (cpu|memory) usage per (?:Container|Pod) is (\w[\w.]*?)"
@@ -83,8 +84,9 @@ def within_limit_range(settings: SweepSettings, refusal: str) -> SweepSettings |
     for resource, amount, *sides in _BOUND.findall(refusal):
         resources[f"{''.join(sides)}s"][resource] = amount
     for resource in _RATIO.findall(refusal):
-        if resource in resources["limits"]:
-            resources["requests"][resource] = resources["limits"][resource]
+        wanted = (resources["limits"].get(resource), resources["requests"].get(resource), _AMOUNTS[resource])
+        amount = next(amount for amount in wanted if amount not in (None, "0"))
+        resources["requests"][resource] = resources["limits"][resource] = amount
     for resource, request in resources["requests"].items():
         limit = resources["limits"].get(resource)
         try:
