@@ -186,6 +186,23 @@ def test_uninstall_marks_node_that_is_not_ready(api: FakeApi) -> None:
     assert MARK in api.patched[NODE]["metadata"]["annotations"]
 
 
+@pytest.mark.parametrize(("words", "ready"), [((), "Unknown"), (("--keep-running",), "True")])
+def test_uninstall_keeps_pod_security_labels_until_all_nodes_are_swept(
+    api: FakeApi, words: tuple[str, ...], ready: str
+) -> None:
+    enforce = "pod-security.kubernetes.io/enforce"
+    note = {"aliquot.dev/replaced-labels": json.dumps({enforce: ["restricted", "privileged"]})}
+    metadata = {"name": "aliquot-system", "labels": {enforce: "privileged"}, "annotations": note}
+    api.answers[SPACE] = {"metadata": metadata}
+    api.record()
+    _annotated(api, ready=ready, agent="0.0.1")
+    assert "run `aliquot uninstall` again" in invoked(uninstall, *words).stdout
+    assert SPACE not in api.patched
+    _annotated(api, left_behind='{"v":1,"image":"reg/aliquot:5"}')
+    assert "nothing is left" in invoked(uninstall).stdout
+    assert [write.split("?")[0] for write in api.writes].count(f"PATCH {SPACE}") == 2, "back, and the note away"
+
+
 @pytest.mark.parametrize("mark", ["", "{}", '{"v":2,"image":"i"}', '{"v":1,"image":"a b"}', '{"v":1,"image":""}'])
 def test_uninstall_needs_image_for_invalid_mark(api: FakeApi, mark: str) -> None:
     _annotated(api, left_behind=mark)

@@ -51,14 +51,16 @@ PODS = "/api/v1/namespaces/aliquot-system/pods"
 FORBIDDEN = 'pods "aliquot-sweep-n1" is forbidden: '
 
 
-class LimitedApi(Api):
-    """Its namespace has a LimitRange, which says this of every Pod that it does not let in."""
-
-    says: Callable[[Json], str]
-
+class DeletingApi(Api):
     async def delete(self, path: str, **_: object) -> None:
         if self.objects.pop(path, None) is None:
             raise ApiError(404, "NotFound", path)
+
+
+class LimitedApi(DeletingApi):
+    """Its namespace has a LimitRange, which says this of every Pod that it does not let in."""
+
+    says: Callable[[Json], str]
 
     async def create(self, path: str, body: Json, **more: object) -> Json:
         refusal = self.says(body["spec"]["containers"][0]["resources"])
@@ -134,3 +136,30 @@ def test_bounds_are_read_from_the_refusal(refusal: str, requests: Json, limits: 
 
 def test_other_refusals_change_nothing() -> None:
     assert within_limit_range(SweepSettings("image"), FORBIDDEN + "exceeded quota: q, requested: pods=1") is None
+
+
+SPACE = "/api/v1/namespaces/aliquot-system"
+ENFORCE, WARN = "pod-security.kubernetes.io/enforce", "pod-security.kubernetes.io/warn"
+
+
+def written_labels(labels: Json, note: str, *, sweep_again: bool = False) -> list[Json | None]:
+    """The labels in each patch of the namespace of others, when everything else is removed."""
+    metadata = {"name": "aliquot-system", "labels": labels, "annotations": {"aliquot.dev/replaced-labels": note}}
+    api = DeletingApi({SPACE: {"metadata": metadata}})
+    uninstaller = Uninstaller(api.kube, report=lambda *_: None, now=lambda: 0.0, until=1.0)
+    asyncio.run(uninstaller.delete_objects(None, "aliquot-system", (), sweep_again=sweep_again))
+    return [body["metadata"].get("labels") for _, body in api.sent("patch")]
+
+
+@pytest.mark.parametrize("note", [f'{{"{ENFORCE}":["baseline","privileged"]}}', f'{{"{ENFORCE}":"baseline"}}'])
+def test_owners_labels_come_back_unless_a_node_is_swept_again(note: str) -> None:
+    """The Pods that sweep need ours."""
+    assert written_labels({ENFORCE: "privileged"}, note, sweep_again=True) == []
+    assert written_labels({ENFORCE: "privileged"}, note) == [{ENFORCE: "baseline"}, None]
+
+
+@pytest.mark.parametrize("now", [{ENFORCE: "restricted"}, {}])
+def test_labels_that_the_owner_changed_after_the_installation_stay(now: Json) -> None:
+    note = f'{{"{ENFORCE}":["baseline","privileged"],"{WARN}":["baseline","privileged"]}}'
+    assert written_labels(now, note) == [None]
+    assert written_labels({**now, WARN: "privileged"}, note) == [{WARN: "baseline"}, None]

@@ -313,7 +313,8 @@ async def _roll_back(kube: Kube, installer: Installer, record: Record, steps: St
         cleaned = await uninstaller.clean(namespace, settings, record.labelled, keep_running=False)
         for problem in cleaned.problems:
             click.echo(f"aliquot: {problem}", err=True)
-        await uninstaller.delete_objects(record, namespace, default_objects(namespace))
+        objects = default_objects(namespace)
+        await uninstaller.delete_objects(record, namespace, objects, sweep_again=cleaned.files_left)
     except InstallError as error:
         raise InputError(f"rolling back: {error}; run `aliquot uninstall` to finish", code=1) from error
     click.echo("aliquot: rolled back: nothing is left", err=True)

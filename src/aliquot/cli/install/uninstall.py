@@ -148,7 +148,11 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps) -> int:
             await uninstaller.delete_sweep_namespace(namespace)
         else:
             await uninstaller.delete_objects(
-                record, namespace, default_objects(namespace), cards_left=cleaned.cards_left
+                record,
+                namespace,
+                default_objects(namespace),
+                cards_left=cleaned.cards_left,
+                sweep_again=cleaned.files_left,
             )
     except InstallError as error:
         raise InputError(str(error), code=1) from error

@@ -86,8 +86,9 @@ class Installer:
         metadata = namespace["metadata"]
         labels = {key: value for key, value in metadata["labels"].items() if key.startswith("pod-security")}
         present = found["metadata"].get("labels") or {}
-        replaced = {key: present[key] for key, value in labels.items() if present.get(key, value) != value}
-        note = render_replaced({**replaced_labels(found), **replaced})
+        earlier = {key: (theirs, labels.get(key, ours)) for key, (theirs, ours) in replaced_labels(found).items()}
+        replaced = {key: (present[key], value) for key, value in labels.items() if present.get(key, value) != value}
+        note = render_replaced({**earlier, **replaced})
         return {**namespace, "metadata": {"name": metadata["name"], "labels": labels, **note}}
 
     async def missing_labels(self, nodes: Iterable[str], mode: str) -> dict[str, dict[str, str]]:

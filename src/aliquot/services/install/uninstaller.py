@@ -41,7 +41,7 @@ from aliquot.dialects.wire.install.deployment import (
     identity,
 )
 from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers
-from aliquot.dialects.wire.install.record import Record, previous_record, replaced_labels
+from aliquot.dialects.wire.install.record import Record, labels_to_restore, previous_record
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.services.install import sweeper
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
@@ -297,9 +297,17 @@ class Uninstaller:
     # --- the rest ------------------------------------------------------------------------------------------------
 
     async def delete_objects(
-        self, record: Record | None, namespace: str, default: Sequence[Identity], *, cards_left: bool = False
+        self,
+        record: Record | None,
+        namespace: str,
+        default: Sequence[Identity],
+        *,
+        cards_left: bool = False,
+        sweep_again: bool = False,
     ) -> None:
-        """Every object that may exist, the record and the namespace last; if simulated cards are left, not these."""
+        """Every object that may exist, the record and the namespace last; if simulated cards are left, not these.
+        `sweep_again`: files stay on nodes. Then a namespace of others keeps our labels, which the next sweepers need:
+        the next command restores the owner's."""
         known = dict.fromkeys((*default, *(record.objects if record else ())))
         before = previous_record(record) if record else None
         known |= dict.fromkeys(before.objects if before else ())
@@ -317,8 +325,8 @@ class Uninstaller:
             return
         if (found["metadata"].get("labels") or {}).get(MANAGED_LABEL) == MANAGER:
             await self._delete_namespace(which)
-        else:
-            labels = replaced_labels(found)
+        elif not sweep_again:
+            labels = labels_to_restore(found)
             if labels:  # first: the values are then not ours any more, and stay
                 patch = {"metadata": {"labels": labels}}
                 await self.objects.kube.patch(which.path, patch, params={"fieldManager": FIELD_MANAGER}, into=bytes)

@@ -14,6 +14,8 @@ from aliquot.dialects.wire.install.record import (
     parse_record,
     previous_record,
     render_record,
+    render_replaced,
+    replaced_labels,
     rollback_target,
     settled_record,
     unpack,
@@ -73,3 +75,10 @@ def test_record_of_later_version_is_refused() -> None:
     record_read = parse_record({"data": {"record": text.replace('"v":1', '"v":2')}})
     assert isinstance(record_read, Invalid)
     assert "version 1" in record_read.sentence()
+
+
+def test_replaced_labels_are_read_in_both_forms() -> None:
+    kept = {"a": ("theirs", "ours"), "b": ("theirs", None)}
+    assert replaced_labels({"metadata": render_replaced(kept)}) == kept
+    for note, found in [('{"a":"theirs"}', {"a": ("theirs", None)}), ('{"a":[1]}', {}), ("[", {})]:
+        assert replaced_labels({"metadata": {"annotations": {"aliquot.dev/replaced-labels": note}}}) == found

@@ -105,15 +105,24 @@ def rollback_target(record: Record) -> str | None:
     )
 
 
-def render_replaced(labels: Mapping[str, str]) -> Json:
-    """The metadata that keeps the owner's labels of a namespace, which ours replace; nothing if there are none."""
+def render_replaced(labels: Mapping[str, tuple[str, str | None]]) -> Json:
+    """The metadata that keeps the owner's labels of a namespace, beside ours that replace them; nothing if there are
+    none."""
     return {"annotations": {_REPLACED: msgspec.json.encode(labels, order="sorted").decode()}} if labels else {}
 
 
-def replaced_labels(namespace: Json) -> dict[str, str]:
-    """What `render_replaced` kept; nothing where it cannot be read."""
+def replaced_labels(namespace: Json) -> dict[str, tuple[str, str | None]]:
+    """What `render_replaced` kept: the owner's value and ours, None where an earlier version kept only the owner's;
+    nothing where it cannot be read."""
     text = (namespace["metadata"].get("annotations") or {}).get(_REPLACED, "{}")
     try:
-        return msgspec.json.decode(text, type=dict[str, str])
+        kept = msgspec.json.decode(text, type=dict[str, str | tuple[str, str | None]])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return {}
+    return {key: (found, None) if isinstance(found, str) else found for key, found in kept.items()}
+
+
+def labels_to_restore(namespace: Json) -> dict[str, str]:
+    """The owner's labels that ours still replace. A label that its owner has changed since stays."""
+    present, kept = namespace["metadata"].get("labels") or {}, replaced_labels(namespace)
+    return {key: theirs for key, (theirs, ours) in kept.items() if ours is None or present.get(key) == ours}
