@@ -69,6 +69,13 @@ def test_everything_that_a_quota_names_is_counted(hard: Json, limits: Json, anno
     assert len(admit(quota(hard), limits, annotations=annotations)) == 1
 
 
+def test_what_the_webhook_adds_counts_once_for_containers_that_run_one_after_the_other() -> None:
+    hard = {f"requests.{GPU}": "1"}
+    assert admit(quota(hard), {GPUMEM: 1000}, init=[a_container("init", {GPUMEM: 1000})]) == []
+    assert len(admit(quota(hard), {GPUMEM: 1000}, {GPUMEM: 1000})) == 1
+    assert len(admit(quota(hard), {GPUMEM: 1000}, init=[a_container("init", {GPU: 2})])) == 1
+
+
 @pytest.mark.parametrize(
     ("spec", "why"),
     [

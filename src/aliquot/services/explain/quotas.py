@@ -6,7 +6,7 @@ Quotas with scopes are left out: they count some Pods only, by conditions of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -91,18 +91,19 @@ def _wanted(pod: Pod, claim: Claim, rules: Rules, name: str) -> Fraction:
     resource = _resource(name)
     if resource is None:
         return Fraction(0)
-    return Fraction(total_request(pod.spec, pod.containers, resource, _SCALE, []), _SCALE) + _added(
-        pod, claim, rules, resource
-    )
+    added = _added(pod, claim, rules, resource)
+    containers = [
+        replace(part, limits={**part.limits, resource: added[part.name]}) if part.name in added else part
+        for part in pod.containers
+    ]
+    return Fraction(total_request(pod.spec, containers, resource, _SCALE, []), _SCALE)
 
 
-def _added(pod: Pod, claim: Claim, rules: Rules, resource: str) -> int:
-    """What the webhook adds before quotas are checked."""
+def _added(pod: Pod, claim: Claim, rules: Rules, resource: str) -> dict[str, int]:
+    """By container, what the webhook adds before quotas are checked."""
     if resource == hami.CARDS and claim.dialect == hami.DIALECT:
-        return len(hami.without_cards(pod))
-    if resource != native.PLACE:
-        return 0
-    return sum(registry.places(claim, rules).values())
+        return {container.name: 1 for container in hami.without_cards(pod)}
+    return registry.places(claim, rules) if resource == native.PLACE else {}
 
 
 def _refused(pod: Pod, quota: _Quota, name: str, amount: Fraction, namespace: str) -> Invalid:
