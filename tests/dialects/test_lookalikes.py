@@ -241,6 +241,17 @@ def test_annotation_of_a_workload_that_its_pods_do_not_get_is_named(annotation: 
     assert outside_template(workload, served) == []
 
 
+def test_annotation_that_a_notebook_gives_to_its_pod_is_not_named() -> None:
+    notebook = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "Notebook",
+        "metadata": {"annotations": {"gpu-fraction": "0.5"}},
+        "spec": {"template": {"spec": {}}},
+    }
+    assert outside_template(notebook, EVERY | {"kai"}) == []
+    assert outside_template({**notebook, "apiVersion": "other/v1"}, EVERY | {"kai"}) != []
+
+
 @given(anything)
 def test_anything_is_a_workload_or_none(value: object) -> None:
     outside_template(value, EVERY | {"hami", "kai"})

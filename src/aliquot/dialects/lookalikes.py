@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.elastic import PARK
+from aliquot.dialects.kube.operators import copies_metadata
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.latency import LATENCY
 from aliquot.dialects.pods import Json, Pod
@@ -165,7 +166,7 @@ def outside_template(workload: object, served: frozenset[str]) -> list[Invalid]:
     path, inner = "spec.template", mapping(mapping(workload).get("spec"))
     if "jobTemplate" in inner:
         path, inner = "spec.jobTemplate.spec.template", mapping(mapping(inner["jobTemplate"]).get("spec"))
-    if "template" not in inner:
+    if "template" not in inner or copies_metadata(mapping(workload)):
         return []
     there, own = (
         mapping(mapping(mapping(obj).get("metadata")).get("annotations")) for obj in (inner["template"], workload)

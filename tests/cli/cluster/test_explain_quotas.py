@@ -39,6 +39,36 @@ def test_pod_over_the_quota_is_not_allowed(cluster: FakeCluster, pods: Path) -> 
     assert not [call for call in cluster.calls if "/api/v1/resourcequotas" in str(call)], "most users may not list all"
 
 
+@pytest.mark.parametrize("kind", ["Pod", "Deployment", "CronJob", "CloneSet"])
+@pytest.mark.parametrize("given", ["-n", "kubectl"])
+def test_manifest_without_a_namespace_is_where_kubectl_would_create_it(
+    cluster: FakeCluster, pods: Path, kind: str, given: str
+) -> None:
+    pod = yaml.safe_load(pods.read_text())
+    del pod["metadata"]["namespace"]
+    spec: dict[str, Any] = {"template": {"spec": pod["spec"]}}
+    spec = {"jobTemplate": {"spec": spec}} if kind == "CronJob" else spec
+    api = "apps.kruise.io/v1alpha1" if kind == "CloneSet" else "v1"
+    workload = {"apiVersion": api, "kind": kind, "metadata": {"name": "p"}, "spec": spec}
+    pods.write_text(yaml.safe_dump(pod if kind == "Pod" else workload))
+    cluster.answer(PATH, [quota("3")])
+    cluster.answer("namespace", "other" if given == "-n" else "team")
+    result = invoked(explain, "-f", str(pods), *(["-n", "team"] if given == "-n" else []))
+    assert "ResourceQuota q of namespace team allows 3 in all" in result.stdout
+    assert result.exit_code == 1
+    assert result.stdout.startswith("team/p")
+
+
+def test_own_namespace_of_a_manifest_stays(cluster: FakeCluster, pods: Path) -> None:
+    cluster.answer(PATH, [quota("3")])
+    assert "of namespace team" in invoked(explain, "-f", str(pods), "-n", "other").stdout
+
+
+def test_manifest_without_a_namespace_is_in_default_where_kubectl_names_none(cluster: FakeCluster, pods: Path) -> None:
+    pods.write_text(pods.read_text().replace("namespace: team", "namespace: ''"))
+    assert invoked(explain, "-f", str(pods)).stdout.startswith("default/p")
+
+
 def test_quotas_that_cannot_be_read_are_a_note(cluster: FakeCluster, pods: Path) -> None:
     cluster.answer(PATH, "Error from server (Forbidden): resourcequotas is forbidden")
     result = invoked(explain, "-f", str(pods))

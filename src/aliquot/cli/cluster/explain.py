@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from aliquot.adapters.kubernetes.kubectl import Kubectl
+from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
@@ -37,7 +39,9 @@ _NO_NODES = "kubectl get nodes,pods -A -o yaml prints"
     help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster); podgroups,"
     " resourceclaims, resourcequotas too",
 )
-@click.option("-n", "--namespace", help="Namespace of POD  [default: the one kubectl uses]")
+@click.option(
+    "-n", "--namespace", help="Namespace of POD, and of manifests that name none  [default: the one kubectl uses]"
+)
 @click.option(
     "--priority", type=click.Choice(POLICY_NAMES), help="Policy for choosing  [default: the scheduler's, else binpack]"
 )
@@ -73,9 +77,10 @@ def explain(
     POD is on the cluster already. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their replicas, a
     DaemonSet as one Pod per node it selects, a CronJob as one run; PyTorchJobs, RayClusters, LeaderWorkerSets, JobSets,
     Volcano's Jobs, Argo's Workflows, Knative's and KServe's services as the Pods of their templates) are placed in
-    order, each booked before the next; a ResourceQuota that is used up refuses a Pod. The cluster is the one kubectl
-    talks to, or CLUSTER.yaml. Nothing is changed. Assumptions about the cluster are notes on stderr. Exit code 0 if all
-    fit, 1 if some do not, 2 if the input cannot be read.
+    order, each booked before the next. A ResourceQuota that is used up refuses a Pod; only requests and the number of
+    Pods are counted, not limits. The cluster is the one kubectl talks to, or CLUSTER.yaml. Nothing is changed.
+    Assumptions about the cluster are notes on stderr. Exit code 0 if all fit, 1 if some do not, 2 if the input cannot
+    be read.
 
     \b
     aliquot explain my-pod -n team
@@ -83,6 +88,7 @@ def explain(
     kubectl get nodes,pods -A -o json > cluster.json
     aliquot explain -f pods.yaml --cluster cluster.json
     """
+    from aliquot.dialects.kube.operators import elsewhere
     from aliquot.dialects.kube.podfields import unknown_fields_of
     from aliquot.dialects.lookalikes import outside_template
     from aliquot.dialects.registry import remarks
@@ -106,7 +112,9 @@ def explain(
     for manifest in manifests:
         snapshot.add_group(manifest.value)
         slips = [misplaced.sentence() for misplaced in outside_template(manifest.value, by.served)]
-        for text in (*slips, *unknown_fields_of(manifest.value)):
+        for text in (*slips, *unknown_fields_of(manifest.value), elsewhere(manifest.value)):
+            if text is None:
+                continue
             click.echo(f"note: {printable(pod_key(manifest.value))}: {printable(text)}", err=True)
     pods = named if filename is None else _pods(filename, manifests, snapshot.nodes.values())
     if cluster is None and filename is not None:
@@ -146,9 +154,28 @@ def _given(
         else [manifest.value for manifest in read_manifests(cluster)]
     )
     if pod is None:
-        return manifests, [], objects
+        return _in_namespaces(manifests, namespace, None if cluster else kubectl), [], objects
     where = namespace or ("default" if cluster is not None else reach(kubectl.namespace))
     return [], [_named(pod, where, objects)], objects
+
+
+def _in_namespaces(manifests: list[Manifest], namespace: str | None, kubectl: Kubectl | None) -> list[Manifest]:
+    """The manifests; those that name no namespace are where `kubectl apply` would create them."""
+
+    def is_without(manifest: Manifest) -> bool:
+        metadata = manifest.value.get("metadata")
+        return isinstance(metadata, dict) and metadata.get("namespace") in (None, "")
+
+    if namespace is None and kubectl is not None and any(map(is_without, manifests)):
+        with suppress(KubectlError):  # it has no configuration: inside a Pod
+            namespace = kubectl.namespace()
+    namespace = namespace or "default"
+    return [
+        replace(manifest, value=manifest.value | {"metadata": manifest.value["metadata"] | {"namespace": namespace}})
+        if is_without(manifest)
+        else manifest
+        for manifest in manifests
+    ]
 
 
 def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str, Any]:

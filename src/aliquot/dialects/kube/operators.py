@@ -25,8 +25,10 @@ from aliquot.model.refusal import Invalid
 
 Json = dict[str, Any]
 MOST = 150_000  # Pods, as of every workload
+_UNBOUNDED = 2**31 - 1  # KubeRay's maxReplicas where none is written
 _MIN_SCALES = ("autoscaling.knative.dev/min-scale", "autoscaling.knative.dev/minScale")
 _OF_WORKFLOW = ("nodeSelector", "tolerations", "affinity", "schedulerName", "priorityClassName", "volumes")
+_COPIED = ("labels", "annotations")
 _PREDICTORS = ("model", "pytorch", "tensorflow", "triton", "huggingface", "onnx", "sklearn", "xgboost", "custom")
 
 
@@ -46,6 +48,27 @@ def known(obj: Mapping[str, Any]) -> bool:
     return _key(obj) in _READERS
 
 
+def copies_metadata(obj: Mapping[str, Any]) -> bool:
+    """Whether its operator gives the object's own labels and annotations to the Pods too."""
+    return _key(obj) in _COPYING
+
+
+def elsewhere(obj: Mapping[str, Any]) -> str | None:
+    """Where the template of an object is, if another object has it; None: it has its own."""
+    (group, kind), spec = _key(obj), mapping(obj.get("spec"))
+    if group != "argoproj.io":
+        return None
+    if kind == "Rollout" and _by_reference(spec):
+        ref = mapping(spec["workloadRef"])
+        return f"its template is in {ref.get('kind')} {ref.get('name')}: its Pods are not counted"
+    inner = mapping(spec.get("workflowSpec")) if kind == "CronWorkflow" else spec
+    ref = mapping(inner.get("workflowTemplateRef"))
+    if kind not in ("Workflow", "CronWorkflow") or not ref:
+        return None
+    where = "ClusterWorkflowTemplate" if ref.get("clusterScope") is True else "WorkflowTemplate"
+    return f"its templates are in {where} {ref.get('name')}: explain that manifest too"
+
+
 def operator_pods(obj: Mapping[str, Any], path: str = "") -> list[Json] | Invalid:
     """The Pods of an object of a known kind, in order. Never raises on any JSON."""
     metadata, spec = mapping(obj.get("metadata")), obj.get("spec")
@@ -57,11 +80,13 @@ def operator_pods(obj: Mapping[str, Any], path: str = "") -> list[Json] | Invali
     api, kind = str(obj.get("apiVersion")), str(obj.get("kind"))
     owner = {"apiVersion": api, "kind": kind, "name": name, "controller": True}
     shared = {"namespace": metadata.get("namespace") or "default", "ownerReferences": [owner]}
+    given = metadata if copies_metadata(obj) else {}
     found: list[Json] = []
     try:
         for part, number, template in _READERS[_key(obj)](spec, f"{path}spec"):
             for index in range(number):
-                own = {**mapping(template.get("metadata")), "name": f"{name.rstrip('-')}-{part}-{index}", **shared}
+                own = {**_copied(given, mapping(template.get("metadata"))), **shared}
+                own["name"] = f"{name.rstrip('-')}-{part}-{index}"
                 found.append({**template, "apiVersion": "v1", "kind": "Pod", "metadata": own})
                 if len(found) > MOST:
                     return Invalid(f"{path}spec", len(found), f"no more than {MOST:,} Pods in all")
@@ -75,11 +100,23 @@ def _key(obj: Mapping[str, Any]) -> tuple[str, str]:
     return (api.partition("/")[0], kind) if isinstance(api, str) and isinstance(kind, str) else ("", "")
 
 
-def _number(spec: Mapping[str, Any], key: str, path: str, default: int = 1) -> int:
+def _copied(given: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
+    """A template's metadata with the object's labels and annotations; the template's own win."""
+    return {
+        **own,
+        **{
+            key: {**given[key], **(own.get(key) or {})}
+            for key in _COPIED
+            if isinstance(given.get(key), dict) and isinstance(own.get(key), dict | None)
+        },
+    }
+
+
+def _number(spec: Mapping[str, Any], key: str, path: str, default: int = 1, most: int = MOST) -> int:
     number = spec.get(key)
     number = default if number is None else number
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
-        raise _Wrong(f"{path}.{key}", number, f"a whole number, 0 to {MOST}")
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most:
+        raise _Wrong(f"{path}.{key}", number, f"a whole number, 0 to {most}")
     return number
 
 
@@ -121,8 +158,11 @@ def _ray_cluster(spec: Json, path: str) -> _Parts:
     yield "head", 1, _template(head, "template", f"{path}.headGroupSpec")
     for index, group in enumerate(map(mapping, sequence(spec.get("workerGroupSpecs")))):
         where = f"{path}.workerGroupSpecs[{index}]"
-        replicas = _number(group, "replicas", where, _number(group, "minReplicas", where, 0))
-        number = replicas * _number(group, "numOfHosts", where)
+        least = _number(group, "minReplicas", where, 0)
+        most = _number(group, "maxReplicas", where, _UNBOUNDED, _UNBOUNDED)
+        replicas = _number(group, "replicas", where, least)
+        replicas = least if replicas < least else min(replicas, most)
+        number = 0 if group.get("suspend") is True else replicas * _number(group, "numOfHosts", where)
         yield _lower(group.get("groupName") or f"group{index}"), number, _template(group, "template", where)
 
 
@@ -159,10 +199,14 @@ def _job_set(spec: Json, path: str) -> _Parts:
 
 
 def _volcano_job(spec: Json, path: str) -> _Parts:
+    given = {"schedulerName": spec.get("schedulerName") or "volcano"}
+    if spec.get("priorityClassName"):
+        given["priorityClassName"] = spec["priorityClassName"]
     for index, task in enumerate(map(mapping, sequence(spec.get("tasks")))):
         where = f"{path}.tasks[{index}]"
-        number = _number(task, "replicas", where)
-        yield _lower(task.get("name") or f"task{index}"), number, _template(task, "template", where)
+        number, template = _number(task, "replicas", where), _template(task, "template", where)
+        own = {key: value for key, value in template["spec"].items() if value or key not in given}
+        yield _lower(task.get("name") or f"task{index}"), number, {**template, "spec": {**given, **own}}
 
 
 def _knative(spec: Json, path: str) -> _Parts:
@@ -214,6 +258,15 @@ def _cron_workflow(spec: Json, path: str) -> _Parts:
         yield from _workflow(dict(mapping(spec.get("workflowSpec"))), f"{path}.workflowSpec")
 
 
+def _by_reference(spec: Mapping[str, Any]) -> bool:
+    return isinstance(spec.get("workloadRef"), dict) and spec.get("template") is None
+
+
+def _rollout(spec: Json, path: str) -> _Parts:
+    if not _by_reference(spec):
+        yield from _replicated(spec, path)
+
+
 def _replicated(spec: Json, path: str) -> _Parts:
     yield "replica", _number(spec, "replicas", path), _template(spec, "template", path)
 
@@ -238,7 +291,8 @@ _READERS: dict[tuple[str, str], Callable[[Json, str], _Parts]] = {
     ("serving.kserve.io", "InferenceService"): _predictor,
     **{("argoproj.io", kind): _workflow for kind in _WORKFLOWS},
     ("argoproj.io", "CronWorkflow"): _cron_workflow,
-    ("argoproj.io", "Rollout"): _replicated,
+    ("argoproj.io", "Rollout"): _rollout,
     ("apps.kruise.io", "CloneSet"): _replicated,
 }
+_COPYING = (("kubeflow.org", "Notebook"), ("serving.kserve.io", "InferenceService"))
 KINDS = tuple(sorted({kind for _, kind in _READERS}))
