@@ -1,6 +1,8 @@
 import { describe, expect, it } from "vitest";
 
+import type { Tenant } from "../src/contract";
 import { age, compact, delay, few, grouped, memory, memoryAtMost, memoryOf, percent, shell, shortKey } from "../src/format";
+import { stateHint } from "../src/hint";
 import { axisSeconds, bucketAt, nearestPreemption, runsOf } from "../src/lanes";
 import { waitBefore } from "../src/link";
 import { parseRoute, renderRoute } from "../src/route";
@@ -123,4 +125,38 @@ it("a tenant keeps its shade, and its neighbour has another", () => {
   const first = shadeOf("a", "online");
   expect(shadeOf("b", "online")).not.toBe(first);
   expect(shadeOf("a", "online")).toBe(first);
+});
+
+describe("what is said of a tenant's state", () => {
+  const tenant: Tenant = {
+    key: "default/train",
+    class: "offline",
+    dialect: "qgpu",
+    memory_mib: 1024,
+    memory_used_mib: 512,
+    core: 50,
+    greedy: false,
+    exclusive: false,
+    share: 0.5,
+    state: "running",
+    preemptions: 0,
+    paused_seconds: 0,
+    paused_by: null,
+    where: "resident",
+    parked_mib: 0,
+    moves: 2,
+    way: "copy",
+    why_parked: null,
+    latency_seconds: null,
+    latency_missed_seconds: 0,
+    users: null,
+  };
+
+  it.each(["resident", null] as const)("names no way in which it left while it is on the card (%s)", (where) => {
+    expect(stateHint({ ...tenant, where }, TEXTS.en)).toBe("moved 2 times");
+  });
+
+  it.each(["leaving", "parked", "returning"] as const)("names the way while it is %s", (where) => {
+    expect(stateHint({ ...tenant, where }, TEXTS.en)).toBe("its memory is copied to the host pool, moved 2 times");
+  });
 });

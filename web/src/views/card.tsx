@@ -2,7 +2,8 @@
 
 import { tenantColour } from "../colour";
 import type { Card, Tenant } from "../contract";
-import { age, delay, memory, memoryOf, percent, shortKey, shortUuid } from "../format";
+import { age, memory, memoryOf, percent, shortKey, shortUuid } from "../format";
+import { awayOf, stateHint } from "../hint";
 import { useShared } from "../hooks";
 import { go } from "../route";
 import type { Text } from "../text";
@@ -84,15 +85,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
     tenant.memory_used_mib === null
       ? ["", memory(tenant.memory_mib)]
       : memoryOf(tenant.memory_used_mib, tenant.memory_mib);
-  const hint = [
-    tenant.paused_by === null ? "" : text.pausedBy(tenant.paused_by),
-    tenant.paused_seconds ? text.pausedFor(age(tenant.paused_seconds, text)) : "",
-    tenant.why_parked === null ? "" : text.whyParked[tenant.why_parked],
-    tenant.way === null ? "" : text.ways[tenant.way],
-    tenant.moves ? text.moves(tenant.moves) : "",
-    tenant.latency_seconds === null ? "" : text.acceptsLatency(delay(tenant.latency_seconds)),
-  ];
-  const away = tenant.where !== null && tenant.where !== "resident" ? tenant.where : null;
+  const away = awayOf(tenant);
   return (
     <tr class={tenant.state === "paused" ? "paused" : ""}>
       <th scope="row">
@@ -112,7 +105,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
       <td title={text.quota}>{quota(tenant, text)}</td>
       {measured && <td title={text.share}>{tenant.share === null ? "" : percent(tenant.share)}</td>}
       {stated && (
-        <td class="state" title={hint.filter(Boolean).join(", ")}>
+        <td class="state" title={stateHint(tenant, text)}>
           {away !== null && <span class="state-waiting">{text.residency[away]}</span>}
           {away === null && tenant.state !== null && (
             <span class={`state-${tenant.state}`}>{text.states[tenant.state]}</span>
