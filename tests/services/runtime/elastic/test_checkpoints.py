@@ -67,7 +67,7 @@ class Rig:
         """As a daemon that starts."""
         nvml = SimpleNamespace(memory=lambda uuid: (8 * GIB, 24 * GIB))
         loop = SimpleNamespace(drain=lambda name, draining: None)
-        state = SimpleNamespace(free=2 * GIB, parked=0)
+        state = SimpleNamespace(free=2 * GIB, parked=0, pid=1)
         mover = SimpleNamespace(
             state=state, living=lambda message: True, leave=lambda message: True, keeps=lambda: False, size=0
         )

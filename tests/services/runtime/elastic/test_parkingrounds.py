@@ -36,6 +36,7 @@ class Rig:
         self.sleeper = self._tenancy(folder, "sleeper", AppClass.OFFLINE, movable=20 * GIB)
         self.online = self._tenancy(folder, "online", AppClass.ONLINE)
         self.told: list[tuple[str, bool, int]] = []  # the mover, of tenants' leave, and the sleeper's order then
+        self.hears = True  # the mover
         self.start()
 
     def start(self) -> None:
@@ -43,7 +44,7 @@ class Rig:
         nvml = SimpleNamespace(memory=lambda uuid: (self.used, 24 * GIB))
         loop = SimpleNamespace(drain=lambda name, draining: None)
         mover = SimpleNamespace(
-            state=SimpleNamespace(free=64 * GIB, parked=0), living=lambda message: True, leave=self._leave,
+            state=SimpleNamespace(free=64 * GIB, parked=0, pid=1), living=lambda message: True, leave=self._leave,
             keeps=lambda: False, size=0,
         )  # fmt: skip
         self.parking = Parking(
@@ -53,6 +54,8 @@ class Rig:
         self.parking.configure(SharingRules(oversubscribe=2.0, host_pool=64 * GIB))
 
     def _leave(self, message: Leave) -> bool:
+        if not self.hears:
+            return False
         self.told.append((message.tenant, message.permitted, self.sleeper.page.move(0, 0).order))
         return True
 
@@ -65,12 +68,12 @@ class Rig:
         self.write(made, movable=movable)
         return made
 
-    def write(self, tenancy: Tenancy, **fields: int) -> None:
+    def write(self, tenancy: Tenancy, slot: int = 0, **fields: int) -> None:
         """What a shim writes to its page."""
         names = ("order", "state", "wanted", "why", "movable", "parked", "moves", "stays", "out_ns", "in_ns", "room")
-        page, move = tenancy.page, tenancy.page.move(0, 0)
+        page, move = tenancy.page, tenancy.page.move(slot, 0)
         values = [fields.get(name, getattr(move, name)) for name in names]
-        page._write(page._move_at(0, 0), struct.pack("<4I2Q2I3Q", *values))
+        page._write(page._move_at(slot, 0), struct.pack("<4I2Q2I3Q", *values))
 
     @property
     def order(self) -> tuple[int, int]:
@@ -127,7 +130,7 @@ def test_tenant_that_cannot_leave_is_asked_less_and_less_often_until_it_has_left
 
 
 def test_mover_is_told_before_a_tenant_is_ordered_to_leave_and_when_that_is_over(rig: Rig) -> None:
-    rig.rounds(0.5)
+    rig.rounds(6)
     rig.told.clear()
     rig.write(rig.online, room=10 * GIB)
     rig.rounds(0.5)
@@ -162,8 +165,74 @@ def test_permit_of_the_daemon_before_is_withdrawn_unless_the_tenant_leaves(
     rig.write(rig.sleeper, state=state, parked=parked)
     rig.told.clear()
     rig.start()
-    rig.rounds(0.5)
+    rig.rounds(6)
     assert [told[:2] for told in rig.told if told[0] == "sleeper"] == [("sleeper", False)] * withdrawn
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_tenant_of_whom_the_mover_was_not_told_is_not_ordered_to_leave_until_it_was(rig: Rig, by_hand: bool) -> None:
+    rig.rounds(6)
+    rig.hears = False
+    if by_hand:
+        assert rig.parking.request("sleeper", leave=True) is None
+    else:
+        rig.write(rig.online, room=10 * GIB)
+    rig.rounds(3)
+    assert rig.order == (Order.STAY, Why.NOTHING)
+    rig.hears = True
+    rig.rounds(1.2)
+    assert rig.order == (Order.LEAVE, Why.NOTHING)
+    assert rig.told[-1] == ("sleeper", True, Order.STAY)
+
+
+def test_mover_that_was_started_anew_is_told_who_leaves(rig: Rig) -> None:
+    rig.rounds(6)
+    rig.write(rig.online, room=10 * GIB)
+    rig.rounds(0.5)
+    rig.told.clear()
+    cast(Any, rig.parking.mover.state).pid = 2
+    rig.hears = False
+    rig.rounds(0.5)
+    rig.hears = True
+    rig.rounds(0.5)
+    assert [told[:2] for told in rig.told] == [("sleeper", True)]
+    rig.write(rig.sleeper, state=State.PARKED, parked=20 * GIB, moves=1)
+    rig.write(rig.online, room=0)
+    rig.rounds(0.5)
+    cast(Any, rig.parking.mover.state).pid = 3
+    rig.rounds(0.5)
+    assert [told[:2] for told in rig.told] == [("sleeper", True)] * 2
+
+
+def test_mover_that_is_started_for_a_connection_is_told_before_who_leaves(rig: Rig) -> None:
+    rig.rounds(6)
+    rig.write(rig.online, room=10 * GIB)
+    rig.rounds(0.5)
+    rig.told.clear()
+    told_before: list[int] = []
+    mover = cast(Any, rig.parking.mover)
+    mover.state, mover.serve = None, lambda connection, request: told_before.append(len(rig.told))
+    ours, shims = socket.socketpair()
+    with shims:
+        rig.parking.hand_over(rig.sleeper, ours, 0, 1, 0)
+        while not rig.parking._inbox.empty():
+            rig.parking._take(rig.parking._inbox.get_nowait())
+    assert told_before == [1]
+    assert rig.told[0][:2] == ("sleeper", True)
+
+
+def test_permit_stays_where_the_process_that_leaves_connects_to_a_new_daemon_after_another(rig: Rig) -> None:
+    rig.rounds(6)
+    rig.told.clear()
+    rig.write(rig.sleeper, slot=1, movable=GIB, state=State.LEAVING, order=Order.LEAVE)
+    rig.start()
+    rig.rounds(1)
+    rig.sleeper.processes.add(Process("sleeper", 2, rig.sleeper.listener, -1, cast(Any, None), slot=1))
+    rig.rounds(10)
+    assert [told for told in rig.told if told[0] == "sleeper"] == []
+    rig.write(rig.sleeper, slot=1, state=State.RESIDENT, order=Order.STAY)
+    rig.rounds(0.5)
+    assert [told[:2] for told in rig.told if told[0] == "sleeper"] == [("sleeper", False)]
 
 
 def test_park_by_hand_waits_for_memory_that_is_on_its_way_back(rig: Rig) -> None:
@@ -182,7 +251,7 @@ def test_park_by_hand_waits_for_memory_that_is_on_its_way_back(rig: Rig) -> None
 
 def test_memory_that_has_just_returned_may_leave_again(rig: Rig) -> None:
     """The pool's state is a second old: by it, all of the pool is taken."""
-    rig.parking.mover.state = cast(Any, SimpleNamespace(free=4 * GIB, parked=20 * GIB))
+    rig.parking.mover.state = cast(Any, SimpleNamespace(free=4 * GIB, parked=20 * GIB, pid=1))
     rig.rounds(0.2)
     assert rig.parking.request("sleeper", leave=True) is None
     rig.rounds(0.2)
@@ -274,7 +343,7 @@ def test_tenant_that_claims_to_leave_unasked_is_paused_as_others_are(rig: Rig) -
 
 
 def test_memory_that_a_page_claims_to_have_parked_takes_no_room_in_the_pool(rig: Rig, tmp_path: Path) -> None:
-    rig.parking.mover.state = cast(Any, SimpleNamespace(free=40 * GIB, parked=0))
+    rig.parking.mover.state = cast(Any, SimpleNamespace(free=40 * GIB, parked=0, pid=1))
     liar = rig._tenancy(tmp_path, "liar", AppClass.OFFLINE, movable=40 * GIB)
     rig.write(liar, state=State.PARKED, parked=40 * GIB)
     rig.rounds(5)

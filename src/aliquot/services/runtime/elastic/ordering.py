@@ -21,10 +21,10 @@ from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.elastic.checkpoints import Checkpoints
 from aliquot.services.runtime.elastic.moves import MOVING, OBSTACLES
 from aliquot.services.runtime.elastic.permits import Permits
-from aliquot.services.runtime.elastic.sightings import Sightings
+from aliquot.services.runtime.elastic.sightings import RECONNECTED, Sightings
 from aliquot.services.runtime.processes.registration import Tenancy, context_name
 
-_RECONNECTED = 5.0  # seconds after our start in which processes of the daemon before us may still connect
+_UNTOLD = 1.0  # seconds until a tenant is chosen again of whom the mover could not be told
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +70,11 @@ class Ordering:
                     if now < max(seen.retry_at, seen.errand.ask_at, seen.hearing.ask_at if leave else 0.0):
                         continue
                     if leave:
+                        # One that was told to leave before has the permit, and is only reminded.
+                        if not seen.errand.leave and not self._permits.give((order.tenant, uuid)):
+                            seen.retry_at = now + _UNTOLD
+                            continue
                         self._note_reason(uuid, occupants, order.tenant, asked)
-                        if not seen.errand.leave:  # else it has the permit, and is only reminded
-                            self._permits.give((order.tenant, uuid))
                     if order.tenant in asked:
                         self._asked.pop(order.tenant, None)
                     self._perform(order.tenant, uuid, leave=leave, now=now)
@@ -130,7 +132,7 @@ class Ordering:
         self, uuid: str, occupants: list[Occupant], memory: Memory, decision: Decision, now: float
     ) -> None:
         """Let allocations fail for which nothing can make room: programs expect that, and go on."""
-        if now - self._began < _RECONNECTED:  # whoever could leave may not have connected yet
+        if now - self._began < RECONNECTED:  # whoever could leave may not have connected yet
             return
         with self._lock:
             asking = {

@@ -81,7 +81,7 @@ class Parking:
         self._began = clock()
         self._sightings = Sightings(self._checkpoints, self._asked, self._may_leave, clock)
         self.arrivals = self._sightings.arrivals
-        self._permits = Permits(mover)
+        self._permits = Permits(mover, self._began)
         self._ordering = Ordering(
             lock, tenancies, loops, self._sightings, self._checkpoints, self._permits, self._asked,
             memory=self._memory, began=self._began,
@@ -215,6 +215,8 @@ class Parking:
             if not self._handed[request.tenant]:
                 del self._handed[request.tenant]
         with connection:
+            if self.mover.state is None:  # another one may be started for this: it is to have the permits before
+                self._permits.renew(self._sightings.seen)
             self.mover.serve(connection, request)
 
     def round(self, now: float) -> bool:
@@ -230,7 +232,7 @@ class Parking:
             if occupants:
                 restless |= self._ordering.decide(uuid, occupants, now)
         self._checkpoints.start()
-        self._permits.withdraw(self._sightings.seen)
+        self._permits.withdraw(self._sightings.seen, now)
         return restless
 
     def _due(self, tenancies: list[Tenancy], now: float) -> list[str]:

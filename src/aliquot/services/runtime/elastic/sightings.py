@@ -37,6 +37,7 @@ from aliquot.services.runtime.processes.registration import Tenancy
 _STUCK = 20.0  # a move that shows no progress for so long is not counted on
 _SLOWEST = 5e9  # bytes per second: nor is one that takes so much longer than its bytes need
 _SETTLED = 60.0  # seconds after our start in which tenants may still be added that were there before
+RECONNECTED = 5.0  # seconds after our start in which processes of the daemon before us may still connect
 _AGAIN = {Why.BUSY: 1.0, Why.CAPTURE: 1.0, Why.POOL: 2.0, Why.ROOM: 0.5, Why.ERROR: 10.0, Why.MOVER: 1.0}
 _LONGER = frozenset({Why.BUSY, Why.CAPTURE})  # longer each time: its program may be so for ever
 
@@ -100,11 +101,11 @@ class Sightings:
             key = tenancy.tenant.id, uuid
             there.add(key)
             moves = [tenancy.page.move(slot, at) for slot in slots]
-            if key not in self.seen:
-                self.seen[key] = Sighting(active=now)
-                if now - self._began < _SETTLED and where_of(moves) in MOVING:  # as the daemon before us ordered
-                    self.seen[key].errand.begin(where_of(moves) is Where.LEAVING, now)
-            seen = self.seen[key]
+            is_new = key not in self.seen
+            seen = self.seen.setdefault(key, Sighting(active=now))
+            fresh = now - self._began < (_SETTLED if is_new else RECONNECTED)
+            if fresh and not seen.errand.is_on and where_of(moves) in MOVING:  # as the daemon before us ordered
+                seen.errand.begin(where_of(moves) is Where.LEAVING, now)
             uses = [tenancy.page.use(slot, at) for slot in slots]
             may_leave = self._may_leave(tenancy.tenant)
             moves = self._checkpoints.view(tenancy, uuid, moves, uses, now, may_leave=may_leave)
