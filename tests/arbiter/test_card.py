@@ -302,3 +302,17 @@ def test_nothing_is_kept_of_a_tenant_that_is_gone() -> None:
     assert arbiter.preemptions["off"] == 1
     arbiter.dismiss("off")
     assert "off" not in arbiter.preemptions
+
+
+def test_online_work_is_looked_at_no_more_often_than_asked() -> None:
+    """Where many cards hold offline work, each is looked at less often."""
+    arbiter = card(("on/1", ONLINE), ("off/1", OFFLINE), delay=0.001)
+    look(arbiter, 1.0, on=True, off=True)
+    assert arbiter.held
+    assert arbiter.deadline == pytest.approx(1.001)
+    arbiter.look = 0.003
+    look(arbiter, 1.001, on=True, off=True)
+    assert arbiter.deadline == pytest.approx(1.004)
+    look(arbiter, 1.004, off=True)
+    look(arbiter, 1.008, off=True)
+    assert not arbiter.held

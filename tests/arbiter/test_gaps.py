@@ -135,6 +135,17 @@ def test_windows_in_which_more_was_added_than_accepted_are_counted() -> None:
     assert read_requests(Gaps(latency=0.01), 24, 0.0001, 0.05, 200).missed == 0
 
 
+def test_gaps_of_a_millisecond_inside_requests_are_not_counted_as_requests() -> None:
+    """20 tokens of 5 ms, 1 ms apart, each of which pays a switch: 6 ms for the request, and 0.5 ms is accepted."""
+    gaps = Gaps(latency=0.0005)
+    for _ in range(100):
+        for _ in range(20):
+            gaps.read("a", 0.005, 0.005, 1, True)
+            gaps.read("a", 0.001, 0.0, 0, False)
+        gaps.read("a", 0.05, 0.0, 0, False)
+    assert gaps.missed > 0 or gaps.delay >= 0.001
+
+
 def test_without_offline_work_nothing_is_missed() -> None:
     gaps = Gaps(latency=0.0001)
     for _ in range(2000):

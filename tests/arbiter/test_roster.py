@@ -104,6 +104,13 @@ class TestActivity:
         assert (context.last_active, context.idle_for) == pytest.approx((0.02, 0.01))
         assert context.resting
 
+    def test_a_wait_for_a_copy_may_have_ended_just_now(self) -> None:
+        """Copies are no work: it says nothing about when it ended."""
+        roster, context = self.of()
+        self.read(roster, 0.0, Reading(1, True))
+        self.read(roster, 0.03, Reading(1, False))
+        assert context.last_active == 0.03
+
     def test_a_wait_that_ended_after_another_launch_may_have_ended_just_now(self) -> None:
         roster, context = self.of()
         self.read(roster, 0.0, Reading(1, True, outstanding=True))

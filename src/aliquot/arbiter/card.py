@@ -54,6 +54,7 @@ class CardArbiter:
 
     rules: SharingRules = field(default_factory=SharingRules)
     deadline: float = FOREVER
+    look: float = 0.0  # seconds from one look at online work that holds the card to the next, at least
     held_by: str | None = None  # the online tenant for which offline work is paused
     preemptions: Counter[str] = field(default_factory=Counter)  # by tenant
     takings: deque[Taken] = field(default_factory=lambda: deque(maxlen=64))  # the same one by one, for the timelines
@@ -409,7 +410,7 @@ class CardArbiter:
         release = float("-inf") if last is None else last.last_active + delay
         was_held, held = self.held, bool(offline) and delay > 0 and now < release
         self.held_by = by if held else None
-        self._release = release if held else FOREVER
+        self._release = max(release, now + self.look) if held else FOREVER
         active = now - latest < max(delay, IDLE_AFTER)
         taken = held and not was_held if delay > 0 else active and not self._online_was_active
         if taken:

@@ -26,6 +26,7 @@ _WORTH = 0.0008  # seconds: a shorter gap is of no use to offline work
 _MOST_LOST = 0.25  # of the gaps that are: a steady stream of requests must not keep offline work off for good
 _EDGES = tuple(0.00005 * 2**power for power in range(12))  # up to the longest
 _HALF_LIFE = 0.4  # seconds, a long gap counting as a part of that only: several requests, however seldom they come
+_WITHIN = 0.002  # seconds: a shorter gap is inside a request
 _LEAST_GAP = 0.00001  # a process cannot see its work done and launch again any sooner
 
 
@@ -79,7 +80,7 @@ class Gaps:
         self._lengths[at] += length * count
         if length > self.delay and self._contended:
             self._switches += count
-        if length > max(self.delay, SHORTEST):
+        if length > max(self.delay, _WITHIN):
             self._requests += count
 
     def _age(self, seconds: float) -> None:

@@ -127,8 +127,10 @@ class Roster:
                 context.ran(reading, elapsed)
             if reading.waiting or (before is not None and before.launches != reading.launches):
                 self.touch(name, now)
-            elif before is not None and before.waiting:  # it launched nothing since then: it was idle only at the end
-                idle = 0.0 if reading.outstanding else max(0.0, elapsed - reading.busy)
+            elif before is not None and before.waiting:
+                # It launched nothing since then, so it was idle only at the end; if it waited for kernels. Copies are
+                # not counted as work: such a wait may have ended just now.
+                idle = max(0.0, elapsed - reading.busy) if reading.busy and not reading.outstanding else 0.0
                 self.touch(name, now - idle)
                 context.idle_for = idle if name in running else 0.0
             elif name in running:

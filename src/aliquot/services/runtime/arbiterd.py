@@ -89,10 +89,15 @@ class Arbiterd:
         proof: Proof | None = None,
     ) -> None:
         self._hard_limits, self._proof = hard_limits, proof
-        known = controls or {}
+        known, holding = controls or {}, set[str]()
         self._loops = {
             card.uuid: CardLoop(
-                card.uuid, rules, known.get(card.uuid, CardControl()), card.memory_mib << 20, tries=tries_control
+                card.uuid,
+                rules,
+                known.get(card.uuid, CardControl()),
+                card.memory_mib << 20,
+                tries=tries_control,
+                holding=holding,
             )
             for card in cards
         }

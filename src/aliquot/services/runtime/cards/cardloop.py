@@ -15,6 +15,7 @@ from collections.abc import Callable
 from aliquot.adapters.gpu.page import MOST, Page
 from aliquot.adapters.host import processes
 from aliquot.arbiter.card import CardArbiter
+from aliquot.arbiter.gaps import SHORTEST
 from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Left, Record
 from aliquot.model.cardstate.control import CardControl
@@ -51,8 +52,11 @@ class CardLoop:
         memory: int = 0,
         *,
         tries: bool = False,
+        holding: set[str] | None = None,
     ) -> None:
+        """`holding`: the cards of this process on which online work holds off offline work, for all loops."""
         self.uuid, self._memory = uuid, memory
+        self._holding = set[str]() if holding is None else holding
         self.proving = Proving(uuid, control, tries=tries)
         self.arbiter = CardArbiter(rules)
         self._occupants = Occupants()
@@ -186,7 +190,10 @@ class CardLoop:
         readings = self._reader.read(now)
         if self.proving.round(self.arbiter, self._occupants.contexts, readings, now):
             self._performer.all_to_gate(why_gated(self.proving.control))
+        # Each look takes some 0.1 ms of the one interpreter, and a wake of any card waits for it.
+        self.arbiter.look = SHORTEST * len(self._holding - {self.uuid})
         orders = self.arbiter.tick(now)
+        (self._holding.add if self.arbiter.held else self._holding.discard)(self.uuid)
         if orders:
             self.arbiter.performed(self._performer.perform(orders))
         self.proving.close_gates(self.arbiter.trial, self._occupants.contexts)
