@@ -99,8 +99,18 @@ def test_process_whose_state_is_not_known_hides_no_other(pid: int) -> None:
     refusal = ("GetState: error 999", 999, False, [pid])
     assert paper.do(What.LOOK) == Answer(dict.fromkeys(others, AWAY), *refusal)
     assert paper.do(What.BRING) == Answer(dict.fromkeys(others, RUNNING), *refusal)
-    assert paper.do(What.TAKE) == Answer(dict.fromkeys(others, RUNNING), *refusal)
+    assert paper.do(What.TAKE) == Answer(dict.fromkeys(others, RUNNING), *refusal, untouched=True)
     assert not paper.do(What.LOOK).are_all(RUNNING)
+
+
+@pytest.mark.parametrize("state", [LOCKED, AWAY, FAILED])
+def test_processes_one_of_which_was_touched_before_are_not_said_to_be_untouched(state: int) -> None:
+    paper = Paper(RUNNING, state, RUNNING)
+    paper.silent = {3}
+    assert not paper.do(What.TAKE).untouched
+    paper.silent = {1, 2, 3}
+    assert paper.do(What.TAKE).untouched  # by this step
+    assert not paper.do(What.BRING).untouched
 
 
 # --- the process ---------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ class Answer(msgspec.Struct, frozen=True):
     code: int = 0  # the driver's, of the refusal
     lasting: bool = False  # it will be refused for ever: this driver cannot do it
     unknown: list[int] = []  # pids that are there; the driver does not say in which state
+    untouched: bool = False  # nothing was asked of the driver but the states
 
     def are_all(self, *states: ProcessState) -> bool:
         """Whether there are processes, all of them known to be in one of these states."""
@@ -60,6 +61,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 class RefusedError(Exception):
     """The driver did not do it."""
+
+    untouched = False  # see Answer
 
     def __init__(self, text: str, code: int = 0, *, lasting: bool = False) -> None:
         super().__init__(text)
@@ -131,6 +134,10 @@ def look(driver: Driver, pids: Sequence[int]) -> Seen:
 
 def take(driver: Driver, pids: Sequence[int]) -> None:
     """Raises RefusedError; then all of them run again, as far as the driver lets them."""
+    seen = look(driver, pids)
+    if seen.error is not None and set(seen.states.values()) <= {ProcessState.RUNNING}:
+        seen.error.untouched = True
+        raise seen.error
     try:
         if ProcessState.FAILED in _all(driver, pids).values():
             raise RefusedError("an earlier checkpoint of it failed in the driver")
@@ -184,7 +191,7 @@ def perform(driver: Driver, what: What, pids: Sequence[int]) -> Answer:
     refused = refused or seen.error
     if refused is None:
         return Answer(seen.states)
-    return Answer(seen.states, str(refused), refused.code, refused.lasting, seen.unknown)
+    return Answer(seen.states, str(refused), refused.code, refused.lasting, seen.unknown, refused.untouched)
 
 
 def main(what: What, locks: str, pids: Sequence[int]) -> Answer:

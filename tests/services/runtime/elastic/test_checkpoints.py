@@ -416,6 +416,18 @@ def test_process_whose_state_the_driver_does_not_say_does_not_keep_the_other_hal
     assert rig.shown.where is Where.RESIDENT
 
 
+def test_processes_of_which_the_driver_touched_none_all_go_on_at_once(rig: Rig) -> None:
+    rig.able()
+    rig.leave()
+    assert rig.orders == [Order.AWAY] * 2
+    rig.steps[-1].answer = Answer({PIDS[0]: RUNNING}, "error 999", 999, unknown=[PIDS[1]], untouched=True)
+    rig.rounds()
+    assert (rig.orders, rig.asked[-1]) == ([Order.RETURN] * 2, What.TAKE)
+    rig.states(State.RESIDENT, State.RESIDENT)
+    rig.rounds()
+    assert rig.shown.where is Where.RESIDENT
+
+
 def test_processes_one_of_which_is_not_known_are_not_taken_for_away(rig: Rig) -> None:
     rig.able()
     rig.leave()

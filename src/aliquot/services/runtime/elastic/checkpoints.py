@@ -8,7 +8,8 @@
 
 What a page says and what the driver says of each process is all that is needed to go on: a daemon that finds halted
 processes asks the driver, and either leaves them away or brings them back. Whatever fails ends in `bringing`, which is
-tried until it succeeds: nobody stays locked. Processes that run again by then do not wait for the others.
+tried until it succeeds: nobody stays locked. Processes that run again by then do not wait for the others. Where the
+driver was asked for nothing but states, all go on at once.
 
 Only tenants that asked to be parked: a call that the shim does not hook waits in the driver until somebody wakes them.
 
@@ -274,6 +275,9 @@ class Checkpoints:
                 return
             log.warning("checkpoint_refused", extra={"data": data})
             record.ability.refuse(refusal_words(answer), now, lasting=answer.lasting)
+            if answer.untouched:
+                _return(tenancy, uuid, record, now)
+                return
             record.undo = True
             self._begin(key, record, Phase.BRINGING, What.BRING, now)
         elif record.phase is Phase.FINDING:
