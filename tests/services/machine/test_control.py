@@ -33,6 +33,8 @@ from kit.machines.machine import PaperArbiter, cards
 
 ROOT = 0
 USERS = range(70001, 70006)
+# Two that the daemon serves: one that is not root's serves its own user alone.
+ONE, ANOTHER = (70001, 70002) if os.geteuid() == 0 else (os.geteuid(), os.geteuid())
 
 
 class Daemon:
@@ -213,9 +215,9 @@ def test_text_of_a_pod_that_cannot_be_encoded_keeps_nobody_from_the_status(
     async def act() -> None:
         daemon.store.writer.start()
         async with daemon.serving():
-            refused = await daemon.ask(70001, op="apply", objects=[pod], cwd="/", env={})
+            refused = await daemon.ask(ONE, op="apply", objects=[pod], cwd="/", env={})
             assert "half of a surrogate pair" in refused["error"]["allowed"]
-            assert "ok" in await daemon.ask(70002, op="status")
+            assert "ok" in await daemon.ask(ANOTHER, op="status")
 
     asyncio.run(act())
 
@@ -228,10 +230,10 @@ def test_status_has_what_can_be_encoded_of_a_pod_that_an_earlier_release_stored(
     async def act() -> None:
         daemon.store.writer.start()
         async with daemon.serving():
-            assert "ok" in await daemon.ask(70001, op="apply", objects=[pod], cwd="/", env={})
+            assert "ok" in await daemon.ask(ONE, op="apply", objects=[pod], cwd="/", env={})
             ((uid, found),) = daemon.control.pods.pods.items()
             daemon.control.pods.pods[uid] = replace(found, state=replace(found.state, reason=HALF))
-            status = (await daemon.ask(70002, op="status"))["ok"]
+            status = (await daemon.ask(ANOTHER, op="status"))["ok"]
             assert [pod["reason"] for pod in status["pods"]] == ["half ?"]
 
     asyncio.run(act())
@@ -243,9 +245,9 @@ def test_folder_and_environment_that_no_process_can_have_are_refused(
 ) -> None:
     async def act() -> None:
         async with daemon.serving():
-            answer = await daemon.ask(70001, op="apply", objects=[], cwd=cwd, env=env, dry_run=True)
+            answer = await daemon.ask(ONE, op="apply", objects=[], cwd=cwd, env=env, dry_run=True)
             assert answer["error"]["field"] == ("cwd" if cwd != "/" else "env")
-            latin = await daemon.ask(70001, op="apply", objects=[], cwd="/\udce9", env={"A": "\udce9"}, dry_run=True)
+            latin = await daemon.ask(ONE, op="apply", objects=[], cwd="/\udce9", env={"A": "\udce9"}, dry_run=True)
             assert latin == {"ok": {"results": []}}, "bytes that are no UTF-8 are usual there"
 
     asyncio.run(act())
