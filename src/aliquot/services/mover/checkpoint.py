@@ -161,7 +161,7 @@ def _all(driver: Driver, pids: Sequence[int]) -> dict[int, int]:
 
 def bring(driver: Driver, pids: Sequence[int]) -> None:
     """Raises RefusedError; what is restored by then stays locked where others are not, for the next attempt. One whose
-    state is not known keeps nobody locked."""
+    state is not known keeps no other process locked."""
     for name, before in (("Restore", ProcessState.CHECKPOINTED), ("Unlock", ProcessState.LOCKED)):
         for pid, state in look(driver, pids).states.items():
             if state == before:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aliquot.model.numbers.backoff import backoff
+
 _FORGOTTEN = 600.0  # seconds after which what was not done any more begins anew
 _NEVER = float("-inf")
 
@@ -27,9 +29,8 @@ class Backoff:
         """It is done now."""
         if now - self.due > _FORGOTTEN:
             self._times = 0
-        doublings = max(0, self._times - self.soon)
-        self.due = now + min(self.first * 2 ** min(doublings, 16), self.most)
         self._times += 1
+        self.due = now + backoff(max(1, self._times - self.soon), first=self.first, longest=self.most)
 
     def reset(self) -> None:
         """It succeeded: it is due, and the next time counts as the first."""

@@ -8,7 +8,7 @@
 
 What a page says and what the driver says of each process is all that is needed to go on: a daemon that finds halted
 processes asks the driver, and either leaves them away or brings them back. Whatever fails ends in `bringing`, which is
-tried until it succeeds: nobody stays locked. Processes that run again by then do not wait for the others. Where the
+tried until it succeeds: no process stays locked. Processes that run again by then do not wait for the others. Where the
 driver was asked for nothing but states, all go on at once.
 
 Only tenants that asked to be parked: a call that the shim does not hook waits in the driver until somebody wakes them.

@@ -24,7 +24,7 @@ from aliquot.services.runtime.elastic.permits import Permits
 from aliquot.services.runtime.elastic.sightings import RECONNECTED, Sightings
 from aliquot.services.runtime.processes.registration import Tenancy, context_name
 
-_UNTOLD = 1.0  # seconds until a tenant is chosen again of whom the mover could not be told
+_NO_PERMIT = 1.0  # seconds until a tenant is chosen again that got no permit because the mover did not answer
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +70,9 @@ class Ordering:
                     if now < max(seen.retry_at, seen.errand.ask_at, seen.hearing.ask_at if leave else 0.0):
                         continue
                     if leave:
-                        # One that was told to leave before has the permit, and is only reminded.
+                        # A tenant that was ordered to leave before has the permit already.
                         if not seen.errand.leave and not self._permits.give((order.tenant, uuid)):
-                            seen.retry_at = now + _UNTOLD
+                            seen.retry_at = now + _NO_PERMIT
                             continue
                         self._note_reason(uuid, occupants, order.tenant, asked)
                     if order.tenant in asked:

@@ -1,5 +1,5 @@
-"""Tells the mover whose memory was ordered to leave: it takes no other. A tenant's page cannot tell: it is the tenant's
-own."""
+"""Permits to leave: the mover takes memory only of tenants that the daemon ordered to leave. A tenant's page does not
+prove that, because the tenant itself can write to it."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from aliquot.services.runtime.elastic.sightings import RECONNECTED, Key, Sightin
 
 
 class Permits:
-    """One thread, without the arbiter's lock: the mover is waited for. `began`: when the daemon did."""
+    """For one thread without the arbiter's lock: calls wait for the mover. `began`: when the daemon started."""
 
     def __init__(self, mover: MoverClient, began: float) -> None:
         self._mover, self._began = mover, began
-        self._told: int | None = None  # the mover's process that has all permits that are given
+        self._holder: int | None = None  # pid of the mover that has all permits in `_given`
         self._known: set[Key] = set()
         self._given: set[Key] = set()  # as far as we know
 
     def give(self, key: Key) -> bool:
-        """It will be ordered to leave. The mover may be another one than the last time. False: it did not hear."""
+        """Before the order to leave. False: the mover did not answer."""
         if not self._mover.leave(Leave(*key, permitted=True)):
             return False
         self._given.add(key)
         return True
 
     def renew(self, seen: Mapping[Key, Sighting]) -> bool:
-        """Give again what another mover than the present one was told: it would refuse those that are leaving. False:
-        it did not hear all."""
+        """Give all permits to a mover that was started since: without them it refuses tenants that are leaving. False:
+        it did not answer."""
         state = self._mover.state
-        if self._told is None or (state is not None and state.pid == self._told):
+        if self._holder is None or (state is not None and state.pid == self._holder):
             return True
         return all(self.give(key) for key in sorted(self._given) if _leaves(seen.get(key)))
 
     def withdraw(self, seen: Mapping[Key, Sighting], now: float) -> None:
-        """From all that do not leave any more. Whoever is new here may have a permit of the daemon before us; of that
-        one's tenants not all processes may have connected yet."""
+        """From all tenants that no longer leave. A tenant that is new here may have a permit from the previous daemon,
+        and not all of its processes may have connected yet."""
         self._given |= seen.keys() - self._known
         self._known = set(seen)
-        if self._mover.state is None or not self.renew(seen):  # there is nobody who would take anything
+        if self._mover.state is None or not self.renew(seen):  # there is no mover, so nothing can be taken
             return
-        self._told = self._mover.state.pid
+        self._holder = self._mover.state.pid
         if now - self._began < RECONNECTED:
             return
         for key in [key for key in self._given if not _leaves(seen.get(key))]:
