@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError, Xid
+from aliquot.model.status.machine import HardwareStatus
 
 
 class PlayedError(Exception):
@@ -117,6 +118,14 @@ def test_nvml_utilisation_is_none_where_it_is_not_supported(played: PlayedNvml) 
     assert Nvml().utilisation("GPU-0") is None
     played.answers["nvmlDeviceGetUtilizationRates"] = SimpleNamespace(gpu=37)
     assert Nvml().utilisation("GPU-0") == 0.37
+
+
+def test_nvml_hardware_has_only_the_figures_that_the_driver_knows(played: PlayedNvml) -> None:
+    functions = ("Temperature", "PowerUsage", "ClockInfo", "EncoderUtilization", "DecoderUtilization")
+    played.answers |= {f"nvmlDeviceGet{name}": PlayedNotSupportedError() for name in functions}
+    assert Nvml().hardware("GPU-0") is None
+    played.answers |= {"nvmlDeviceGetPowerUsage": 120_500, "nvmlDeviceGetEncoderUtilization": [50, 166_000]}
+    assert Nvml().hardware("GPU-0") == HardwareStatus(power_watts=120.5, encoder_utilisation=0.5)
 
 
 def test_nvml_errors_become_nvmlerror_with_the_cause(played: PlayedNvml) -> None:

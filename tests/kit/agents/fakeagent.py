@@ -16,6 +16,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import Share
 from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
+from aliquot.model.status.reading import CardReading
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 from aliquot.services.agent.api.control import AgentControl
@@ -39,7 +40,7 @@ def a_scene(**other: Any) -> NodeState:
         "rules": SharingRules(),
         "cards": CARDS,
         "why": {"GPU-b": "Xid 79: it has fallen off the bus"},
-        "seen": {"GPU-a": {"memory_used_bytes": 6 << 20, "utilisation": 0.5}},
+        "seen": {"GPU-a": CardReading(6 << 20, 0.5)},
         "tenancies": [TRAIN, SERVE],
         "ended": frozenset(),
         "standings": [RUNS_ON_A],

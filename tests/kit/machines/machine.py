@@ -26,6 +26,7 @@ from aliquot.arbiter.timeline import Record
 from aliquot.model.cardstate.control import CardControl
 from aliquot.model.device import Card
 from aliquot.model.residency import Residency
+from aliquot.model.status.machine import HardwareStatus
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.model.usage import Stretch
 
@@ -48,8 +49,8 @@ class PaperNvml:
     def memory(self, uuid: str) -> tuple[int, int]:
         return 0, next(card.memory_mib << 20 for card in self._cards if card.uuid == uuid)
 
-    def hardware(self, uuid: str) -> dict[str, float]:
-        return {"temperature_celsius": 36.0}
+    def hardware(self, uuid: str) -> HardwareStatus | None:
+        return HardwareStatus(temperature_celsius=36.0)
 
     def utilisation(self, uuid: str) -> float | None:
         return 0.0

@@ -21,6 +21,7 @@ from aliquot.cli.machine.top import view
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.status.machine import DaemonStatus
+from aliquot.model.status.reading import CardReading
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Level, SharingRules, Standing, State
 from aliquot.placement.policies.waste import Waste
@@ -341,7 +342,7 @@ def test_status_of_tenant(rig: Rig) -> None:
     rig.arbiter.standing = [
         Standing(tenant_id, "GPU-0", State.PAUSED, Level.HARDWARE, 0.25, 1 << 30, 4 << 30, (7,), 3, 1.5, 2, "serve")
     ]
-    measured = {"GPU-0": {"memory_used_bytes": 5, "utilisation": 0.5}}
+    measured = {"GPU-0": CardReading(5, 0.5)}
     shown = msgspec.to_builtins(status(rig.machine, measured, 11.0, DaemonStatus(pid=1)))
     (tenant,) = shown["tenants"]
     assert tenant["age_seconds"] == 10

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from aliquot.model.cardstate.health import DOUBLE_BIT_ECC
 from aliquot.model.device import Card
+from aliquot.model.status.machine import HardwareStatus
 
 _MIB = 1 << 20
 _UNKNOWN_MEMORY = (1 << 64) - 1  # NVML's answer where the driver model does not know
@@ -164,8 +165,8 @@ class Nvml:
         found = self._ask("nvmlDeviceGetUtilizationRates", uuid)
         return None if found is None else min(int(found.gpu), 100) / 100
 
-    def hardware(self, uuid: str) -> dict[str, float]:
-        """Temperature, power, clocks and video engines, where the driver knows them."""
+    def hardware(self, uuid: str) -> HardwareStatus | None:
+        """Temperature, power, clocks and video engines, where the driver knows them; None: it knows none."""
         nvml = self._nvml
         asked = {
             "temperature_celsius": ("nvmlDeviceGetTemperature", (nvml.NVML_TEMPERATURE_GPU,), 1),
@@ -182,7 +183,7 @@ class Nvml:
                 answer = self._ask(function, uuid, *more)
             if answer is not None:  # of a video engine with the time that it was measured over
                 found[name] = float(answer[0] if isinstance(answer, list | tuple) else answer) / divisor
-        return found
+        return HardwareStatus(**found) if found else None
 
     def memory(self, uuid: str) -> tuple[int, int]:
         """Bytes used, and the total."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +20,7 @@ from aliquot.model.status.machine import (
     Status,
     TenantStatus,
 )
+from aliquot.model.status.reading import NOT_READ, CardReading
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Standing
 from aliquot.placement.rooms import booked_pool
@@ -32,7 +32,6 @@ from aliquot.services.runtime.standings import (
     by_tenant,
     control_status,
     finding_status,
-    hardware_status,
     pool_status,
     rules_status,
     share_statuses,
@@ -42,12 +41,12 @@ from aliquot.services.runtime.standings import (
 
 def status(
     node: LocalMachine,
-    measured: Mapping[str, Mapping[str, Any]],
+    readings: Mapping[str, CardReading],
     now: float,
     daemon: DaemonStatus,
     pods: PodManager | None = None,
 ) -> Status:
-    """`measured` is what NVML reported last of each card, by UUID."""
+    """`readings` are what NVML reported last of each card, by UUID."""
     found, findings = node.arbiter.standings(), node.arbiter.findings()
     standings, controls = by_tenant(found), node.arbiter.controls()
     board = node.ledger.board
@@ -57,7 +56,7 @@ def status(
         pool=pool_status(node.pool_mib << 20, int(booked_pool(board, np.arange(board.rows)).sum()) << 20, found),
         nodes=[_node(node, member) for member in node.nodes],
         cards=[
-            _card(node, row, card, measured.get(card.uuid, {}), unregistered_memory(findings, card.uuid), controls)
+            _card(node, row, card, readings.get(card.uuid), unregistered_memory(findings, card.uuid), controls)
             for row, member in enumerate(node.nodes)
             for card in member.cards
         ],
@@ -85,27 +84,27 @@ def _card(
     node: LocalMachine,
     row: int,
     card: Card,
-    measured: Mapping[str, Any],
+    reading: CardReading | None,
     unregistered: int,
     controls: Mapping[str, CardControl],
 ) -> CardStatus:
-    board = node.ledger.board
+    board, reading = node.ledger.board, reading or NOT_READ
     return CardStatus(
         node=node.nodes[row].name,
         index=card.index,
         uuid=card.uuid,
         model=card.model,
         memory_bytes=card.memory_mib << 20,
-        memory_used_bytes=measured.get("memory_used_bytes"),
+        memory_used_bytes=reading.memory_used_bytes,
         memory_booked_bytes=int(board.used_memory[row, card.index]) << 20,
         core_booked=board.usage(node.nodes[row].name, card.index).booked_milli / 10,
         tenants=int(board.used_slices[row, card.index]),
-        utilisation=measured.get("utilisation"),
+        utilisation=reading.utilisation,
         why_out=card.withheld or UNSET,
         withheld=card.withheld or UNSET,
         memory_unregistered_bytes=unregistered,
         oversubscribe=card.oversubscribe,
-        hardware=hardware_status(measured),
+        hardware=reading.hardware or UNSET,
         control=control_status(controls, card.uuid),
     )
 

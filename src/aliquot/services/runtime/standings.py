@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -13,7 +12,6 @@ from aliquot.model.residency import Residency
 from aliquot.model.status.machine import (
     ControlStatus,
     FindingStatus,
-    HardwareStatus,
     PoolStatus,
     ResidencyStatus,
     RulesStatus,
@@ -54,11 +52,6 @@ def control_status(controls: Mapping[str, CardControl], uuid: str) -> ControlSta
     """Of one card."""
     found = controls.get(uuid)
     return UNSET if found is None else ControlStatus(found.level, found.reason)
-
-
-def hardware_status(measured: Mapping[str, Any]) -> HardwareStatus | UnsetType:
-    """Of one card, from the meter's reading."""
-    return HardwareStatus(**measured["hardware"]) if measured.get("hardware") else UNSET
 
 
 def unregistered_memory(findings: Iterable[Finding], uuid: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from msgspec import UNSET
 
@@ -14,13 +13,13 @@ from aliquot.model.cardstate.control import CardControl
 from aliquot.model.claim import Usage
 from aliquot.model.device import Card
 from aliquot.model.status.machine import AgentStatus, CardStatus, DaemonStatus, ResourceStatus, Status, TenantStatus
+from aliquot.model.status.reading import NOT_READ, CardReading
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, SharingRules, Standing
 from aliquot.services.runtime.standings import (
     by_tenant,
     control_status,
     finding_status,
-    hardware_status,
     pool_status,
     rules_status,
     share_statuses,
@@ -35,7 +34,7 @@ class NodeState:
     rules: SharingRules
     cards: Sequence[Card]
     why: Mapping[str, str]  # why cards are out, by UUID
-    seen: Mapping[str, Mapping[str, Any]]  # what NVML reported last of each card, by UUID
+    seen: Mapping[str, CardReading]  # what NVML reported last of each card, by UUID
     tenancies: Iterable[Tenancy]
     ended: frozenset[str]  # UIDs of Pods that are over, but not all their processes
     standings: Iterable[Standing]
@@ -75,7 +74,7 @@ def resource_statuses(offered: Mapping[str, Sequence[Token]], registered: frozen
 
 
 def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy], unregistered: int) -> CardStatus:
-    measured = node.seen.get(card.uuid, {})
+    reading = node.seen.get(card.uuid, NOT_READ)
     shares = [share for tenancy in tenancies for share in tenancy.shares if share.uuid == card.uuid]
     booked = sum((share.usage() for share in shares), start=Usage())
     return CardStatus(
@@ -83,17 +82,17 @@ def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy], unregistere
         uuid=card.uuid,
         model=card.model,
         memory_bytes=card.memory_mib << 20,
-        memory_used_bytes=measured.get("memory_used_bytes"),
+        memory_used_bytes=reading.memory_used_bytes,
         memory_booked_bytes=booked.memory_mib << 20,
         core_booked=booked.booked_milli / 10,
         tenants=len(shares),
-        utilisation=measured.get("utilisation"),
+        utilisation=reading.utilisation,
         healthy=card.healthy,
         why_out=node.why.get(card.uuid, card.withheld or None),
         withheld=card.withheld or UNSET,
         memory_unregistered_bytes=unregistered,
         oversubscribe=node.rules.oversubscribe,
-        hardware=hardware_status(measured),
+        hardware=reading.hardware or UNSET,
         control=control_status(node.controls, card.uuid),
     )
 

@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from aliquot.adapters.gpu.nvml import NvmlError
 from aliquot.model.device import Card
+from aliquot.model.status.machine import HardwareStatus
+from aliquot.model.status.reading import CardReading
 from aliquot.services.runtime.cards.trace import STEPS
 
 EVERY = 1.0  # seconds
@@ -22,14 +24,14 @@ class Driver(Protocol):
 
     def memory(self, uuid: str) -> tuple[int, int]: ...
     def utilisation(self, uuid: str) -> float | None: ...
-    def hardware(self, uuid: str) -> Mapping[str, float]: ...
+    def hardware(self, uuid: str) -> HardwareStatus | None: ...
 
 
 class CardMeter:
     """`readings` has the last sample of each card, by uuid; a card that does not answer is not in it."""
 
     def __init__(self, cards: Sequence[Card], nvml: Driver, *, every: float = EVERY) -> None:
-        self.readings: Mapping[str, Mapping[str, Any]] = {}
+        self.readings: Mapping[str, CardReading] = {}
         self._every = every
         self._cards = tuple(cards)
         self._nvml = nvml
@@ -54,11 +56,9 @@ class CardMeter:
         for card in self._cards:
             try:
                 used, _ = self._nvml.memory(card.uuid)
-                readings[card.uuid] = {
-                    "memory_used_bytes": used,
-                    "utilisation": self._nvml.utilisation(card.uuid),
-                    "hardware": self._nvml.hardware(card.uuid),
-                }
+                readings[card.uuid] = CardReading(
+                    used, self._nvml.utilisation(card.uuid), self._nvml.hardware(card.uuid)
+                )
                 self._silent.discard(card.uuid)
             except NvmlError as error:
                 if card.uuid not in self._silent:  # once per silence
