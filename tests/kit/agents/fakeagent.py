@@ -15,7 +15,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.grant import Share
 from aliquot.model.status.dashboard import Node
-from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
+from aliquot.model.status.machine import AgentStatus, DaemonStatus, Status
 from aliquot.model.status.reading import CardReading
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
@@ -72,7 +72,7 @@ class FakeAgent:
             waits_for=self.waits_for,
             resources=resource_statuses(self.offered, self.registered),
             kubelet_restarts=2,
-            calls=msgspec.convert(self.calls.as_json(), dict[str, CallStatus]),
+            calls=self.calls.status(),
         )
         found = status(self.scene, 1060.0, msgspec.convert(self.about, DaemonStatus), agent)
         return msgspec.structs.replace(found, **self.otherwise)

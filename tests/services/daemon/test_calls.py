@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from aliquot.model.status.machine import CallStatus
 from aliquot.services.daemon.calls import BUCKETS, VERBS, Calls
 
 
-def test_calls_as_json_has_verbs_that_were_never_called() -> None:
-    assert Calls(lambda: "now").as_json() == {verb: {"count": 0, "last": None} for verb in VERBS}
+def test_calls_status_has_verbs_that_were_never_called() -> None:
+    assert Calls(lambda: "now").status() == {verb: CallStatus(0, None) for verb in VERBS}
 
 
-def test_calls_as_json_sums_outcomes_and_has_the_last_call() -> None:
+def test_calls_status_sums_outcomes_and_has_the_last_call() -> None:
     times = iter(["first", "second", "third"])
     calls = Calls(lambda: next(times))
     calls.count("filter", "ok", 0.001)
     calls.count("filter", "error", 3.0)
     calls.count("bind", "refused", 100.0)
-    answer = calls.as_json()
-    assert answer["filter"] == {"count": 2, "last": "second"}
-    assert answer["bind"] == {"count": 1, "last": "third"}
+    status = calls.status()
+    assert status["filter"] == CallStatus(2, "second")
+    assert status["bind"] == CallStatus(1, "third")
     assert calls.outcomes["filter", "error"] == 1
 
 

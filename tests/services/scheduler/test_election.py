@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.wire.leases import LeaseObject
+from aliquot.model.status.machine import CallStatus
 from aliquot.services.scheduler.election import GIVE_UP, LEASE, RETRY, Election, Observation, may_take
 from kit.running.virtualclock import play
 
@@ -150,7 +151,7 @@ class Candidate:
             name="aliquot-scheduler",
             identity=name,
             address=f"{name}:1",
-            calls=lambda: {"filter": {"count": 3}},
+            calls=lambda: {"filter": CallStatus(3)},
             refresh=self._refresh,
             clock=asyncio.get_running_loop().time,
         )
@@ -190,7 +191,9 @@ def test_single_candidate_leads_after_refresh() -> None:
         assert store.body["spec"]["holderIdentity"] == "one"
         assert store.body["spec"]["leaseDurationSeconds"] == LEASE
         assert store.body["metadata"]["annotations"]["aliquot.dev/address"] == "one:1"
-        assert json.loads(store.body["metadata"]["annotations"]["aliquot.dev/calls"]) == {"filter": {"count": 3}}
+        assert json.loads(store.body["metadata"]["annotations"]["aliquot.dev/calls"]) == {
+            "filter": {"count": 3, "last": None}
+        }
         one.die()
 
     play(scene())

@@ -341,10 +341,10 @@ class ResourceStatus(Struct):
 
 
 class CallStatus(Struct):
-    """How often the kubelet called a verb, and when last."""
+    """How often a verb was called, and when last."""
 
-    count: int
-    last: str | None
+    count: int = 0
+    last: str | None = None
 
 
 class AgentStatus(Struct):

@@ -38,7 +38,7 @@ from aliquot.model.cardstate.health import describe_out
 from aliquot.model.device import Card
 from aliquot.model.node import Node
 from aliquot.model.status import dashboard
-from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
+from aliquot.model.status.machine import AgentStatus, DaemonStatus, Status
 from aliquot.model.tenant import SharingRules
 from aliquot.services.agent.allocation import Allocator
 from aliquot.services.agent.api.control import AgentControl
@@ -380,7 +380,7 @@ class Agent:
             notes=[*self.settings.notes, *self.dra.notes, *([] if self.port.trouble is None else [self.port.trouble])],
             resources=resource_statuses(self.advertiser.offered, self.plugins.registered),
             kubelet_restarts=self.plugins.restarts,
-            calls=msgspec.convert(self.calls.as_json(), dict[str, CallStatus]),
+            calls=self.calls.status(),
         )
         return status(node, time.time(), msgspec.convert(self.about, DaemonStatus), agent)
 

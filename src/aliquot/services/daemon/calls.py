@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+
+from aliquot.model.status.machine import CallStatus
 
 VERBS = ("filter", "prioritize", "bind", "preempt", "review")  # kube-scheduler's, and the API server's
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0, 5.0)  # seconds
@@ -29,12 +30,11 @@ class Calls:
         self.buckets[verb][bisect_left(BUCKETS, seconds)] += 1
         self._last[verb] = self._stamp()
 
-    def as_json(self) -> dict[str, Any]:
+    def status(self) -> dict[str, CallStatus]:
         """By verb: how many, and when the last one was."""
         return {
-            verb: {
-                "count": sum(times for (of, _), times in self.outcomes.items() if of == verb),
-                "last": self._last.get(verb),
-            }
+            verb: CallStatus(
+                count=sum(times for (of, _), times in self.outcomes.items() if of == verb), last=self._last.get(verb)
+            )
             for verb in self.verbs
         }

@@ -14,6 +14,7 @@ from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
 from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, WEBHOOK
 from aliquot.model.claim import Claim
+from aliquot.model.status.machine import CallStatus
 from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok, part
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot
 from aliquot.wording.amounts import duration
@@ -58,11 +59,6 @@ def control_findings(control: Control, snapshot: Snapshot, now: datetime, *, cal
         yield from webhook_findings(control.webhook, control.authority, *control.trials, served=served)
 
 
-class _Verb(msgspec.Struct):
-    count: int = 0
-    last: str | None = None
-
-
 def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Finding]:
     """Whether a replica leads."""
     if lease is None:
@@ -94,7 +90,7 @@ def call_findings(lease: Json | None, snapshot: Snapshot, now: datetime) -> Iter
         what = f"annotation {native.CALLS} cannot be read, so it is not known whether the extender is called"
         yield found("extender", "the scheduler's Lease", what, "run the same release of aliquot everywhere")
         calls = {}
-    last = moment(calls.get("filter", _Verb()).last)
+    last = moment(calls.get("filter", CallStatus()).last)
     unasked = past_us = answered = False
     for pod in snapshot.pods:
         if pod.read.finished or not isinstance(claim := snapshot.cluster.read(pod.read), Claim):
@@ -117,10 +113,10 @@ def call_findings(lease: Json | None, snapshot: Snapshot, now: datetime) -> Iter
         yield _asked(calls, answered=answered)
 
 
-def _asked(calls: Mapping[str, _Verb], *, answered: bool) -> Finding:
+def _asked(calls: Mapping[str, CallStatus], *, answered: bool) -> Finding:
     """Only the leader publishes its calls. A kube-scheduler beside another replica asks that one, and the leader sees
     only the binds."""
-    count, bound = calls.get("filter", _Verb()).count, calls.get("bind", _Verb()).count
+    count, bound = calls.get("filter", CallStatus()).count, calls.get("bind", CallStatus()).count
     if count:
         times = f"{count:,} time{'s' * (count != 1)}"
         return ok("extender", f"was asked {times}, last at {calls['filter'].last}; binds: {bound:,}")
@@ -129,12 +125,12 @@ def _asked(calls: Mapping[str, _Verb], *, answered: bool) -> Finding:
     return Finding("extender", Level.NOTE, (), "was not called yet, and no Pod of ours has had need of it")
 
 
-def _calls(annotation: object) -> Mapping[str, _Verb] | None:
+def _calls(annotation: object) -> Mapping[str, CallStatus] | None:
     """What the leader counted; nothing where it has not published it yet, None where it cannot be read."""
     if annotation is None:
         return {}
     try:
-        return msgspec.json.decode(annotation if isinstance(annotation, str) else "", type=dict[str, _Verb])
+        return msgspec.json.decode(annotation if isinstance(annotation, str) else "", type=dict[str, CallStatus])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 

@@ -19,6 +19,7 @@ import msgspec
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.native import ADDRESS, CALLS
 from aliquot.dialects.wire.leases import LeaseObject, leases_path, render_lease
+from aliquot.model.status.machine import CallStatus
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Election:
         name: str,
         identity: str,
         address: str,
-        calls: Callable[[], dict[str, Any]],
+        calls: Callable[[], dict[str, CallStatus]],
         refresh: Callable[[bool], Awaitable[None]],
         clock: Callable[[], float],
     ) -> None:

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from aliquot.dialects import gpushare
 from aliquot.model.claim import Claim
 from aliquot.model.node import OF_DEVICES, Node
-from aliquot.model.status.machine import CallStatus
 from aliquot.model.status.scheduler import (
     ClusterCardStatus,
     ClusterNodeStatus,
@@ -76,7 +73,7 @@ def status_answer(cluster: Cluster, *, leading: bool, calls: Calls) -> Scheduler
         pending=[PendingStatus(pod.key, pod.uid, pod.refused, pod.scheduler) for pod in cluster.pending.values()],
         unusable={name: [rule.sentence() for rule in broken] for name, broken in cluster.reported.unusable.items()},
         leading=leading,
-        calls=msgspec.convert(calls.as_json(), dict[str, CallStatus]),
+        calls=calls.status(),
     )
 
 

@@ -140,7 +140,7 @@ class Scheduler:
             # Name and address: replicas that share one hostname are still different candidates.
             identity=settings.identity or f"{socket.gethostname()}_{own}",
             address=f"https://{address}" if settings.tls is not None and "://" not in address else address,
-            calls=self.calls.as_json,
+            calls=self.calls.status,
             refresh=self.watches.refresh,
             clock=time.monotonic,
         )

@@ -109,7 +109,7 @@ def test_verbs_are_served_under_prefix(prefix: str) -> None:
 
     rig = serve(scene)
     assert rig.bound == [Binding(**BINDING)]
-    assert {verb: figures["count"] for verb, figures in rig.calls.as_json().items()} == {
+    assert {verb: calls.count for verb, calls in rig.calls.status().items()} == {
         "filter": 1,
         "prioritize": 2,
         "bind": 1,
