@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from aliquot.model.node import Isolation, Node, Offer
+from aliquot.model.node import Closed, Isolation, Node, Offer
 from aliquot.placement.book import occupant_of
 from aliquot.services.dashboard.access import Access
 from aliquot.services.dashboard.server import show
@@ -56,7 +56,7 @@ class World:
             for _ in range(int(nodes * CARDS * PODS_PER_CARD)):
                 self.come()
         for name in self._chance.sample(self._names, nodes // 100):
-            self.cluster.reported.closed[name] = ("cordoned",)
+            self.cluster.reported.closed[name] = (Closed.CORDONED,)
         for at in range(120):
             self._wait(at)
 

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from aliquot.model.cardstate.control import ControlReason
+from aliquot.model.node import NoteKind
 from aliquot.model.reason import Reason
 from aliquot.model.status import dashboard
 from aliquot.model.status.dashboard import ANSWERS, DashboardState, History, MessageCode, Node, Pod, SearchResult, Tick
@@ -62,13 +64,19 @@ def test_contract_ts_lists_every_reason_and_message_code(contract: ModuleType) -
         assert f'  "{code.value}",\n' in text
 
 
-def test_chinese_words_every_reason_and_message_code() -> None:
-    """tsc enforces it too, where there is npm: the tables are Records of the generated codes."""
+def test_chinese_words_every_reason_message_code_and_note() -> None:
+    """tsc enforces it for the first two, where there is npm: they are Records of the generated codes."""
     words = (WEB / "src" / "text" / "zh-words.ts").read_text()
-    reasons, messages = (
-        words.partition(f"const {name}: Record<")[2].partition("\n};")[0] for name in ("REASONS", "MESSAGES")
+    reasons, messages, notes, controls = (
+        words.partition(f"const {name}: Record<")[2].partition("\n};")[0]
+        for name in ("REASONS", "MESSAGES", "NOTES", "CONTROL_REASONS")
     )
-    tables: list[tuple[str, Iterable[StrEnum]]] = [(reasons, Reason), (messages, MessageCode)]
+    tables: list[tuple[str, Iterable[StrEnum]]] = [
+        (reasons, Reason),
+        (messages, MessageCode),
+        (notes, NoteKind),
+        (controls, ControlReason),
+    ]
     for table, codes in tables:
         for code in codes:
             assert f"\n  {code.value}: " in table or f'\n  "{code.value}": ' in table

@@ -13,6 +13,7 @@ from aliquot.dialects.wire.objects import Metadata, NodeObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.node import Node
+from aliquot.wording import nodes as words
 
 LIMITS = {
     "qgpu": {"tke.cloud.tencent.com/qgpu-memory": 8},
@@ -96,7 +97,7 @@ def test_bad_factor_counts_as_one_and_is_noted(label: str) -> None:
     node = parse_node(a_node(label))
     assert isinstance(node, Node)
     assert {card.oversubscribe for card in node.cards} == {1.0}
-    (note,) = node.notes
+    (note,) = map(words.note, node.notes)
     assert f'"{label}" is not allowed: 1.0 to 8.0' in note
     assert "the node counts as 1.0" in note
 
@@ -106,7 +107,7 @@ def test_factor_without_a_pool_is_noted() -> None:
         node = parse_node(a_node("1.5", pool))
         assert isinstance(node, Node)
         assert {card.oversubscribe for card in node.cards} == {1.0}
-        assert "its agent reports no host pool" in node.notes[0]
+        assert "its agent reports no host pool" in words.note(node.notes[0])
 
 
 def test_reader_distinguishes_nodes_by_pool_and_factor() -> None:

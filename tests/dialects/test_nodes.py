@@ -10,6 +10,7 @@ import pytest
 from aliquot.dialects import parse_node, render_inventory
 from aliquot.model.device import Card
 from aliquot.model.node import Node
+from aliquot.wording import nodes as words
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 QMEM, QCORE = "tke.cloud.tencent.com/qgpu-memory", "tke.cloud.tencent.com/qgpu-core"
@@ -58,7 +59,11 @@ def test_node_cpu_and_memory_fall_back_to_capacity() -> None:
         ({QMEM: 32, QCORE: 150}, [32], "is 150, not a multiple of 100: counted as 1 card"),
         ({QCORE: 200}, [16, 16], "16 GiB each is assumed"),
         ({T9K: 2}, [16, 16], "16 GiB each is assumed"),
-        ({MEM: 48, COUNT: 2, QMEM: 64, QCORE: 200}, [24, 24], "says 24576 MiB a card"),
+        (
+            {MEM: 48, COUNT: 2, QMEM: 64, QCORE: 200},
+            [24, 24],
+            "says 24 GiB a card, tke.cloud.tencent.com/qgpu-memory says 32 GiB",
+        ),
         (
             {MEM: 48, COUNT: 2, T9K: 3},
             [24, 24],
@@ -69,7 +74,7 @@ def test_node_cpu_and_memory_fall_back_to_capacity() -> None:
 def test_assumptions_about_cards_are_noted(capacity: dict[str, int], gib: list[int], note: str) -> None:
     assert sizes(node(capacity)) == gib
     (said,) = good(node(capacity)).notes
-    assert note in said
+    assert note in words.note(said)
 
 
 def test_several_dialects_on_one_node_describe_the_same_cards() -> None:

@@ -21,6 +21,7 @@ from aliquot.model.claim import Claim, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
+from aliquot.wording import nodes as words
 
 CARDS, PERCENT, NODE = (f"tensorstack.dev/nvidia-gpu{end}" for end in ("", "-percent", "-node"))
 WHOLE = Slice(memory_percent=100, exclusive=True)
@@ -189,7 +190,7 @@ def test_an_unknown_mode_is_an_error(mode: object) -> None:
 def test_cards_are_counted_by_capacity_with_16_gib_assumed_and_said(capacity: dict[str, object], cards: int) -> None:
     node = parsed_node({**labelled("xgn"), "status": {"capacity": capacity}})
     assert [card.memory_mib for card in node.cards] == [16384] * cards
-    assert node.notes == ("the memory of the cards is not known: 16 GiB each is assumed",)
+    assert tuple(map(words.note, node.notes)) == ("the memory of the cards is not known: 16 GiB each is assumed",)
 
 
 # taints

@@ -125,6 +125,7 @@ export const MESSAGE_CODES = [
   "xid",
   "driver-silent",
   "withheld",
+  "withheld-mig",
   "out",
   "stranger",
   "trespasser",

@@ -7,6 +7,7 @@ import re
 from aliquot.dialects.pods import Json, Pod
 from aliquot.model.claim import Claim
 from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
+from aliquot.model.node import NodeNote, NoteKind
 from aliquot.model.numbers.bounds import LONGEST_PARK
 from aliquot.model.refusal import Invalid, show
 
@@ -46,25 +47,19 @@ def pool_mib(annotations: Json) -> int:
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 0
 
 
-def factor_of(labels: Json, annotations: Json, notes: list[str]) -> float:
+def factor_of(labels: Json, annotations: Json, notes: list[NodeNote]) -> float:
     """The Node's factor of oversubscription. What is wrong with it is noted, and the factor is 1."""
-    where, text = "label", labels.get(OVERSUBSCRIBE)
+    text = labels.get(OVERSUBSCRIBE)
     if text is None:
-        where, text = "annotation", annotations.get(OVERSUBSCRIBE)
+        text = annotations.get(OVERSUBSCRIBE)
     if text is None:
         return LEAST_FACTOR
     factor = float(text) if isinstance(text, str) and _FACTOR.fullmatch(text) else 0.0
     if not LEAST_FACTOR <= factor <= MOST_FACTOR:
-        notes.append(
-            f"{where} {OVERSUBSCRIBE}: {show(text)} is not allowed: {LEAST_FACTOR} to {MOST_FACTOR}, for example "
-            '"1.5"; the node counts as 1.0'
-        )
+        notes.append(NodeNote(NoteKind.BAD_FACTOR, OVERSUBSCRIBE, other=show(text)))
         return LEAST_FACTOR
     if factor > LEAST_FACTOR and not pool_mib(annotations):
-        notes.append(
-            f"{where} {OVERSUBSCRIBE} is {text}, but its agent reports no host pool (--host-pool): nothing is booked "
-            "beyond its cards"
-        )
+        notes.append(NodeNote(NoteKind.NO_POOL, OVERSUBSCRIBE, other=text))
         return LEAST_FACTOR
     return factor
 

@@ -14,11 +14,8 @@ from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.views import node_view
 from aliquot.model.device import LEAST_FACTOR, Card
-from aliquot.model.node import LIMITED_SHARING, Isolation, Node, Offer
+from aliquot.model.node import LIMITED_SHARING, Isolation, Node, NodeNote, NoteKind, Offer
 from aliquot.model.refusal import Invalid
-
-# The note of a node whose agent has another --memory-unit.
-OTHER_UNIT = f"its agent counts {gpushare.MEMORY} in MiB, and this cluster in GiB: it takes no such Pods"
 
 
 def parse_node(
@@ -30,7 +27,7 @@ def parse_node(
         return (read,)
     view = node_view(read)
     problems = list(view.problems)
-    notes: list[str] = []
+    notes: list[NodeNote] = []
     inventory = native.parse_inventory(view.annotations, problems)
     advertised = _capacities(view, rules, notes, problems)
     if inventory is None:
@@ -44,7 +41,7 @@ def parse_node(
     cards = _limited(cards, offers, rules, factor)
     counted = native.counts(view.annotations, gpushare.MEMORY)
     if counted and rules.gpushare_unit is MemoryUnit.GIB:
-        notes.append(OTHER_UNIT)
+        notes.append(NodeNote(NoteKind.OTHER_UNIT, gpushare.MEMORY))
     offers = gpushare.offers_in(rules.gpushare_unit, offers, () if inventory is None else cards, counted=counted)
     result = Node(
         name=view.name,
@@ -75,7 +72,7 @@ def _limited(cards: tuple[Card, ...], offers: frozenset[Offer], rules: Rules, fa
 
 
 def _offers(
-    node: NodeView, rules: Rules, notes: list[str], problems: list[Invalid], *, inventory: bool
+    node: NodeView, rules: Rules, notes: list[NodeNote], problems: list[Invalid], *, inventory: bool
 ) -> frozenset[Offer]:
     """What the node offers of the dialects that are served. What is wrong in the words of another is not looked at."""
     found: frozenset[Offer] = frozenset()
@@ -170,7 +167,7 @@ _NODE_ANNOTATIONS = (elastic.POOL, elastic.OVERSUBSCRIBE, native.TOGETHER, nativ
 _NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.COUNTED)
 
 
-def _capacities(node: NodeView, rules: Rules, notes: list[str], problems: list[Invalid]) -> list[Capacity]:
+def _capacities(node: NodeView, rules: Rules, notes: list[NodeNote], problems: list[Invalid]) -> list[Capacity]:
     return [
         gpushare.capacity(node, rules.gpushare_unit, problems),
         qgpu.capacity(node, notes, problems),

@@ -11,6 +11,7 @@ from math import floor
 
 from aliquot.dialects.pods import MIB, Json, amount_at, count_at
 from aliquot.model.device import Card
+from aliquot.model.node import NodeNote, NoteKind
 from aliquot.model.refusal import Invalid
 
 # More than any machine holds. The board is as wide as the widest node: one that says "1e9" must not make it so.
@@ -78,24 +79,24 @@ def advertised(source: str, number: int | None) -> Advertised | None:
     return Advertised(source, number) if number else None
 
 
-def advertised_percent(source: str, percent: int | None, notes: list[str]) -> Advertised | None:
+def advertised_percent(source: str, percent: int | None, notes: list[NodeNote]) -> Advertised | None:
     """The number of cards, by a resource that counts 100 for each."""
     if not percent:
         return None
     cards = max(1, percent // 100)
     if percent != cards * 100:
-        notes.append(f"{source} is {percent}, not a multiple of 100: counted as {cards} card{'s' * (cards > 1)}")
+        notes.append(NodeNote(NoteKind.PART_OF_A_CARD, source, percent, other_number=cards))
     return Advertised(source, cards)
 
 
-def cards_from(capacities: Sequence[Capacity], notes: list[str], problems: list[Invalid]) -> tuple[Card, ...]:
+def cards_from(capacities: Sequence[Capacity], notes: list[NodeNote], problems: list[Invalid]) -> tuple[Card, ...]:
     """The cards that all these describe: number and memory from the first that has them; differences are noted."""
     counts = [capacity.cards for capacity in capacities if capacity.cards]
     memories = [(capacity.memory, capacity.unit_mib) for capacity in capacities if capacity.memory]
     if not counts and not memories:
         return ()
     if not counts:
-        notes.append(f"{memories[0][0].source} does not say how many cards there are: one is assumed")
+        notes.append(NodeNote(NoteKind.NO_CARD_COUNT, memories[0][0].source))
         counts = [Advertised(memories[0][0].source, 1)]
     first = counts[0]
     if first.number > MOST_CARDS:
@@ -103,7 +104,7 @@ def cards_from(capacities: Sequence[Capacity], notes: list[str], problems: list[
         problems.append(Invalid(field, first.number, f"no more than {MOST_CARDS} cards in a node"))
         return ()
     notes += [
-        f"{first.source} says {first.number} cards, {other.source} says {other.number}: the first counts"
+        NodeNote(NoteKind.CARD_COUNTS_DIFFER, first.source, first.number, other.source, other.number)
         for other in counts[1:]
         if other.number != first.number
     ]
@@ -111,20 +112,16 @@ def cards_from(capacities: Sequence[Capacity], notes: list[str], problems: list[
     return tuple(Card(index=index, memory_mib=memory_mib) for index in range(first.number))
 
 
-def _memory_of_each(memories: Sequence[tuple[Advertised, int]], cards: int, notes: list[str]) -> int:
+def _memory_of_each(memories: Sequence[tuple[Advertised, int]], cards: int, notes: list[NodeNote]) -> int:
     """In whole units, rounded down: where cards are unequal, none is promised much more than it has."""
     if not memories:
-        notes.append(f"the memory of the cards is not known: {ASSUMED_CARD_MIB // 1024} GiB each is assumed")
+        notes.append(NodeNote(NoteKind.NO_MEMORY, number=ASSUMED_CARD_MIB))
         return ASSUMED_CARD_MIB
     card_mib = [total.number // cards * unit_mib for total, unit_mib in memories]
     first = memories[0][0]
     if first.number % cards:
-        notes.append(
-            f"{first.source} is {first.number}, which {cards} cards do not share evenly: rounded down for each"
-        )
+        notes.append(NodeNote(NoteKind.UNEVEN_MEMORY, first.source, first.number, other_number=cards))
     for (other, _), theirs in zip(memories[1:], card_mib[1:], strict=True):
         if theirs != card_mib[0]:
-            notes.append(
-                f"{first.source} says {card_mib[0]} MiB a card, {other.source} says {theirs}: the first counts"
-            )
+            notes.append(NodeNote(NoteKind.MEMORIES_DIFFER, first.source, card_mib[0], other.source, theirs))
     return card_mib[0]

@@ -21,7 +21,7 @@ from aliquot.dialects.podrendering import Words
 from aliquot.dialects.pods import Container, Json, Pod, unnamed
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, peak
 from aliquot.model.device import CORE_MILLI, Card, nominal_gib
-from aliquot.model.node import Isolation, Offer
+from aliquot.model.node import Isolation, NodeNote, Offer
 from aliquot.model.refusal import Invalid
 
 DIALECT = "qgpu"
@@ -254,7 +254,7 @@ def max_slices(memory_mib: int, rules: QgpuRules) -> int:
     return 16 if rules is QgpuRules.Y2026 else nominal_gib(memory_mib) // 4
 
 
-def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capacity:
+def capacity(node: NodeView, notes: list[NodeNote], problems: list[Invalid]) -> Capacity:
     """The node's cards according to qgpu-memory and qgpu-core."""
     return Capacity(
         cards=advertised_percent(CORE, node.count(CORE, problems), notes),

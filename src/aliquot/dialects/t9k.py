@@ -21,7 +21,7 @@ from aliquot.dialects.pods import Container, Json, Pod, list_at, mapping_at, tol
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Node, NodeNote, Offer
 from aliquot.model.refusal import Invalid
 
 DIALECT = "t9k"
@@ -127,7 +127,7 @@ def offers(labels: Json, problems: list[Invalid]) -> frozenset[Offer]:
 ENABLED_BY = {offer: f"labels {ACCELERATOR_LABEL}=nvidia-gpu and {MODE_LABEL}={mode}" for mode, offer in _MODES.items()}
 
 
-def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capacity:
+def capacity(node: NodeView, notes: list[NodeNote], problems: list[Invalid]) -> Capacity:
     """The number of cards according to nvidia-gpu or nvidia-gpu-percent. Neither gives their memory."""
     cards = advertised(CARDS, node.count(CARDS, problems))
     return Capacity(cards or advertised_percent(PERCENT, node.count(PERCENT, problems), notes))

@@ -38,6 +38,9 @@ def nominal_gib(memory_mib: int) -> int:
     return sold if sold and seen >= sold * _SOLD_GIB[sold] else round(seen)
 
 
+MIG_MODE = "MIG mode is on"  # `Card.withheld` in MIG mode; also in the inventory annotation, which other releases read
+
+
 @value
 class Card:
     """One GPU of a node. `index` is its number on the node today; `uuid` is who it is (order changes over reboots)."""

@@ -52,6 +52,40 @@ class Order(StrEnum):
     SPREAD = "spread"  # the emptiest
 
 
+class Closed(StrEnum):
+    """Why Kubernetes sends no Pods to a node."""
+
+    CORDONED = "cordoned"
+    NOT_READY = "not-ready"
+    AGENT_AWAY = "agent-away"
+
+
+class NoteKind(StrEnum):
+    """What had to be assumed about a node, or does not count there. wording/nodes.py has the sentences."""
+
+    PART_OF_A_CARD = "part-of-a-card"  # source: a resource with 100 for each card; number: of it; other_number: cards
+    NO_CARD_COUNT = "no-card-count"  # source
+    CARD_COUNTS_DIFFER = "card-counts-differ"  # source and number; other and other_number
+    NO_MEMORY = "no-memory"  # number: MiB of each card that are assumed
+    UNEVEN_MEMORY = "uneven-memory"  # source and number; other_number: cards
+    MEMORIES_DIFFER = "memories-differ"  # source and number, other and other_number: MiB of each card
+    UNKNOWN_MODE = "unknown-mode"  # source: the label; other: its value
+    BAD_FACTOR = "bad-factor"  # source: the label, and the annotation; other: its value
+    NO_POOL = "no-pool"  # the same, but the node's agent reports no host pool
+    OTHER_UNIT = "other-unit"  # source: a resource that the node's agent counts in MiB, and this cluster in GiB
+
+
+@value
+class NodeNote:
+    """One of them, with its values."""
+
+    kind: NoteKind
+    source: str = ""
+    number: int = 0
+    other: str = ""
+    other_number: int = 0
+
+
 @value
 class Node:
     """`cpu_milli` and `memory_mib` are None where they are unknown: then they limit nothing."""
@@ -62,7 +96,7 @@ class Node:
     isolation: Isolation = Isolation.BEST_EFFORT
     cpu_milli: int | None = None
     memory_mib: int | None = None
-    notes: tuple[str, ...] = ()  # what had to be assumed about it, in sentences
+    notes: tuple[NodeNote, ...] = ()  # what had to be assumed about it
     card_order: Order | None = None  # in which ordinary Pods take its cards; None: by the scheduler's policy
     others: tuple[str, ...] = ()  # other plugins and DRA drivers that hand out its cards: then it offers nothing
     pool_mib: int = 0  # host memory for what does not fit on its cards; 0: nothing is parked

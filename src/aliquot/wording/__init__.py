@@ -8,6 +8,8 @@
     placement.py  why a Pod is on its cards
     requests.py   what a Pod asks for
     promises.py   what a Pod was promised
+    nodes.py      what had to be assumed about a node, and why it is closed
+    messages.py   the dashboards' sentences, each with its code and values
     runoptions.py what options of `aliquot run` allow
     states.py     what a tenant does on a card
 

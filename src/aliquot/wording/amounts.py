@@ -36,6 +36,12 @@ def needed_and_had(needed: int, had: int) -> tuple[str, str]:
     return words if words[0] != words[1] or needed <= had else (f"{needed} MiB", f"{had} MiB")
 
 
+def unlike(one: int, another: int) -> tuple[str, str]:
+    """Two different amounts of memory. They never look alike either."""
+    words = memory(one), memory(another)
+    return words if words[0] != words[1] or one == another else (f"{one} MiB", f"{another} MiB")
+
+
 def percent(milli: int) -> str:
     """Thousandths of a card."""
     return f"{milli / 10:g}%"

@@ -11,6 +11,7 @@ from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.claim import Claim, Slice
 from aliquot.model.node import Isolation, Node, Offer, Order
+from aliquot.wording import nodes as words
 from kit.values.manifests import COUNT, MEM, a_container, a_node, a_pod, asking
 
 CORE = "aliyun.com/gpu-core.percentage"
@@ -122,6 +123,8 @@ def test_unknown_placement_label_of_ack_is_refused() -> None:
 def test_unknown_schedule_label_of_ack_is_noted_and_the_node_serves_on() -> None:
     node = read({MODE: "mig-x", "gpushare": "true"})
     assert Offer.GPUSHARE in node.offers
-    assert any("mig-x" in note and "cgpu, core_mem, share, mps (shared)" in note for note in node.notes)
+    (note,) = map(words.note, node.notes)
+    assert "mig-x" in note
+    assert "cgpu, core_mem, share, mps (shared)" in note
     assert read({MODE: "mig-x"}).offers == set()
     assert not read({MODE: "cgpu"}).notes

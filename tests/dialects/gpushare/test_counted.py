@@ -28,6 +28,7 @@ from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
+from aliquot.wording import nodes as words
 from kit.values.manifests import a_container, a_pod
 
 Json = dict[str, Any]
@@ -155,7 +156,7 @@ def test_nodes_in_gib_are_as_before() -> None:
 def test_node_that_counts_in_mib_takes_no_shared_pod_of_a_cluster_in_gib() -> None:
     node = read(a_node(BIG, counted=True), GIB)
     assert node.offers == {Offer.GPUSHARE_WHOLE}
-    assert "counts aliyun.com/gpu-mem in MiB, and this cluster in GiB" in node.notes[0]
+    assert "counts aliyun.com/gpu-mem in MiB, and this cluster in GiB" in words.note(node.notes[0])
 
 
 def test_node_of_the_peers_plugin_takes_all_pods_whatever_its_size() -> None:

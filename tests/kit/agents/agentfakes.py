@@ -215,6 +215,7 @@ class Arbiter:
 class Health:
     cards: tuple[Card, ...]
     why: dict[str, str] = field(default_factory=dict)
+    xids: dict[str, int] = field(default_factory=dict)
 
     def start(self) -> None: ...
     def stop(self) -> None: ...

@@ -40,6 +40,7 @@ def a_scene(**other: Any) -> NodeState:
         "rules": SharingRules(),
         "cards": CARDS,
         "why": {"GPU-b": "Xid 79: it has fallen off the bus"},
+        "xids": {"GPU-b": 79},
         "seen": {"GPU-a": CardReading(6 << 20, 0.5)},
         "tenancies": [TRAIN, SERVE],
         "ended": frozenset(),

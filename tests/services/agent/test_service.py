@@ -57,6 +57,7 @@ class _Health:
     def __init__(self) -> None:
         self.cards = (Card(0, 16384, "GPU-a", "A30", healthy=False),)
         self.why = {"GPU-a": "Xid 79"}
+        self.xids = {"GPU-a": 79}
 
     def start(self) -> None: ...
     def stop(self) -> None: ...

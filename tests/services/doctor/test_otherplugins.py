@@ -152,5 +152,5 @@ def test_dashboard_says_why_node_and_card_are_not_offered() -> None:
     assert node is not None
     why = node.cards[0].why_out
     assert why is not None
-    assert (why.code, why.detail) == (MessageCode.WITHHELD, "MIG mode is on")
+    assert (why.code, why.detail) == (MessageCode.WITHHELD_MIG, "MIG mode is on")
     assert node.cards[1].why_out is None

@@ -178,7 +178,7 @@ def test_card_bytes_show_bookings_and_classes() -> None:
 
 
 def test_card_out_is_counted_and_explained() -> None:
-    machine = Machine(cards=[a_card(0, healthy=False, why_out="Xid 79"), a_card(1)])
+    machine = Machine(cards=[a_card(0, healthy=False, why_out="Xid 79", xid=79), a_card(1)])
     state = machine.view.state(1000.0)
     assert bytes_of(state, "class") == [OUT, FREE]
     assert texts(state["nodes"]["trouble"]["0"]) == ["1 card out"]

@@ -7,6 +7,7 @@ import pytest
 from aliquot.dialects import MemoryUnit, Rules, kai, native
 from aliquot.dialects.rules import EVERY
 from aliquot.model.device import Card
+from aliquot.model.node import Closed
 from aliquot.model.refusal import Invalid, Reason
 from aliquot.services.scheduler.cluster import Cluster, Placed
 from kit.clusters.watchobjects import (
@@ -45,7 +46,7 @@ def test_node_with_agent_away_takes_no_new_pods_and_keeps_its_bookings() -> None
     claim = claim_of(cluster, live_pod("q"))
     assert list(cluster.filter(claim, ["n1"]).fit) == []
     assert isinstance(cluster.assume(claim, "n1"), list), "nor one that was on its way"
-    assert cluster.reported.closed == {"n1": ("agent away",)}
+    assert cluster.reported.closed == {"n1": (Closed.AGENT_AWAY,)}
     cluster.set_node(live_node())
     assert list(cluster.filter(claim, ["n1"]).fit) == ["n1"]
     assert (free(cluster), cluster.reported.closed) == (12, {})

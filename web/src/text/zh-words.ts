@@ -174,10 +174,11 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   findings: () => "有异常情况",
   "invalid-node": ({ name }) => (name === undefined ? "配置无效" : `配置无效：${name}`),
   "claim-unreadable": ({ name = "" }) => `ResourceClaim ${name} 无法读取，没有计算在内`,
-  assumed: () => "节点信息不完整，部分数值是推定的",
+  assumed: (message) => (NOTES[message.name ?? ""] ?? (() => "节点信息不完整，部分数值是推定的"))(message),
   xid: ({ number }) => `Xid ${number} 错误`,
   "driver-silent": () => "驱动没有响应",
-  withheld: ({ detail }) => (detail?.startsWith("MIG") ? "不提供：MIG 模式已开启" : "不提供：被其他设备插件的 Pod 占用"),
+  withheld: () => "不提供：被其他设备插件的 Pod 占用",
+  "withheld-mig": () => "不提供：MIG 模式已开启",
   out: () => "卡异常，被 ConfigMap 停用，或者节点的 agent 不在",
   stranger: ({ number }) => `${process(number)} 不属于任何租户，却在使用卡`,
   trespasser: ({ number }) => `${process(number)} 在使用没有分给它的卡`,
@@ -192,6 +193,21 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   "control-proven": ({ name }) => control("硬件控制（已验证）", name),
   "control-unproven": ({ name }) => control("硬件控制（未验证）", name),
   "control-gate": ({ name }) => control("闸门控制", name),
+};
+
+const NOTES: Record<string, (note: Message) => string> = {
+  "part-of-a-card": ({ names = [], number, count }) => `${names[0]} 为 ${number ?? 0}，不是 100 的整数倍：按 ${count ?? 0} 张卡计`,
+  "no-card-count": ({ names = [] }) => `${names[0]} 没有说明卡数：按 1 张计`,
+  "card-counts-differ": ({ names = [], number, count }) =>
+    `${names[0]} 为 ${number ?? 0} 张卡，${names[1]} 为 ${count ?? 0} 张：以前者为准`,
+  "no-memory": ({ number }) => `卡的显存未知：每张按 ${mib(number)} 计`,
+  "uneven-memory": ({ names = [], number, count }) => `${names[0]} 为 ${number ?? 0}，不能由 ${count ?? 0} 张卡均分：每张向下取整`,
+  "memories-differ": ({ names = [], number, count }) =>
+    `按 ${names[0]} 每卡 ${number ?? 0} MiB，按 ${names[1]} 每卡 ${count ?? 0} MiB：以前者为准`,
+  "unknown-mode": ({ names = [] }) => `标签 ${names[0]} 的值 ${names[1]} 无法识别，视为没有该标签`,
+  "bad-factor": ({ names = [] }) => `${names[0]} 的值 ${names[1]} 无效，应为 1.0 到 8.0，例如 "1.5"；目前按 1.0 计`,
+  "no-pool": ({ names = [] }) => `${names[0]} 为 ${names[1]}，但节点的 agent 没有主机内存池（--host-pool）：不会超额分配显存`,
+  "other-unit": ({ names = [] }) => `节点的 agent 以 MiB 计 ${names[0]}，而集群以 GiB 计：节点不接收这类 Pod`,
 };
 
 const CONTROL_REASONS: Record<string, string> = {

@@ -123,8 +123,7 @@ def _card(standing: CardStanding) -> str:
 
 def _state(node: NodeStanding) -> list[str]:
     # While the agent is away, no card of the node takes Pods: that says nothing about their health.
-    away = "agent away" in node.trouble
-    sick = [] if away else [str(card.card.index) for card in node.cards if not card.card.healthy]
+    sick = [] if node.agent_away else [str(card.card.index) for card in node.cards if not card.card.healthy]
     withheld = [str(card.card.index) for card in node.cards if card.card.withheld]
     states = (("sick", sick), ("not offered", withheld))
     return [*node.trouble, *(f"{state}: GPU {', '.join(cards)}" for state, cards in states if cards)]
@@ -157,7 +156,7 @@ def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
         offers = ", ".join(node.offers) or "offers nothing"
         elastic = [f"books {node.factor:g}x its memory, pool {_pool(node)} GiB"] if node.factor > 1 else []
         yield "  ".join([node.name, offers, _policy(node), *elastic, *_state(node)])
-        yield from (f"  note: {note}" for note in (node.node.notes if node.node else ()))
+        yield from (f"  note: {note}" for note in node.notes)
         cards = [
             [
                 str(card.card.index),

@@ -129,7 +129,7 @@ def _node_json(node: NodeStanding) -> Json:
         "pool_gib": 0 if node.node is None else in_units(node.node.pool_mib, 1024),
         "pool_booked_gib": in_units(node.beyond_mib, 1024),
         "trouble": list(node.trouble),
-        "notes": [] if node.node is None else list(node.node.notes),
+        "notes": node.notes,
         "cards": [
             {
                 "index": card.card.index,

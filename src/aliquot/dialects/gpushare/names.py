@@ -28,6 +28,7 @@ ACK_LABEL = "ack.node.gpu.schedule"  # what ACK's nodes have instead
 ACK_PLACEMENT = "ack.node.gpu.placement"
 LABELS = (NODE_LABEL, CGPU_LABEL, ACK_LABEL, ACK_PLACEMENT)
 ACK_SHARED = ("cgpu", "core_mem", "share", "mps")  # values of ACK_LABEL
+ACK_WHOLE = ("default", "topology")  # others: cards that ACK hands out whole, under another name than ours
 CONFIG_NAMESPACE = "kube-system"  # of the ConfigMaps that take cards out of use
 
 

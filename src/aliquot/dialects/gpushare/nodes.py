@@ -9,6 +9,7 @@ from aliquot.dialects.gpushare.names import (
     ACK_LABEL,
     ACK_PLACEMENT,
     ACK_SHARED,
+    ACK_WHOLE,
     CGPU_LABEL,
     CONFIG_NAMESPACE,
     CORE,
@@ -22,15 +23,14 @@ from aliquot.dialects.gpushare.pods import BY_DEVICES, BY_PLACES
 from aliquot.dialects.nodes import Capacity, NodeView, advertised
 from aliquot.dialects.pods import Json, mapping_at
 from aliquot.model.device import Card
-from aliquot.model.node import Isolation, Offer, Order
+from aliquot.model.node import Isolation, NodeNote, NoteKind, Offer, Order
 from aliquot.model.refusal import Invalid, show
 
-_ACK_WHOLE = ("default", "topology")  # cards that ACK hands out whole, under another name than ours
 _CORE_MEM = "core_mem"
 _UNHEALTHY = "unhealthy-gpu-"
 
 
-def offers(node: NodeView, notes: list[str], *, inventory: bool) -> frozenset[Offer]:
+def offers(node: NodeView, notes: list[NodeNote], *, inventory: bool) -> frozenset[Offer]:
     """A node offers gpushare if it advertises gpu-mem or, with our inventory, if it has the label, or one of ACK's.
 
     With an inventory only the allocatable amount counts: the capacity outlives a plugin by five minutes. Whole cards
@@ -57,12 +57,11 @@ def offers_in(unit: MemoryUnit, offers: frozenset[Offer], cards: Iterable[Card],
     return offers.union(BY_DEVICES[offer] for offer in shared)
 
 
-def _ack_mode(labels: Json, notes: list[str]) -> object:
+def _ack_mode(labels: Json, notes: list[NodeNote]) -> object:
     """The label is ACK's, which may add values: an unknown one is noted, and the rest of the node decides."""
     mode = labels.get(ACK_LABEL)
-    if mode is not None and mode not in (*ACK_SHARED, *_ACK_WHOLE):
-        allowed = f"known are {', '.join(ACK_SHARED)} (shared), {' and '.join(_ACK_WHOLE)} (not shared)"
-        notes.append(f"label {ACK_LABEL}: {show(mode)} is not known and counts as no label: {allowed}")
+    if mode is not None and mode not in (*ACK_SHARED, *ACK_WHOLE):
+        notes.append(NodeNote(NoteKind.UNKNOWN_MODE, ACK_LABEL, other=show(mode)))
     return mode
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from aliquot.dialects.native import AGENT, AWAY
+from aliquot.model.node import Closed
 
 Amounts = dict[str, str | int | float]
 
@@ -269,10 +270,14 @@ class NodeObject(msgspec.Struct, gc=False):
         return "True"
 
     @property
-    def closed(self) -> tuple[str, ...]:
-        """Why Kubernetes sends no Pods there, in a word each; empty: it does."""
-        words = ("cordoned" if self.spec.unschedulable else "", "not ready" if self.ready != "True" else "")
-        return tuple(word for word in (*words, "agent away" if self.agent_away else "") if word)
+    def closed(self) -> tuple[Closed, ...]:
+        """Why Kubernetes sends no Pods there; empty: it does."""
+        reasons = {
+            Closed.CORDONED: self.spec.unschedulable,
+            Closed.NOT_READY: self.ready != "True",
+            Closed.AGENT_AWAY: self.agent_away,
+        }
+        return tuple(reason for reason, holds in reasons.items() if holds)
 
     @property
     def agent_away(self) -> bool:

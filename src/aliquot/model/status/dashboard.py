@@ -68,10 +68,11 @@ class MessageCode(StrEnum):
     FINDINGS = "findings"
     INVALID_NODE = "invalid-node"  # name: the field; detail: the whole sentence
     CLAIM_UNREADABLE = "claim-unreadable"  # name: of the claim; detail: what is wrong with it
-    ASSUMED = "assumed"  # detail: what had to be assumed about a node
+    ASSUMED = "assumed"  # name: the NoteKind; names: its source and other; number; count: its other_number
     XID = "xid"  # number
     DRIVER_SILENT = "driver-silent"  # detail
-    WITHHELD = "withheld"  # detail: MIG mode is on, or which Pod of another plugin holds the card
+    WITHHELD = "withheld"  # detail: which Pod of another plugin holds the card
+    WITHHELD_MIG = "withheld-mig"  # MIG mode is on
     OUT = "out"  # the scheduler does not know more
     # findings: see FindingKind; number: the pid; name: the tenant; detail
     STRANGER = "stranger"

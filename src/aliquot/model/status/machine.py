@@ -94,6 +94,7 @@ class CardStatus(Struct):
     node: str | UnsetType = UNSET  # of a machine
     healthy: bool | UnsetType = UNSET  # of an agent
     why_out: str | UnsetType | None = UNSET
+    xid: int | UnsetType = UNSET  # the error that took it out
     withheld: str | UnsetType = UNSET  # why it is not offered although it is healthy
     memory_unregistered_bytes: int = 0  # of processes whose memory nothing limits
     oversubscribe: float = 1.0  # times its memory that may be booked

@@ -368,6 +368,7 @@ class Agent:
             rules=self._rules,
             cards=self.cards,
             why=parts.health.why,
+            xids=parts.health.xids,
             seen={} if parts.meter is None else parts.meter.readings,
             tenancies=tenants.tenancies.values(),
             ended=tenants.ended,

@@ -25,7 +25,7 @@ from aliquot.model.status.machine import (
     Status,
     TenantStatus,
 )
-from aliquot.services.dashboard import messages
+from aliquot.wording import messages
 
 
 def node_view(node: NodeStatus, status: Status, tenants: dict[str, list[Tenant]], timeline: Timeline | None) -> Node:

@@ -8,14 +8,15 @@ import msgspec
 
 from aliquot import dialects
 from aliquot.dialects import Rules, dra, elastic, gpushare, hami, kai, native, qgpu, t9k
-from aliquot.dialects.nodereading import OTHER_UNIT, qgpu_bars_whole_cards
+from aliquot.dialects.nodereading import qgpu_bars_whole_cards
 from aliquot.dialects.wire.objects import Amounts, NodeObject
 from aliquot.dialects.wire.schedulerconfig import DIALECTS
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Node, NodeNote, NoteKind, Offer
 from aliquot.model.numbers.quantity import QuantityError, parse_count
 from aliquot.services.doctor.findings import Finding, Level, found, ok
 from aliquot.services.doctor.otherplugins import other_plugin_findings
 from aliquot.services.explain.snapshot import Snapshot
+from aliquot.wording import nodes as words
 from aliquot.wording.amounts import memory
 
 # Which resource a node must advertise that is labelled for a way of use, and how the label is taken off.
@@ -37,6 +38,9 @@ _LABELS = {
     hami.DIALECT: f"{hami.LABEL}=true",
     kai.DIALECT: f"{kai.LABEL}=true",
 }
+
+# Notes of a node whose advertised resources do not say how much memory each card has.
+_UNKNOWN = frozenset({NoteKind.NO_CARD_COUNT, NoteKind.NO_MEMORY})
 
 # Labels that are on or off, and how both are written.
 _SWITCHES = (
@@ -142,12 +146,12 @@ def _cards(node: Node) -> Iterator[Finding]:
         yield found("cards", node.name, what, fix)
 
 
-def _advice(note: str) -> tuple[str, str]:
+def _advice(note: NodeNote) -> tuple[str, str]:
     """The check that finds what the note of a node with an inventory says, and the fix."""
-    if note == OTHER_UNIT:
+    if note.kind is NoteKind.OTHER_UNIT:
         fix = "set --memory-unit to the same for scheduler and agents (scheduler.memoryUnit and agent.memoryUnit of the"
         return "memory-unit", f"{fix} chart)"
-    if gpushare.ACK_LABEL in note:
+    if note.kind is NoteKind.UNKNOWN_MODE:
         return "labels", f"kubectl label node NODE --overwrite {gpushare.ACK_LABEL}=share"
     fix = f"kubectl label node NODE {elastic.OVERSUBSCRIBE}=1.5 --overwrite, and agent.hostPool of the chart"
     return "oversubscribe", fix
@@ -166,11 +170,11 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
         if node.offers:
             for note in node.notes:
                 fix = f"if that is wrong: set annotation {native.INVENTORY}, as the agent will"
-                yield Finding("cards", Level.NOTE, (name,), f"had to be guessed at: {note}", fix)
+                yield Finding("cards", Level.NOTE, (name,), f"had to be guessed at: {words.note(note)}", fix)
         return
     for note in node.notes:  # with an inventory nothing about the cards is assumed: these are about its labels
         check, fix = _advice(note)
-        yield found(check, name, note, fix)
+        yield found(check, name, words.note(note), fix)
     rest = {key: value for key, value in annotations.items() if key != native.INVENTORY}
     metadata = msgspec.structs.replace(obj.metadata, annotations=rest)
     status = msgspec.structs.replace(obj.status, capacity=_available(obj))
@@ -182,7 +186,7 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
         what = f"the agent found {len(node.cards)} cards, but the kubelet advertises {len(bare.cards)}"
         yield found("cards", name, what, fix)
         return
-    if any("is assumed" in note for note in bare.notes):
+    if any(note.kind in _UNKNOWN for note in bare.notes):
         return  # no advertised resource says the memory
     if native.COUNTED in annotations and not all(card.usable for card in node.cards):
         return  # the agent leaves cards out of use out of the amount

@@ -14,11 +14,12 @@ from aliquot.dialects.wire.otherplugins import hand_out
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.grant import Grant
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Closed, Node, Offer
 from aliquot.services.explain.claims import why_without_card
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot, take_snapshot
 from aliquot.services.explain.verdicts import Note, Verdict
 from aliquot.wording.groups import waiting
+from aliquot.wording.nodes import closed, note
 from aliquot.wording.refusals import held_back, one_sentence
 
 Json = dict[str, Any]
@@ -62,11 +63,17 @@ class NodeStanding:
     by_claims: bool = False  # its cards go to ResourceClaims
     claims: tuple[ClaimStanding, ...] = ()  # those that hold them
     unreadable: tuple[str, ...] = ()  # what is wrong with claims that hold them and are not counted
+    agent_away: bool = False  # no agent answers the kubelet there for the moment
 
     @property
     def offers(self) -> tuple[str, ...]:
         """The ways of use it offers, in a fixed order."""
         return () if self.node is None else (*self.node.offer_names, *((DIALECT,) * self.by_claims))
+
+    @property
+    def notes(self) -> list[str]:
+        """What had to be assumed about it, in sentences."""
+        return [] if self.node is None else [note(about) for about in self.node.notes]
 
     @property
     def factor(self) -> float:
@@ -160,8 +167,8 @@ def _nodes(
             for card in node.cards
         )
         trouble, by_claims = (*_trouble(snapshot, name), *wrong), name in cluster.reported.by_claims
-        here = tuple(pods.get(name, ()))
-        yield NodeStanding(name, node, cards, here, trouble, by_claims, holding, tuple(wrong))
+        here, away = tuple(pods.get(name, ())), Closed.AGENT_AWAY in cluster.reported.closed.get(name, ())
+        yield NodeStanding(name, node, cards, here, trouble, by_claims, holding, tuple(wrong), away)
     for name, broken in cluster.reported.unusable.items():
         sentences = tuple(invalid.sentence() for invalid in broken)
         yield NodeStanding(name, None, (), tuple(pods.get(name, ())), sentences)
@@ -190,6 +197,7 @@ def _with_claims(used: Usage, card: int, claims: Iterable[PodStanding]) -> Usage
 
 
 def _trouble(snapshot: Snapshot, name: str) -> tuple[str, ...]:
-    cluster = snapshot.cluster
-    others = cluster.reported.others.get(name, ())
-    return (*cluster.reported.closed.get(name, ()), *([f"offers nothing: {hand_out(others)}"] if others else ()))
+    reported = snapshot.cluster.reported
+    others = reported.others.get(name, ())
+    nothing = [f"offers nothing: {hand_out(others)}"] if others else []
+    return (*map(closed, reported.closed.get(name, ())), *nothing)

@@ -39,6 +39,7 @@ from aliquot.services.explain.residents import Residents
 from aliquot.services.explain.verdicts import Note, Preemption, Verdict
 from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
 from aliquot.services.scheduler.preemption.tenants import best_plan
+from aliquot.wording import nodes as words
 from aliquot.wording.preemption import Victim
 
 Json = dict[str, Any]
@@ -153,7 +154,7 @@ class Snapshot:
 
     def _notes_on_node(self, node: NodeObject) -> Iterator[Note]:
         shown = self.cluster.board.node(node.metadata.name)
-        yield from (Note(node.metadata.name, text) for text in (shown.notes if shown else ()))
+        yield from (Note(node.metadata.name, words.note(note)) for note in (shown.notes if shown else ()))
         others = self.cluster.reported.others.get(node.metadata.name, ())
         if others:
             yield Note(node.metadata.name, f"offers nothing: {hand_out(others)}; {share_command(node.metadata.name)}")

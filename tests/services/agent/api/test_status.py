@@ -14,7 +14,7 @@ from aliquot.model.status.machine import AgentStatus, DaemonStatus, ResourceStat
 from aliquot.model.tenant import Finding, FindingKind, SharingRules
 from aliquot.services.agent.api.status import NodeState, resource_statuses, status
 from aliquot.services.daemon.metrics import PODS, exposition
-from aliquot.services.dashboard.messages import control
+from aliquot.wording.messages import control
 from kit.agents.fakeagent import CARDS, RESOURCE, RUNS_ON_A, STRANGER, FakeAgent, a_scene
 
 

@@ -110,6 +110,7 @@ def test_an_xid_takes_a_card_out_though_it_answers_every_check(driver: PlayedDri
     look(health, 10)
     assert healthy(health) == [False, True]
     assert health.why["GPU-a"].startswith("Xid 48")
+    assert health.xids == {"GPU-a": 48}
 
 
 def test_xids_of_applications_and_of_unknown_cards_change_nothing(driver: PlayedDriver) -> None:

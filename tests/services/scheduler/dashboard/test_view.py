@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aliquot.model.node import Closed
 from aliquot.model.status.dashboard import SERIES, Message, MessageCode, Node, Timeline
 from aliquot.model.tenant import State
 from aliquot.services.dashboard.contract import FREE, MIXED, NORMAL, ONLINE, OUT, WHOLE
@@ -142,7 +143,7 @@ def test_tick_has_what_changed_back_after_a_state() -> None:
     view.state(1000.0)
     view.tick(1001.0)
     put(cluster, "p", "n1")
-    cluster.reported.closed["n1"] = ("cordoned",)
+    cluster.reported.closed["n1"] = (Closed.CORDONED,)
     view.state(1001.5)
     cluster.drop_pod("ns/p")
     del cluster.reported.closed["n1"]

@@ -40,6 +40,7 @@ class NodeState:
     standings: Iterable[Standing]
     findings: Iterable[Finding]
     controls: Mapping[str, CardControl] = field(default_factory=dict)  # by UUID
+    xids: Mapping[str, int] = field(default_factory=dict)  # the errors that took cards out, by UUID
 
 
 def status(node: NodeState, now: float, daemon: DaemonStatus, agent: AgentStatus) -> Status:
@@ -89,6 +90,7 @@ def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy], unregistere
         utilisation=reading.utilisation,
         healthy=card.healthy,
         why_out=node.why.get(card.uuid, card.withheld or None),
+        xid=node.xids.get(card.uuid, UNSET),
         withheld=card.withheld or UNSET,
         memory_unregistered_bytes=unregistered,
         oversubscribe=node.rules.oversubscribe,

@@ -49,7 +49,7 @@ class Driver(Protocol):
 class CardHealth:
     """The cards of this boot, `remembered` ones included, with `healthy` as they are now.
 
-    `why` has the reason of each that is out.
+    `why` has the reason of each that is out, `xids` the error of each that an Xid took out.
     `ignored`: Xids that take no card out on this node, in addition to those that are the application's fault anyway.
     """
 
@@ -73,6 +73,7 @@ class CardHealth:
         ]
         self.cards: tuple[Card, ...] = ()
         self.why: Mapping[str, str] = {}
+        self.xids: Mapping[str, int] = {}
         self._publish()
 
     def start(self) -> None:
@@ -245,6 +246,7 @@ class CardHealth:
 
     def _publish(self) -> None:
         health = self._health
+        self.xids = {uuid: state.xid for uuid, state in health.items() if state.xid is not None}
         self.why = {uuid: state.why for uuid, state in health.items() if state.why is not None}
         self.cards = tuple(replace(card, healthy=not health[uuid].is_out) for uuid, card in self._cards.items())
 

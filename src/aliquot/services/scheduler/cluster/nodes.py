@@ -10,7 +10,7 @@ from aliquot.dialects import NodeReader, dra, gpushare, hami, native
 from aliquot.dialects.kube.conditions import closing_taints
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of, served_by_other
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Closed, Node, Offer
 from aliquot.model.refusal import Invalid
 
 
@@ -19,7 +19,7 @@ class ReportedNodes:
     """All are by the node's name. What changes a node returns it as the board should show it; None: not at all."""
 
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # those that break a rule
-    closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # those that Kubernetes keeps Pods from, and why
+    closed: dict[str, tuple[Closed, ...]] = field(default_factory=dict)  # where Kubernetes sends no Pods, and why
     by_claims: set[str] = field(default_factory=set)  # those whose cards kube-scheduler gives to ResourceClaims
     counted: set[str] = field(default_factory=set)  # those whose agents count gpu-mem without devices
     placeless: set[str] = field(default_factory=set)  # those with gpu-mem of gpushare's own plugin: without places

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from aliquot.model.status.dashboard import Card, Node, Pod, Tenant
-from aliquot.services.dashboard import messages
+from aliquot.wording import messages
 
 _PATIENCE = 1.0  # seconds: the rest of the page does not wait for longer
 _FRESH = 0.8  # seconds that an answer is good for other visitors

@@ -12,10 +12,10 @@ from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.node import Offer
 from aliquot.model.status.dashboard import FoundPod, Message, Pod, WaitingPod
-from aliquot.services.dashboard import messages
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard.claims import Claims, HeldClaim
 from aliquot.services.scheduler.dashboard.parts import epoch, pod_cards, unplaced_pod
+from aliquot.wording import messages
 
 
 def page(cluster: Cluster, claims: Claims, key: str, uid: str) -> Pod | None:

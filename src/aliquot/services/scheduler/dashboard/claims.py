@@ -21,9 +21,9 @@ from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
 from aliquot.model.status.dashboard import Message
-from aliquot.services.dashboard import messages
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard.layout import Used
+from aliquot.wording import messages
 
 
 @dataclass(frozen=True, slots=True)

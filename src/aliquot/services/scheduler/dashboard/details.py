@@ -25,13 +25,13 @@ from aliquot.model.status.dashboard import (
 )
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.placement.verdicts import FITS, verdict_of
-from aliquot.services.dashboard import messages
 from aliquot.services.scheduler.cluster import Cluster, Pending, Placed
 from aliquot.services.scheduler.dashboard import claimpods
 from aliquot.services.scheduler.dashboard.claims import Claims
 from aliquot.services.scheduler.dashboard.parts import epoch, pod_cards, tenant_of, unplaced_pod
 from aliquot.services.scheduler.dashboard.refusals import group_lacks, invalid_nodes, no_fitting_node, refused_by_nodes
 from aliquot.services.scheduler.groups.admission import known_shortfall
+from aliquot.wording import messages
 
 _FRESH = 10.0  # seconds that a reason is good for other Pods of its kind
 _AT_ONCE = 4  # reasons computed for one list: each goes over all nodes

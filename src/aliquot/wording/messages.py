@@ -5,7 +5,6 @@ The page words the codes in other languages: web/src/text.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET, convert, to_builtins
@@ -13,7 +12,8 @@ from msgspec import UNSET, convert, to_builtins
 from aliquot.dialects.dra import LABEL
 from aliquot.model.cardstate.control import ControlLevel
 from aliquot.model.claim import AppClass, Claim
-from aliquot.model.node import Isolation
+from aliquot.model.device import MIG_MODE
+from aliquot.model.node import Closed, Isolation, NodeNote
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.dashboard import FINDINGS, Message, PodCard, Refused, Wants
 from aliquot.model.status.dashboard import MessageCode as Code
@@ -26,13 +26,11 @@ from aliquot.model.status.machine import (
     RequestStatus,
     requests_of,
 )
-from aliquot.wording import promises, shortage
+from aliquot.wording import nodes, promises, shortage
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.control import control_words
 from aliquot.wording.requests import on_cards, wants
 from aliquot.wording.requests import requests as request_words
-
-_XID = re.compile(r"Xid (\d+)")
 
 _PRIORITIES = {
     "binpack": "the fullest of the nodes and cards with room",
@@ -49,7 +47,7 @@ _POLICIES = {
     Isolation.FIXED_SHARE: "each tenant has its quota of the compute and no more",
     Isolation.BURST_SHARE: "each tenant has its quota at least, and what the others leave",
 }
-_CLOSED = {"cordoned": Code.CORDONED, "not ready": Code.NOT_READY, "agent away": Code.AGENT_AWAY}
+_CLOSED = {Closed.CORDONED: Code.CORDONED, Closed.NOT_READY: Code.NOT_READY, Closed.AGENT_AWAY: Code.AGENT_AWAY}
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
@@ -247,9 +245,9 @@ def guessed(doubt: str) -> Message:
 # --- what is wrong ---------------------------------------------------------------------------------------------------
 
 
-def closed(word: str) -> Message:
-    """Why Kubernetes sends no Pods to a node: NodeObject.closed."""
-    return Message(_CLOSED[word], word)
+def closed(why: Closed) -> Message:
+    """Why Kubernetes sends no Pods to a node."""
+    return Message(_CLOSED[why], nodes.closed(why))
 
 
 def other_plugins(names: Sequence[str]) -> list[Message]:
@@ -260,7 +258,7 @@ def other_plugins(names: Sequence[str]) -> list[Message]:
 
 def withheld(why: str) -> Message:
     """Why a healthy card is not offered."""
-    return Message(Code.WITHHELD, f"not offered: {why}", detail=why)
+    return Message(Code.WITHHELD_MIG if why == MIG_MODE else Code.WITHHELD, f"not offered: {why}", detail=why)
 
 
 def cards_out(count: int) -> list[Message]:
@@ -282,9 +280,19 @@ def claim_unreadable(key: str, broken: Invalid) -> Message:
     return Message(Code.CLAIM_UNREADABLE, text, name=key, detail=broken.sentence())
 
 
-def assumed(notes: Iterable[str]) -> list[Message]:
+def assumed(notes: Iterable[NodeNote]) -> list[Message]:
     """What had to be assumed about a node."""
-    return [Message(Code.ASSUMED, note, detail=note) for note in notes]
+    return [
+        Message(
+            Code.ASSUMED,
+            nodes.note(note),
+            name=note.kind,
+            names=[note.source, note.other],
+            number=note.number,
+            count=note.other_number,
+        )
+        for note in notes
+    ]
 
 
 def why_out(card: CardStatus) -> Message | None:
@@ -294,8 +302,8 @@ def why_out(card: CardStatus) -> Message | None:
     text = card.why_out or ""
     if card.withheld and card.healthy is not False:
         return withheld(card.withheld)
-    if xid := _XID.match(text):
-        return Message(Code.XID, text, number=int(xid[1]), detail=text)
+    if card.xid is not UNSET:
+        return Message(Code.XID, text, number=card.xid, detail=text)
     return Message(Code.DRIVER_SILENT, text, detail=text) if text else OUT
 
 
