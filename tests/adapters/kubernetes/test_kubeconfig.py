@@ -229,6 +229,8 @@ def test_a_login_program_that_cannot_be_run_is_named_with_its_install_hint(
         ("print('not json')", "failed"),
         ("print('[]')", "failed"),
         ("print(json.dumps({'status': {'clientCertificateData': 'x'}}))", "gave no token"),
+        ("print('[' * 100_000)", "failed: "),
+        ("print(json.dumps({'status': {'token': 'a\\r\\nX-Remote-User: root'}}))", "signs that no token may have"),
     ],
 )
 def test_a_login_program_that_fails_is_named(tmp_path: Path, body: str, why: str) -> None:
@@ -236,6 +238,19 @@ def test_a_login_program_that_fails_is_named(tmp_path: Path, body: str, why: str
     with pytest.raises(KubeConfigError, match=why) as refused:
         credential.token(0.0)
     assert sys.executable in str(refused.value)
+
+
+def test_a_login_program_that_prints_without_end_is_given_up_at_a_mebibyte(tmp_path: Path) -> None:
+    body = "while True: sys.stderr.write('e' * 65536); sys.stdout.write('x' * 65536)"
+    credential = read_kubeconfig(written(tmp_path, config(user=plugin(tmp_path, body)))).credential
+    with pytest.raises(KubeConfigError, match="printed more than 1 MiB"):
+        credential.token(0.0)
+
+
+def test_a_token_file_with_a_line_end_within_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a\nX-Remote-User: root")
+    with pytest.raises(KubeConfigError, match="signs that no token may have"):
+        Credential(file=tmp_path / "token").token(0.0)
 
 
 def test_a_login_program_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from aliquot.adapters.kubernetes import kubectl as kubectl_module
+from aliquot.adapters.kubernetes import paging
 from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
 from aliquot.cli.cluster.kubectl_aliquot import aliquot
 from aliquot.cli.cluster.kubectl_inspect import inspect
@@ -39,6 +44,61 @@ def test_a_list_that_expired_between_two_pages_is_asked_for_whole(
 
     monkeypatch.setattr(Kubectl, "get", expiring)
     assert len(kubectl.nodes()) == 501
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [
+        (lambda page: "again", "has no end: page 2 names a page as the next that was read already"),
+        (lambda page: f"{page % 3}", "has no end: page 4 names a page as the next that was read already"),
+        (str, "has no end: 20 pages were read, and there are more"),
+    ],
+    ids=["the same page", "in a circle", "always another"],
+)
+def test_a_list_without_an_end_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, token: Callable[[int], str], says: str
+) -> None:
+    asked = 0
+
+    def get(self: Kubectl, path: str, **query: str) -> object:
+        nonlocal asked
+        asked += 1
+        assert asked < 100, "it is not asked for ever"
+        return {"items": [gpushare_node(f"n{asked}")], "metadata": {"continue": token(asked)}}
+
+    monkeypatch.setattr(Kubectl, "get", get)
+    monkeypatch.setattr(paging, "MOST_PAGES", 20)
+    with pytest.raises(KubectlError, match=says):
+        Kubectl().nodes()
+
+
+def test_kubectl_that_prints_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login program of a kubeconfig prints through it."""
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nyes error >&2 & yes\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("KUBECTL", str(tmp_path / "kubectl"))
+    monkeypatch.setattr(kubectl_module, "_MOST", 1 << 20)
+    with pytest.raises(KubectlError, match="kubectl get: it printed more than 1 MiB"):
+        Kubectl().nodes()
+
+
+def test_errors_of_kubectl_without_end_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nyes 'error: no' | head -c 4000000 >&2; exit 1\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("KUBECTL", str(tmp_path / "kubectl"))
+    with pytest.raises(KubectlError) as refused:
+        Kubectl().nodes()
+    assert len(str(refused.value)) < 100_000
+
+
+def test_kubectl_is_given_all_of_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nexec cat\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("KUBECTL", str(tmp_path / "kubectl"))
+    given = bytes(range(256)) * 4000
+    assert Kubectl().run("create", stdin=given) == given
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nexec echo done\n")
+    assert Kubectl().run("create", stdin=given) == b"done\n"
 
 
 def test_kubectl_flags_are_passed_on(cluster: FakeCluster) -> None:

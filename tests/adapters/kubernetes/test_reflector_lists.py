@@ -100,6 +100,25 @@ def test_a_list_that_expires_between_two_pages_is_begun_anew_and_reports_nothing
     play(scene, before=before)
 
 
+@pytest.mark.parametrize("items", ["[]", '[{"metadata": {"name": "a", "resourceVersion": "1"}}]'])
+def test_a_list_whose_pages_name_each_other_is_given_up_and_repeated(
+    items: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    endless = text(200, f'{{"metadata":{{"resourceVersion":"1","continue":"again"}},"items":{items}}}')
+
+    def before(server: ApiServer) -> None:
+        three(server)
+        server.faults.extend([endless] * 3)
+
+    async def scene(rig: Rig) -> None:
+        await rig.synced()
+        assert rig.sink.reported == [("changed", name) for name in "abc"]
+        assert len(rig.server.asked(watch=False)) <= 6
+
+    play(scene, before=before)
+    assert any("page 2 names a page as the next that was read already" in str(vars(each)) for each in caplog.records)
+
+
 @pytest.mark.parametrize(
     "fault",
     [hang_up, half_an_answer, status(500), status(401), text(502, "<html>"), text(200, "{"), text(200, "[]")],

@@ -11,6 +11,7 @@ import pytest
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.dialects.gpushare import MEMORY
 from aliquot.dialects.native import AGENT, COUNTED
+from aliquot.services.install.clusterobjects import InstallError
 from aliquot.services.install.sweeper import SweepSettings, within_limit_range
 from aliquot.services.install.uninstaller import Uninstaller
 from kit.clusters.fakeapi import Api, Json, forbidden
@@ -39,6 +40,21 @@ def test_node_is_cleaned_by_the_next_uninstallation_if_one_ends_between_its_patc
     assert api.objects[PATH]["metadata"]["annotations"] == {"mine": "yes"}
     assert api.objects[PATH]["status"] == {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}}
     assert not clean(api)
+
+
+def test_uninstallation_ends_with_an_error_if_the_list_of_pods_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, asked = Api({}), 0
+
+    async def get(path: str, **_: object) -> Json:
+        nonlocal asked
+        asked += 1
+        assert asked < 10, "it is not asked for ever"
+        return {"items": [], "metadata": {"continue": "again"} if path == "/api/v1/pods" else {}}
+
+    monkeypatch.setattr(api.kube, "get", get)
+    uninstaller = Uninstaller(api.kube, report=lambda *_: None, now=lambda: 0.0, until=1.0)
+    with pytest.raises(InstallError, match="the list /api/v1/pods has no end"):
+        asyncio.run(uninstaller.holders())
 
 
 def test_node_is_cleaned_with_two_patches_and_no_conflict() -> None:

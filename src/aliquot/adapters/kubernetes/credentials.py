@@ -10,15 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aliquot.adapters.kubernetes.programs import output_of
+
 BY_KUBECTL_PROXY = "or start `kubectl proxy` and use a kubeconfig whose server is http://127.0.0.1:8001"
 
 _FILE_TOKEN_SECONDS = 60.0  # the kubelet renews a service account's token long before it expires
 _PLUGIN_SECONDS = 60.0  # a login program may open a browser
+_PLUGIN_OUTPUT = 1 << 20  # bytes
 _VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 
 class KubeConfigError(Exception):
     """What is wrong with the configuration, and where."""
+
+
+def _is_token(text: str) -> bool:
+    """Whether it can be sent: a line end in it would begin another header."""
+    return text.isascii() and text.isprintable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +45,15 @@ class ExecPlugin:
         spec = {"interactive": False} | ({} if self.cluster is None else {"cluster": self.cluster})
         info = {"apiVersion": self.api_version, "kind": "ExecCredential", "spec": spec}
         try:
-            done = subprocess.run(  # noqa: S603  # the user's own kubeconfig names it, as for kubectl
+            done = output_of(
                 self.words,
                 env={**os.environ, **self.env, "KUBERNETES_EXEC_INFO": json.dumps(info, default=str)},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_PLUGIN_SECONDS,
-                check=True,
+                seconds=_PLUGIN_SECONDS,
+                most=_PLUGIN_OUTPUT,
             )
+            done.check_returncode()
             status = json.loads(done.stdout).get("status") or {}
-            token = status.get("token")
+            token = str(status.get("token") or "")
         except (FileNotFoundError, PermissionError) as error:  # also where PATH has another user's folder
             hint = f": {self.install_hint}" if self.install_hint else ""
             raise KubeConfigError(f"the login program {program} of the kubeconfig failed: {error}{hint}") from error
@@ -54,14 +61,14 @@ class ExecPlugin:
             last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             why = f": {last[:200]}" if last else ""
             raise KubeConfigError(f"the login program {program} of the kubeconfig failed: {error}{why}") from error
-        except (OSError, subprocess.SubprocessError, ValueError, AttributeError) as error:
+        except (OSError, subprocess.SubprocessError, ValueError, AttributeError, RecursionError) as error:
             raise KubeConfigError(f"the login program {program} of the kubeconfig failed: {error}") from error
         if not token:
             raise KubeConfigError(
                 f"the login program {program} gave no token; a client certificate from a login program is not"
                 f" supported: let it print a token, {BY_KUBECTL_PROXY}"
             )
-        return str(token)
+        return token
 
 
 def parse_exec(path: Path, config: object, cluster: Mapping[str, Any]) -> ExecPlugin:
@@ -114,6 +121,10 @@ class Credential:
         age = None if self._read_at is None else now - self._read_at
         if age is None or fresh or (self._file is not None and age > _FILE_TOKEN_SECONDS):
             self._token = self._plugin.token() if self._plugin is not None else self._from_file()
+            if not _is_token(self._token):
+                self._token = None
+                origin = f"of {self._file}" if self._plugin is None else f"that {self._plugin.words[0]} printed"
+                raise KubeConfigError(f"the token {origin} has signs that no token may have")
             self._read_at = now
         return self._token
 

@@ -14,7 +14,11 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from aliquot.adapters.kubernetes.paging import EndlessError, Pages
+from aliquot.adapters.kubernetes.programs import TooMuchError, output_of
+
 _PAGE = 500  # objects; as kubectl itself asks
+_MOST = 1 << 30  # bytes of one page: an API server keeps objects of up to 1.5 MiB
 _PATIENCE = 120.0  # seconds for one page; kubectl has a --request-timeout of its own
 
 NODES = "/api/v1/nodes"
@@ -71,14 +75,7 @@ class Kubectl:
         """What it prints. Raises KubectlError."""
         binary = os.environ.get("KUBECTL") or "kubectl"
         try:
-            done = subprocess.run(  # noqa: S603  # the user's own kubectl, with words and no shell
-                [binary, *words, *self.flags],
-                input=stdin,
-                stdin=subprocess.DEVNULL if stdin is None else None,
-                capture_output=True,
-                timeout=_PATIENCE,
-                check=False,
-            )
+            done = output_of([binary, *words, *self.flags], stdin=stdin, seconds=_PATIENCE, most=_MOST)
         except FileNotFoundError as error:
             raise _no_kubectl(binary) from error
         except OSError as error:
@@ -89,6 +86,8 @@ class Kubectl:
                 f"kubectl {words[0]} did not answer in {_PATIENCE:g} s",
                 "try --request-timeout=20s",
             ) from error
+        except TooMuchError as error:
+            raise KubectlError(Trouble.OTHER, f"kubectl {words[0]}: {error}") from error
         if done.returncode:
             raise _understood(done.stderr.decode(errors="replace"))
         return done.stdout
@@ -129,6 +128,7 @@ class Kubectl:
 
     def _pages(self, path: str, kind: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         further: dict[str, str] = {}
+        pages = Pages(path)
         while True:
             page = self.get(path, **query, **further)
             page = page if isinstance(page, dict) else {}
@@ -137,7 +137,10 @@ class Kubectl:
             token = metadata.get("continue") if isinstance(metadata, dict) else None
             if not token:
                 return
-            further = {"continue": str(token)}
+            try:
+                further = {"continue": pages.follow(str(token))}
+            except EndlessError as error:
+                raise KubectlError(Trouble.OTHER, str(error), "ask who runs what answers as the API server") from error
 
     def nodes(self, name: str | None = None) -> list[dict[str, Any]]:
         """All Nodes, or the one."""

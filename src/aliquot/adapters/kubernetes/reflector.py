@@ -20,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
+from aliquot.adapters.kubernetes.paging import EndlessError, Pages
 from aliquot.model.numbers.backoff import backoff
 
 log = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ class Reflector(Generic[T]):
                 log.info("relisting", extra={"data": {"path": self.path, "why": str(error)}})
                 self._version = ""
                 attempt += 1
-            except (ApiError, Unreachable, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (ApiError, Unreachable, EndlessError, msgspec.MsgspecError, UnicodeDecodeError) as error:
                 attempt += 1
                 if isinstance(error, ApiError):
                     if error.status in _REFUSALS:
@@ -290,17 +291,17 @@ class Reflector(Generic[T]):
         return differences
 
     async def _pages(self) -> AsyncIterator[tuple[str, list[T]]]:
-        more, version = "", ""
+        more, version, pages = "", "", Pages(self.path)
         coming: asyncio.Task[Any] | None = self._ask_page("")
         try:
             while coming is not None:
-                raw = await coming
+                raw, coming = await coming, None
                 more = next_page(raw)
-                coming = self._ask_page(more) if more else None
+                coming = self._ask_page(pages.follow(more)) if more else None
                 await asyncio.sleep(0)  # it is sent now: the API server works on it while we decode
                 page = self._page.decode(raw)
                 version, more = page.metadata.resource_version or version, page.metadata.continue_
-                coming = self._ask_page(more) if more and coming is None else coming
+                coming = self._ask_page(pages.follow(more)) if more and coming is None else coming
                 yield version, page.items
         finally:
             if coming is not None:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
+from aliquot.adapters.kubernetes.paging import EndlessError, Pages
 from aliquot.dialects import native
 from aliquot.dialects.dra import CLAIMS, DEVICE_CLASSES
 from aliquot.dialects.dra.claims import ClaimObject
@@ -76,7 +77,7 @@ class Uninstaller:
         items = await self.objects.items(CLAIMS)
         claims = {claim.key for claim in msgspec.convert(items, list[ClaimObject]) if claim.allocated}
         found: list[Json] = []
-        params = {"limit": "500"}
+        params, pages = {"limit": "500"}, Pages("/api/v1/pods")
         while True:
             page = await self._kube.get("/api/v1/pods", params=params, timeout=60.0)
             running = [pod for pod in page.get("items") or () if _runs(pod)]
@@ -84,7 +85,10 @@ class Uninstaller:
             token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return found
-            params = {"limit": "500", "continue": token}
+            try:
+                params = {"limit": "500", "continue": pages.follow(str(token))}
+            except EndlessError as error:
+                raise InstallError(str(error)) from error
 
     async def evict(self, pods: Iterable[Json]) -> None:
         """Delete them, and wait until they are gone."""
