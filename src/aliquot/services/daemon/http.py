@@ -23,7 +23,7 @@ _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # a comparison; who chooses i
 _BACKLOG = 1024
 _AT_ONCE = 64  # connections, before others have their turn
 _ACCEPT_AGAIN = 1.0  # seconds
-KEEPALIVE = 3630.0  # seconds; an hour, or kube-scheduler would find a connection closed that it is about to use
+IDLE = 300.0  # seconds that a connection may be open without a request; Prometheus asks more often
 
 
 def _is_own_error(record: logging.LogRecord) -> bool:
@@ -36,7 +36,7 @@ _log.addFilter(_is_own_error)
 
 
 def make_runner(
-    app: web.Application, limits: Limits, *, shutdown: float = 2.0, keepalive: float = KEEPALIVE
+    app: web.Application, limits: Limits, *, shutdown: float = 2.0, keepalive: float = IDLE
 ) -> web.AppRunner:
     """A runner for the application. `shutdown`: seconds for requests under way when it ends. `keepalive`: seconds until
     a connection's next request must be there as a whole."""

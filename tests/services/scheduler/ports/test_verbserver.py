@@ -28,8 +28,8 @@ _PATIENCE = 60.0
 class Rig:
     """A server whose answers tell who gave them: `direct 3` or `aiohttp 3`, for a body of three bytes."""
 
-    def __init__(self, limits: Limits, idle: float) -> None:
-        self.limits, self.idle = limits, idle
+    def __init__(self, limits: Limits, idle: float = 60.0, silent: float = 60.0) -> None:
+        self.limits, self.idle, self.silent = limits, idle, silent
         self.bodies: list[bytes] = []
         self.slow, self.go = asyncio.Event(), asyncio.Event()
         self.address: Any = None
@@ -65,7 +65,8 @@ class Rig:
         await runner.setup()
         assert runner.server is not None
         answers: dict[bytes, Answer] = {b"/v": self.direct, b"/slow": self.later}
-        self.server = VerbServer(answers, runner.server, self.limits, largest=_LARGEST, idle=self.idle)
+        closed = {"idle": self.idle, "silent": self.silent}
+        self.server = VerbServer(answers, runner.server, self.limits, largest=_LARGEST, **closed)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
         accepting = listen(runner, listener, self.limits, tls=tls, server=self.server)
@@ -114,10 +115,15 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
 
 
 def run(
-    scene: Callable[[Rig], Awaitable[Any]], *, idle: float = 60.0, connections: int = 8, **limits: Any
+    scene: Callable[[Rig], Awaitable[Any]],
+    *,
+    idle: float = 60.0,
+    silent: float = 60.0,
+    connections: int = 8,
+    **limits: Any,
 ) -> tuple[Any, Rig]:
     async def scenario() -> tuple[Any, Rig]:
-        rig = Rig(Limits(connections, **{"unfinished": 1 << 20, **limits}), idle)
+        rig = Rig(Limits(connections, **{"unfinished": 1 << 20, **limits}), idle, silent)
         async with rig.serving():
             return await scene(rig), rig
 
@@ -169,7 +175,7 @@ def test_connection_with_tls_is_given_to_aiohttp_too() -> None:
     client = ssl.create_default_context(cadata=authority.certificate.decode())
 
     async def scenario() -> list[bytes]:
-        rig = Rig(Limits(8, unfinished=1 << 20), 60.0)
+        rig = Rig(Limits(8, unfinished=1 << 20))
         async with rig.serving(context):
             reader, writer = await asyncio.open_connection(*rig.address, ssl=client, server_hostname="aliquot.example")
             answers = []
@@ -406,6 +412,31 @@ def test_idle_connection_is_closed() -> None:
     assert used.endswith(b"direct 3")
 
 
+def test_connection_is_kept_for_an_hour_only_after_a_request_of_kube_schedulers_form() -> None:
+    async def scene(rig: Rig) -> list[bytes]:
+        async with rig.visitor(post(b"abc")) as (used, writer):
+            first = await _answer(used)
+            silent = await rig.ask()
+            await asyncio.sleep(0.2)
+            writer.write(post(b"abcd"))
+            return [first, silent, await _answer(used)]
+
+    assert run(scene, idle=60.0, silent=0.05)[0] == [b"direct 3", b"", b"direct 4"]
+
+
+def test_connection_given_to_aiohttp_is_kept_no_longer_than_those_of_other_ports() -> None:
+    """It is not kube-scheduler's, and may have sent half a header."""
+
+    async def scene(rig: Rig) -> float:
+        async with rig.visitor(b"GET /v HTTP/1.1\r\nHost: a\r\nX-Slow: "):
+            async with asyncio.timeout(_PATIENCE):
+                while not rig.server.others.connections:
+                    await asyncio.sleep(0.01)
+            return float(rig.server.others.connections[0]._keepalive_timeout)
+
+    assert run(scene)[0] <= 300.0
+
+
 def test_requests_of_a_peer_that_does_not_read_wait() -> None:
     """Its answers would fill our memory."""
 
@@ -434,7 +465,7 @@ def test_requests_of_a_peer_that_does_not_read_wait() -> None:
 
 def test_request_under_way_is_answered_before_the_end() -> None:
     async def scenario() -> bytes:
-        rig = Rig(Limits(8, unfinished=1 << 20), 60.0)
+        rig = Rig(Limits(8, unfinished=1 << 20))
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(rig.serving())
             reader, writer = await asyncio.open_connection(*rig.address)

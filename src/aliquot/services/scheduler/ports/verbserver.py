@@ -18,8 +18,11 @@ from typing import cast
 
 from aiohttp import web
 
-from aliquot.services.daemon.http import KEEPALIVE, BodyError, Connection, Limits
+from aliquot.services.daemon.http import IDLE, BodyError, Connection, Limits
 
+# Seconds; an hour, or kube-scheduler would find a connection closed that it is about to use. One that never sent a
+# request of its form is not kube-scheduler's.
+_KEPT = 3630.0
 _LONGEST_HEAD = 4096  # bytes
 _PATIENCE = 2.0  # seconds for requests in progress when we end
 _BEGIN = b"POST /"
@@ -60,7 +63,8 @@ class _Request:
 
 
 class VerbServer:
-    """What the connections share. `answers`: by path. `others`: aiohttp's server."""
+    """What the connections share. `answers`: by path. `others`: aiohttp's server. Seconds until a connection is closed:
+    `idle` after its last answer, `silent` if it had none."""
 
     def __init__(
         self,
@@ -69,10 +73,11 @@ class VerbServer:
         limits: Limits,
         *,
         largest: int,
-        idle: float = KEEPALIVE,
+        idle: float = _KEPT,
+        silent: float = IDLE,
     ) -> None:
         self.answers, self.others, self.limits = answers, others, limits
-        self.largest, self.idle = largest, idle
+        self.largest, self.idle, self.silent = largest, idle, min(idle, silent)
         self.own: dict[VerbConnection, None] = {}  # the oldest first
 
     @property
@@ -104,14 +109,16 @@ class VerbConnection(asyncio.Protocol):
         self._ending = False
         self._idle: asyncio.TimerHandle | None = None
         self._used = 0.0
+        self._served = False  # one request at least
 
     # --- what asyncio reports -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._server.own[self] = None
-        self._used = asyncio.get_running_loop().time()
-        self._close_if_idle()
+        loop = asyncio.get_running_loop()
+        self._used = loop.time()
+        self._idle = loop.call_later(self._server.silent, self._close_if_idle)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._forget()
@@ -220,7 +227,7 @@ class VerbConnection(asyncio.Protocol):
 
     def _write(self, body: bytes) -> None:
         loop = asyncio.get_running_loop()
-        self._used = loop.time()
+        self._used, self._served = loop.time(), True
         self._limits.end(self)
         if self.transport is None or self.transport.is_closing():
             return
@@ -247,9 +254,10 @@ class VerbConnection(asyncio.Protocol):
 
     def _close_if_idle(self) -> None:
         loop = asyncio.get_running_loop()
-        left = self._used + self._server.idle - loop.time()
+        allowed = self._server.idle if self._served else self._server.silent
+        left = self._used + allowed - loop.time()
         if left > 0 or self._task is not None:
-            self._idle = loop.call_later(left if left > 0 else self._server.idle, self._close_if_idle)
+            self._idle = loop.call_later(left if left > 0 else allowed, self._close_if_idle)
         else:
             self.force_close()
 
