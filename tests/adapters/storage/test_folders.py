@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.adapters.storage.folders import ASIDE, remove_folder, wait_removed
+from aliquot.adapters.storage.folders import ASIDE, remove_file, remove_folder, wait_removed
 
 
 def nested(folder: Path, depth: int) -> None:
@@ -54,6 +54,51 @@ def test_many_files_are_removed_aside_in_another_thread(tmp_path: Path) -> None:
     assert not folder.exists()
     wait_removed()
     assert list(tmp_path.iterdir()) == []
+
+
+def large(path: Path) -> None:
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 64 << 20)
+
+
+@pytest.fixture
+def unlinked(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
+    """The size of each file that was removed, with the thread that did it."""
+    seen: dict[int, str] = {}
+    unlink = os.unlink
+
+    def noted(path: str, *, dir_fd: int | None = None) -> None:
+        seen[os.lstat(path, dir_fd=dir_fd).st_size] = threading.current_thread().name
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr("os.unlink", noted)
+    return seen
+
+
+@pytest.mark.parametrize("within", [".", "inner"])
+def test_large_file_is_removed_in_another_thread(tmp_path: Path, unlinked: dict[int, str], within: str) -> None:
+    """The kernel takes a fifth of a second for a GiB, and a file may have many."""
+    folder = tmp_path / "tenant"
+    (folder / within).mkdir(parents=True)
+    large(folder / within / "file")
+    os.link(folder / within / "file", folder / within / "another name")
+    remove_folder(folder)
+    assert not folder.exists()
+    wait_removed()
+    assert list(tmp_path.iterdir()) == []
+    assert unlinked == {64 << 20: "folders"}
+
+
+def test_large_single_file_is_removed_in_another_thread(tmp_path: Path, unlinked: dict[int, str]) -> None:
+    large(tmp_path / "file")
+    (tmp_path / "small").touch()
+    (tmp_path / "link").symlink_to("file")
+    for name in ("link", "file", "small"):
+        remove_file(tmp_path / name)
+        assert not os.path.lexists(tmp_path / name)
+    wait_removed()
+    assert list(tmp_path.iterdir()) == []
+    assert unlinked.get(64 << 20, "folders") == "folders"
 
 
 def test_what_an_earlier_process_put_aside_is_removed_too(tmp_path: Path) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from adapters.storage.test_folders import large
+from aliquot.adapters.storage.folders import ASIDE, wait_removed
+from aliquot.services.daemon.control import Caller
 from aliquot.services.machine.logs import OF_A_USER, RunLogs
+from aliquot.services.machine.tenants.runfiles import new_log, remove_log
 
 
 def test_logs_are_cut_at_the_limit_and_kept_for_the_newest_runs_of_each_user(tmp_path: Path) -> None:
@@ -34,3 +38,25 @@ def test_logs_without_a_limit_are_not_cut(tmp_path: Path) -> None:
 
 def test_missing_folder_of_logs_is_no_error(tmp_path: Path) -> None:
     RunLogs(str(tmp_path / "none"), 1000, set).look(set())
+
+
+def test_large_log_of_an_earlier_run_is_neither_cut_nor_removed_by_who_asks_for_a_new_one(tmp_path: Path) -> None:
+    """The event loop asks; its user can write to the log, and the kernel takes seconds to free many GiB."""
+    path, caller = tmp_path / "run.log", Caller(os.getpid(), os.geteuid(), os.getegid())
+    large(path)
+    large(tmp_path / "run.log.1")
+    with path.open("rb") as earlier:
+        assert new_log(str(path), "run", caller) == str(path)
+        assert os.fstat(earlier.fileno()).st_size == 64 << 20, "it is not cut here"
+    assert (path.stat().st_size, (tmp_path / "run.log.1").exists()) == (0, False)
+    large(path)
+    remove_log(str(path))
+    assert not path.exists()
+    wait_removed()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_log_that_a_killed_daemon_put_aside_is_removed(tmp_path: Path) -> None:
+    (tmp_path / f"{ASIDE}0").touch()
+    RunLogs(str(tmp_path), None, set).look(set())
+    assert list(tmp_path.iterdir()) == []

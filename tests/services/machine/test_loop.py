@@ -11,19 +11,32 @@ import asyncio.events
 import contextlib
 import gc
 import os
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from adapters.storage.test_folders import nested
+from aliquot.adapters.host.home import Home
+from aliquot.adapters.storage import folders
 from aliquot.adapters.storage.database import Database
 from aliquot.adapters.storage.history import OF_A_USER
 from aliquot.model.claim import AppClass
 from aliquot.model.tenancy import EndedRun
+from aliquot.services.dashboard.access import NO_DASHBOARD, Listen
+from aliquot.services.machine.service import Setup, run_daemon
+from kit.machines.machine import PaperArbiter, PaperNvml, cards, eventually
 from services.machine.test_control import Daemon, daemon  # noqa: F401 - a fixture
+from services.machine.test_sweeper import unreadable  # noqa: F401 - a fixture
 
 MOST = 0.1  # seconds
 SLOW = 0.15  # seconds of one write
@@ -68,6 +81,45 @@ while time.monotonic() < end:
     ask({"op": "run", "command": ["x"], "memory_mib": 99, "wait": False, "detach": True}, True)
     ask({"op": "policy", "policy": "fixed-share"}, True)
     ask({"op": "policy", "policy": "best-effort"}, True)
+"""
+
+
+# A user's runs fill their own folders with deep trees and many files, and end, again and again.
+TENANTS = """
+import json, os, socket, sys
+path, rounds, deep, many = sys.argv[1], *map(int, sys.argv[2:])
+
+def nested(folder):
+    at = os.open(folder, os.O_RDONLY)
+    for _ in range(deep):
+        os.mkdir("d", dir_fd=at)
+        inner = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(at)
+
+def filled(folder):
+    for number in range(many):
+        os.close(os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT))
+
+def linked(folder):
+    os.symlink("/", f"{folder}/root")
+    for number in range(many // 10):
+        os.mkdir(f"{folder}/d{number}")
+        os.symlink("..", f"{folder}/d{number}/up")
+
+for number in range(rounds):
+    for fill in (nested, filled, linked):
+        run = os.fork()
+        if run:
+            assert os.waitpid(run, 0)[1] == 0
+            continue
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(path)
+        connection.sendall(json.dumps({"op": "run", "command": ["x"], "memory_mib": 99}).encode() + b"\\n")
+        granted = json.loads(connection.makefile().readline())
+        fill(granted["ok"]["set"]["ALIQUOT_TENANT"])
+        os._exit(0)
 """
 
 
@@ -144,3 +196,86 @@ def test_no_request_blocks_the_loop(daemon: Daemon, monkeypatch: pytest.MonkeyPa
     with measured(monkeypatch) as blocked:
         asyncio.run(act())
     assert blocked == []
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with tempfile.TemporaryDirectory(prefix="alq") as folder:
+        yield Home(folder, folder)
+
+
+def while_running(
+    home: Home, act: Callable[[], None], listen: Listen = NO_DASHBOARD, ready: Callable[[], None] = lambda: None
+) -> None:
+    """A whole daemon in this process; what is done meanwhile is done in a thread. `ready` is called in its loop."""
+    failed: list[BaseException] = []
+
+    def acting() -> None:
+        try:
+            act()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_ready(_: str) -> None:
+        ready()
+        thread.start()
+
+    thread = threading.Thread(target=acting)
+    nvml: Any = PaperNvml(cards())
+    run_daemon(Setup(home, nvml, lambda *_: PaperArbiter(), on_ready, environment={}, front={}, listen=listen))
+    thread.join()
+    for error in failed:
+        raise error
+
+
+@pytest.mark.usefixtures("unreadable")
+@pytest.mark.skipif(not os.path.exists("/proc/thread-self/schedstat"), reason="the kernel counts no waiting times")
+def test_no_folder_and_no_process_of_a_user_blocks_the_loop(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deep trees and many files in the folders of tenants, from before the start too, while the processes of their user
+    cannot be read."""
+    tenants = Path(home.tenants)
+    tenants.mkdir()
+    nested(tenants / "left-deep", 3000)
+    (tenants / "left-full").mkdir()
+    for number in range(5000):
+        (tenants / "left-full" / str(number)).touch()
+
+    def act() -> None:
+        command = [sys.executable, "-S", "-c", TENANTS, home.control, "1", "3000", "20000"]
+        done = subprocess.run(command, stderr=subprocess.PIPE, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        eventually(lambda: all(folder.name.startswith(folders.ASIDE) for folder in tenants.iterdir()))
+
+    with measured(monkeypatch) as blocked:
+        while_running(home, act)
+    assert blocked == []
+    folders.wait_removed()
+    assert [*tenants.iterdir()] == []
+
+
+def test_metrics_of_a_machine_show_what_blocked_its_loop(home: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    metrics: dict[str, float] = {}
+
+    def look() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            lines = [line.rpartition(" ") for line in answer.read().decode().splitlines()]
+        metrics.update({name: float(value) for name, _, value in lines if name.startswith("aliquot_loop_delay")})
+        return metrics["aliquot_loop_delay_max_seconds"] >= 0.4
+
+    def act() -> None:
+        asyncio.run_coroutine_threadsafe(block(), loops[0]).result(60)
+        eventually(look)
+
+    async def block() -> None:
+        time.sleep(0.6)
+
+    loops: list[asyncio.AbstractEventLoop] = []
+    while_running(home, act, Listen("127.0.0.1", port), ready=lambda: loops.append(asyncio.get_running_loop()))
+    assert metrics["aliquot_loop_delay_seconds_count"] >= 1
+    assert metrics["aliquot_loop_delay_seconds_sum"] >= 0.4
+    slow = metrics["aliquot_loop_delay_seconds_count"] - metrics['aliquot_loop_delay_seconds_bucket{le="0.25"}']
+    assert slow >= 1

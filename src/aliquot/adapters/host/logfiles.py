@@ -56,8 +56,13 @@ def _copied(log: int, fresh: str, found: os.stat_result, limit: int) -> bool:
     return True
 
 
+def parts(path: str) -> tuple[str, ...]:
+    """The files of a log, each of which may be missing."""
+    return path, path + OLDER, path + _FRESH
+
+
 def remove(path: str) -> None:
     """The log and its older part, if they are there."""
-    for part in (path, path + OLDER, path + _FRESH):
+    for part in parts(path):
         with contextlib.suppress(OSError):
             os.unlink(part)

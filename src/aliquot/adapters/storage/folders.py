@@ -1,8 +1,8 @@
-"""Removes folders whose owners may have put anything into them: deep trees, many files, links, mounts.
+"""Removes folders whose owners may have put anything into them: deep trees, many files, large files, links, mounts.
 
 A small folder is gone when the call returns. A larger one is renamed aside at once, and a thread of its own removes it:
 no caller, and no start of a daemon, waits for it or fails by it. What a killed process left aside is found by the next
-one, which removes all folders that it does not know.
+one, which removes all folders that it does not know. The same for single files: the kernel takes 0.2 s to free 1 GiB.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import os
 import queue
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 ASIDE = ".removed."  # how the names of folders begin that are being removed
 _AT_ONCE = 64  # files and folders that a caller removes itself
+_BYTES_AT_ONCE = 4 << 20  # of all these files together
 _LONGEST = 120.0  # seconds for one folder: its owner may fill it faster than we empty it
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -29,7 +31,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def remove_folder(path: Path) -> None:
     """Remove the folder with all that is in it. Never raises; logs what cannot be removed."""
     try:
-        if _Emptying(path, most=_AT_ONCE).run():
+        if _Emptying(path, most=_AT_ONCE, most_bytes=_BYTES_AT_ONCE).run():
             return
         aside = path if path.name.startswith(ASIDE) else path.with_name(ASIDE + secrets.token_hex(8))
         if aside != path:
@@ -40,6 +42,27 @@ def remove_folder(path: Path) -> None:
         _LOG.warning("folder_not_removed", extra={"data": {"path": str(path), "why": str(error)}})
         return
     _remover().put(aside)
+
+
+def remove_file(path: Path) -> None:
+    """Remove what has this name, which is no folder. Raises OSError."""
+    if not put_aside_if_large(path):
+        path.unlink()
+
+
+def put_aside_if_large(path: Path) -> bool:
+    """Whether this was a large file. Then nothing has this name now, and the thread removes it. Raises OSError."""
+    if _size(os.lstat(path)) <= _BYTES_AT_ONCE:
+        return False
+    aside = path.with_name(ASIDE + secrets.token_hex(8))
+    os.rename(path, aside)
+    _remover().put(aside)
+    return True
+
+
+def _size(found: os.stat_result) -> int:
+    """Bytes that are freed with it."""
+    return found.st_blocks * 512 if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 else 0
 
 
 def remove_whole(path: Path) -> None:
@@ -53,8 +76,10 @@ def remove_whole(path: Path) -> None:
 class _Emptying:
     """Removes one folder without recursion: folders inside of folders are moved up to the first one."""
 
-    def __init__(self, path: Path, *, most: int | None = None, seconds: float = _LONGEST) -> None:
-        self._path, self._left = path, most
+    def __init__(
+        self, path: Path, *, most: int | None = None, most_bytes: int | None = None, seconds: float = _LONGEST
+    ) -> None:
+        self._path, self._left, self._left_bytes = path, most, most_bytes
         self._until = time.monotonic() + seconds
         self._moved = 0
         self.why = ""  # what could not be removed
@@ -117,6 +142,10 @@ class _Emptying:
 
     def _unlink(self, name: str, folder: int) -> int:
         try:
+            if self._left_bytes is not None:
+                self._left_bytes -= _size(os.stat(name, dir_fd=folder, follow_symlinks=False))
+                if self._left_bytes < 0:
+                    return 0
             os.unlink(name, dir_fd=folder)
             return 1
         except FileNotFoundError:
@@ -144,7 +173,8 @@ class _Emptying:
                 yield entry
 
     def _has_room(self) -> bool:
-        return (self._left is None or self._left > 0) and time.monotonic() < self._until
+        full = (self._left is not None and self._left <= 0) or (self._left_bytes is not None and self._left_bytes < 0)
+        return not full and time.monotonic() < self._until
 
 
 # One thread for the whole process, started when it is needed first.

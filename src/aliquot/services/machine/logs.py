@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
 
 from aliquot.adapters.host import logfiles
+from aliquot.adapters.storage.folders import ASIDE
 
 _LOG = logging.getLogger("aliquot.logs")
 _EVERY = 2.0  # seconds
@@ -33,7 +35,10 @@ class RunLogs:
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
-                    if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
+                    if entry.name.startswith(ASIDE):  # a daemon before this one was killed
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(entry.path)
+                    elif entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
                         found = entry.stat(follow_symlinks=False)
                         self._bound(entry.path)
                         if entry.path not in in_use:
