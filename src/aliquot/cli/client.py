@@ -14,7 +14,7 @@ from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonErr
 from aliquot.adapters.host.home import SYSTEM_RUN, homes
 from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, parse_duration
 from aliquot.cli.errors import InputError
-from aliquot.model.status.machine import Status
+from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenant import AUTO
 
 _DENIED = 77
@@ -111,6 +111,19 @@ def parse_status(answer: dict[str, Any]) -> Status:
         return msgspec.convert(answer, Status)
     except msgspec.ValidationError as error:
         raise InputError(f"the daemon's status cannot be read ({error}): is it of another version?") from None
+
+
+def read_daemon() -> DaemonStatus:
+    """What the daemon says about itself."""
+    return parse_daemon(ask({"op": "hello"}))
+
+
+def parse_daemon(answer: dict[str, Any]) -> DaemonStatus:
+    """As it came over the socket."""
+    try:
+        return msgspec.convert(answer, DaemonStatus)
+    except msgspec.ValidationError as error:
+        raise InputError(f"the daemon's answer cannot be read ({error}): is it of another version?") from None
 
 
 def refused(error: AnswerError, what: str) -> InputError:

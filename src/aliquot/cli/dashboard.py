@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import click
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl
-from aliquot.cli.client import ask
+from aliquot.cli.client import read_daemon
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
+from aliquot.model.status.machine import DaemonStatus
 from aliquot.services.doctor.locate import default_location, find_scheduler
 
 _NONE = (
@@ -56,29 +57,29 @@ def dashboard(
         )
         _forward(reach(lambda: kubectl.spawn(*words)), opens=opens)
         return
-    about = ask({"op": "hello"})
-    if about.get("node"):
+    daemon = read_daemon()
+    if daemon.node:
         raise InputError(_AGENT)
-    if not about.get("dashboard"):
+    if not daemon.dashboard:
         raise InputError(_NONE)
-    if about.get("token"):
-        _tell_token(about)
-    _tell(about["dashboard"], opens=opens, token=_token(about) if opens else None)
+    if daemon.token:
+        _tell_token(daemon, daemon.dashboard)
+    _tell(daemon.dashboard, opens=opens, token=_token(daemon) if opens else None)
 
 
-def _tell_token(about: dict[str, Any]) -> None:
+def _tell_token(daemon: DaemonStatus, url: str) -> None:
     """How to come in, and from where. On stderr: what is on stdout is an address."""
-    elsewhere, file = about.get("dashboard_elsewhere"), about.get("token_file")
-    where = f"in {file}: open {about['dashboard']}?token=$(cat {file}) once" if file else "the one of its --token-file"
+    file = daemon.token_file
+    where = f"in {file}: open {url}?token=$(cat {file}) once" if file else "the one of its --token-file"
     click.echo(f"aliquot: a token is asked for there, {where}", err=True)
-    if elsewhere:
-        click.echo(f"aliquot: from other machines: {elsewhere}", err=True)
+    if daemon.dashboard_elsewhere:
+        click.echo(f"aliquot: from other machines: {daemon.dashboard_elsewhere}", err=True)
 
 
-def _token(about: dict[str, Any]) -> str | None:
+def _token(daemon: DaemonStatus) -> str | None:
     """Where we may read it."""
     try:
-        return Path(about["token_file"]).read_text().strip() if about.get("token_file") else None
+        return Path(daemon.token_file).read_text().strip() if daemon.token_file else None
     except (OSError, UnicodeDecodeError):
         return None
 

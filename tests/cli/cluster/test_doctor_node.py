@@ -185,7 +185,7 @@ def test_a_cluster_that_does_not_answer_is_reported_and_the_node_is_checked(node
 
 
 def test_doctor_reports_an_unknown_node_name(node: FakeNode, api: FakeCluster) -> None:
-    node.agent.about["node"] = "nobody"
+    node.agent.about.node = "nobody"
     with ExitStack() as stack:
         node.start(stack)
         (unseen,) = by_check(node)["cannot look"]

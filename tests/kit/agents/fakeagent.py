@@ -61,7 +61,7 @@ class FakeAgent:
     delay: LoopDelay = field(default_factory=LoopDelay)
     calls: Calls = field(default_factory=lambda: Calls(lambda: "now", ("allocate", "prestart")))
     billing: Billing | None = None
-    about: dict[str, Any] = field(default_factory=lambda: {"pid": 5, "node": "n1", "simulated": None})
+    about: DaemonStatus = field(default_factory=lambda: DaemonStatus(pid=5, node="n1", simulated=None))
 
     otherwise: dict[str, Any] = field(default_factory=dict)  # fields of its status to replace
 
@@ -75,7 +75,7 @@ class FakeAgent:
             kubelet_restarts=2,
             calls=self.calls.status(),
         )
-        found = status(self.scene, 1060.0, msgspec.convert(self.about, DaemonStatus), agent)
+        found = status(self.scene, 1060.0, self.about, agent)
         return msgspec.structs.replace(found, **self.otherwise)
 
     def families(self, status: Status) -> list[Any]:

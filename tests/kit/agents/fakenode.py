@@ -42,12 +42,9 @@ class FakeNode:
         PodStore(self.places.database).close()
         self.install(_MACHINES[platform.machine()])
         self.agent = an_agent()
-        self.agent.about |= {
-            "pid": os.getpid(),
-            "database": str(self.places.database),
-            "kubelet": str(self.places.kubelet),
-            "cdi": str(self.places.cdi),
-        }
+        about = self.agent.about
+        about.pid, about.database = os.getpid(), str(self.places.database)
+        about.kubelet, about.cdi = str(self.places.kubelet), str(self.places.cdi)
 
     def install(self, machine: int) -> None:
         """The shim, for a machine of that number."""

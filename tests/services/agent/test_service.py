@@ -80,8 +80,8 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 def test_agent_about_names_its_paths(agent: Agent, tmp_path: Path) -> None:
     about = agent.about
-    assert (about["node"], about["home"], about["kubelet"]) == ("n1", str(tmp_path), str(tmp_path))
-    assert (about["database"], about["simulated"]) == (str(tmp_path / "state.db"), "1x16GiB")
+    assert (about.node, about.home, about.kubelet) == ("n1", str(tmp_path), str(tmp_path))
+    assert (about.database, about.simulated) == (str(tmp_path / "state.db"), "1x16GiB")
 
 
 def test_agent_with_unknown_node_name_is_not_ready(agent: Agent) -> None:

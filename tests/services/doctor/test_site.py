@@ -70,7 +70,7 @@ def test_places_come_from_the_running_agent(well: FakeNode) -> None:
 
 
 def test_an_agent_without_cdi_has_no_cdi_folder_to_look_at(well: FakeNode) -> None:
-    well.agent.about["cdi"] = None
+    well.agent.about.cdi = None
     site = look(well.places, None)
     assert (site.places.cdi, site.cdi_problem, site.specs) == (None, None, ())
 

@@ -23,8 +23,9 @@ from aliquot.adapters.host.control import AnswerError, Connection, ControlError,
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store
+from aliquot.model.status.machine import DaemonStatus
 from aliquot.services.daemon.connections import Clients
-from aliquot.services.daemon.control import Caller, about, listen
+from aliquot.services.daemon.control import Caller, listen
 from aliquot.services.machine import control as module
 from aliquot.services.machine.control import ControlServer
 from aliquot.services.machine.pods.manager import PodManager
@@ -54,7 +55,7 @@ class Daemon:
             environment=lambda _tenancy, folder: {"set": {"ALIQUOT_TENANT": folder}},
         )
         pods = PodManager(self.machine, self.store.objects, Supervisors(home.control), lambda *_: {})
-        information = about(os.getpid(), 0.0, home=home.run, simulated=None, dashboard=None, rules="seed")
+        information = DaemonStatus(os.getpid(), home=home.run, simulated=None, dashboard=None, rules="seed")
         self.control = ControlServer(self.machine, SimpleNamespace(readings={}), information, pods)  # type: ignore[arg-type]
         monkeypatch.setattr(
             module, "caller_of", lambda _: Caller(self.pid, self.uid, self.uid, processes.start_time(self.pid))
@@ -97,6 +98,16 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
         yield found
         found.store.writer.stop()
         found.store.close()
+
+
+def test_hello_has_what_a_machine_reports_and_nothing_of_an_agent(daemon: Daemon) -> None:
+    async def act() -> None:
+        async with daemon.serving():
+            answer = (await daemon.ask(ROOT, op="hello"))["ok"]
+            home = daemon.home.run
+            assert answer == {"pid": os.getpid(), "home": home, "simulated": None, "dashboard": None, "rules": "seed"}
+
+    asyncio.run(act())
 
 
 def test_root_and_another_user_are_served_beside_silent_connections_of_five_users(daemon: Daemon) -> None:

@@ -19,6 +19,7 @@ import click
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import homes
 from aliquot.cli.amounts import SIMULATED
+from aliquot.cli.client import parse_daemon
 from aliquot.cli.demo import output as console
 from aliquot.cli.demo import promises, scenario
 from aliquot.cli.demo.processes import Sandbox, sandboxed
@@ -152,12 +153,12 @@ def _find() -> Found:
 def _refuse_beside_daemon() -> None:
     """Two daemons would book the same cards twice."""
     try:
-        info = ask(homes(), {"op": "hello"})
+        daemon = parse_daemon(ask(homes(), {"op": "hello"}))
     except (NoDaemonError, ControlError, AnswerError):
         return
-    if info.get("simulated") is None:
+    if not daemon.simulated:
         raise InputError(
-            f"the daemon (pid {info.get('pid')}) uses the cards of this machine: run `aliquot demo --simulate "
+            f"the daemon (pid {daemon.pid}) uses the cards of this machine: run `aliquot demo --simulate "
             f"{SIMULATED}`, or stop the daemon with `aliquot down` (its tenants keep running)"
         )
 

@@ -14,8 +14,10 @@ import click
 from aliquot.adapters.host import systemd
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import own_home
+from aliquot.cli.client import parse_daemon
 from aliquot.cli.errors import InputError, SuggestingGroup
 from aliquot.cli.machine.up import check_up_options, up_options, up_words
+from aliquot.model.status.machine import DaemonStatus
 
 NAME = "aliquot.service"
 SYSTEM_FOLDER = "/etc/systemd/system"
@@ -140,14 +142,14 @@ def status(user: bool, output: str) -> None:
         "systemd": answers,
         "enabled": _word("is-enabled", user) if answers else None,
         "active": _word("is-active", user) if answers else None,
-        "daemon": None if daemon is None else {key: daemon.get(key) for key in ("pid", "version", "home")},
+        "daemon": daemon and {"pid": daemon.pid, "version": daemon.version or None, "home": daemon.home or None},
     }
     if output == "json":
         click.echo(json.dumps(found, indent=2))
     else:
         click.echo(f"unit     {path}{'' if found['installed'] else ': not installed (aliquot service install)'}")
         click.echo(f"systemd  {found['enabled']}, {found['active']}" if answers else "systemd  does not run here")
-        runs = "does not run" if daemon is None else f"runs: pid {daemon['pid']}, version {daemon['version']}"
+        runs = "does not run" if daemon is None else f"runs: pid {daemon.pid}, version {daemon.version}"
         click.echo(f"daemon   {runs}")
     code = _NOT_INSTALLED if not found["installed"] else _NOT_RUNNING if daemon is None else 0
     raise click.exceptions.Exit(code)
@@ -189,9 +191,9 @@ def _check_root(user: bool, what: str) -> None:
         raise InputError(f"only root may {what}: use sudo, or --user for a daemon of your own", code=_DENIED)
 
 
-def _daemon() -> dict[str, Any] | None:
+def _daemon() -> DaemonStatus | None:
     try:
-        return ask([own_home()], {"op": "hello"}, 10.0)
+        return parse_daemon(ask([own_home()], {"op": "hello"}, 10.0))
     except (NoDaemonError, ControlError, AnswerError, TimeoutError):
         return None
 
@@ -201,7 +203,7 @@ def _check_no_daemon() -> None:
     daemon = _daemon()
     if daemon is not None:
         raise InputError(
-            f"a daemon already runs for {daemon.get('home')}: pid {daemon.get('pid')}. Stop it with `aliquot down` and "
+            f"a daemon already runs for {daemon.home}: pid {daemon.pid}. Stop it with `aliquot down` and "
             "run this again: its runs go on, and the new daemon adopts them",
             code=_FAILED,
         )

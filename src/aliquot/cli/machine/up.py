@@ -15,7 +15,7 @@ import click
 
 from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own_home
 from aliquot.cli.amounts import SIMULATED, AmountError, Cards, parse_memory
-from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
+from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_daemon, read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.control import control_mode, control_option
 from aliquot.cli.options.dashboard import parse_listen
@@ -256,8 +256,8 @@ def _in_background(words: list[str], listen: str | None) -> None:
     except ControlError as error:
         raise InputError(str(error)) from error
     else:
-        about = ask({"op": "hello"})
-        raise _already_running(f"a daemon already runs for {about['home']}: pid {about['pid']}")
+        daemon = read_daemon()
+        raise _already_running(f"a daemon already runs for {daemon.home}: pid {daemon.pid}")
     try:
         start(words)[0].close()
     except StartError as error:

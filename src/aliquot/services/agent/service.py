@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 import aliquot
 from aliquot.adapters.host.processes import own_number
@@ -65,7 +64,6 @@ from aliquot.services.agent.settings import Parts, Settings
 from aliquot.services.agent.tenants import PodTenants
 from aliquot.services.agent.upkeep import Upkeep
 from aliquot.services.daemon.calls import Calls
-from aliquot.services.daemon.control import about
 from aliquot.services.daemon.events import Events, timestamp
 from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.memory import collect_garbage
@@ -344,13 +342,15 @@ class Agent:
         return waits_for(progress)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> DaemonStatus:
         """The agent's identity and paths, for `aliquot doctor`."""
         settings = self.settings
         by_cdi = self._has_cdi() or (settings.cdi is None and not self.reporter.exists)
-        return about(
-            own_number(),
-            self._since,
+        return DaemonStatus(
+            pid=own_number(),
+            uid=os.geteuid(),
+            version=aliquot.__version__,
+            since=self._since,
             node=settings.node_name,
             simulated=settings.simulated,
             home=str(settings.tenants.parent),
@@ -383,7 +383,7 @@ class Agent:
             kubelet_restarts=self.plugins.restarts,
             calls=self.calls.status(),
         )
-        return status(node, time.time(), msgspec.convert(self.about, DaemonStatus), agent)
+        return status(node, time.time(), self.about, agent)
 
     def families(self, status: Status) -> Iterator[Metric]:
         """Metrics beside those of the status."""

@@ -14,7 +14,6 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import aliquot
 from aliquot.adapters.host.control import LONGEST
 from aliquot.adapters.host.peers import peer_of
 from aliquot.model.refusal import Invalid
@@ -43,11 +42,6 @@ class RefusedError(Exception):
 def invalid(broken: Invalid) -> RefusedError:
     """A field has a value that is not allowed."""
     return RefusedError("invalid", field=broken.field, value=broken.value, allowed=broken.allowed)
-
-
-def about(pid: int, since: float, **more: Any) -> dict[str, Any]:
-    """What a daemon answers about itself."""
-    return {"pid": pid, "uid": os.geteuid(), "version": aliquot.__version__, "since": since, **more}
 
 
 def listen(path: str) -> socket.socket:

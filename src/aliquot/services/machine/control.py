@@ -71,7 +71,7 @@ class ControlServer:
         self,
         machine: LocalMachine,
         meter: CardMeter,
-        about: dict[str, Any],
+        about: DaemonStatus,
         pods: PodManager,
         rules: QgpuRules = QgpuRules.SEED,
         billing: Billing | None = None,
@@ -200,7 +200,8 @@ class ControlServer:
     # --- operations --------------------------------------------------------------------------------------------
 
     async def _hello(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
-        return self.about
+        answer: dict[str, Any] = msgspec.to_builtins(self.about)
+        return answer
 
     async def _status(self) -> bytes:
         """The answer to `status`. It is made once for all who have asked by then, however many they are."""
@@ -220,8 +221,7 @@ class ControlServer:
 
     def status(self) -> Status:
         """The answer to `status`."""
-        daemon = msgspec.convert(self.about, DaemonStatus)
-        return status(self.machine, self._meter.readings, time.time(), daemon, self.pods)
+        return status(self.machine, self._meter.readings, time.time(), self.about, self.pods)
 
     async def _policy(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         rules = self.machine.rules
@@ -328,10 +328,10 @@ class ControlServer:
         self._owner_only(caller, "stop the daemon")
         self._for_good = True
         suspended: set[str] = set()
-        if self.about["simulated"] is not None:
+        if self.about.simulated is not None:
             suspended = {pod.key for pod in self.pods.pods.values()}
             await self.pods.suspend()
-        parked = [] if self.about["simulated"] is not None else self._parking.away()
+        parked = [] if self.about.simulated is not None else self._parking.away()
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
         names = sorted({tenancy.tenant.name for tenancy in self.machine.tenancies.values()} - suspended)
         waiting = [entry.name for entry in self.machine.queue]

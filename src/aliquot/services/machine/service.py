@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import aliquot
 from aliquot.adapters.gpu.mps import Mps
 from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
 from aliquot.adapters.host.hostmemory import host_memory_mib, pool_room_mib
@@ -29,10 +30,11 @@ from aliquot.arbiter.timeline import Record
 from aliquot.dialects import QgpuRules
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
+from aliquot.model.status.machine import DaemonStatus
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import AUTO, SharingRules
 from aliquot.placement.policies.waste import Waste
-from aliquot.services.daemon.control import about, listen, unlink
+from aliquot.services.daemon.control import listen, unlink
 from aliquot.services.daemon.home import StartError, make_home, take_lock
 from aliquot.services.daemon.loopdelay import LoopDelay
 from aliquot.services.daemon.qgpumetrics import qgpu_families
@@ -140,12 +142,20 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     machine.configure(_rules(machine.rules, setup))
     listening = _listening(setup.listen)
     url = listening[1].url if listening else None
-    access = _access_info(setup.listen, listening[1]) if listening else {}
     meter = CardMeter(cards, setup.nvml)
     qgpu = _qgpu_rules(store, setup.qgpu_rules)
-    info = about(
-        os.getpid(), time.time(), home=home.run, simulated=simulated, dashboard=url, rules=qgpu.value, **access
+    info = DaemonStatus(
+        pid=os.getpid(),
+        uid=os.geteuid(),
+        version=aliquot.__version__,
+        since=time.time(),
+        home=home.run,
+        simulated=simulated,
+        dashboard=url,
+        rules=qgpu.value,
     )
+    if listening:
+        _add_access(info, setup.listen, listening[1])
     billing = open_billing(home.usage, arbiter, keep_days=setup.usage_days)
     control = ControlServer(machine, meter, info, pods, qgpu, billing)
     meter.start()
@@ -251,10 +261,10 @@ def _listening(listen: Listen) -> tuple[socket.socket, Access] | None:
         ) from error
 
 
-def _access_info(listen: Listen, access: Access) -> dict[str, Any]:
+def _add_access(daemon: DaemonStatus, listen: Listen, access: Access) -> None:
     """How to reach the dashboard. Never the token itself."""
-    elsewhere = f"http://{socket.gethostname()}:{access.port}/" if access.everywhere else None
-    return {"dashboard_elsewhere": elsewhere, "token": access.token is not None, "token_file": listen.token_file}
+    daemon.dashboard_elsewhere = f"http://{socket.gethostname()}:{access.port}/" if access.everywhere else None
+    daemon.token, daemon.token_file = access.token is not None, listen.token_file
 
 
 async def _cancel(task: asyncio.Task[None] | None) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from aliquot.adapters.host.cgroups import pods_seen
 from aliquot.adapters.host.control import LONGEST
 from aliquot.dialects.qgpu import POLICY_LABEL
-from aliquot.model.status.machine import Status
+from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.services.daemon.control import (
     RefusedError,
     caller_of,
@@ -54,7 +54,7 @@ class Agent(Protocol):
     """services/agent/service.py."""
 
     @property
-    def about(self) -> dict[str, Any]: ...
+    def about(self) -> DaemonStatus: ...
     @property
     def billing(self) -> Billing | None: ...
     def ready(self) -> str | None: ...
@@ -114,11 +114,12 @@ class AgentControl:
 
     def _not_here(self, name: str, value: str = "") -> RefusedError:
         about = self._agent.about
-        instead = _ELSEWHERE[name].format(node=about["node"], pid=about["pid"], value=value)
+        instead = _ELSEWHERE[name].format(node=about.node, pid=about.pid, value=value)
         return RefusedError("denied", text=f"Kubernetes manages the cards of this machine: {instead}")
 
     async def _hello(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._agent.about
+        answer: dict[str, Any] = msgspec.to_builtins(self._agent.about)
+        return answer
 
     async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = msgspec.to_builtins(self._agent.status())
