@@ -17,8 +17,10 @@ from aliquot.wording.amounts import (
     in_units,
     memory,
     memory_at_most,
+    memory_of,
     needed_and_had,
     percent,
+    unlike,
 )
 
 
@@ -51,6 +53,26 @@ def test_memory_at_most_never_says_more_than_there_is(mib: int) -> None:
 def test_needed_and_had_look_different_where_something_is_missing(needed: int, had: int) -> None:
     words = needed_and_had(needed, had)
     assert had >= needed or words[0] != words[1]
+
+
+@given(st.integers(0, 1 << 24), st.integers(0, 1 << 24))
+def test_unlike_amounts_look_different(one: int, another: int) -> None:
+    words = unlike(one, another)
+    assert (words[0] == words[1]) is (one == another)
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "text"),
+    [
+        (18 * 1024, 24 * 1024, "18 of 24 GiB"),
+        (0, 24 * 1024, "0 of 24 GiB"),
+        (100, 512, "100 of 512 MiB"),
+        (1536, 4096 * 1024, "1.5 of 4,096 GiB"),
+        (0, 0, "0 of 0 GiB"),
+    ],
+)
+def test_memory_of_a_total_names_the_unit_once(used: int, total: int, text: str) -> None:
+    assert memory_of(used, total) == text
 
 
 def test_needed_and_had_fall_back_to_mib() -> None:

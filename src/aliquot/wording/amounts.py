@@ -42,6 +42,13 @@ def unlike(one: int, another: int) -> tuple[str, str]:
     return words if words[0] != words[1] or one == another else (f"{one} MiB", f"{another} MiB")
 
 
+def memory_of(used: int, total: int) -> str:
+    """ "18 of 24 GiB", also for thousands of cards."""
+    unit, per = ("MiB", 1) if 0 < total < 1024 else ("GiB", 1024)
+    used_units, total_units = (_plain(round(mib / per, 1)) for mib in (used, total))
+    return f"{used_units:,} of {total_units:,} {unit}"
+
+
 def percent(milli: int) -> str:
     """Thousandths of a card."""
     return f"{milli / 10:g}%"

@@ -81,7 +81,7 @@ def test_a_node_takes_a_line_and_the_cluster_one(cluster: FakeCluster) -> None:
         "b     gpushare         best-effort    2         12/32    0/200%     1       0        0  cordoned",
         "c     t9k-xgn          best-effort    1         80/80  100/100%     1       0        0",
         "",
-        "3 nodes, 5 GPUs: memory 99/160 GiB, core 1.3/5 GPUs, 5 Pods (1 online, 1 offline)",
+        "3 nodes, 5 GPUs: memory 99 of 160 GiB, core 1.3 of 5 GPUs, 5 Pods (1 online, 1 offline)",
     ]
 
 
@@ -150,7 +150,7 @@ def test_many_nodes_are_summed_up_by_kind(cluster: FakeCluster) -> None:
         "   60  gpushare  best-effort  2 x 16 GiB     240/1,920       0/120        60    60       0        0",
         "    5  t9k-xgn   best-effort  1 x 80 GiB         0/400         0/5         5     0       0        0",
         "",
-        "65 nodes, 125 GPUs: memory 240/2,320 GiB, core 0/125 GPUs, 60 Pods (0 online, 0 offline)",
+        "65 nodes, 125 GPUs: memory 240 of 2,320 GiB, core 0 of 125 GPUs, 60 Pods (0 online, 0 offline)",
     ]
     assert output[5] == "12 nodes with trouble:"
     assert output[-2:] == ["  and 2 more", "-o wide shows every node, NODE -d one of them with its Pods"]
@@ -290,7 +290,7 @@ def test_memory_booked_beyond_a_card_is_shown_with_the_pool(cluster: FakeCluster
         "a     qgpu,qgpu-mixed  best-effort    1         27/24  0/100%     2       0        2  1.5x      3/32",
         "b     qgpu,qgpu-mixed  best-effort    1           0/4  0/100%     0       0        0  1x        -",
     ]
-    assert printed("a", "-d")[0] == "a  qgpu, qgpu-mixed  best-effort  books 1.5x its memory, pool 3/32 GiB"
+    assert printed("a", "-d")[0] == "a  qgpu, qgpu-mixed  best-effort  books 1.5x its memory, pool 3 of 32 GiB"
     found = json.loads("\n".join(printed("a", "-o", "json")))["nodes"][0]
     assert (found["oversubscribe"], found["pool_gib"], found["pool_booked_gib"]) == (1.5, 32, 3)
     assert [pod["parkable"] for pod in found["pods"]] == [True, True]

@@ -141,7 +141,7 @@ def test_burn_memory_is_allocated_or_refused(card: dict[str, str]) -> None:
     for processes in ("1", "2"):
         done = burn(card, "load", "--memory", "8GiB", "--processes", processes, *QUICK)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-        assert "no 8,192 MiB left" in done.stderr
+        assert "out of memory: 8 GiB are more than is left of the card" in done.stderr
 
 
 def test_burn_start_and_until_file(card: dict[str, str], tmp_path: Path) -> None:

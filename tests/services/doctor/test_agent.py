@@ -322,7 +322,7 @@ def test_without_an_agent_an_inventory_that_is_gone_is_reported_alone() -> None:
         ((CARDS[0], Card(1, 16384, "GPU-c")), "has GPU-a, GPU-c, but the driver of GPU-a, GPU-b"),
         (
             (CARDS[0], replace(CARDS[1], memory_mib=24576)),
-            "GPU-b as card 1 with 24576 MiB, but the driver as card 1 with 16384 MiB",
+            "GPU-b as card 1 with 24 GiB, but the driver as card 1 with 16 GiB",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 _LIBRARY = "libcuda.so.1"
-_OUT_OF_MEMORY = 2
+OUT_OF_MEMORY = 2
 _NOT_FOUND = 500
 NOT_READY = 600  # the answer of a query: not yet done
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -145,11 +145,7 @@ class Card:
     def allocate(self, size: int) -> int:
         """The address of `size` bytes on the card, all zero."""
         pointer = c_uint64()
-        code = self._driver.function("cuMemAlloc_v2")(byref(pointer), size)
-        if code == _OUT_OF_MEMORY:
-            left = f"no {size / (1 << 20):,.0f} MiB left on the card, or of this tenant's quota on it"
-            raise CudaError("cuMemAlloc", code, left)
-        self._driver.check("cuMemAlloc", code)
+        self._driver.check("cuMemAlloc", self._driver.function("cuMemAlloc_v2")(byref(pointer), size))
         self._driver.call("cuMemsetD8_v2", pointer, 0, size)
         return pointer.value
 

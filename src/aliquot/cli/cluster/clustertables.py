@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from aliquot.cli.tables import table
-from aliquot.wording.amounts import duration, in_units
+from aliquot.wording.amounts import count, duration, in_units, memory, memory_of
 
 if TYPE_CHECKING:
     from aliquot.model.claim import Usage
@@ -89,8 +89,8 @@ def _hardware(node: NodeStanding) -> str:
     models = sorted({card.card.model for card in node.cards if card.card.model})
     if not sizes:
         return "-"
-    size = "-".join(str(in_units(size, 1024)) for size in (sizes[:1] if len(sizes) == 1 else (sizes[0], sizes[-1])))
-    return f"{len(node.cards)} x {'/'.join(models)}{', ' * bool(models)}{size} GiB"
+    size = " to ".join(memory(size) for size in (sizes[:1] if len(sizes) == 1 else (sizes[0], sizes[-1])))
+    return f"{len(node.cards)} x {'/'.join(models)}{', ' * bool(models)}{size}"
 
 
 def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]:
@@ -104,15 +104,14 @@ def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]
 
 def _pool(node: NodeStanding) -> str:
     """Host memory for what does not fit on the cards: booked, of what there is."""
-    there = 0 if node.node is None else node.node.pool_mib
-    return f"{in_units(node.beyond_mib, 1024):,}/{in_units(there, 1024):,}" if there else "-"
+    return f"{in_units(node.beyond_mib, 1024):,}/{in_units(node.pool_mib, 1024):,}" if node.pool_mib else "-"
 
 
 def _people(nodes: Sequence[NodeStanding]) -> list[str]:
     from aliquot.model.claim import AppClass
 
     classes = [sum(node.count(kind) for node in nodes) for kind in (AppClass.ONLINE, AppClass.OFFLINE)]
-    return [f"{count:,}" for count in (sum(len(node.pods) for node in nodes), *classes)]
+    return [f"{number:,}" for number in (sum(len(node.pods) for node in nodes), *classes)]
 
 
 def _card(standing: CardStanding) -> str:
@@ -130,11 +129,13 @@ def _state(node: NodeStanding) -> list[str]:
 
 
 def _in_all(nodes: Sequence[NodeStanding]) -> str:
-    memory, core = _used(nodes, in_cards=True)
+    cards = [card for node in nodes for card in node.cards]
+    used = memory_of(sum(card.used.memory_mib for card in cards), sum(card.card.memory_mib for card in cards))
+    core = in_units(sum(card.used.booked_milli for card in cards), 1000)
     pods, online, offline = _people(nodes)
     return (
-        f"{len(nodes):,} node{'s' * (len(nodes) != 1)}, {sum(len(node.cards) for node in nodes):,} GPUs:"
-        f" memory {memory} GiB, core {core} GPUs, {pods} Pod{'s' * (pods != '1')} ({online} online, {offline} offline)"
+        f"{count(len(nodes), 'node')}, {count(len(cards), 'GPU')}: memory {used}, core {core:,} of {len(cards):,} GPUs,"
+        f" {pods} Pod{'s' * (pods != '1')} ({online} online, {offline} offline)"
     )
 
 
@@ -154,7 +155,11 @@ def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
         if number:
             yield ""
         offers = ", ".join(node.offers) or "offers nothing"
-        elastic = [f"books {node.factor:g}x its memory, pool {_pool(node)} GiB"] if node.factor > 1 else []
+        elastic = (
+            [f"books {node.factor:g}x its memory, pool {memory_of(node.beyond_mib, node.pool_mib)}"]
+            if node.factor > 1
+            else []
+        )
         yield "  ".join([node.name, offers, _policy(node), *elastic, *_state(node)])
         yield from (f"  note: {note}" for note in node.notes)
         cards = [
@@ -233,8 +238,8 @@ def waiting_lines(seen: Overview, most: int | None) -> Iterator[str]:
     if not seen.waiting:
         yield "no Pod of ours waits"
         return
-    count = len(seen.waiting)
-    yield f"{count:,} Pod{'s wait' if count > 1 else ' waits'}:"
+    total = len(seen.waiting)
+    yield f"{total:,} Pod{'s wait' if total > 1 else ' waits'}:"
     alike: dict[str, list[str]] = {}
     asked = 0
     for pod in seen.waiting:
@@ -246,5 +251,5 @@ def waiting_lines(seen: Overview, most: int | None) -> Iterator[str]:
         more = f" ... {keys[-1]} ({len(keys):,} Pods)" if len(keys) > 1 else ""
         yield f"  {keys[0]}{more}"
         yield f"    {sentence}"
-    if asked < count:
-        yield f"  and {count - asked:,} more: --pending shows them all"
+    if asked < total:
+        yield f"  and {total - asked:,} more: --pending shows them all"

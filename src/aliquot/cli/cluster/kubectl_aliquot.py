@@ -126,7 +126,7 @@ def _node_json(node: NodeStanding) -> Json:
         "offers": list(node.offers),
         "policy": None if node.node is None else node.node.isolation.value,
         "oversubscribe": node.factor,
-        "pool_gib": 0 if node.node is None else in_units(node.node.pool_mib, 1024),
+        "pool_gib": in_units(node.pool_mib, 1024),
         "pool_booked_gib": in_units(node.beyond_mib, 1024),
         "trouble": list(node.trouble),
         "notes": node.notes,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError, connect
 from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError, homes, open_private, own_home
+from aliquot.wording.amounts import memory
 
 _PATIENCE = 60.0  # seconds; a cold start reads numpy from a slow disk, NVML wakes sleeping cards
 _STEP = 0.02
@@ -117,7 +118,7 @@ def _check_room(home: Home) -> None:
                     print(f"aliquot: {short}: make room, until then new runs are refused", file=sys.stderr, flush=True)
                     continue
                 raise StartError(
-                    f"{short}, the daemon needs {_LEAST_FREE >> 20} MiB: "
+                    f"{short}, the daemon needs {memory(_LEAST_FREE >> 20)}: "
                     "make room, or set ALIQUOT_HOME to another folder"
                 )
 

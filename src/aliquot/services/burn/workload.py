@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aliquot.adapters.gpu.burnkernel import PTX, RESULT_BYTES
-from aliquot.adapters.gpu.cuda import Card, Launch
+from aliquot.adapters.gpu.cuda import OUT_OF_MEMORY, Card, CudaError, Launch
 from aliquot.services.burn.measuring import Marks, percentiles
+from aliquot.wording.amounts import memory
 
 THREADS, BLOCKS_PER_PROCESSOR = 256, 2
 _QUEUED_US = 8_000.0  # work queued on the card: more than the longest time this process is likely to be descheduled
@@ -91,7 +92,7 @@ class Burner:
         if function is None:
             raise LookupError("burn")
         self.function = function
-        self.ballast = self.card.allocate(plan.memory) if plan.memory else None
+        self.ballast = self._allocate(plan.memory) if plan.memory else None
         # Slot 0 is for kernels whose times are not kept.
         self.places = 1 + (SPANS if plan.timeline else 0)
         self.results = self.card.allocate(self.places * RESULT_BYTES)
@@ -100,6 +101,15 @@ class Burner:
         self.launched = 0
         self.rate = plan.iterations_per_us or self.calibrate()
         self.iterations.value = max(1, round(plan.kernel_us * self.rate))
+
+    def _allocate(self, size: int) -> int:
+        try:
+            return self.card.allocate(size)
+        except CudaError as error:
+            if error.code != OUT_OF_MEMORY:
+                raise
+            why = f"{memory(size >> 20)} are more than is left of the card, or of this tenant's quota"
+            raise CudaError("out of memory", error.code, why) from error
 
     def launcher(self, stream: Any) -> Launch:
         arguments = [self.iterations, self.out]

@@ -17,6 +17,8 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from aliquot.wording.amounts import memory
+
 _log = logging.getLogger(__name__)
 _HANDSHAKE = 5.0  # seconds
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # a comparison; who chooses it says why
@@ -147,7 +149,7 @@ class Limits:
                     size += len(chunk)
                     room = self.arrived(len(chunk))
                     if size > most:
-                        raise BodyError(413, f"the body is larger than {most >> 20} MiB")
+                        raise BodyError(413, f"the body is larger than {memory(most >> 20)}")
                     if not room:
                         raise BodyError(503, "too many large bodies arrive at once; retry in a moment")
                     chunks.append(chunk)

@@ -18,7 +18,7 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import FindingKind
 from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part, with_memory
 from aliquot.services.doctor.site import Site
-from aliquot.wording.amounts import memory
+from aliquot.wording.amounts import memory, unlike
 from aliquot.wording.control import control_words
 
 _ANEW = "what was in it is asked of the API server and the kubelet again, so that nothing is lost"
@@ -307,8 +307,8 @@ def _difference(annotated: Iterable[Card], here: Iterable[Card]) -> str | None:
     for card in here:
         known = there[card.uuid]
         if (known.index, known.memory_mib) != (card.index, card.memory_mib):
-            listed = f"{card.uuid} as card {known.index} with {known.memory_mib} MiB"
-            return f"{listed}, but the driver as card {card.index} with {card.memory_mib} MiB"
+            listed, has = unlike(known.memory_mib, card.memory_mib)
+            return f"{card.uuid} as card {known.index} with {listed}, but the driver as card {card.index} with {has}"
     return None
 
 

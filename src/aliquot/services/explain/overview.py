@@ -81,6 +81,11 @@ class NodeStanding:
         return max((standing.card.oversubscribe for standing in self.cards), default=LEAST_FACTOR)
 
     @property
+    def pool_mib(self) -> int:
+        """Host memory for what does not fit on its cards."""
+        return 0 if self.node is None else self.node.pool_mib
+
+    @property
     def beyond_mib(self) -> int:
         """What is booked beyond its cards' memory."""
         return sum(max(0, standing.used.memory_mib - standing.card.memory_mib) for standing in self.cards)

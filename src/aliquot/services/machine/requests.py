@@ -15,6 +15,7 @@ from aliquot.model.device import Card
 from aliquot.model.node import Offer
 from aliquot.model.numbers.bounds import LEAST_LATENCY, LONGEST_PARK, MOST_LATENCY
 from aliquot.model.refusal import Invalid
+from aliquot.wording import amounts
 from aliquot.wording.amounts import count, duration, memory, needed_and_had
 from aliquot.wording.runoptions import (
     LATENCY_ALLOWED,
@@ -157,7 +158,8 @@ def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int |
         return None, None, cards  # whole cards come with all their memory
     cards += 1
     if memory is not None and memory < cards:
-        return Invalid("memory", f"{memory}MiB", f"at least {cards}MiB: a core of {core} is spread over {cards} cards")
+        allowed = f"at least {amounts.memory(cards)}: a core of {core} is spread over {cards} cards"
+        return Invalid("memory", amounts.memory(memory), allowed)
     return core // cards, None if memory is None else memory // cards, cards
 
 

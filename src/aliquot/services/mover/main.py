@@ -29,6 +29,7 @@ from aliquot.services.mover.cuda import Card, CudaError
 from aliquot.services.mover.folder import is_private, take
 from aliquot.services.mover.service import Mover
 from aliquot.services.mover.store import Key, Store
+from aliquot.wording.amounts import unlike
 
 _SIMULATED = "ALIQUOT_SIMGPU"
 _ALONE = 60.0  # seconds without a daemon and without anything kept
@@ -102,10 +103,8 @@ class Process:
                 try:
                     done.result()
                 except OSError as error:
-                    self._trouble = (
-                        f"the pool has {offset >> 20} MiB instead of {self._store.size >> 20}: {error.strerror} in "
-                        f"{self._store.folder}"
-                    )
+                    has, should = unlike(offset >> 20, self._store.size >> 20)
+                    self._trouble = f"the pool has {has} instead of {should}: {error.strerror} in {self._store.folder}"
                     log.warning("pool_short", extra={"data": {"why": self._trouble}})
                     for _, other in touched:
                         other.cancel()
