@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from aliquot.wording.shortage import reason, waiting
+from aliquot.model.reason import Reason
+from aliquot.model.status.machine import QueuePosition, RefusalStatus
+from aliquot.wording.shortage import nearest, parse_place, reason, waiting
 
 
 def short(card: int, what: str, wanted: int, had: int) -> dict[str, Any]:
@@ -45,11 +48,11 @@ def short(card: int, what: str, wanted: int, had: int) -> dict[str, Any]:
     ],
 )
 def test_reason_is_what_the_nearest_card_lacks(refusals: list[dict[str, Any]], sentence: str) -> None:
-    assert reason({"refusals": refusals}) == sentence
+    assert reason(parse_place({"refusals": refusals})) == sentence
 
 
 def test_reason_names_who_room_is_reserved_for() -> None:
-    assert reason({"refusals": [], "kept_for": "big"}) == "room is reserved for big, which is first"
+    assert reason(parse_place({"refusals": [], "kept_for": "big"})) == "room is reserved for big, which is first"
 
 
 @pytest.mark.parametrize(
@@ -67,5 +70,17 @@ def test_reason_names_who_room_is_reserved_for() -> None:
     ],
 )
 def test_waiting_has_an_ordinal(position: int, ordinal: str) -> None:
-    said = waiting({"position": position, "of": 200, "refusals": [], "kept_for": None})
+    said = waiting(parse_place({"position": position, "of": 200, "refusals": [], "kept_for": None}))
     assert said == f"waiting: {ordinal} of 200; no room"
+
+
+def test_nearest_card_is_found_where_the_shortage_is_no_amount() -> None:
+    models = [RefusalStatus(0, Reason.MODE, "H200", "A30"), RefusalStatus(1, Reason.MEMORY, 8192, 4096)]
+    assert nearest(models) == ([models[1]], 1)
+
+
+def test_reason_of_a_status_is_that_of_its_json() -> None:
+    refusals = [RefusalStatus(0, Reason.MEMORY, 8192, 4096, node="here"), RefusalStatus(None, Reason.CARDS, 2, 1)]
+    position = QueuePosition("train", 2, 3, None, refusals)
+    assert waiting(position) == waiting(parse_place(msgspec.to_builtins(position)))
+    assert waiting(position) == "waiting: 2nd of 3; card 0 of here has 4 GiB free, needs 8 GiB"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec import UNSET, convert, to_builtins
+from msgspec import UNSET
 
 from aliquot.dialects.dra import LABEL
 from aliquot.model.cardstate.control import ControlLevel
@@ -76,10 +76,9 @@ def requests(asked: Wants, dialect: str) -> Message:
 
 def refused_by_card(refusal: RefusalStatus) -> Refused:
     """What one card of a machine lacks."""
-    plain = to_builtins(refusal)
     return Refused(
         reason=refusal.reason,
-        text=f"{shortage.card_named(plain)} {shortage.lacks(plain)}",
+        text=f"{shortage.card_named(refusal)} {shortage.lacks(refusal)}",
         nodes=1,
         example=None,
         wanted=_number(refusal.wanted),
@@ -104,14 +103,11 @@ def queued(entry: QueueEntry) -> Message:
 
 def short_of(entry: QueueEntry) -> Message:
     """What a run or a Pod in the queue of a machine waits for."""
-    standing = to_builtins(entry)
-    text = shortage.reason(standing)
+    text = shortage.reason(entry)
     if entry.kept_for:
         return Message(Code.ROOM_RESERVED, text, name=entry.kept_for)
-    nearest, others = shortage.nearest(standing)
-    return Message(
-        Code.NO_ROOM, text, refusals=[*map(refused_by_card, convert(nearest, list[RefusalStatus]))], count=others
-    )
+    nearest, others = shortage.nearest(entry.refusals)
+    return Message(Code.NO_ROOM, text, refusals=[*map(refused_by_card, nearest)], count=others)
 
 
 def fits_on(node: str) -> Message:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.node import Node, Offer
+from aliquot.model.reason import Reason
+from aliquot.model.status.machine import RefusalStatus
 from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
@@ -84,7 +86,7 @@ def test_queue_reserves_target_card_for_head() -> None:
     hall.wait("big", 20)
     small = hall.wait("small", 8)
     assert hall.advance() == []
-    assert hall.queue.position_of(small)["kept_for"] == "big"
+    assert hall.queue.position_of(small).kept_for == "big"
     hall.ledger.forget("b")
     assert hall.advance() == ["big"]
 
@@ -117,7 +119,7 @@ def test_queue_reserves_compute_like_memory() -> None:
     hall.wait("rest", 1, core=40)
     hall.wait("no quota", 1)
     assert hall.advance() == ["no quota"]  # it takes no compute from the first, and memory there is
-    assert hall.queue.position_of(half)["refusals"] == [{"card": 0, "reason": "core", "wanted": 500, "had": 400}]
+    assert hall.queue.position_of(half).refusals == [RefusalStatus(0, Reason.CORE, 500, 400)]
 
 
 def test_queue_reserves_several_cards_for_head() -> None:
@@ -187,7 +189,7 @@ def test_queue_reserves_on_nearest_node_only() -> None:
     hall.wait("medium", 20)
     # Nearest to two free cards is the node of which one is free: that one is kept, and small goes elsewhere.
     assert hall.advance() == ["small"]
-    assert list(hall.queue.positions())[1][1]["kept_for"] == "big"
+    assert list(hall.queue.positions())[1][1].kept_for == "big"
     hall.ledger.forget("c")
     assert hall.advance() == ["big"]
 
@@ -198,7 +200,7 @@ def test_queue_position_names_node_of_card() -> None:
         hall.wait(name, 20)
     hall.advance()
     ((_, standing),) = hall.queue.positions()
-    assert [(refusal["node"], refusal["card"], refusal["had"]) for refusal in standing["refusals"]] == [
+    assert [(refusal.node, refusal.card, refusal.had) for refusal in standing.refusals] == [
         ("here", 0, 4096),
         ("there", 0, 4096),
     ]

@@ -141,9 +141,7 @@ def _print_present(status: Status) -> None:
     click.echo(table(columns, cells, right=frozenset(at for at, name in enumerate(columns) if name == "PID")))
     for entry in status.queue:
         if entry.name not in pods:
-            click.echo(
-                printable(f"{entry.name} waits ({entry.position} of {entry.of}): {reason(msgspec.to_builtins(entry))}")
-            )
+            click.echo(printable(f"{entry.name} waits ({entry.position} of {entry.of}): {reason(entry)}"))
     for line in waiting_lines(pending):
         click.echo(line)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
-import msgspec
 
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status, read_status
@@ -123,7 +122,7 @@ def _waiting(status: Status) -> Iterator[str]:
     pods = {pod.key: pod for pod in status.pods or []}
     for entry in status.queue:
         if entry.name not in pods:
-            yield f"waiting {entry.position}: {entry.name}: {reason(msgspec.to_builtins(entry))}"
+            yield f"waiting {entry.position}: {entry.name}: {reason(entry)}"
     yield from waiting_lines(pod for pod in pods.values() if pod.phase == "Pending")
 
 

@@ -154,16 +154,16 @@ def print_waiting(event: dict[str, Any]) -> None:
 
 def waiting_line(position: dict[str, Any]) -> str:
     """Place in the queue and reason. Most runs never wait, and do not load the words for it."""
-    from aliquot.wording.shortage import waiting
+    from aliquot.wording.shortage import parse_place, waiting
 
-    return waiting(position)
+    return waiting(parse_place(position))
 
 
 def shortage_of(position: dict[str, Any]) -> str:
     """What is short; loaded as late."""
-    from aliquot.wording.shortage import reason
+    from aliquot.wording.shortage import parse_place, reason
 
-    return reason(position)
+    return reason(parse_place(position))
 
 
 def print_error(text: str) -> None:

@@ -211,14 +211,19 @@ class RequestStatus(Struct, omit_defaults=True):
     offline: bool = False  # compute that online work leaves
 
 
-class QueueEntry(Struct):
-    """A run or a Pod that waits for room, and why."""
+class QueuePosition(Struct):
+    """A place in the queue for cards, and why it is not the turn of that run or Pod."""
 
     name: str
     position: int
     of: int
-    kept_for: str | None
+    kept_for: str | None  # which is first, and has the room reserved
     refusals: list[RefusalStatus]
+
+
+class QueueEntry(QueuePosition):
+    """A run or a Pod that waits for room, and why."""
+
     app_class: AppClass = field(name="class")
     uid: int | None
     pid: int | None

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from aliquot.model.choice import Choice
 from aliquot.model.claim import CardFilter, Claim, Slice
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
+from aliquot.model.status.machine import QueuePosition, RefusalStatus
 from aliquot.model.tenancy import Tenancy
 from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger, occupant_of
@@ -26,7 +28,7 @@ from aliquot.placement.seat import grant_on
 from aliquot.services.machine.requests import RunRequest
 
 _SHORT = 32  # requests in a queue whose reasons are computed whenever they are shown
-Notify = Callable[[dict[str, Any]], None]
+Notify = Callable[[dict[str, Any]], None]  # an answer, as it goes over the socket
 
 
 @dataclass(eq=False, slots=True)
@@ -42,7 +44,7 @@ class QueuedRequest:
     since: float  # on the machine's monotonic clock: neither order nor waiting time depend on the wall clock
     notify: Notify
     log: str | None = None
-    last_position: dict[str, Any] | None = field(default=None)  # sent last
+    last_position: QueuePosition | None = field(default=None)  # sent last
     on_grant: Callable[[Tenancy, Grant, Choice | None], None] | None = None  # for a Pod: called instead of `notify`
     choice: Choice | None = None  # why it gets its cards
     queued: bool = False
@@ -121,12 +123,12 @@ class Queue:
         entry.choice = None if grant is None else self._chooser.why(claim, grant)
         return grant
 
-    def positions(self) -> Iterator[tuple[QueuedRequest, dict[str, Any]]]:
+    def positions(self) -> Iterator[tuple[QueuedRequest, QueuePosition]]:
         """Each request's position and reason: what each card lacks, or for whom the free slice is reserved.
 
         The caller may pause between two of them: a thousand requests of different shapes take half a second.
         """
-        refusals: dict[object, list[dict[str, Any]]] = {}  # computed once per shape
+        refusals: dict[object, list[RefusalStatus]] = {}  # computed once per shape
         waiting = list(self._waiting)
         for position, entry in enumerate(waiting, 1):
             if not entry.queued:
@@ -136,11 +138,11 @@ class Queue:
                 refusals[shape] = self._refusals(entry.claim)
             yield entry, _position(entry, position, waiting, refusals[shape])
 
-    def position_of(self, entry: QueuedRequest) -> dict[str, Any]:
+    def position_of(self, entry: QueuedRequest) -> QueuePosition:
         """The position and reason of one request."""
         return _position(entry, self._waiting.index(entry) + 1, self._waiting, self._refusals(entry.claim))
 
-    def last_position(self, entry: QueuedRequest) -> dict[str, Any]:
+    def last_position(self, entry: QueuedRequest) -> QueuePosition:
         """The position and reason that were sent last. In a long queue a new request has no reason for an instant."""
         if entry.last_position is not None:
             return entry.last_position
@@ -148,14 +150,15 @@ class Queue:
             return self.position_of(entry)
         return _position(entry, self._waiting.index(entry) + 1, self._waiting, None)
 
-    def _refusals(self, claim: Claim) -> list[dict[str, Any]]:
+    def _refusals(self, claim: Claim) -> list[RefusalStatus]:
         """Empty if some node has room for it: what the others lack does not matter then."""
         if self._chooser.choose(claim) is not None:
             return []
         several = len(self._ledger.board.row_of) > 1  # then the card index alone is ambiguous
         return [
-            {"card": refusal.card, "reason": refusal.reason.value, "wanted": refusal.wanted, "had": refusal.had}
-            | ({"node": refusal.node} if several else {})
+            RefusalStatus(
+                refusal.card, refusal.reason, refusal.wanted, refusal.had, node=refusal.node if several else UNSET
+            )
             for refusal in self._chooser.refusals(claim)
         ]
 
@@ -167,15 +170,15 @@ class Queue:
 
 
 def _position(
-    entry: QueuedRequest, position: int, waiting: list[QueuedRequest], refusals: list[dict[str, Any]] | None
-) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "position": position,
-        "of": len(waiting),
-        "kept_for": waiting[0].name if refusals == [] else None,
-        "refusals": refusals or [],
-    }
+    entry: QueuedRequest, position: int, waiting: list[QueuedRequest], refusals: list[RefusalStatus] | None
+) -> QueuePosition:
+    return QueuePosition(
+        name=entry.name,
+        position=position,
+        of=len(waiting),
+        kept_for=waiting[0].name if refusals == [] else None,
+        refusals=refusals or [],
+    )
 
 
 def request_shape(claim: Claim) -> Claim:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 from msgspec import UNSET
 
@@ -16,7 +15,6 @@ from aliquot.model.status.machine import (
     DaemonStatus,
     NodeStatus,
     QueueEntry,
-    RefusalStatus,
     Status,
     TenantStatus,
 )
@@ -132,11 +130,11 @@ def _tenant(tenancy: Tenancy, standings: Mapping[str, Standing], node: str | Non
 def _queue_entry(node: LocalMachine, entry: QueuedRequest) -> QueueEntry:
     ask, standing = entry.request, node.queue.last_position(entry)
     return QueueEntry(
-        name=standing["name"],
-        position=standing["position"],
-        of=standing["of"],
-        kept_for=standing["kept_for"],
-        refusals=msgspec.convert(standing["refusals"], list[RefusalStatus]),
+        name=standing.name,
+        position=standing.position,
+        of=standing.of,
+        kept_for=standing.kept_for,
+        refusals=standing.refusals,
         app_class=ask.app_class,
         uid=entry.uid,
         pid=entry.pid,

@@ -66,8 +66,8 @@ class _Reasons:
         if entry is None:
             return pod.state.reason
         standing = self._node.queue.last_position(entry)
-        place = f"number {standing['position']} of {standing['of']} in the queue"
-        if standing["kept_for"] is not None:
+        place = f"number {standing.position} of {standing.of} in the queue"
+        if standing.kept_for is not None:
             return f"{place}: {shortage.reason(standing)}"
         shape = request_shape(entry.claim)
         if shape not in self._known:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from aliquot import dialects
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.users import user_name
@@ -89,7 +91,7 @@ class Admission:
             position = self._queue.position_of(entry)
             self._queue.remove(entry)
             remove_log(entry.log)
-            raise RefusedError("busy", **position)  # the others' positions did not change
+            raise RefusedError("busy", **msgspec.to_builtins(position))  # the others' positions did not change
         self.queue_changed()
         return entry
 
@@ -153,7 +155,7 @@ class Admission:
         for entry, position in self._queue.positions():
             if entry.request.wait and position != entry.last_position:
                 entry.last_position = position
-                entry.notify({"event": {"waiting": position, "log": entry.log}})
+                entry.notify({"event": {"waiting": msgspec.to_builtins(position), "log": entry.log}})
             yield
 
     def _admit(self, entry: QueuedRequest, grant: Grant, now: float) -> None:
