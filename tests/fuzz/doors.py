@@ -18,9 +18,11 @@ from aliquot.adapters.host.control import LONGEST
 from aliquot.adapters.host.home import Home
 from aliquot.dialects.kube.manifests import WORKLOADS
 from aliquot.dialects.local.objects import POD, amounts_of, pod_of, read_objects, template_of
+from aliquot.model.containers.launch import render_launch
 from aliquot.model.containers.localpod import Applier
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
+from aliquot.model.tenancy import TenantEnvironment
 from aliquot.services.dashboard.access import Access
 from aliquot.services.dashboard.http import serving
 from aliquot.services.dashboard.hub import Hub
@@ -83,8 +85,8 @@ def _apply(objects: Any) -> None:
         for state in made.state.containers:
             assert os.path.dirname(os.path.normpath(state.log)) == logs
         claim = launchspec.claim_of(made)
-        spec = launchspec.render(made, None, claim, Node("box", ()), {"set": {}, "front": {}}, logs)
-        assert len(json.dumps(spec)) < 64 << 20
+        spec = launchspec.launch_spec(made, None, claim, Node("box", ()), TenantEnvironment(), logs)
+        assert len(json.dumps(render_launch(spec))) < 64 << 20
 
 
 # --- the control socket -----------------------------------------------------------------------------------------------

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from aliquot.model.claim import AppClass, may_park
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant, Share
 from aliquot.model.tenant import Allotment, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class TenantEnvironment:
+    """The environment variables of a tenant's processes: `fixed` replaces variables, `front` prepends to lists."""
+
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    front: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

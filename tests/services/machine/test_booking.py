@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
 from aliquot.adapters.storage.store import Store
+from aliquot.model.tenancy import TenantEnvironment
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.tenants.machine import LocalMachine
@@ -96,7 +97,7 @@ class Bookings(RuleBasedStateMachine):
             store=Store(self.home.database, self.home.tenants),
             arbiter=PaperArbiter(),
             watch=lambda _: None,
-            environment=lambda tenancy, folder: {"set": {TENANT_VARIABLE: folder}},
+            environment=lambda tenancy, folder: TenantEnvironment({TENANT_VARIABLE: folder}),
         )
 
     @precondition(lambda self: len(self.programs) < 4)

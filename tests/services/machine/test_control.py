@@ -24,6 +24,7 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store
 from aliquot.model.status.machine import DaemonStatus
+from aliquot.model.tenancy import TenantEnvironment
 from aliquot.services.daemon.connections import Clients
 from aliquot.services.daemon.control import Caller, listen
 from aliquot.services.machine import control as module
@@ -52,9 +53,9 @@ class Daemon:
             store=self.store,
             arbiter=PaperArbiter(),
             watch=lambda _: None,
-            environment=lambda _tenancy, folder: {"set": {"ALIQUOT_TENANT": folder}},
+            environment=lambda _tenancy, folder: TenantEnvironment({"ALIQUOT_TENANT": folder}),
         )
-        pods = PodManager(self.machine, self.store.objects, Supervisors(home.control), lambda *_: {})
+        pods = PodManager(self.machine, self.store.objects, Supervisors(home.control), lambda *_: TenantEnvironment())
         information = DaemonStatus(os.getpid(), home=home.run, simulated=None, dashboard=None, rules="seed")
         self.control = ControlServer(self.machine, SimpleNamespace(readings={}), information, pods)  # type: ignore[arg-type]
         monkeypatch.setattr(

@@ -21,7 +21,7 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.storage.store import Store
 from aliquot.model.claim import AppClass
 from aliquot.model.refusal import Invalid
-from aliquot.model.tenancy import Tenancy
+from aliquot.model.tenancy import Tenancy, TenantEnvironment
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.requests import RunRequest, parse_run_request
 from aliquot.services.machine.tenants.machine import LocalMachine
@@ -50,7 +50,7 @@ class Rig:
             store=Store(self.home.database, self.home.tenants),
             arbiter=self.arbiter,
             watch=lambda tenancy: None,
-            environment=lambda tenancy, folder: {},
+            environment=lambda tenancy, folder: TenantEnvironment(),
             groups=Groups(Path(self.home.groups), self.mps, self.arbiter),
         )
         self.machine.restore()

@@ -19,6 +19,7 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.storage.store import Store
 from aliquot.model.residency import ParkReason, Residency, Where
 from aliquot.model.status.machine import DaemonStatus
+from aliquot.model.tenancy import TenantEnvironment
 from aliquot.model.tenant import Level, Standing, State
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.parking import Parking
@@ -48,7 +49,7 @@ class Rig:
         self.arbiter = PaperArbiter()
         self.machine = LocalMachine(
             cards(2, 24), home=self.home, store=self.store, arbiter=self.arbiter, watch=lambda _: None,
-            environment=lambda *_: {}, pool_mib=self.pool,
+            environment=lambda *_: TenantEnvironment(), pool_mib=self.pool,
         )  # fmt: skip
         self.denied: list[str] = []
         self.parking = Parking(self.machine, lambda _caller, what, *_users: self.denied.append(what))

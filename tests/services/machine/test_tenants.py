@@ -22,7 +22,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.status.machine import DaemonStatus
 from aliquot.model.status.reading import CardReading
-from aliquot.model.tenancy import Tenancy
+from aliquot.model.tenancy import Tenancy, TenantEnvironment
 from aliquot.model.tenant import Level, SharingRules, Standing, State
 from aliquot.placement.policies.waste import Waste
 from aliquot.services.daemon.control import Caller, RefusedError
@@ -60,7 +60,7 @@ class Rig:
             store=Store(self.home.database, self.home.tenants),
             arbiter=self.arbiter,
             watch=self.watched.append,
-            environment=lambda tenancy, folder: {"set": {"ALIQUOT_TENANT": folder}},
+            environment=lambda tenancy, folder: TenantEnvironment({"ALIQUOT_TENANT": folder}),
         )
 
     def restart(self) -> None:

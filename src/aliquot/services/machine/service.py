@@ -31,7 +31,7 @@ from aliquot.dialects import QgpuRules
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
 from aliquot.model.status.machine import DaemonStatus
-from aliquot.model.tenancy import Tenancy
+from aliquot.model.tenancy import Tenancy, TenantEnvironment
 from aliquot.model.tenant import AUTO, SharingRules
 from aliquot.placement.policies.waste import Waste
 from aliquot.services.daemon.control import listen, unlink
@@ -202,8 +202,7 @@ def _names(count: int) -> tuple[str, ...]:
     return (socket.gethostname(),) if count == 1 else tuple(f"node-{at}" for at in range(count))
 
 
-def _environment(setup: Setup, tenancy: Tenancy, folder: str, groups: Groups) -> dict[str, Any]:
-    """Environment of a tenant's processes: `set` replaces variables, `front` prepends to path lists."""
+def _environment(setup: Setup, tenancy: Tenancy, folder: str, groups: Groups) -> TenantEnvironment:
     cards = ",".join(share.uuid for share in tenancy.shares)
     own = {
         TENANT_VARIABLE: folder,
@@ -211,7 +210,7 @@ def _environment(setup: Setup, tenancy: Tenancy, folder: str, groups: Groups) ->
         "CUDA_VISIBLE_DEVICES": cards,
         "NVIDIA_VISIBLE_DEVICES": cards,
     }
-    return {"set": {**setup.environment, **own, **groups.environment(tenancy)}, "front": setup.front}
+    return TenantEnvironment({**setup.environment, **own, **groups.environment(tenancy)}, setup.front)
 
 
 def _rules(rules: SharingRules, setup: Setup) -> SharingRules:

@@ -17,6 +17,7 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import Store
 from aliquot.model.containers.localpod import Applier
+from aliquot.model.tenancy import TenantEnvironment
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.control import ControlServer
 from aliquot.services.machine.pods.api import PodApi
@@ -67,10 +68,10 @@ class Rig:
             store=self.store,
             arbiter=PaperArbiter(),
             watch=lambda _: None,
-            environment=lambda *_: {},
+            environment=lambda *_: TenantEnvironment(),
         )
         self.supervisors = SilentSupervisors()
-        self.pods = PodManager(node, self.store.objects, self.supervisors, lambda *_: {})  # type: ignore[arg-type] # a double
+        self.pods = PodManager(node, self.store.objects, self.supervisors, lambda *_: TenantEnvironment())  # type: ignore[arg-type] # a double
         self.api = PodApi(self.pods, CronJobs(self.pods))
 
     async def apply(self, user: int, *objects: Json, **env: str) -> list[Json]:
@@ -189,7 +190,7 @@ def test_pods_keep_their_place_in_the_queue_when_the_clock_is_set_back(
         for name, wall in (("first", 1e9 + 7200), ("second", 1e9), ("third", 1e9 + 60)):
             monkeypatch.setattr("time.time", lambda wall=wall: wall)
             await rig.apply(ANNA, pod(name))
-        later = PodManager(rig.pods.machine, rig.store.objects, rig.supervisors, lambda *_: {})  # type: ignore[arg-type]
+        later = PodManager(rig.pods.machine, rig.store.objects, rig.supervisors, lambda *_: TenantEnvironment())  # type: ignore[arg-type]
         later.restore(rebooted=False)
         for pods in (rig.pods, later):
             assert [found.name for found in pods.pods.values()] == ["first", "second", "third"]

@@ -6,12 +6,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from aliquot.adapters.host.supervisors import SUPERVISOR
+from aliquot.model.containers.launch import ContainerLaunch, LaunchSpec
 from aliquot.services.machine.pods import supervisor
 
 HEAVY = ("asyncio", "numpy", "click", "aiohttp", "msgspec", "rich", "yaml", "subprocess", "logging", "sqlite3")
@@ -30,9 +30,9 @@ def untouching(monkeypatch: pytest.MonkeyPatch) -> supervisor.Supervisor:
     return supervisor.Supervisor("/no/such/control", "uid")
 
 
-def granted(log: Path, log_limit: int | None) -> dict[str, Any]:
-    container = {"name": "main", "init": False, "sidecar": False, "log": str(log)}
-    return {"grace": 1.0, "log_limit": log_limit, "restart_policy": "Never", "containers": [container]}
+def granted(log: Path, log_limit: int | None) -> LaunchSpec:
+    container = ContainerLaunch("main", init=False, sidecar=False, command=["true"], env={}, folders=[], log=str(log))
+    return LaunchSpec("Never", 1.0, [container], log_limit=log_limit)
 
 
 @pytest.mark.parametrize("limit", [None, 64_000])

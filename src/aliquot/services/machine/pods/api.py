@@ -39,6 +39,7 @@ from aliquot.services.machine.pods.creation import new_pod
 from aliquot.services.machine.pods.cron import CronJobs, zone_of
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.pods.records import WorkloadKey, workload_key
+from aliquot.services.machine.pods.reports import parse_report
 from aliquot.services.machine.pods.status import pod_object, workload_object
 from aliquot.services.machine.requests import card_names, card_sizes, parse_rules
 
@@ -344,7 +345,7 @@ class PodApi:
             while line := await client.readline():
                 message = json.loads(line)
                 if isinstance(message, dict) and isinstance(message.get("state"), dict):
-                    await self._pods.report(pod.uid, message["state"], time.time())
+                    await self._pods.report(pod.uid, parse_report(message["state"]), time.time())
                     send({"event": {"noted": message.get("report")}})
                     await asyncio.sleep(_BETWEEN_REPORTS)
         except (ValueError, RecursionError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,12 @@ from aliquot.dialects.local.claims import accepted_claim
 from aliquot.dialects.local.pods import ContainerPlan, PodPlan, expand, plan_of
 from aliquot.model.claim import Claim
 from aliquot.model.containers.environment import with_granted
+from aliquot.model.containers.launch import ContainerLaunch, LaunchSpec
 from aliquot.model.containers.localpod import ContainerState, LocalPod
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
+from aliquot.model.tenancy import TenantEnvironment
 from aliquot.services.machine.pods.supervisor import CONTAINER_VARIABLE, POD_VARIABLE
 from aliquot.services.machine.requests import RunRequest
 
@@ -75,18 +76,13 @@ def states(pod: LocalPod, node: str, grant: Grant | None, logs: str) -> tuple[Co
     )
 
 
-def render(
-    pod: LocalPod, grant: Grant | None, claim: Claim | None, node: Node, environment: Mapping[str, Any], logs: str
-) -> dict[str, Any]:
-    """The launch spec as JSON. `environment` is that of the tenant's processes."""
+def launch_spec(
+    pod: LocalPod, grant: Grant | None, claim: Claim | None, node: Node, environment: TenantEnvironment, logs: str
+) -> LaunchSpec:
+    """What its supervisor starts. `environment` is that of the tenant's processes."""
     found = plan(pod)
-    return {
-        "restart_policy": found.restart_policy,
-        "grace": found.grace,
-        "containers": [
-            _container(pod, container, grant, claim, node, environment, logs) for container in found.containers
-        ],
-    }
+    containers = [_container(pod, container, grant, claim, node, environment, logs) for container in found.containers]
+    return LaunchSpec(found.restart_policy, found.grace, containers)
 
 
 def _container(
@@ -95,9 +91,9 @@ def _container(
     grant: Grant | None,
     claim: Claim | None,
     node: Node,
-    environment: Mapping[str, Any],
+    environment: TenantEnvironment,
     logs: str,
-) -> dict[str, Any]:
+) -> ContainerLaunch:
     command, own = _command(pod, container, node.name, grant)
     base = {name: value for name, value in pod.applier.environment.items() if name not in _FOREIGN}
     marks = {POD_VARIABLE: pod.uid, CONTAINER_VARIABLE: f"{pod.uid}/{container.name}", "HOSTNAME": pod.name}
@@ -107,13 +103,18 @@ def _container(
     else:
         of_dialect = dialects.render_env(claim, grant, node, container.name)
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(cards)}
-        fixed = {**environment["set"], **of_dialect, **seen, **marks}
-        every = with_granted({**base, **own}, fixed=fixed, front=environment["front"])
+        fixed = {**environment.fixed, **of_dialect, **seen, **marks}
+        every = with_granted({**base, **own}, fixed=fixed, front=environment.front)
     folders = [folder for folder in (container.folder, pod.applier.folder) if folder]
-    return {
-        "name": container.name, "init": container.init, "sidecar": container.sidecar, "command": list(command),
-        "env": every, "folders": folders, "log": f"{logs}/{container.name}.log",
-    }  # fmt: skip
+    return ContainerLaunch(
+        name=container.name,
+        init=container.init,
+        sidecar=container.sidecar,
+        command=list(command),
+        env=every,
+        folders=folders,
+        log=f"{logs}/{container.name}.log",
+    )
 
 
 def _command(

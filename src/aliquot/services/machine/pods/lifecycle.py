@@ -9,7 +9,7 @@ imports this module: keep it light.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aliquot.wording.amounts import duration
@@ -25,7 +25,6 @@ class Container:
     name: str
     init: bool
     sidecar: bool
-    given: dict[str, Any] = field(default_factory=dict)  # its part of the launch spec
     state: str = "waiting"
     exit_code: int | None = None
     restarts: int = 0

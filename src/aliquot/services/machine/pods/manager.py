@@ -29,15 +29,16 @@ from aliquot.dialects.kube.podterms import scheduling_gates
 from aliquot.dialects.local.objects import amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.model.choice import Choice
+from aliquot.model.containers.launch import render_launch
 from aliquot.model.containers.localpod import LocalPod, Phase, Workload
 from aliquot.model.grant import Grant
-from aliquot.model.tenancy import Tenancy
+from aliquot.model.tenancy import Tenancy, TenantEnvironment
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.pods import creation, launchspec
 from aliquot.services.machine.pods.controllers import decide
 from aliquot.services.machine.pods.ending import PodEnding, Send, send_signal
 from aliquot.services.machine.pods.records import PodRecords, as_owner, owner_of, workload_key
-from aliquot.services.machine.pods.reports import with_report
+from aliquot.services.machine.pods.reports import PodReport, with_report
 from aliquot.services.machine.pods.startorder import StartOrder
 from aliquot.services.machine.pods.supervisor import POD_VARIABLE
 from aliquot.services.machine.queue import QueuedRequest
@@ -59,7 +60,7 @@ class PodManager(PodRecords):
         machine: LocalMachine,
         store: ObjectStore,
         supervisors: Supervisors,
-        environment: Callable[[Tenancy, str], dict[str, Any]],
+        environment: Callable[[Tenancy, str], TenantEnvironment],
         log_limit: int | None = None,
     ) -> None:
         super().__init__(store, machine.store.writer, machine.clock)
@@ -313,12 +314,16 @@ class PodManager(PodRecords):
             containers=launchspec.states(pod, node.name, grant, logs),
             why=(*pod.state.why[:1], placed) if grant is not None else ("requested no card",),
         )
-        environment = (
-            {} if tenancy is None else self._environment(tenancy, str(self.machine.directory(tenancy.tenant.id)))
-        )
+        environment = TenantEnvironment()
+        if tenancy is not None:
+            environment = self._environment(tenancy, str(self.machine.directory(tenancy.tenant.id)))
         self._persist(replace(pod, state=state))  # the tenancy is on the disk already
-        spec = launchspec.render(pod, grant, claim, node, environment, logs)
-        send({"event": {"granted": spec | {"most_restarts": self._most_restarts(pod), "log_limit": self._log_limit}}})
+        spec = replace(
+            launchspec.launch_spec(pod, grant, claim, node, environment, logs),
+            most_restarts=self._most_restarts(pod),
+            log_limit=self._log_limit,
+        )
+        send({"event": {"granted": render_launch(spec)}})
 
     def _most_restarts(self, pod: LocalPod) -> int | None:
         """The backoffLimit of its Job; None: without a limit."""
@@ -326,7 +331,7 @@ class PodManager(PodRecords):
         job = self.workloads.get((kind, pod.namespace, name)) if kind == "Job" else None
         return None if job is None else amounts_of(job.manifest).backoff_limit
 
-    async def report(self, uid: str, report: Mapping[str, Any], now: float) -> None:
+    async def report(self, uid: str, report: PodReport, now: float) -> None:
         """The supervisor reports the state of its Pod. It is on the disk when this returns. On StoreError, the
         supervisor reports again."""
         pod = self.pods.get(uid)

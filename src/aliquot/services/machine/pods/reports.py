@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aliquot.model.containers.localpod import MOST_EVENTS, ContainerState, Phase, PodEvent, PodState
@@ -13,23 +13,54 @@ _STATES = ("waiting", "running", "ended")
 _LONGEST = 1000  # characters of a text
 
 
-def with_report(state: PodState, report: Mapping[str, Any], now: float) -> PodState:
-    """The new state. Invalid parts of the report change nothing."""
-    phase = next((phase for phase in Phase if phase.value == report.get("phase")), state.phase)
-    reported = {
-        container["name"]: container
-        for container in _list(report.get("containers"))
-        if isinstance(container, dict) and isinstance(container.get("name"), str)
-    }
-    containers = tuple(_container(container, reported.get(container.name, {})) for container in state.containers)
-    events = [event for event in map(_event, _list(report.get("events"))) if event is not None]
+@dataclass(frozen=True, slots=True)
+class ContainerReport:
+    """The state of one container, as its supervisor sees it."""
+
+    state: str
+    exit_code: int | None
+    restarts: int
+    started: float | None
+    ended: float | None
+    pid: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PodReport:
+    """The valid parts of a report. `phase` None: it named none."""
+
+    phase: Phase | None
+    reason: str | None
+    containers: Mapping[str, ContainerReport]
+    events: Sequence[PodEvent]
+
+
+def parse_report(message: Mapping[str, Any]) -> PodReport:
+    """Without the parts that are not valid."""
+    containers = {}
+    for container in _list(message.get("containers")):
+        if isinstance(container, dict) and isinstance(name := container.get("name"), str):
+            containers[name] = _container(container)
+    return PodReport(
+        phase=next((phase for phase in Phase if phase.value == message.get("phase")), None),
+        reason=_text(message.get("reason")),
+        containers={name: report for name, report in containers.items() if report is not None},
+        events=[event for event in map(_event, _list(message.get("events"))) if event is not None],
+    )
+
+
+def with_report(state: PodState, report: PodReport, now: float) -> PodState:
+    """The new state. What the report does not have stays as it is."""
+    phase = report.phase or state.phase
+    containers = tuple(_updated(container, report.containers.get(container.name)) for container in state.containers)
     known = {(event.time, event.text) for event in state.events}
-    fresh = [event for event in events if (event.time, event.text) not in known]
+    fresh = [event for event in report.events if (event.time, event.text) not in known]
     begun = [container.started for container in containers if container.started is not None and not container.init]
     return replace(
         state,
         phase=phase,
-        reason=_text(report.get("reason")),
+        reason=report.reason,
         containers=containers,
         started=state.started if state.started is not None else min(begun, default=None),
         finished=(state.finished or now) if phase.over else None,
@@ -37,12 +68,26 @@ def with_report(state: PodState, report: Mapping[str, Any], now: float) -> PodSt
     )
 
 
-def _container(container: ContainerState, report: Mapping[str, Any]) -> ContainerState:
-    state = report.get("state")
-    if state not in _STATES:
+def _updated(container: ContainerState, report: ContainerReport | None) -> ContainerState:
+    if report is None:
         return container
     return replace(
         container,
+        state=report.state,
+        exit_code=report.exit_code,
+        restarts=report.restarts,
+        started=report.started,
+        ended=report.ended,
+        pid=report.pid,
+        reason=report.reason,
+    )
+
+
+def _container(report: Mapping[str, Any]) -> ContainerReport | None:
+    state = report.get("state")
+    if not isinstance(state, str) or state not in _STATES:
+        return None
+    return ContainerReport(
         state=state,
         exit_code=_whole(report.get("exit_code")),
         restarts=_whole(report.get("restarts")) or 0,

@@ -19,6 +19,7 @@ from typing import Any
 
 from aliquot.adapters.host import children, logfiles, processes, procscan
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
+from aliquot.model.containers.launch import ContainerLaunch, LaunchSpec, parse_launch
 from aliquot.model.containers.localpod import MOST_EVENTS
 from aliquot.services.machine.pods.lifecycle import Container, Lifecycle
 
@@ -39,6 +40,7 @@ class Supervisor:
         self._control, self._uid = control, uid
         self._connection: Connection | None = None
         self._lifecycle: Lifecycle | None = None
+        self._launches: dict[str, ContainerLaunch] = {}  # by container
         self._grace = _GRACE
         self._log_limit: int | None = None
         self._next_look = 0.0  # on the monotonic clock
@@ -134,7 +136,7 @@ class Supervisor:
                 raise ControlError("not now")
             self._end("the daemon does not know it", None)  # the Pod is gone or has another supervisor
         elif isinstance(event, dict) and "granted" in event:
-            self._begin(event["granted"])
+            self._begin(parse_launch(event["granted"]))
         elif isinstance(event, dict) and "end" in event:
             self._end("it was deleted", event["end"])
         elif isinstance(event, dict) and "noted" in event:
@@ -166,15 +168,13 @@ class Supervisor:
 
     # --- the containers ----------------------------------------------------------------------------------------
 
-    def _begin(self, granted: dict[str, Any]) -> None:
+    def _begin(self, spec: LaunchSpec) -> None:
         if self._lifecycle is not None or self._ending:
             return
-        self._grace, self._log_limit = granted["grace"], granted.get("log_limit")
-        containers = [
-            Container(container["name"], container["init"], container["sidecar"], given=container)
-            for container in granted["containers"]
-        ]
-        self._lifecycle = Lifecycle(containers, granted["restart_policy"], time.time(), granted.get("most_restarts"))
+        self._grace, self._log_limit = spec.grace, spec.log_limit
+        self._launches = {container.name: container for container in spec.containers}
+        containers = [Container(container.name, container.init, container.sidecar) for container in spec.containers]
+        self._lifecycle = Lifecycle(containers, spec.restart_policy, time.time(), spec.most_restarts)
 
     def _step(self) -> None:
         lifecycle = self._lifecycle
@@ -187,9 +187,9 @@ class Supervisor:
             self._start(lifecycle, container)
 
     def _start(self, lifecycle: Lifecycle, container: Container) -> None:
-        given = container.given
+        launch = self._launches[container.name]
         try:
-            pid = children.spawn(given["command"], given["env"], given["folders"], given["log"])
+            pid = children.spawn(launch.command, launch.env, launch.folders, launch.log)
         except (children.SpawnError, OSError) as error:
             code = error.code if isinstance(error, children.SpawnError) else 126
             why = str(error)[:_LONGEST]
@@ -203,9 +203,9 @@ class Supervisor:
         if self._lifecycle is None or self._log_limit is None or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _BETWEEN_LOOKS
-        for container in self._lifecycle.containers:
+        for launch in self._launches.values():
             with contextlib.suppress(OSError):  # it has not started, or its owner removed the log
-                logfiles.bound(container.given["log"], self._log_limit)
+                logfiles.bound(launch.log, self._log_limit)
 
     def _reap(self) -> None:
         for pid, code in children.ended():

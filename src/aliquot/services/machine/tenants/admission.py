@@ -24,7 +24,7 @@ from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-from aliquot.model.tenancy import Tenancy, shares_of
+from aliquot.model.tenancy import Tenancy, TenantEnvironment, shares_of
 from aliquot.placement.book import occupant_of
 from aliquot.services.daemon.connections import FairShare, most_files
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
@@ -55,7 +55,7 @@ class Admission:
         nodes: Callable[[], Sequence[Node]],
         leave_earlier: Callable[[Caller], None],
         watch: Callable[[Tenancy], None],
-        environment: Callable[[Tenancy, str], dict[str, Any]],
+        environment: Callable[[Tenancy, str], TenantEnvironment],
         clock: Callable[[], float],
     ) -> None:
         self._registry, self._queue, self._nodes, self._clock = registry, queue, nodes, clock
@@ -216,9 +216,9 @@ class Admission:
             entry.on_grant(tenancy, grant, entry.choice)
             return
         cards = [{"index": share.card, "uuid": share.uuid} for share in tenancy.shares]
-        entry.notify(
-            {"ok": {"name": entry.name, "cards": cards, "log": entry.log} | self._environment(tenancy, str(folder))}
-        )
+        environment = self._environment(tenancy, str(folder))
+        own = {"set": environment.fixed, "front": environment.front}
+        entry.notify({"ok": {"name": entry.name, "cards": cards, "log": entry.log} | own})
 
     def _not_started(self, entry: QueuedRequest, tenancy: Tenancy, error: Exception) -> None:
         """Leave nothing behind after a failure."""

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
 from aliquot.adapters.host.procscan import Scan, scan
@@ -24,7 +23,7 @@ from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.node import deal
-from aliquot.model.tenancy import Tenancy
+from aliquot.model.tenancy import Tenancy, TenantEnvironment
 from aliquot.model.tenant import SharingRules
 from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger
@@ -53,7 +52,7 @@ class LocalMachine:
         store: Store,
         arbiter: Arbiter,
         watch: Callable[[Tenancy], None],
-        environment: Callable[[Tenancy, str], dict[str, Any]],
+        environment: Callable[[Tenancy, str], TenantEnvironment],
         names: Sequence[str] = ("here",),
         clock: Callable[[], float] = time.monotonic,
         pool_mib: int = 0,
