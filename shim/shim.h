@@ -8,6 +8,8 @@
  *     book.c      what this process has allocated: pointer or handle -> bytes
  *     exports.c   memory that other processes may hold too: who of them is charged
  *     ordered.c   stream-ordered memory that can leave
+ *     movable.c, handles.c, mover.c    memory that can leave: pieces, handles of the program's own, and how they are copied
+ *     parking.c   the thread that has it leave and come back; residence.c where it is, calls.c who uses it, room.c who waits
  *     captures.c  what may be called while a stream captures; waiting for a context as cuMemFree does
  *     plain.c, pieces.c, pointers.c, sharing.c, pools.c, graphs.c, contexts.c, answers.c    the bodies of hooks
  *     work.c      launches: counting, waking the daemon, the gate
