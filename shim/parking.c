@@ -134,6 +134,8 @@ static void leave(struct alq_move *move, int card, bool halt)
     be_current(card);
     if (!why && before == ALQ_RESIDENT)
         alq_ordered_park(card);
+    if (!why && halt && !alq_calls_stop(card))
+        why = ALQ_WHY_BUSY;
     pthread_mutex_lock(&alq_movable_lock);
     if (!why && (!halt || any(card, true)))
         why = alq_mover_move(card, halt ? ALQ_HALT : ALQ_LEAVE, alq_count_parked);
@@ -150,15 +152,16 @@ static void leave(struct alq_move *move, int card, bool halt)
     alq_set_state(card, halt && !why ? ALQ_HALTED : away ? ALQ_PARKED : ALQ_RESIDENT);
 }
 
-/* The daemon died before it began, or is one that knows nothing of this. One that is only late has written ALQ_AWAY before it looks at our state. */
+/* The daemon died before it began, or is one that knows nothing of this. One that is only late has written ALQ_AWAY before it looks
+ * at our state: no call goes on before we know. */
 static void go_on(struct alq_move *move, int card)
 {
     pthread_mutex_lock(&alq_movable_lock);
     bool away = any(card, false);
     pthread_mutex_unlock(&alq_movable_lock);
-    alq_set_state(card, away ? ALQ_PARKED : ALQ_RESIDENT);
-    if (__atomic_load_n(&move->order, __ATOMIC_SEQ_CST) == ALQ_AWAY)
-        alq_set_state(card, ALQ_HALTED);
+    uint32_t state = away ? ALQ_PARKED : ALQ_RESIDENT;
+    __atomic_store_n(&move->state, state, __ATOMIC_SEQ_CST);
+    alq_set_state(card, __atomic_load_n(&move->order, __ATOMIC_SEQ_CST) == ALQ_AWAY ? ALQ_HALTED : state);
 }
 
 static void come_back(struct alq_move *move, int card)
@@ -185,6 +188,7 @@ static void *run(void *which)
     int card = (int)(intptr_t)which, relaxed = CAPTURE_MODE_RELAXED;
     prctl(PR_SET_NAME, "aliquot-mover", 0, 0, 0);
     ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&relaxed);
+    alq_calls_begin();
     for (;;) {
         struct alq_move *move = alq_move_of(card);
         if (!move) {
@@ -218,12 +222,11 @@ void alq_parking_begin(int card)
     sigfillset(&all);
     pthread_t thread;
     pthread_sigmask(SIG_SETMASK, &all, &before);    /* the program's signals are not for this thread */
-    if (pthread_create(&thread, NULL, run, (void *)(intptr_t)card) == 0) {
+    __atomic_store_n(&alq_parks, 1, __ATOMIC_SEQ_CST);  /* before the thread can halt calls */
+    if (pthread_create(&thread, NULL, run, (void *)(intptr_t)card) == 0)
         pthread_detach(thread);
-        __atomic_store_n(&alq_parks, 1, __ATOMIC_RELEASE);
-    } else {
+    else
         __atomic_store_n(&alq_begun[card], 0, __ATOMIC_RELEASE);
-    }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 

@@ -3,7 +3,7 @@
 #include "parking.h"
 
 struct alq_known alq_known[ALQ_CARDS];
-int alq_halted;                     /* calls wait before they do anything: any call of the driver may hang now */
+uint32_t alq_halted;                /* 1 + card: calls wait before they do anything: any call of the driver may hang now */
 
 struct alq_move *alq_move_of(int card)
 {
@@ -20,7 +20,8 @@ uint32_t alq_state_of(int card)
 void alq_set_state(int card, uint32_t state)
 {
     struct alq_move *move = alq_move_of(card);
-    __atomic_store_n(&alq_halted, state == ALQ_HALTED, __ATOMIC_SEQ_CST);    /* such a tenant has one card */
+    if (state == ALQ_HALTED || __atomic_load_n(&alq_halted, __ATOMIC_SEQ_CST) == (uint32_t)card + 1)
+        __atomic_store_n(&alq_halted, state == ALQ_HALTED ? (uint32_t)card + 1 : 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&alq_known[card].state, state, __ATOMIC_SEQ_CST);
     if (move)
         __atomic_store_n(&move->state, state, __ATOMIC_SEQ_CST);

@@ -27,7 +27,9 @@ static bool ask_for_room(int card, uint64_t bytes, uint64_t began)
     }
     if (now - began >= __atomic_load_n(&alq_page()->card[card].room_ms, __ATOMIC_RELAXED) * 1000000ull)
         return false;
+    uint32_t call = alq_pause_call();
     alq_futex_wait(&move->order, __atomic_load_n(&move->order, __ATOMIC_ACQUIRE), ROOM_NS);
+    alq_resume_call(call);
     return true;
 }
 

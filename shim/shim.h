@@ -294,14 +294,24 @@ void alq_ordered_leave(int card, bool begin);
 void alq_ordered_drop(int card);
 bool alq_is_primary(CUcontext context, CUdevice device);    /* contexts.c: the device's own */
 CUcontext alq_primary(CUdevice device);     /* NULL: not known */
-extern int alq_parks, alq_halted;
-void alq_hold_slow(void);
-/* First in every hook of the driver: while the driver has taken this process off the card, no call of it comes back. */
-static inline void alq_hold(void)
+extern int alq_parks;
+/* First in every hook of the driver: while the driver has taken this process off the card, no call of it comes back. And last,
+ * with what the first one answered: the driver is not asked to take it while calls are under way. A call that waits in the
+ * shim is not. */
+enum { ALQ_NO_CALL = 0, ALQ_CALL = 1, ALQ_WAIT_CALL = 2 /* for work on the card */ };
+struct alq_caller { _Alignas(64) uint32_t tid; uint32_t call; };    /* a thread, and the kind of its call */
+struct alq_caller *alq_hold_slow(uint32_t kind);
+static inline struct alq_caller *alq_hold(uint32_t kind)
 {
-    if (ALQ_RARE(__atomic_load_n(&alq_halted, __ATOMIC_RELAXED)))
-        alq_hold_slow();
+    return ALQ_RARE(__atomic_load_n(&alq_parks, __ATOMIC_RELAXED)) ? alq_hold_slow(kind) : NULL;
 }
+static inline void alq_done(struct alq_caller *caller)
+{
+    if (ALQ_RARE(caller))
+        __atomic_store_n(&caller->call, ALQ_NO_CALL, __ATOMIC_RELEASE);
+}
+uint32_t alq_pause_call(void);              /* around a wait in the shim */
+void alq_resume_call(uint32_t kind);
 int alq_enter_slow(bool word);
 void alq_exit(int card);
 /* Before a call that may touch memory of the card, and after it (with what it answered): waits while the memory is away.

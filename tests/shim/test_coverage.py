@@ -114,7 +114,11 @@ def test_wrappers_of_all_kinds_hold_first() -> None:
     wrappers = re.findall(r"#define WRAP_(\w+)\(.*?(?=\n\n|\n#define)", source, re.DOTALL)
     assert set(wrappers) >= {"GATE", "NOTE", "COPY", "WAIT", "QUERY", "TOUCH", "WORD", "BODY", "HOLD"}
     for wrapper in re.split(r"(?=#define WRAP_)", source)[1:]:
-        assert "alq_hold();" in wrapper, wrapper.splitlines()[0]
+        held = re.search(r"caller = .*\balq_hold(_slow)?\(ALQ_\w*CALL\)", wrapper)
+        assert held, wrapper.splitlines()[0]
+        assert held.start() < wrapper.index("alq_done(caller);"), wrapper.splitlines()[0]
+        returns = wrapper.count("return ") - wrapper.count("return real args") - 2 * wrapper.count("return counted_")
+        assert returns == wrapper.count("alq_done(caller);"), wrapper.splitlines()[0]
 
 
 def test_every_exception_of_parking_is_needed() -> None:
