@@ -7,11 +7,12 @@
  *     cards.c     which card is meant
  *     book.c      what this process has allocated: pointer or handle -> bytes
  *     exports.c   memory that other processes may hold too: who of them is charged
- *     ordered.c   stream-ordered memory that can leave
+ *     ordered.c   stream-ordered memory that can leave; kept.c what of it was freed
  *     movable.c, handles.c, mover.c    memory that can leave: pieces, handles of the program's own, and how they are copied
  *     parking.c   the thread that has it leave and come back; residence.c where it is, calls.c who uses it, room.c who waits
  *     captures.c  what may be called while a stream captures; waiting for a context as cuMemFree does
- *     plain.c, pieces.c, pointers.c, sharing.c, pools.c, graphs.c, contexts.c, answers.c    the bodies of hooks
+ *     pools.c     what pools of stream-ordered memory hold of the card
+ *     plain.c, pieces.c, pointers.c, sharing.c, pooled.c, graphs.c, contexts.c, answers.c    the bodies of hooks
  *     work.c      launches: counting, waking the daemon, the gate
  *     observe.c   ioctl: which channel groups this process has
  *     link.c      the thread that tells the daemon of them, and undoes a pause when the daemon is gone
@@ -170,7 +171,7 @@ bool alq_import(struct alq_entry entry);            /* books it; `elsewhere` and
 bool alq_exports_wait(void);                        /* a charge is about to end: it waited a moment for that */
 void alq_exports_settle(void);                      /* files that are gone, charges that ended in other processes */
 
-/* ---- pools.c, graphs.c ---- */
+/* ---- pools.c, pooled.c, graphs.c ---- */
 bool alq_make_room(int card, uint64_t bytes, uint64_t need, CUstream stream, int ptsz, bool may_wait);
 void alq_pool_freed(const struct alq_entry *entry);
 void alq_settle(void);                      /* after a wait: pools may have given memory back */
@@ -275,7 +276,7 @@ void alq_parking_publish(struct alq_page *page, unsigned slot);     /* what the 
 void alq_parking_begin(int card);           /* the first memory on that card of a tenant that may be parked */
 bool alq_enter_resident(int card);          /* for calls that wake nothing: false, not entered: the memory is not there */
 
-/* ---- ordered.c: stream-ordered memory that can leave ---- */
+/* ---- ordered.c, kept.c: stream-ordered memory that can leave ---- */
 struct alq_ordered { CUdeviceptr *p; size_t n; CUmemoryPool pool; CUstream stream; int ptsz, card; CUdevice device; };
 #define ALQ_NOT_HERE (-1)                   /* the driver's pool has to serve it */
 int alq_ordered_alloc(const struct alq_ordered *r);
