@@ -230,6 +230,14 @@ void alq_parking_begin(int card)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+void alq_parking_look(void)
+{
+    const struct alq_page *page = alq_page();
+    for (int card = 0; page && (uint32_t)card < page->cards && card < ALQ_CARDS; card++)
+        if (page->card[card].parkable && !__atomic_load_n(&alq_begun[card], __ATOMIC_ACQUIRE) && alq_still_wanted(card, ALQ_HALT))
+            alq_parking_begin(card);
+}
+
 void alq_parking_forget(void)
 {
     alq_parks = 0;

@@ -43,6 +43,18 @@ def halts(tenant: Tenant, slot: int = 0) -> bool:
     return state(tenant, slot) == State.HALTED
 
 
+def test_process_without_memory_halts_too(parkable: Tenant) -> None:
+    """It has a context, which the driver takes with those of the tenant's other processes."""
+    with parkable.beating():
+        program = parkable.start("primary(); launch(); step(); say(result=launch()); heard()")
+        program.answer()
+        assert halts(parkable)
+        program.proceed()
+        eventually(lambda: parkable.page.move(0, 0).wanted == 1, 60)
+        parkable.page.order(0, 0, Order.RETURN)
+        assert program.answer() == {"result": 0}
+
+
 def test_halted_is_said_once_the_call_has_returned(parkable: Tenant) -> None:
     with parkable.beating():
         start(parkable, "thread(module)")

@@ -89,6 +89,22 @@ def test_two_processes_of_a_tenant_leave_and_return_together(node: Node) -> None
     assert [(result["wrong"], result["error"]) for result in results] == [(0, 0)] * 2, results
 
 
+def test_process_without_memory_of_its_own_leaves_with_the_others(node: Node) -> None:
+    """It has a context, which the driver takes, and no memory that the shim has seen."""
+    first = sleeper(node)
+    second = Mover(node, first.name, 0, kind="bare")
+    second.ready()
+    second.hold()
+    time.sleep(0.5)  # the daemon knows it by then
+    for _ in range(2):
+        assert node.ask("request_move", name=first.name, leave=True) is None
+        until(lambda: where(node, first.name) == "parked", "they are parked")
+        assert node.ask("request_move", name=first.name, leave=False) is None
+        until(lambda: where(node, first.name) == "resident", "they are back")
+    results = [first.end(), second.end()]
+    assert [(result["wrong"], result["error"]) for result in results] == [(0, 0)] * 2, results
+
+
 def test_wake_by_hand(node: Node) -> None:
     program = sleeper(node)
     for moves in (1, 2):
