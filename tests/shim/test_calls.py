@@ -1,4 +1,4 @@
-"""Calls under way when the driver is to take the process off the card: a call that the driver gets later does not come back."""
+"""Calls under way when the driver is to take the process off the card: one that it gets later does not come back."""
 
 from __future__ import annotations
 
