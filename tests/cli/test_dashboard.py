@@ -113,7 +113,7 @@ def test_dashboard_with_token_prints_how_to_get_in(tmp_path: Path) -> None:
         said = machine.aliquot("dashboard")
         assert said.stdout == f"http://127.0.0.1:{port}/\n"
         assert (
-            f"a token is asked for there, in {token}: open http://127.0.0.1:{port}/?token=$(cat {token}) once"
+            f"the page asks for the token in {token}: open http://127.0.0.1:{port}/?token=$(cat {token}) once"
             in said.stderr
         )
         assert f"from other machines: http://{socket.gethostname()}:{port}/" in said.stderr

@@ -39,7 +39,7 @@ def test_pod_bound_without_extender_is_booked_on_likely_card(cluster: Wired) -> 
     cluster.create(gpushare_pod("past", 4, node="n"))
     _wait_used(cluster, {("n", 0): 6, ("n", 1): 4})
     (reported,) = [pod for pod in cluster.status()["nodes"][0]["pods"] if pod["pod"] == "default/past"]
-    assert reported["doubt"] == "no annotation has its cards"
+    assert reported["doubt"] == "no annotation names its cards"
     assert cluster.placed(gpushare_pod("next", 3)) == [("n", [1])]
     cluster.restart_ours()
     assert _used(cluster) == {("n", 0): 6, ("n", 1): 7}

@@ -108,7 +108,7 @@ def test_doctor_finds_an_extender_that_is_not_wired_and_is_content_when_it_is(
     objects.wait_bound(clean, "lost")
     reported = {finding["check"]: finding for finding in findings(shell) if finding["level"] == "finding"}
     assert "does not exist" in reported["scheduler"]["what"]
-    assert "placed past us" in reported["extender"]["what"]
+    assert "placed without Aliquot" in reported["extender"]["what"]
     assert reported["extender"]["about"] == ["default/lost"]
 
     ours = aliquot_scheduler()

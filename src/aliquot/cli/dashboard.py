@@ -70,8 +70,8 @@ def dashboard(
 def _tell_token(daemon: DaemonStatus, url: str) -> None:
     """How to come in, and from where. On stderr: what is on stdout is an address."""
     file = daemon.token_file
-    where = f"in {file}: open {url}?token=$(cat {file}) once" if file else "the one of its --token-file"
-    click.echo(f"aliquot: a token is asked for there, {where}", err=True)
+    where = f"in {file}: open {url}?token=$(cat {file}) once" if file else "of its --token-file"
+    click.echo(f"aliquot: the page asks for the token {where}", err=True)
     if daemon.dashboard_elsewhere:
         click.echo(f"aliquot: from other machines: {daemon.dashboard_elsewhere}", err=True)
 
@@ -98,7 +98,7 @@ def _forward(process: subprocess.Popen[str], *, opens: bool) -> None:
         process.terminate()
         process.wait()
     if address is None:
-        raise InputError("kubectl port-forward did not get there; --namespace, --target and --port say where to")
+        raise InputError("kubectl port-forward found no dashboard; --namespace, --target and --port say where it is")
     raise InputError("kubectl port-forward has ended", code=1)
 
 

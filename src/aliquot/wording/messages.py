@@ -35,8 +35,8 @@ from aliquot.wording.requests import requests as request_words
 _PRIORITIES = {
     "binpack": "the fullest of the nodes and cards with room",
     "spread": "a card without a Pod of this owner, then an empty card, then the node with fewest Pods per card",
-    "fgd": "where it spoils least of what is free for the Pods still to come",
-    "dense": "where the remainders of the cards stay worth most to the Pods still to come",
+    "fgd": "where it leaves the most usable room for later Pods",
+    "dense": "where what is left of each card is most useful to later Pods",
     # What these ask for goes before the policy.
     "online": "a card without a Pod of this owner, then one without offline Pods, then an empty card",
     "offline": "the fullest of the cards with room, first those without online Pods",

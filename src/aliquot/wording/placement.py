@@ -17,7 +17,7 @@ _RULES = {
     Rule.MOST_FREE: "most free",
     Rule.FULLEST_NODE: "the fullest node, so that the others stay free",
     Rule.LEAST_FREE: "least free, so that the others stay free for larger Pods",
-    Rule.LEAST_SPOILED: "least spoiled for the Pods still to come",
+    Rule.LEAST_SPOILED: "leaves the most usable room for later Pods",
     Rule.TOGETHER: "all containers fit together",
 }
 

@@ -175,8 +175,10 @@ _TABLE: dict[tuple[Reason, str], Words] = {
     (Reason.RESOURCE, NEVER): Words("the node lacks another resource", "needs {detail}; the node has less"),
     (Reason.PODS, ""): Words("the node runs as many Pods as it may", "runs as many Pods as it may (at most {had})"),
     (Reason.HOST_PORT, ""): Words("a host port is in use", "host port {detail} is in use"),
-    (Reason.POD_AFFINITY, ""): Words("Pods that must, or must not, be near", "the Pod requires {detail}"),
-    (Reason.SPREAD, ""): Words("the Pod must spread", "the Pod requires {detail} (topologySpreadConstraints)"),
+    (Reason.POD_AFFINITY, ""): Words("Pod affinity or anti-affinity is not satisfied", "the Pod requires {detail}"),
+    (Reason.SPREAD, ""): Words(
+        "a topology spread constraint is not satisfied", "the Pod requires {detail} (topologySpreadConstraints)"
+    ),
 }
 
 

@@ -65,7 +65,7 @@ def test_findings_have_their_fix_below_and_exit_code_1(well: FakeCluster) -> Non
     result = invoked(doctor)
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
-    at = lines.index("FINDING  over-allocated  n1, GPU 0: 20 GiB of 16 GiB are given away")
+    at = lines.index("FINDING  over-allocated  n1, GPU 0: 20 GiB of 16 GiB are allocated")
     assert lines[at + 1].strip().startswith("-> delete one of its Pods (default/a, default/b)")
     assert lines[-1] == "2 findings"
 

@@ -145,7 +145,7 @@ def test_without_kubectl_the_account_of_the_agents_pod_is_used(
     assert result.stdout.splitlines()[-1] == "nothing is wrong"
     assert result.exit_code == 0
     assert "note     api" in result.stdout
-    assert "only this node was looked at" in result.stdout
+    assert "only this node was checked" in result.stdout
 
 
 def test_doctor_without_kubectl_finds_cards_given_twice(
@@ -162,7 +162,7 @@ def test_doctor_without_kubectl_finds_cards_given_twice(
         found = by_check(node)
     (crowd,) = [finding for finding in found["finding"] if finding["check"] == "over-allocated"]
     assert crowd["about"] == ["n1, GPU 0"]
-    assert crowd["what"] == "150% of its compute is given away"
+    assert crowd["what"] == "150% of its compute is allocated"
 
 
 def test_doctor_without_api_server_checks_the_agent(node: FakeNode, no_kubectl: None) -> None:

@@ -365,6 +365,6 @@ def test_misspelled_field_is_noted(tmp_path: Path) -> None:
 )
 def test_scheduler_that_does_not_ask_us_is_remarked(tmp_path: Path, name: str, known: bool) -> None:
     result = run(tmp_path, [gpushare_pod("p", 2, schedulerName=name)], [gpushare_node("n1")])
-    remark = f"(only if scheduler {name} asks aliquot: its configuration must have our extender)"
+    remark = f"(only if scheduler {name} asks aliquot: its configuration must have Aliquot's extender)"
     assert (remark in result.stdout) is not known
     assert "all 1 fit" in result.stdout

@@ -89,14 +89,14 @@ def test_pod_with_a_claim_without_a_card_is_explained(
 ) -> None:
     result = run(tmp_path, [a_claiming_pod("p", **source)], objects)
     assert said in result.stdout
-    assert "not ours" not in result.stdout
+    assert "no shared GPU" not in result.stdout
 
 
 def test_pod_with_a_claim_of_another_driver_is_not_ours(tmp_path: Path) -> None:
     other = a_result(CARDS[0], 4096) | {"driver": "nic.example.com"}
     pods = [a_claiming_pod("p", resourceClaimName="train")]
-    assert "not ours" in run(tmp_path, pods, [a_dra_node(), claim(other, of="nic")]).stdout
-    assert "not ours" in run(tmp_path, pods, [a_node("n1", 16), claim(of="nic")]).stdout
+    assert "no shared GPU" in run(tmp_path, pods, [a_dra_node(), claim(other, of="nic")]).stdout
+    assert "no shared GPU" in run(tmp_path, pods, [a_node("n1", 16), claim(of="nic")]).stdout
 
 
 def test_waiting_pod_with_a_claim_is_listed_with_the_reason(cluster: FakeCluster) -> None:
@@ -121,7 +121,7 @@ def test_doctor_counts_claims_and_names_those_that_cannot_be_read(cluster: FakeC
     cluster.answer("/version", {"gitVersion": "v1.36.4"})
     said = " ".join(invoked(doctor).stdout.split())
     assert "ResourceClaim ml/lost cannot be read: status.allocation.devices.results[0].device" in said
-    assert "20 GiB of 16 GiB are given away, also to ResourceClaims" in said
+    assert "20 GiB of 16 GiB are allocated, also to ResourceClaims" in said
     assert "2 ResourceClaims with cards" in said
     assert "no node offers GPUs" not in said
 

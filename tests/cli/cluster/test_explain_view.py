@@ -137,9 +137,9 @@ def test_the_same_assumption_about_many_nodes_is_noted_once(tmp_path: Path) -> N
 def test_a_pod_that_is_not_ours_is_counted_apart(tmp_path: Path) -> None:
     printed = lines(tmp_path, [gpushare_pod("a"), a_pod("web", a_container())], [gpushare_node()])
     assert printed[1:] == [
-        "default/web  -  (asks for no GPU in any of the dialects: not ours to place)",
+        "default/web  -  (requests no GPU in any of the dialects: Aliquot does not place it)",
         "",
-        "all 1 fit; 1 is not ours",
+        "all 1 fit; 1 requests no shared GPU",
     ]
 
 

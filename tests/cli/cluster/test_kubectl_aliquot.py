@@ -114,7 +114,7 @@ def test_details_show_every_card_and_every_pod(cluster: FakeCluster) -> None:
 
 def test_a_pod_with_unknown_cards_is_marked_as_a_guess(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), gpushare_pod("p", 4, on="n1"))
-    assert printed("n1", "-d")[-1].endswith("a guess: no annotation has its cards")
+    assert printed("n1", "-d")[-1].endswith("a guess: no annotation names its cards")
 
 
 def test_sick_cards_and_broken_nodes_are_seen(cluster: FakeCluster) -> None:
@@ -126,7 +126,7 @@ def test_sick_cards_and_broken_nodes_are_seen(cluster: FakeCluster) -> None:
     broken = a_node("n2", 16, labels={"sched.tensorstack.dev/node-alloc-mode": "zz"})
     cluster.show(gpushare_node("n1", 16, 16), broken, sick)
     output = printed("-o", "wide")
-    assert output[1].endswith("0:0/16 1:0/16!  sick: GPU 1")
+    assert output[1].endswith("0:0/16 1:0/16!  unhealthy: GPU 1")
     assert "is not allowed: xgn (exclusive) or sgn (shared)" in output[2]
 
 
@@ -170,7 +170,7 @@ def test_beside_the_nodes_only_the_first_reasons_are_reported(cluster: FakeClust
 
 def test_a_pod_that_waits_although_it_fits_is_reported_so(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), gpushare_pod("p", 4))
-    assert printed("--pending")[2] == "    fits on n1: kube-scheduler has not tried it since, or does not ask us"
+    assert printed("--pending")[2] == "    fits on n1: kube-scheduler has not tried it since, or does not ask Aliquot"
 
 
 def test_a_pod_that_kube_scheduler_refuses_for_another_reason_shows_that_reason(cluster: FakeCluster) -> None:
@@ -212,8 +212,8 @@ def test_json_has_all_of_it(cluster: FakeCluster) -> None:
 
 def test_a_cluster_without_gpus_says_what_to_do(cluster: FakeCluster) -> None:
     cluster.show(a_node("plain"))
-    assert printed() == ["no node has GPUs of ours: `aliquot doctor` shows what nodes lack"]
-    assert printed("--pending") == ["no Pod of ours waits"]
+    assert printed() == ["Aliquot shares no GPU of this cluster: `aliquot doctor` shows what the nodes lack"]
+    assert printed("--pending") == ["no Pod waits for a GPU that Aliquot shares"]
 
 
 def test_a_node_that_is_not_there_is_one_line(cluster: FakeCluster) -> None:

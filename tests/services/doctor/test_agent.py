@@ -246,7 +246,7 @@ def test_while_no_kubelet_runs_it_is_not_blamed_for_what_it_has_not_accepted() -
     assert agent.agent
     agent.agent.resources[QGPU_CORE].registered = False
     found = wrong(findings(the_site(agent=agent, kubelet_problem="no program listens")))
-    assert [(finding.check, finding.fix) for finding in found[1:]] == [("agent", "the kubelet first, as above")]
+    assert [(finding.check, finding.fix) for finding in found[1:]] == [("agent", "fix the kubelet first, as above")]
 
 
 @pytest.mark.parametrize("capacity", [{QGPU_MEMORY: "32"}, {QGPU_MEMORY: "32", QGPU_CORE: "0"}])

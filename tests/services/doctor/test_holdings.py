@@ -60,9 +60,7 @@ def test_a_pod_that_has_run_to_its_end_is_as_good_as_gone() -> None:
 
 def test_where_no_agent_runs_leftovers_are_for_the_next_one() -> None:
     site = the_site(agent=None, processes=None, folders=frozenset({UID, "uid-of-old"}))
-    assert (
-        str(the_one(findings(site)).fix) == "rm -r /run/aliquot/t/uid-of-old; or start the agent, which sweeps it out"
-    )
+    assert str(the_one(findings(site)).fix) == "rm -r /run/aliquot/t/uid-of-old; or start the agent, which removes it"
 
 
 def test_a_pod_that_is_gone_but_whose_processes_are_not() -> None:

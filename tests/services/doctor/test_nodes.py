@@ -176,7 +176,7 @@ def test_sick_card_by_configmap_is_found() -> None:
     node = a_node("n1", 16, 16, labels={"gpushare": "true"}, capacity=FULL)
     metadata = {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}
     (finding,) = findings(node, {"kind": "ConfigMap", "metadata": metadata, "data": {"gpus": "1"}})
-    assert finding.what == "GPU 1 of 2 is sick or taken out: new Pods avoid it"
+    assert finding.what == "GPU 1 of 2 is unhealthy or taken out: new Pods avoid it"
 
 
 def test_a_cluster_where_no_node_offers_anything_is_a_finding() -> None:

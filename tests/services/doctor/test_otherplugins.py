@@ -89,7 +89,7 @@ def test_shared_node_is_no_finding_and_its_held_cards_are_noted() -> None:
 def test_card_that_both_gave_away_is_a_finding() -> None:
     (finding,) = findings(a_gpu_node({SHARE: "true"}, withheld=(HELD, "")), ours(card=0))
     assert finding.level is Level.FINDING
-    assert finding.what == f"is given away twice: {HELD}, and aliquot gave it to default/ours"
+    assert finding.what == f"is allocated twice: {HELD}, and aliquot gave it to default/ours"
 
 
 @pytest.mark.parametrize(("gpus", "capacity", "twice"), [(2, "2", True), (1, "2", False), (2, "8", False)])

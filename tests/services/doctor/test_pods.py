@@ -46,14 +46,14 @@ def faults(*objects: Json) -> list[Finding]:
 
 
 def test_cards_that_are_full_and_no_fuller_are_well() -> None:
-    found = looked(gpushare_node("n1", 16), on_card("a", 8, 0), on_card("b", 8, 0))
-    assert [(finding.level, finding.what) for finding in found] == [(Level.OK, "2 on nodes, no card given away twice")]
+    (finding,) = looked(gpushare_node("n1", 16), on_card("a", 8, 0), on_card("b", 8, 0))
+    assert (finding.level, finding.what) == (Level.OK, "2 on nodes, no card given to too many Pods")
 
 
 def test_memory_given_away_twice_is_found_by_the_annotations_alone() -> None:
     (finding,) = faults(gpushare_node("n1", 16), on_card("a", 10, 0), on_card("b", 10, 0), on_card("c", 10, 1))[:1]
     assert (finding.check, finding.about) == ("over-allocated", ("n1, GPU 0",))
-    assert finding.what == "20 GiB of 16 GiB are given away"
+    assert finding.what == "20 GiB of 16 GiB are allocated"
     assert str(finding.fix).startswith("delete one of its Pods (default/a, default/b), best one that does not run")
 
 
@@ -66,7 +66,7 @@ def test_compute_given_away_twice_is_found() -> None:
     share = {"index": 0, "memory_mib": 1024, "core_milli": 600}
     pods = [granted(name, {QGPU_MEMORY: 1, QGPU_CORE: 60}, "n1", share) for name in "ab"]
     (finding,) = faults(a_node("n1", 16, labels=QGPU), *pods)
-    assert finding.what == "120% of its compute is given away"
+    assert finding.what == "120% of its compute is allocated"
 
 
 def test_a_card_that_is_held_whole_and_shared_is_found() -> None:
@@ -80,7 +80,7 @@ def test_an_annotation_that_cannot_be_read_is_found() -> None:
     pod = gpushare_pod("p", on="n1", annotations={"aliquot.dev/grant": "{"})
     (finding,) = faults(gpushare_node("n1", 16), pod)
     assert "cannot be read" in finding.what
-    assert finding.advice == "make it anew: kubectl delete pod p -n default"
+    assert finding.advice == "create it again: kubectl delete pod p -n default"
 
 
 def test_a_bound_pod_that_breaks_a_rule_is_found() -> None:

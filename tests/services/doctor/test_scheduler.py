@@ -102,7 +102,7 @@ def test_extender_not_asked_about_a_waiting_pod_is_a_finding() -> None:
     pods = [waiting(gpushare_pod("p"), 60)]
     finding = only(call_findings(a_lease(calls=asked(0, None)), snapshot(pods), NOW))
     assert finding.level is Level.FINDING
-    assert "kube-scheduler has tried it without asking us (it says: 0/1 nodes are available)" in finding.what
+    assert "kube-scheduler has tried it without asking Aliquot (it says: 0/1 nodes are available)" in finding.what
     assert "aliquot manifests scheduler-config" in str(finding.fix)
 
 
@@ -142,13 +142,13 @@ def test_extender_asked_by_way_of_another_replica_is_ok() -> None:
     message = f"0/2 nodes are available: 1 GPU memory: needs 20 GiB ... (aliquot:memory), 1 Insufficient {MEM}."
     pods = [waiting(gpushare_pod("p"), 60, message)]
     finding = only(call_findings(a_lease(calls=asked(0, None)), snapshot(pods), NOW))
-    assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 0")
+    assert (finding.level, finding.what) == (Level.OK, "is called, through a replica that does not lead; binds: 0")
 
 
 def test_extender_binds_alone_are_ok() -> None:
     calls = {**asked(0, None), "bind": {"count": 7, "last": ago(3)}}
     finding = only(call_findings(a_lease(calls=calls), snapshot([]), NOW))
-    assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 7")
+    assert (finding.level, finding.what) == (Level.OK, "is called, through a replica that does not lead; binds: 7")
 
 
 def test_a_pod_behind_a_scheduling_gate_is_no_finding() -> None:
@@ -158,7 +158,7 @@ def test_a_pod_behind_a_scheduling_gate_is_no_finding() -> None:
 
 def test_a_pod_bound_without_a_grant_was_placed_past_us() -> None:
     finding = only(call_findings(a_lease(calls=asked(9, 1)), snapshot([gpushare_pod("p", on="n1")]), NOW))
-    assert "placed past us" in finding.what
+    assert "placed without Aliquot" in finding.what
     assert finding.advice is not None
     assert finding.advice.startswith("kubectl delete pod p -n default")
 

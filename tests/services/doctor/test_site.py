@@ -116,7 +116,7 @@ def test_an_agent_of_a_release_with_another_status_is_not_misread(well: FakeNode
     well.agent.otherwise["cards"] = {"0": "A30"}
     site = look(well.places, "n1")
     assert site.agent is None
-    assert str(site.agent_problem).startswith("it answers in another form (Expected `array`, got `object`")
+    assert str(site.agent_problem).startswith("its answer cannot be read (Expected `array`, got `object`")
 
 
 def test_site_reads_where_links_lead(node: FakeNode) -> None:

@@ -87,7 +87,7 @@ def test_what_the_webhook_adds_counts_once_for_containers_that_run_one_after_the
 def test_quota_that_cannot_be_heeded_is_named(spec: Json, why: str) -> None:
     said = Quotas().add({"spec": spec})
     assert said is not None
-    assert said.startswith("is not heeded: ")
+    assert said.startswith("is ignored: ")
     assert why in said
 
 

@@ -132,7 +132,7 @@ def test_pod_without_annotations_is_guessed_around_those_with_a_grant() -> None:
     guessed = gpushare_pod("guessed", 10, on="n1", annotations={"prometheus.io/scrape": "true"})
     there = snapshot(gpushare_node("n1", 16, 16), guessed, on_card("told", 10, 0))
     assert free(there) == [6, 6]
-    assert notes(there) == [("default/guessed (card 1 of n1)", "the place is a guess: no annotation has its cards")]
+    assert notes(there) == [("default/guessed (card 1 of n1)", "the place is a guess: no annotation names its cards")]
 
 
 def test_pod_with_an_unreadable_annotation_is_guessed_with_a_note() -> None:
@@ -147,8 +147,8 @@ def test_pod_with_an_unreadable_annotation_is_guessed_with_a_note() -> None:
 @pytest.mark.parametrize(
     ("running", "why"),
     [
-        (gpushare_pod("r", 99, on="n1"), "no annotation has its cards, and none of the node's has room"),
-        (gpushare_pod("r", 1, on="gone"), "no annotation has its cards, and its node is not among those given"),
+        (gpushare_pod("r", 99, on="n1"), "no annotation names its cards, and none of the node's has room"),
+        (gpushare_pod("r", 1, on="gone"), "no annotation names its cards, and its node is not among those given"),
         (asking({MEM: "many"}, "r", on="n1"), 'spec.containers[0].resources.limits["aliyun.com/gpu-mem"]: "many"'),
     ],
 )

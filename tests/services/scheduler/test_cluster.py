@@ -243,7 +243,7 @@ def test_pod_scheduled_past_us_is_guessed_with_doubt() -> None:
     cluster = a_cluster(live_node("n1", 8, 16))
     cluster.set_pod(live_pod(limits={MEM: "12"}, on="n1"))
     placed = cluster.placed["uid-p"]
-    assert (sorted(placed.grant.usage()), placed.doubt) == ([1], "no annotation has its cards")
+    assert (sorted(placed.grant.usage()), placed.doubt) == ([1], "no annotation names its cards")
     assert free(cluster, card=1) == 4
 
 
@@ -252,7 +252,7 @@ def test_pod_scheduled_past_us_onto_full_cards_is_unseated_with_doubt() -> None:
     cluster.set_pod(live_pod(limits={MEM: "12"}, on="n1"))
     placed = cluster.placed["uid-p"]
     assert placed.grant.usage() == {}
-    assert cluster.doubt(placed) == "no annotation has its cards, and no card of the node has room for it"
+    assert cluster.doubt(placed) == "no annotation names its cards, and no card of the node has room for it"
     assert cluster.board.pods[0] == 1
 
 
@@ -279,7 +279,7 @@ def test_a_pod_that_loses_its_annotations_stays_where_it_was_counted() -> None:
     cluster.set_pod(bound(cluster, pod, placed))
     cluster.set_pod(live_pod(on="n1"))
     assert cluster.placed["uid-p"].grant == placed.grant
-    assert cluster.placed["uid-p"].doubt == "no annotation has its cards"
+    assert cluster.placed["uid-p"].doubt == "no annotation names its cards"
 
 
 def test_a_pod_bound_where_we_assumed_it_but_without_annotations_keeps_the_cards_we_chose() -> None:

@@ -53,6 +53,6 @@ def test_status_answer_lists_nodes_cards_pods_and_pending() -> None:
     (node,) = status["nodes"]
     assert node["cards"][0]["used_memory_mib"] == 3 * 1024
     assert node["cards"][0]["used_core"] == 25
-    assert [(pod["pod"], pod["doubt"]) for pod in node["pods"]] == [("ns/a", "no annotation has its cards")]
+    assert [(pod["pod"], pod["doubt"]) for pod in node["pods"]] == [("ns/a", "no annotation names its cards")]
     assert [(entry["pod"], entry["refused"]) for entry in status["pending"]] == [("ns/b", True)]
     assert list(status["unusable"]) == ["bad"]

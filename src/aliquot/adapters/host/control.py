@@ -109,9 +109,9 @@ class Connection:
         try:
             answer = json.loads(line)
         except ValueError as error:
-            raise ControlError("what answers here is no daemon of ours") from error
+            raise ControlError("the program that answers here is not Aliquot's daemon") from error
         if not isinstance(answer, dict):
-            raise ControlError("what answers here is no daemon of ours")
+            raise ControlError("the program that answers here is not Aliquot's daemon")
         return answer
 
     def events(self, timeout: float | None = None) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ _MOST_TROUBLED = 10
 def tables(seen: Overview, nodes: Sequence[NodeStanding], *, wide: bool, alone: bool) -> Iterator[str]:
     """The nodes, alike ones summed up when there are many; then those who wait."""
     if not nodes:
-        yield "no node has GPUs of ours: `aliquot doctor` shows what nodes lack"
+        yield "Aliquot shares no GPU of this cluster: `aliquot doctor` shows what the nodes lack"
     elif wide or len(nodes) <= _MANY:
         yield _per_node(nodes, wide)
         if len(nodes) > 1:
@@ -124,7 +124,7 @@ def _state(node: NodeStanding) -> list[str]:
     # While the agent is away, no card of the node takes Pods: that says nothing about their health.
     sick = [] if node.agent_away else [str(card.card.index) for card in node.cards if not card.card.healthy]
     withheld = [str(card.card.index) for card in node.cards if card.card.withheld]
-    states = (("sick", sick), ("not offered", withheld))
+    states = (("unhealthy", sick), ("not offered", withheld))
     return [*node.trouble, *(f"{state}: GPU {', '.join(cards)}" for state, cards in states if cards)]
 
 
@@ -170,7 +170,7 @@ def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
                 "whole" if card.used.exclusive else f"{in_units(card.used.core_milli, 10)}/100%",
                 f"{in_units(card.used.greedy_milli, 10)}%" if card.used.greedy_milli else "-",
                 str(card.used.slices) + (f"/{card.card.max_slices}" if card.card.max_slices is not None else ""),
-                card.card.withheld or ("ok" if card.card.healthy else "sick"),
+                card.card.withheld or ("ok" if card.card.healthy else "unhealthy"),
             ]
             for card in node.cards
         ]
@@ -198,7 +198,7 @@ def _claim_row(claim: ClaimStanding) -> list[str]:
 
 def _pod_row(pod: PodStanding) -> list[str]:
     usage = pod.grant.usage()
-    remarks = ["the whole node"] * pod.grant.whole_node + ["a guess: no annotation has its cards"] * pod.guessed
+    remarks = ["the whole node"] * pod.grant.whole_node + ["a guess: no annotation names its cards"] * pod.guessed
     remarks += [f"parkable after {pod.claim.park_after:g}s"] if pod.claim.park_after is not None else []
     remarks += [f"accepts {duration(pod.claim.latency)} of latency"] if pod.claim.latency is not None else []
     return [
@@ -236,7 +236,7 @@ def _each(amounts: list[str]) -> str:
 def waiting_lines(seen: Overview, most: int | None) -> Iterator[str]:
     """The Pods that wait, oldest first, those with the same reason together."""
     if not seen.waiting:
-        yield "no Pod of ours waits"
+        yield "no Pod waits for a GPU that Aliquot shares"
         return
     total = len(seen.waiting)
     yield f"{total:,} Pod{'s wait' if total > 1 else ' waits'}:"

@@ -236,7 +236,7 @@ class _Cluster:
         except KubectlError as error:
             return Probe(None, error.text)
         except msgspec.DecodeError as error:
-            return Probe(None, f"what kubectl printed is no JSON ({error})")
+            return Probe(None, f"kubectl did not print JSON ({error})")
         return Probe(answer if isinstance(answer, dict) else None, None)
 
     def _one(self, check: str, path: str) -> Json | None:
@@ -298,7 +298,7 @@ def _of_objects(overview: Overview, now: datetime, *, with_pods: bool) -> Iterat
 
     for key, invalid in overview.snapshot.unheeded.items():
         name = key.rpartition("/")[2]
-        what = f"is not heeded: {invalid.sentence()}"
+        what = f"is ignored: {invalid.sentence()}"
         yield Finding("cards", Level.FINDING, (name,), what, f"kubectl edit configmap {name} -n kube-system")
     yield from node_findings(overview.snapshot)
     if with_pods:
@@ -323,7 +323,7 @@ def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rul
     unit = dialects.guess_gpushare_unit([node] if node else [])
     rules = dialects.Rules(dialects.QgpuRules(qgpu_rules or "seed"), unit, _served(site))
     if bystander(site, node, rules):
-        what = "no agent runs here, and the labels ask for none: of this machine nothing was looked at"
+        what = "no agent runs here, and the labels ask for none: this machine was not checked"
         yield Finding("agent", Level.NOTE, (site.node_name,), what, "--no-node leaves this line out")
         return
     yield from agent_findings(site, node, rules)
@@ -354,13 +354,17 @@ def _node_objects(
         if unseen.trouble is not Trouble.NO_KUBECTL:
             raise unseen
         node, pods = own_objects(name)
-        what = f"{unseen.text}: only this node was looked at"
-        return node, pods, [Finding("api", Level.NOTE, (name,), what, "run it where kubectl works, for the rest")]
+        what = f"{unseen.text}: only this node was checked"
+        return (
+            node,
+            pods,
+            [Finding("api", Level.NOTE, (name,), what, "for the rest, run it where kubectl works")],
+        )
     except KubectlError as error:
         problem, advice = error.text, error.advice
     except OwnAccountError as error:
         problem, advice = str(error), "name the cluster in KUBECONFIG, or install kubectl"
-    what = f"{problem}; so what Pods should have is not known"
+    what = f"{problem}; so what Pods were granted is not known"
     fix = advice or "name the Node of this machine: --nodename, of those that kubectl get nodes shows"
     return None, [], [Finding("api", Level.UNKNOWN, (f"Node {name}",), what, fix)]
 

@@ -144,7 +144,7 @@ def _given(
     from aliquot.cli.manifests import read_manifests
 
     if (pod is None) == (filename is None):
-        raise click.UsageError("either POD or -f PODS.yaml is wanted")
+        raise click.UsageError("give either POD or -f PODS.yaml")
     if str(filename) == str(cluster) == "-":
         raise InputError("-f and --cluster cannot both be read from stdin")
     manifests = [] if filename is None else read_manifests(filename)
@@ -319,7 +319,7 @@ def _write_table(verdicts: Iterable[Verdict], *, nodes: int, widths: list[int]) 
     total = "no GPU Pods" if not ours else f"all {ours:,} fit" if fits == ours else f"{fits:,} of {ours:,} fit"
     total = f"{by_claims:,} by ResourceClaims" if by_claims and not ours else total
     tail = f"; {by_claims:,} by ResourceClaims" if by_claims and ours else ""
-    tail += f"; {others:,} {'are' if others > 1 else 'is'} not ours" if others else ""
+    tail += f"; {others:,} {'request' if others > 1 else 'requests'} no shared GPU" if others else ""
     click.echo(f"\n{total}{tail}")
     return fits == ours
 

@@ -51,7 +51,7 @@ def aliquot(node: str | None, detail: bool, output: str, pending: bool, kubectl:
     """
     seen = overview(kubectl)
     if node is not None and node not in [standing.name for standing in seen.nodes]:
-        raise InputError(f"{node} is not a node with GPUs of ours: kubectl aliquot -o wide lists them")
+        raise InputError(f"{node} has no GPU that Aliquot shares: kubectl aliquot -o wide lists those that do")
     nodes = [standing for standing in seen.nodes if node in (None, standing.name)]
     if output == "json":
         import msgspec

@@ -226,7 +226,7 @@ _COMMENTS = {
     "nodeCacheCapable:": "Send names instead of whole nodes: 158 kB instead of 58 MB for 5,000 nodes.",
     "tlsConfig:": "serverName is the name in the extender's certificate, whatever its address.",
     "ignorable:": "GPU Pods wait while aliquot is down. Bound without it, they run on cards it did not choose.",
-    "managedResources:": "kube-scheduler calls us only for Pods that request one of these. It still counts the"
+    "managedResources:": "kube-scheduler calls Aliquot only for Pods that request one of these. It still counts the"
     " resources per node (ignoredByScheduler: false), as the kubelet does: a node that does not advertise a resource,"
     " or has none left, would only fail the Pod, and we are asked about fewer nodes.",
 }

@@ -27,15 +27,15 @@ _LEAST_INODES = 16
 _SEE_LOG = "kubectl logs of the agent's Pod on this node"
 _BY_HAND = "end it, or run it as a Pod that asks for its card"
 _ON_A_CARD = {
-    FindingKind.TRESPASSER: "how does its Pod get at that card? A privileged Pod sees all: take that from it",
-    FindingKind.UNREGISTERED: "nothing holds it to its share: link its program dynamically, and leave LD_PRELOAD alone",
-    FindingKind.SLICE: "nothing is to be done but to ask who else sets time slices on this node",
+    FindingKind.TRESPASSER: "find out how its Pod reaches that card; if it is privileged, it sees all cards",
+    FindingKind.UNREGISTERED: "its share is not enforced: link its program dynamically, and do not change LD_PRELOAD",
+    FindingKind.SLICE: "find out which other program sets time slices on this node",
     FindingKind.REFUSED: "its share is less exact from now on, until its process ends: did the driver change?",
     FindingKind.INERT: "shares hold between kernels only: use a driver that is listed as measured in docs/hardware.md",
     FindingKind.STRANGER: "end it, or run it as a Pod that asks for its card: the scheduler books the card without it",
     FindingKind.OVERUSE: "ask for more in its Pod, or end the Pod; --enforce kill of the agent ends such processes",
     FindingKind.ENDED: "ask for more memory in its Pod, or find out how its program got past the limit",
-    FindingKind.PAGE: "make its Pod anew: kubectl delete pod",
+    FindingKind.PAGE: "create its Pod again: kubectl delete pod",
 }
 
 
@@ -65,7 +65,7 @@ def bystander(site: Site, node: Json | None, rules: Rules) -> bool:
 def restarting(site: Site) -> str:
     """How the agent of this node is started anew."""
     find = f"kubectl get pods -A --field-selector spec.nodeName={site.node_name} names its Pod"
-    return f"restart the agent ({find}, kubectl delete pod ends it, its DaemonSet makes another; other Pods run on)"
+    return f"restart the agent ({find}, kubectl delete pod ends it, its DaemonSet starts another; other Pods continue)"
 
 
 def runs(site: Site) -> bool:
@@ -97,16 +97,14 @@ def _agent(site: Site) -> Iterator[Finding]:
             fix += " logs --previous shows why it ended; if not, the nodeSelector of its DaemonSet leaves this node out"
         else:
             what = f"process {site.lock_holder} holds the agent's lock, but does not answer ({site.agent_problem})"
-            fix = (
-                f"it starts or ends at this moment, or hangs: call the doctor again; if it stays so, {restarting(site)}"
-            )
+            fix = f"it starts, ends or hangs: run the doctor again; if it persists, {restarting(site)}"
         yield found("agent", site.node_name, what, fix)
     elif not runs(site):
         what = f"a daemon of `aliquot up` (pid {site.agent.daemon.pid}) has the cards, so the agent cannot"
         yield found("agent", site.node_name, what, "aliquot down; the agent's DaemonSet starts it then")
     elif site.agent.agent and (waits_for := site.agent.agent.waits_for) is not None:
-        fix = f"call the doctor again; if it stays so, {_SEE_LOG} shows why"
-        fix = fix if site.kubelet_problem is None else "the kubelet first, as above"
+        fix = f"run the doctor again; if it persists, {_SEE_LOG} shows why"
+        fix = fix if site.kubelet_problem is None else "fix the kubelet first, as above"
         yield found("agent", site.node_name, f"is not ready: {waits_for}", fix)
     else:
         count, pods, pid = len(site.agent.cards), len(site.agent.tenants), site.agent.daemon.pid
@@ -156,7 +154,7 @@ def _disks(site: Site) -> Iterator[Finding]:
             what = f"its disk is full ({left} left): no container with a card can start"
             yield found("disk", disk.path, what, f"free some there: df {'-i' if few else '-h'} {disk.path}")
         if disk.path == str(site.places.run) and disk.kind not in ("tmpfs", "ramfs", ""):
-            what = f"is on {disk.kind}, not on tmpfs: what it holds outlives a reboot, and is swept out only then"
+            what = f"is on {disk.kind}, not on tmpfs: what is there stays over a reboot, until the agent starts again"
             fix = "mount the host's /run/aliquot there"
             yield Finding("disk", Level.NOTE, (disk.path,), what, fix)
 
@@ -181,7 +179,7 @@ def _cards(site: Site) -> Iterator[Finding]:
     out = [card for card in site.agent.cards if card.healthy is False]
     for card in out:
         what = f"card {card.index} ({card.uuid}) is out: {card.why_out or 'no reason given'}"
-        fix = "its Pods run on, new ones avoid it. nvidia-smi --gpu-reset or a reboot brings it back; dmesg shows Xids"
+        fix = "its Pods keep running, new ones avoid it. nvidia-smi --gpu-reset or a reboot helps; dmesg shows Xids"
         yield found("cards", site.node_name, what, fix)
     yield from _on_cards(site, {card.uuid for card in out})
     by_words: dict[str, list[str]] = {}
@@ -228,7 +226,7 @@ def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
         return
     names = [advert.resource for advert in wanted if not advert.counted]
     if not names:
-        what = "asks for nothing of ours by its labels: its cards are not offered to anybody"
+        what = "has no label that makes Aliquot share its cards: no Pod can use them"
         fix = f"kubectl label node NODE {qgpu.ENABLE_LABEL}=enable, or a label of the other dialects"
         yield Finding("resources", Level.NOTE, (site.node_name,), what, fix)
         return
@@ -241,7 +239,7 @@ def _counted(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
     absent = [name for name in names if runs(site) and not _allocatable(node, name)]
     if absent:
         what = f"{', '.join(absent)}: more than the kubelet handles as devices, and the agent has not counted it yet"
-        fix = f"call the doctor again; if it stays so, kubectl describe node {site.node_name} (CannotAdvertise) or"
+        fix = f"run the doctor again; if it persists, kubectl describe node {site.node_name} (CannotAdvertise) or"
         yield found("resources", site.node_name, what, f"{fix} {_SEE_LOG} shows why")
     elif names and runs(site):
         yield ok("resources", f"{', '.join(names)}: counted by the agent in the Node's status")
@@ -256,11 +254,11 @@ def _advertised(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
     asked = "asked for by the node's labels"
     if refused and site.kubelet_problem is None:
         what = f"{', '.join(refused)}: {asked}, but the kubelet has not accepted it from the agent"
-        fix = f"call the doctor again; if it stays so, journalctl -u kubelet | grep {refused[0]} shows why"
+        fix = f"run the doctor again; if it persists, journalctl -u kubelet | grep {refused[0]} shows why"
         yield found("resources", site.node_name, what, fix)
     if absent:
         what = f"{', '.join(absent)}: {asked}, but the Node advertises none"
-        fix = "the kubelet reports every 10 s: call the doctor again; if it stays so, journalctl -u kubelet shows why"
+        fix = "the kubelet reports every 10 s: run the doctor again; if it persists, journalctl -u kubelet shows why"
         yield found("resources", site.node_name, what, fix)
     if runs(site) and not refused and not absent:
         yield ok("resources", f"{', '.join(names)}: accepted by the kubelet")
@@ -278,7 +276,7 @@ def _inventory(site: Site, node: Json, parsed: Node) -> Iterator[Finding]:
     here = cards_here(site)
     if not _has_inventory(node):
         what = f"has no annotation {native.INVENTORY}: the scheduler does not know its cards"
-        fix = "the agent writes it: first see to the agent, as above"
+        fix = "the agent writes it: fix the agent first, as above"
         if runs(site):
             fix = "may the agent patch nodes/status? kubectl auth can-i patch nodes/status --as=system:serviceaccount:"
             fix += f"NAMESPACE:ACCOUNT of its Pod shows; {_SEE_LOG} says what it was refused"
@@ -289,7 +287,7 @@ def _inventory(site: Site, node: Json, parsed: Node) -> Iterator[Finding]:
     differs = _difference(parsed.cards, here)
     if differs is not None:
         what = f"its annotation {native.INVENTORY} has {differs}"
-        fix = restarting(site) if runs(site) else "the agent corrects it: first see to the agent, as above"
+        fix = restarting(site) if runs(site) else "the agent corrects it: fix the agent first, as above"
         yield found("inventory", site.node_name, what, fix)
     else:
         yield ok("inventory", "the Node has the cards that the driver reports")
@@ -333,7 +331,7 @@ def _cdi(site: Site, node: Json | None) -> Iterator[Finding]:
     without = without or (f"kubelet {kubelet}" if kubelet and not passes_cdi(kubelet) else "")
     if site.places.cdi is None or (without and not runs(site)):
         what = "the agent does without CDI: containers get their environment from the scheduler's webhook"
-        fix = "an option of the agent says so: use --cdi auto, if that was not meant"
+        fix = "an option of the agent says so; if that is not intended, use --cdi auto"
         if without:
             fix = f"{without} is why; containerd 2, CRI-O, and kubelets from 1.29 on have CDI by themselves."
             fix += " --cdi on of the agent where CDI was switched on in older ones"

@@ -70,7 +70,10 @@ def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
         who = f": {', '.join(map(str, pids))}" if pids else ""
         what = f"Pod {lingering[uid].name} is over, but processes of it still hold its cards{who}"
         yield found(
-            "holdings", site.node_name, what, "a kubelet that runs ends them; else kill them: the agent lets go then"
+            "holdings",
+            site.node_name,
+            what,
+            "a kubelet that runs ends them; else kill them, and the agent frees the cards",
         )
     for spec in site.specs:
         if spec.pod_uid not in pods and spec.pod_uid not in known:
@@ -83,14 +86,14 @@ def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
     for name, uid in sorted(site.links.items()):
         if uid not in pods and uid not in lingering:
             link = f"{site.places.run}/a/{name}"
-            what = f"leads to the folder of a Pod that is gone ({uid}): it was not removed"
+            what = f"links to the folder of a Pod that is gone ({uid}): it was not removed"
             yield found("tenants", link, what, _sweep(site, f"rm {link}"))
 
 
 def _sweep(site: Site, by_hand: str) -> str:
     if runs(site):
-        return f"{by_hand}; or {restarting(site)}: it sweeps when it starts"
-    return f"{by_hand}; or start the agent, which sweeps it out"
+        return f"{by_hand}; or {restarting(site)}: it cleans up when it starts"
+    return f"{by_hand}; or start the agent, which removes it"
 
 
 def _file(site: Site, spec: Spec) -> str:
@@ -129,7 +132,7 @@ def _specs(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> It
         if wrong:
             has = spec.edits.env.get(wrong[0], "not set")
             what = f"gives Pod {spec.namespace}/{spec.pod} {wrong[0]}={has}, but it was granted {promised[wrong[0]]}"
-            fix = f"make the Pod anew: kubectl delete pod {spec.pod} -n {spec.namespace}. Who besides aliquot writes"
+            fix = f"create the Pod again: kubectl delete pod {spec.pod} -n {spec.namespace}. Who besides aliquot writes"
             yield found("cdi", _file(site, spec), what, f"{fix} this file, or the Pod's annotation {native.GRANT}?")
 
 
@@ -142,14 +145,14 @@ def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iter
             continue
         if granted(pod, node, rules) is None:
             what = f"container {held.container} holds {_amounts(ours)}, but the Pod was granted no card: it was placed"
-            fix = "kubectl delete pod POD once kube-scheduler asks us: `aliquot manifests scheduler-config`"
-            yield found("allocations", pod_key(pod), f"{what} past us", fix)
+            fix = "kubectl delete pod POD once kube-scheduler asks Aliquot: `aliquot manifests scheduler-config`"
+            yield found("allocations", pod_key(pod), f"{what} without Aliquot", fix)
             continue
         asked = _limits(pod, held, _resources(node))
         for resource, count in ours.items():
             if asked is not None and asked.get(resource) != count:
                 what = f"container {held.container} holds {count} of {resource}, but asks for {asked.get(resource, 0)}"
-                fix = "kubectl delete pod POD; if it happens again, restart the kubelet: its own account is wrong"
+                fix = "kubectl delete pod POD; if it happens again, restart the kubelet: its own records are wrong"
                 yield found("allocations", pod_key(pod), what, fix)
 
 
@@ -201,8 +204,8 @@ def _unresolved(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
         message = next((text for state in waiting if _NOT_FOUND in (text := str(part(state, "message")))), "")
         if f"{VENDOR}/" in message:
             what = f"the runtime does not see what the agent wrote into {site.places.cdi}: {message[:160]}"
-            fix = f"is {site.places.cdi} among the cdi_spec_dirs of its configuration? If so, it has lost sight of it:"
-            yield found("cdi", pod_key(pod), what, f"{fix} systemctl restart containerd; containers run on")
+            fix = f"is {site.places.cdi} among the cdi_spec_dirs of its configuration? If so, it does not watch it now:"
+            yield found("cdi", pod_key(pod), what, f"{fix} systemctl restart containerd; containers keep running")
 
 
 _NOT_FOUND = "unresolvable CDI device"  # as the library says it that containerd and CRI-O share

@@ -31,7 +31,7 @@ def installation_findings(
     if not wrong:
         yield ok("installation", f"{_release(ours)}: {', '.join(map(_count, ours))}")
     if _release(ours) != version:
-        what = f"is of release {_release(ours)}, this program of {version}: what it prints may be of either"
+        what = f"is of release {_release(ours)}, this program of {version}: some findings may not apply"
         yield Finding("installation", Level.NOTE, ("the cluster",), what, _UPGRADE)
 
 
@@ -90,7 +90,7 @@ def _agents(nodes: Iterable[Json], release: str) -> Iterator[Finding]:
             continue
         name = str(part(node, "metadata", "name"))
         if agent == native.AWAY:
-            what = "its agent is away, or the kubelet has not taken its devices: no Pod of ours is sent there"
+            what = "its agent is away, or the kubelet has not accepted its devices: no GPU Pod is sent there"
             fix = (
                 "kubectl get pods -A -l app.kubernetes.io/component=agent -o wide; the log of the one on NODE says why"
             )

@@ -76,7 +76,9 @@ def node_findings(snapshot: Snapshot) -> Iterator[Finding]:
     if not offering:
         what = "no node offers GPUs in any of the dialects"
         words = [f"`kubectl label node NAME {label}`" for dialect, label in _LABELS.items() if dialect in rules.served]
-        yield found("nodes", "the cluster", what, f"label those with cards, and agents come: {', or '.join(words)}")
+        yield found(
+            "nodes", "the cluster", what, f"label nodes with GPUs, and agents start there: {', or '.join(words)}"
+        )
     else:
         yield ok("nodes", f"{offering:,} offer GPUs")
 
@@ -96,7 +98,7 @@ def _labels(node: NodeObject, served: frozenset[str]) -> Iterator[Finding]:
         amount = _advertised(node, resource)
         if offer in labelled and resource in ours and not amount:
             has = "does not advertise" if amount is None else "advertises 0 of"
-            what = f"is labelled for {offer.value}, but {has} {resource}: the kubelet would turn such Pods away"
+            what = f"is labelled for {offer.value}, but {has} {resource}: the kubelet would reject such Pods"
             fix = "is the node agent (or device plugin) running there? kubectl get pods -A --field-selector"
             fix += f" spec.nodeName=NODE; or take the label off: kubectl label node NODE {label}-"
             yield found("labels", name, what, fix)
@@ -141,7 +143,7 @@ def _taints(node: NodeObject) -> Iterator[Finding]:
 def _cards(node: Node) -> Iterator[Finding]:
     sick = [str(card.index) for card in node.cards if not card.healthy]
     if sick:
-        what = f"GPU {', '.join(sick)} of {len(node.cards)} is sick or taken out: new Pods avoid it"
+        what = f"GPU {', '.join(sick)} of {len(node.cards)} is unhealthy or taken out: new Pods avoid it"
         fix = "kubectl describe node NODE and the kernel's log (dmesg, Xid) say why; after a reset it comes back"
         yield found("cards", node.name, what, fix)
 
@@ -170,7 +172,7 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
         if node.offers:
             for note in node.notes:
                 fix = f"if that is wrong: set annotation {native.INVENTORY}, as the agent will"
-                yield Finding("cards", Level.NOTE, (name,), f"had to be guessed at: {words.note(note)}", fix)
+                yield Finding("cards", Level.NOTE, (name,), f"had to be guessed: {words.note(note)}", fix)
         return
     for note in node.notes:  # with an inventory nothing about the cards is assumed: these are about its labels
         check, fix = _advice(note)

@@ -43,7 +43,7 @@ def _withheld(node: Node, ours: Mapping[tuple[str, int], list[str]]) -> Iterator
             continue
         about, pods = f"{node.name}, GPU {card.index}", ours.get((node.name, card.index), [])
         if pods:
-            what = f"is given away twice: {card.withheld}, and aliquot gave it to {', '.join(pods[:5])}"
+            what = f"is allocated twice: {card.withheld}, and aliquot gave it to {', '.join(pods[:5])}"
             fix = "delete one of these Pods; then let one product hand out the node's cards: docs/migration.md"
             yield found("over-allocated", about, what, fix)
         else:
@@ -56,7 +56,7 @@ def _too_many(node: Node, ours: Mapping[tuple[str, int], list[str]], requested: 
     if used and requested + used > len(node.cards):
         what = f"Pods hold {requested} by {_WHOLE}, and aliquot's Pods use {used}, of {len(node.cards)} cards in all"
         fix = "let one product hand out the node's cards: docs/migration.md"
-        yield found("over-allocated", node.name, f"cards are given away twice: {what}", fix)
+        yield found("over-allocated", node.name, f"cards are allocated twice: {what}", fix)
 
 
 def _used(snapshot: Snapshot) -> dict[tuple[str, int], list[str]]:

@@ -20,8 +20,8 @@ from aliquot.wording.amounts import needed_and_had, percent
 from aliquot.wording.refusals import waiting_helps
 
 _NOT_BY_CARDS = (
-    "see to what kube-scheduler names: taints, CPU, resources that nodes do not advertise; a T9k Pod that was made"
-    " without the webhook lacks its toleration: delete and apply it again once the webhook runs"
+    "fix what kube-scheduler names: taints, CPU, resources that nodes do not advertise; a T9k Pod"
+    " created without the webhook lacks its toleration: delete and apply it again once the webhook runs"
 )
 _GATED = "the program that set the gates removes them: kubectl get pod POD -o jsonpath={.spec.schedulingGates}"
 _MOST_WAITING = 200  # Pods whose reasons are worked out; on 5,000 nodes each takes a tenth of a second
@@ -49,7 +49,7 @@ def pod_findings(snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
             if kept is not None and not kept.grant.containers:
                 counted = "cannot be read from its grant either: its node takes no other Pods"
             what = f"is bound although it breaks a rule, and its GPU {counted}: {claim[0].sentence()}"
-            yield found("pods", pod.key, what, "correct its manifest and make it anew: kubectl delete pod POD")
+            yield found("pods", pod.key, what, "correct its manifest and create it again: kubectl delete pod POD")
             continue
         grant = dialects.parse_grant(pod.read, claim, cluster.board.node(name))
         if isinstance(grant, Grant):
@@ -57,23 +57,23 @@ def pod_findings(snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
                 held.setdefault((name, card), []).append((claim.key, use))
         elif grant:
             what = f"the annotation with its cards cannot be read: {grant[0].sentence()}"
-            yield found("pods", pod.key, what, "make it anew: kubectl delete pod POD")
+            yield found("pods", pod.key, what, "create it again: kubectl delete pod POD")
         yield from _unconfirmed(pod, now)
     crowded = False
     for finding in _crowded(held, cluster):
         crowded = True
         yield finding
     if not crowded:
-        yield ok("pods", f"{ours:,} on nodes, no card given away twice")
+        yield ok("pods", f"{ours:,} on nodes, no card given to too many Pods")
 
 
 def _turned_away(pod: ClusterPod) -> Iterator[Finding]:
     reason = part(pod.manifest, "status", "reason")
     if isinstance(reason, str) and (reason == _ADMISSION or reason.startswith("OutOf")):
         message = str(part(pod.manifest, "status", "message") or "")[:200]
-        what = f"the kubelet turned it away after it was bound ({reason}: {message})"
-        fix = "kubectl delete pod POD, and its controller makes another; it comes of a node agent that was not yet back"
-        yield found("pods", pod.key, what, f"{fix} when the kubelet restarted, or of Pods bound past us")
+        what = f"the kubelet rejected it after it was bound ({reason}: {message})"
+        fix = "kubectl delete pod POD, and its controller creates another; the node agent was not back"
+        yield found("pods", pod.key, what, f"{fix} when the kubelet restarted, or the Pod was bound without Aliquot")
 
 
 def _unconfirmed(pod: ClusterPod, now: datetime) -> Iterator[Finding]:
@@ -101,9 +101,9 @@ def _crowded(held: Mapping[tuple[str, int], list[tuple[str, Usage]]], cluster: C
             yield found("over-allocated", about, f"is given to {who}, but the node has no such card", fix)
         elif total.memory_mib > card.bookable_mib:
             given, has = needed_and_had(total.memory_mib, card.bookable_mib)
-            yield found("over-allocated", about, f"{given} of {has} are given away", fix)
+            yield found("over-allocated", about, f"{given} of {has} are allocated", fix)
         elif total.core_milli > CORE_MILLI:
-            yield found("over-allocated", about, f"{percent(total.core_milli)} of its compute is given away", fix)
+            yield found("over-allocated", about, f"{percent(total.core_milli)} of its compute is allocated", fix)
         elif total.exclusive and len(uses) > 1:
             yield found("over-allocated", about, f"is held whole by one Pod, and {len(uses)} are on it", fix)
 
@@ -120,7 +120,7 @@ def claim_findings(seen: Overview) -> Iterator[Finding]:
             on_it = [claim.key for claim in node.claims if standing.card.index in claim.grant.usage()]
             fix = f"delete Pods of one of its claims: {', '.join(on_it[:5])}"
             about = f"{node.name}, GPU {standing.card.index}"
-            yield found("over-allocated", about, f"{given} of {has} are given away, also to ResourceClaims", fix)
+            yield found("over-allocated", about, f"{given} of {has} are allocated, also to ResourceClaims", fix)
     count = sum(len(node.claims) for node in seen.nodes)
     if count:
         yield ok("claims", f"{count:,} ResourceClaim{'s' * (count != 1)} with cards")
@@ -144,4 +144,4 @@ def waiting_findings(seen: Overview) -> Iterator[Finding]:
         what = f"{len(seen.waiting) - _MOST_WAITING:,} more Pods wait"
         yield Finding("waiting", Level.NOTE, (), what, "`kubectl aliquot --pending` shows why each of them waits")
     elif not seen.waiting:
-        yield ok("waiting", "no Pod of ours waits")
+        yield ok("waiting", "no Pod waits for a GPU that Aliquot shares")

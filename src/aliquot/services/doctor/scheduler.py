@@ -62,9 +62,9 @@ def control_findings(control: Control, snapshot: Snapshot, now: datetime, *, cal
 def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Finding]:
     """Whether a replica leads."""
     if lease is None:
-        what = "does not exist: no scheduler of ours has ever led here, or it may not write Leases"
-        fix = "install it: `aliquot install`, or the Helm chart; where it runs, its log says what it lacks (by the"
-        fix += " vendor's own roles it may not write Leases, and leads alone: docs/dropin.md)"
+        what = "does not exist: no scheduler of Aliquot has ever led here, or it may not write Leases"
+        fix = "install it: `aliquot install`, or the Helm chart; where it runs, its log says what it lacks (with"
+        fix += " the vendor's own roles it may not write Leases, and always leads: docs/dropin.md)"
         yield found("scheduler", f"Lease {name}", what, fix)
         return
     holder, seconds = part(lease, "spec", "holderIdentity"), part(lease, "spec", "leaseDurationSeconds")
@@ -98,8 +98,8 @@ def call_findings(lease: Json | None, snapshot: Snapshot, now: datetime) -> Iter
         if pod.read.spec.node_name:
             if dialects.parse_grant(pod.read, claim, None) is None and not claim.whole_node:
                 past_us = True
-                what = f"is bound, but has no annotation {native.GRANT}: it was placed past us, and no card was chosen"
-                fix = f"kubectl delete pod POD once kube-scheduler asks us: {_NEW_CONFIG}"
+                what = f"is bound, but has no annotation {native.GRANT}: placed without Aliquot, it has no card"
+                fix = f"kubectl delete pod POD once kube-scheduler asks Aliquot: {_NEW_CONFIG}"
                 yield found("extender", pod.key, what, fix)
         elif (since := moment(pod.created)) is not None and now - since > PATIENCE:
             if last is not None and last >= since:
@@ -121,8 +121,8 @@ def _asked(calls: Mapping[str, CallStatus], *, answered: bool) -> Finding:
         times = f"{count:,} time{'s' * (count != 1)}"
         return ok("extender", f"was asked {times}, last at {calls['filter'].last}; binds: {bound:,}")
     if bound or answered:
-        return ok("extender", f"is asked, by way of a replica that does not lead; binds: {bound:,}")
-    return Finding("extender", Level.NOTE, (), "was not called yet, and no Pod of ours has had need of it")
+        return ok("extender", f"is called, through a replica that does not lead; binds: {bound:,}")
+    return Finding("extender", Level.NOTE, (), "was not called yet; no GPU Pod has needed it")
 
 
 def _calls(annotation: object) -> Mapping[str, CallStatus] | None:
@@ -152,14 +152,12 @@ def _unasked(pod: ClusterPod) -> Finding:
         return found("extender", pod.key, what, fix)
     short = sorted(resource for resource in _RESOURCES if f"Insufficient {resource}" in message)
     if short:
-        what = (
-            f"waits: by kube-scheduler's own count no node has enough {' and '.join(short)} left, so we are not asked"
-        )
+        what = f"waits: by kube-scheduler's count no node has enough {' and '.join(short)} left: Aliquot is not asked"
         fix = "see what nodes advertise: kubectl get nodes -o yaml; the checks of nodes below show what they lack"
         return found("extender", pod.key, what, fix)
-    what = "waits, and kube-scheduler has tried it without asking us"
+    what = "waits, and kube-scheduler has tried it without asking Aliquot"
     quoted = f" (it says: {message[:200]})" if message else ""
-    return found("extender", pod.key, what + quoted, f"configure kube-scheduler to call us: {_NEW_CONFIG}")
+    return found("extender", pod.key, what + quoted, f"configure kube-scheduler to call Aliquot: {_NEW_CONFIG}")
 
 
 def _last_message(pod: ClusterPod) -> str | None:
@@ -290,6 +288,6 @@ def _tolerates(probe: Probe, name: str) -> Iterator[Finding]:
         yield ok("webhook", "gives T9k Pods their toleration")
 
 
-_ANEW = f"kubectl delete mutatingwebhookconfiguration {CONFIGURATION}; the scheduler makes it anew"
+_ANEW = f"kubectl delete mutatingwebhookconfiguration {CONFIGURATION}; the scheduler creates it again"
 _CALL_FAILED = "is the scheduler running, and is the Service or URL of the configuration its own?"
 _MAY_CREATE = "ask for a role that may create Pods, or name a --namespace where you may"

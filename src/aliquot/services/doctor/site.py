@@ -171,7 +171,7 @@ def _known(answer: Json | None, problem: str | None) -> tuple[Status | None, str
     try:
         return msgspec.convert(answer, Status), None
     except msgspec.ValidationError as error:
-        return None, f"it answers in another form ({error}): run the doctor of the agent's own release"
+        return None, f"its answer cannot be read ({error}): run the doctor of the agent's own release"
 
 
 def _as_reported(places: Places, daemon: DaemonStatus) -> Places:

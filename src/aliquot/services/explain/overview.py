@@ -124,7 +124,7 @@ class Overview:
             refusal = pod.read.last_refusal
             if refusal:
                 return f"its GPU would fit on {verdict.grant.node}, but kube-scheduler last said: {refusal}"
-            return f"fits on {verdict.grant.node}: kube-scheduler has not tried it since, or does not ask us"
+            return f"fits on {verdict.grant.node}: kube-scheduler has not tried it since, or does not ask Aliquot"
         if verdict.claims:
             return why_without_card(verdict.claims, pod.read.last_refusal)
         if verdict.claim is None:

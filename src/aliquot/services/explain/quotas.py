@@ -44,12 +44,12 @@ class Quotas:
         """One ResourceQuota. Returns why it is not heeded, or None."""
         metadata, spec = mapping(manifest.get("metadata")), mapping(manifest.get("spec"))
         if spec.get("scopes") or spec.get("scopeSelector"):
-            return "is not heeded: it has scopes, and counts some Pods only"
+            return "is ignored: it has scopes, and counts some Pods only"
         try:
             hard = _amounts(spec.get("hard"))
             used = _amounts(mapping(manifest.get("status")).get("used"))
         except QuantityError as error:
-            return f"is not heeded: a value of spec.hard: {error} is wanted"
+            return f"is ignored: a value of spec.hard: {error} is wanted"
         namespace = metadata.get("namespace") or "default"
         self._of.setdefault(str(namespace), []).append(_Quota(str(metadata.get("name")), hard, used))
         return None

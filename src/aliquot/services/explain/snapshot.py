@@ -116,7 +116,7 @@ class Snapshot:
         wrong = config if isinstance(config, Invalid) else self.cluster.set_unhealthy(config)
         if wrong is not None:
             self.unheeded[pod_key(manifest)] = wrong
-            self.notes.append(Note(pod_key(manifest), f"is not heeded: {wrong.sentence()}"))
+            self.notes.append(Note(pod_key(manifest), f"is ignored: {wrong.sentence()}"))
 
     def add_group(self, manifest: Json) -> None:
         """One of the PodGroups."""
@@ -214,7 +214,7 @@ class Snapshot:
         if claim is None and (claims := self.claims.of(manifest, cluster.board.node, bool(cluster.reported.by_claims))):
             return Verdict(key, claims=claims)
         if claim is None:
-            return Verdict(key, remark="asks for no GPU in any of the dialects: not ours to place")
+            return Verdict(key, remark="requests no GPU in any of the dialects: Aliquot does not place it")
         if not isinstance(claim, Claim):
             return Verdict(key, broken=claim)
         if claim.key in self.running:
@@ -385,7 +385,7 @@ def _other_scheduler(spec: Mapping[str, Any], served: frozenset[str]) -> str | N
     name = spec.get("schedulerName")
     if not isinstance(name, str) or not name or name in known_schedulers(served):
         return None
-    return f"only if scheduler {name} asks aliquot: its configuration must have our extender"
+    return f"only if scheduler {name} asks aliquot: its configuration must have Aliquot's extender"
 
 
 def _priority(spec: Mapping[str, Any]) -> int | None:

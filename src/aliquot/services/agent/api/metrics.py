@@ -39,5 +39,5 @@ def _of_agent(agent: AgentStatus, calls: Calls) -> Iterator[Metric]:
         "aliquot_agent_ready", "1 when all is in order, as /readyz.", value=float(agent.waits_for is None)
     )
     yield CounterMetricFamily(
-        "aliquot_agent_kubelet_restarts", "Times the kubelet was started anew.", value=agent.kubelet_restarts
+        "aliquot_agent_kubelet_restarts", "Times the kubelet was restarted.", value=agent.kubelet_restarts
     )

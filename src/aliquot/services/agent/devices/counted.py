@@ -25,8 +25,8 @@ from aliquot.services.daemon.events import EventSink, pod_ref
 
 MISSING = "GPUMissing"
 _MISSING = (
-    f"the Pod has no {PLACE}, which the webhook adds, and runs without a card: it was bound past aliquot's scheduler. "
-    "Remove spec.nodeName and create the Pod again"
+    f"the Pod has no {PLACE}, which the webhook adds, and runs without a card: it was bound without Aliquot's "
+    "scheduler. Remove spec.nodeName and create the Pod again"
 )
 
 

@@ -85,7 +85,7 @@ class BoundPodReader:
             return Placed(claim, grant)
         if assumed is not None and assumed.grant.node == name:
             return replace(assumed, doubt="its annotations were taken away")
-        why = grant[0].sentence() if grant else "no annotation has its cards"
+        why = grant[0].sentence() if grant else "no annotation names its cards"
         if known is not None and known.grant.node == name and known.grant.containers:
             return replace(known, doubt=why)  # it stays where it was counted before
         return claim, why
