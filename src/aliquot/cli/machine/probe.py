@@ -9,17 +9,22 @@ import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from aliquot.adapters.host.home import Home
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
 from aliquot.cli.tables import printable
-from aliquot.model.cardstate.control import CardControl, ControlLevel, ControlReason
+from aliquot.model.cardstate.control import CardControl
 from aliquot.wording.control import control_words
+
+if TYPE_CHECKING:
+    from aliquot.model.status.probe import ProbeFigures
 
 _SIMULATED = "1x24GiB"
 _FOLDER = "ALIQUOT_PROBE_FOLDER"  # this process and the folder that it made before it re-executed itself (--simulate)
@@ -98,8 +103,10 @@ def probe(index: int, seconds: float, simulate: str | None, output: str) -> None
     finally:
         player.end(home)
         shutil.rmtree(folder, ignore_errors=True)
-    report = {**about, **figures}
-    click.echo(json.dumps(report, indent=2) if output == "json" else _text(report))
+    if output == "json":
+        click.echo(json.dumps({**about, **msgspec.to_builtins(figures)}, indent=2))
+    else:
+        click.echo(_text(about, figures))
 
 
 def _own_folder() -> str:
@@ -114,7 +121,7 @@ def _own_folder() -> str:
     return tempfile.mkdtemp(prefix=os.path.basename(prefix), dir=os.path.dirname(prefix))
 
 
-def _about(model: str, driver: str, simulated: str | None) -> dict[str, Any]:
+def _about(model: str, driver: str, simulated: str | None) -> dict[str, str | None]:
     import aliquot
 
     return {
@@ -126,26 +133,22 @@ def _about(model: str, driver: str, simulated: str | None) -> dict[str, Any]:
     }
 
 
-def _text(report: dict[str, Any]) -> str:
-    control, preemption, shares = report["control"], report["preemption"], report["shares"]
-    reason, cap = control["reason"], report["cap"]
-    words = control_words(
-        CardControl(ControlLevel(control["level"]), None if reason is None else ControlReason(reason))
-    )
-    memory = report["memory"]
-    right = all(memory.values())
+def _text(about: Mapping[str, str | None], figures: ProbeFigures) -> str:
+    control, preemption, shares, cap = figures.control, figures.preemption, figures.shares, figures.cap
+    words = control_words(CardControl(control.level, control.reason))
+    right = figures.memory.within_limit_allowed and figures.memory.beyond_limit_refused
     lines = [
-        f"{printable(report['card'])}, driver {printable(report['driver'])}",
+        f"{printable(str(about['card']))}, driver {printable(str(about['driver']))}",
         f"control            {words}",
-        f"effect             slices: {control['slices']}; pause: {control['pause']}",
-        f"added latency      p99 {preemption['added_p99_us']:g} us over {preemption['alone_us']['p99']:g} us alone",
-        f"error of shares    {shares['error_points']:g} points ({_list(shares['wanted'])}: {_list(shares['had'])})",
-        f"error of a cap     {cap['error_points']:g} points ({cap['wanted']}%: {cap['had']:g}%)",
-        f"cost of switching  {100 * report['switching']['cost']:.1f}% of the card, two tenants against one",
+        f"effect             slices: {control.slices}; pause: {control.pause}",
+        f"added latency      p99 {preemption.added_p99_us:g} us over {preemption.alone_us['p99']:g} us alone",
+        f"error of shares    {shares.error_points:g} points ({_list(shares.wanted)}: {_list(shares.had)})",
+        f"error of a cap     {cap.error_points:g} points ({cap.wanted}%: {cap.had:g}%)",
+        f"cost of switching  {100 * figures.switching.cost:.1f}% of the card, two tenants against one",
         f"memory limit       {'kept' if right else 'NOT kept: a program got more than its limit'}",
     ]
     return "\n".join(lines)
 
 
-def _list(values: list[float]) -> str:
+def _list(values: Sequence[float]) -> str:
     return "/".join(f"{value:g}" for value in values)

@@ -2,6 +2,7 @@
 
 machine    the status of a machine's daemon and of a node's agent: `aliquot ps`, `top`, metrics, doctor
 reading    what NVML reported last of a card, of which the status is made
+probe      what `aliquot probe` measured
 scheduler  the status of the scheduler
 dashboard  the dashboard's API; web/src/contract.ts is generated from it
 

@@ -6,7 +6,6 @@ The arbiter of this process controls them, not the daemon's. Nothing is left beh
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from aliquot.adapters.gpu.mps import PIPES_VARIABLE
 from aliquot.adapters.gpu.nvml import Nvml
@@ -25,6 +26,15 @@ from aliquot.model.cardstate.control import CardControl, ControlLevel
 from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
+from aliquot.model.status.probe import (
+    CapFigures,
+    ControlFigures,
+    MemoryFigures,
+    PreemptionFigures,
+    ProbeFigures,
+    SharesFigures,
+    SwitchingFigures,
+)
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
 from aliquot.services.proof.contest import Contest, Found, InterruptedContestError
 from aliquot.services.runtime.arbiterd import Arbiterd
@@ -52,6 +62,22 @@ class _Program:
     memory: int = 2 * _GIB
 
 
+class _Rate(msgspec.Struct):
+    """What a sample program says."""
+
+    iterations_per_us: float
+
+
+class _Work(_Rate):
+    """And one that used the card; only one that serves has latencies."""
+
+    share: float
+    latency_us: dict[str, float] = {}
+
+
+_Result = TypeVar("_Result", bound=_Rate)
+
+
 class SelfTest:
     """One card. `seconds` of each measurement."""
 
@@ -63,49 +89,46 @@ class SelfTest:
         self._rate = ""
         self._tenants = 0
 
-    def run(self, on_step: Callable[[str], None]) -> dict[str, Any]:
-        """The report; `on_step` is called with the name of each step of STEPS when it ends. Raises SelfTestError."""
+    def run(self, on_step: Callable[[str], None]) -> ProbeFigures:
+        """The figures; `on_step` is called with the name of each step of STEPS when it ends. Raises SelfTestError."""
         found = self._control()
-        figures: dict[str, Any] = {"control": _control_report(found)}
         on_step("control")
         with self._arbiter(found.control) as arbiter:
-            self._rate = str(self._single(arbiter, _Program(("calibrate",)))["iterations_per_us"])
+            self._rate = str(self._single(arbiter, _Program(("calibrate",)), _Rate).iterations_per_us)
             on_step("speed")
             requests = ("serve", "--kernel", "100us", "--period", "10ms")
-            alone = self._single(arbiter, _Program(requests, AppClass.ONLINE))["latency_us"]
+            alone = self._single(arbiter, _Program(requests, AppClass.ONLINE), _Work).latency_us
             on_step("latency alone")
             busy = _Program(("load", "--kernel", "20ms"), AppClass.OFFLINE)
             beside, rest = self._together(arbiter, Isolation.BEST_EFFORT, _Program(requests, AppClass.ONLINE), busy)
-            figures["preemption"] = {
-                "alone_us": alone,
-                "beside_offline_us": beside["latency_us"],
-                "added_p99_us": round(beside["latency_us"]["p99"] - alone["p99"], 1),
-                "offline_share": rest["share"],
-            }
+            preemption = PreemptionFigures(
+                alone_us=alone,
+                beside_offline_us=beside.latency_us,
+                added_p99_us=round(beside.latency_us["p99"] - alone["p99"], 1),
+                offline_share=rest.share,
+            )
             on_step("added latency")
             loads = [_Program(("load", "--kernel", "1ms"), quota=share) for share in _SHARES]
-            shares = [100 * one["share"] for one in self._together(arbiter, Isolation.BURST_SHARE, *loads)]
-            errors = [abs(had - share) for had, share in zip(shares, _SHARES, strict=True)]
-            figures["shares"] = {
-                "wanted": list(_SHARES),
-                "had": [round(one, 2) for one in shares],
-                "error_points": round(max(errors), 2),
-            }
+            had = [100 * one.share for one in self._together(arbiter, Isolation.BURST_SHARE, *loads)]
+            errors = [abs(share - wanted) for share, wanted in zip(had, _SHARES, strict=True)]
+            shares = SharesFigures(
+                wanted=list(_SHARES), had=[round(share, 2) for share in had], error_points=round(max(errors), 2)
+            )
             on_step("shares")
             (capped,) = self._together(
                 arbiter, Isolation.FIXED_SHARE, _Program(("load", "--kernel", "1ms"), quota=_CAP)
             )
-            had = 100 * capped["share"]
-            figures["cap"] = {"wanted": _CAP, "had": round(had, 2), "error_points": round(abs(had - _CAP), 2)}
+            percent = 100 * capped.share
+            cap = CapFigures(wanted=_CAP, had=round(percent, 2), error_points=round(abs(percent - _CAP), 2))
             on_step("cap")
             load = _Program(("load", "--kernel", "1ms"))
-            single = self._together(arbiter, Isolation.BEST_EFFORT, load)[0]["share"]
-            both = sum(one["share"] for one in self._together(arbiter, Isolation.BEST_EFFORT, load, load))
-            figures["switching"] = {"alone": single, "two_together": round(both, 5), "cost": round(single - both, 5)}
+            single = self._single(arbiter, load, _Work).share
+            both = sum(one.share for one in self._together(arbiter, Isolation.BEST_EFFORT, load, load))
+            switching = SwitchingFigures(alone=single, two_together=round(both, 5), cost=round(single - both, 5))
             on_step("switching")
-            figures["memory"] = self._memory(arbiter)
+            memory = self._memory(arbiter)
             on_step("memory")
-        return figures
+        return ProbeFigures(_control_figures(found), preemption, shares, cap, switching, memory)
 
     def _control(self) -> Found:
         contest = Contest(self._card.uuid, self._folder, self._shim, simulated=self._simulated)
@@ -137,27 +160,31 @@ class SelfTest:
         finally:
             arbiter.stop()
 
-    def _memory(self, arbiter: Arbiterd) -> dict[str, bool]:
+    def _memory(self, arbiter: Arbiterd) -> MemoryFigures:
         """A program may have what it was promised, and no more."""
         words = ("load", "--kernel", "1ms", "--memory")
         within = _Program((*words, "512MiB"), memory=_GIB)
         beyond = _Program((*words, "1500MiB"), memory=_GIB)
-        self._single(arbiter, within)
+        self._single(arbiter, within, _Work)
         try:
-            self._single(arbiter, beyond)
+            self._single(arbiter, beyond, _Work)
         except SelfTestError as error:
             if "quota" not in str(error):
                 raise
-            return {"within_limit_allowed": True, "beyond_limit_refused": True}
-        return {"within_limit_allowed": True, "beyond_limit_refused": False}
+            return MemoryFigures(within_limit_allowed=True, beyond_limit_refused=True)
+        return MemoryFigures(within_limit_allowed=True, beyond_limit_refused=False)
 
     # --- programs ------------------------------------------------------------------------------------------------
 
-    def _single(self, arbiter: Arbiterd, program: _Program) -> dict[str, Any]:
-        return self._together(arbiter, Isolation.BEST_EFFORT, program)[0]
+    def _single(self, arbiter: Arbiterd, program: _Program, into: type[_Result]) -> _Result:
+        (output,) = self._outputs(arbiter, Isolation.BEST_EFFORT, program)
+        return _parse(output, into)
 
-    def _together(self, arbiter: Arbiterd, policy: Isolation, *programs: _Program) -> list[dict[str, Any]]:
+    def _together(self, arbiter: Arbiterd, policy: Isolation, *programs: _Program) -> list[_Work]:
         """What each of them says of the same stretch of time."""
+        return [_parse(output, _Work) for output in self._outputs(arbiter, policy, *programs)]
+
+    def _outputs(self, arbiter: Arbiterd, policy: Isolation, *programs: _Program) -> list[str]:
         arbiter.configure(SharingRules(policy, release_delay=0.0))
         start = self._folder / f"start{self._tenants}"
         with contextlib.ExitStack() as stack:
@@ -167,7 +194,7 @@ class SelfTest:
             moment = start.with_suffix(".new")
             moment.write_text(f"{time.monotonic() + _WARM_UP:.6f}")
             moment.rename(start)
-            return [one.result(self._seconds + _READY) for one in running]
+            return [one.output(self._seconds + _READY) for one in running]
 
     def _start(self, arbiter: Arbiterd, program: _Program, start: Path, stack: contextlib.ExitStack) -> _Running:
         self._tenants += 1
@@ -221,11 +248,11 @@ class _Running:
         self._ready.set()
 
     def wait_ready(self) -> None:
-        """Until it has its context, or ended: `result` says why."""
+        """Until it has its context, or ended: `output` says why."""
         if self._waits and not self._ready.wait(_READY):
             raise SelfTestError("a sample program did not come up in time")
 
-    def result(self, patience: float) -> dict[str, Any]:
+    def output(self, patience: float) -> str:
         """What it says. Raises SelfTestError."""
         assert self._process.stdout is not None
         timer = threading.Timer(patience, self._process.kill)
@@ -238,23 +265,29 @@ class _Running:
         self._reader.join(timeout=5)
         if code:
             raise SelfTestError((self._lines or ["a sample program was ended"])[-1].removeprefix("aliquot: "))
-        answer: dict[str, Any] = json.loads(output)
-        return answer
+        return output
 
     def _end(self) -> None:
         self._process.kill()
         self._process.wait()
 
 
-def _control_report(found: Found) -> dict[str, Any]:
-    return {
-        "level": found.control.level,
-        "reason": found.control.reason,
-        "slices": found.verdict.slices.value,
-        "pause": found.verdict.pause.value,
-        "seconds": round(found.seconds, 3),
-        "first_of_two_has": [
+def _parse(output: str, into: type[_Result]) -> _Result:
+    try:
+        return msgspec.json.decode(output, type=into)
+    except msgspec.MsgspecError as error:
+        raise SelfTestError(f"the answer of a sample program cannot be read: {error}") from None
+
+
+def _control_figures(found: Found) -> ControlFigures:
+    return ControlFigures(
+        level=found.control.level,
+        reason=found.control.reason,
+        slices=found.verdict.slices.value,
+        pause=found.verdict.pause.value,
+        seconds=round(found.seconds, 3),
+        first_of_two_has=[
             {stage.value: round(stages[stage].share, 3) for stage in Stage if stage in stages}
             for stages in found.passes
         ],
-    }
+    )
