@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -16,6 +16,8 @@ from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, parse_duration
 from aliquot.cli.errors import InputError
 from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenant import AUTO
+
+_Answer = TypeVar("_Answer")
 
 _DENIED = 77
 _LONGEST_DELAY = 60.0
@@ -115,13 +117,13 @@ def parse_status(answer: dict[str, Any]) -> Status:
 
 def read_daemon() -> DaemonStatus:
     """What the daemon says about itself."""
-    return parse_daemon(ask({"op": "hello"}))
+    return parse_answer(ask({"op": "hello"}), DaemonStatus)
 
 
-def parse_daemon(answer: dict[str, Any]) -> DaemonStatus:
+def parse_answer(answer: dict[str, Any], into: type[_Answer]) -> _Answer:
     """As it came over the socket."""
     try:
-        return msgspec.convert(answer, DaemonStatus)
+        return msgspec.convert(answer, into)
     except msgspec.ValidationError as error:
         raise InputError(f"the daemon's answer cannot be read ({error}): is it of another version?") from None
 

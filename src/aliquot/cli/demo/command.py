@@ -19,7 +19,7 @@ import click
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import homes
 from aliquot.cli.amounts import SIMULATED
-from aliquot.cli.client import parse_daemon
+from aliquot.cli.client import parse_answer
 from aliquot.cli.demo import output as console
 from aliquot.cli.demo import promises, scenario
 from aliquot.cli.demo.processes import Sandbox, sandboxed
@@ -27,6 +27,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation
 from aliquot.cli.tables import table
 from aliquot.model.device import Card
+from aliquot.model.status.machine import DaemonStatus
 from aliquot.wording.amounts import memory
 
 ON_REAL_CARDS = "\0aliquot-demo"  # an abstract socket: exclusive, and gone with the process
@@ -153,7 +154,7 @@ def _find() -> Found:
 def _refuse_beside_daemon() -> None:
     """Two daemons would book the same cards twice."""
     try:
-        daemon = parse_daemon(ask(homes(), {"op": "hello"}))
+        daemon = parse_answer(ask(homes(), {"op": "hello"}), DaemonStatus)
     except (NoDaemonError, ControlError, AnswerError):
         return
     if not daemon.simulated:

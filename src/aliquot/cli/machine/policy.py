@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from aliquot.cli.client import Delay, ask
+from aliquot.cli.client import Delay, ask, parse_answer
 from aliquot.cli.errors import SuggestingGroup
 from aliquot.cli.machine.up import POLICY_CHOICES
 from aliquot.cli.options.elastic import Factor
 from aliquot.model.device import LEAST_FACTOR
+from aliquot.model.status.machine import PolicyStatus
 from aliquot.wording.amounts import release_delay as delay_text
 
 
@@ -77,11 +78,12 @@ def _show(answer: dict[str, Any], output: str = "text") -> None:
     if "json" in (output, above.params.get("output") if above else None):
         click.echo(json.dumps(answer, indent=2))
         return
-    words = [f"policy {answer['policy']}, release delay {delay_text(answer['release_delay_seconds'])}"]
-    factors = answer.get("oversubscribe", [])
+    found = parse_answer(answer, PolicyStatus)
+    words = [f"policy {found.policy}, release delay {delay_text(found.release_delay_seconds)}"]
+    factors = found.oversubscribe or []
     if any(factor != LEAST_FACTOR for factor in factors):
         alike = len(set(factors)) == 1
         words.append("oversubscribe " + (f"{factors[0]:g}" if alike else " ".join(f"{factor:g}" for factor in factors)))
     click.echo(", ".join(words))
-    for note in answer.get("notes", []):
+    for note in found.notes or []:
         click.echo(note, err=True)

@@ -14,7 +14,7 @@ import click
 from aliquot.adapters.host import systemd
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import own_home
-from aliquot.cli.client import parse_daemon
+from aliquot.cli.client import parse_answer
 from aliquot.cli.errors import InputError, SuggestingGroup
 from aliquot.cli.machine.up import check_up_options, up_options, up_words
 from aliquot.model.status.machine import DaemonStatus
@@ -193,7 +193,7 @@ def _check_root(user: bool, what: str) -> None:
 
 def _daemon() -> DaemonStatus | None:
     try:
-        return parse_daemon(ask([own_home()], {"op": "hello"}, 10.0))
+        return parse_answer(ask([own_home()], {"op": "hello"}, 10.0), DaemonStatus)
     except (NoDaemonError, ControlError, AnswerError, TimeoutError):
         return None
 

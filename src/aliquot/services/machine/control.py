@@ -31,7 +31,7 @@ from aliquot.adapters.storage.store import StoreError
 from aliquot.dialects import QgpuRules
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
-from aliquot.model.status.machine import DaemonStatus, Status
+from aliquot.model.status.machine import DaemonStatus, PolicyStatus, Status
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import AUTO
 from aliquot.services.daemon.connections import PIECE, Client, Clients
@@ -236,13 +236,16 @@ class ControlServer:
             if delay != AUTO and not known:
                 raise invalid(Invalid("release-delay", delay, "auto, or 0 to 60s, for example 100ms"))
             rules = replace(rules, release_delay=None if delay == AUTO else float(delay))
-        await self._parking.set_factor(request, caller)
+        if (factor := request.get("oversubscribe")) is not None:
+            await self._parking.set_factor(factor, request.get("card"), caller)
         if policy is not None or delay is not None:
             if rules != self.machine.rules:
                 self._owner_only(caller, "change the policy")
             await self.machine.change_rules(rules)
-        answer = {"policy": rules.isolation.value, "release_delay_seconds": rules.release_delay}
-        return answer | self._parking.factors()
+        parking = self._parking
+        found = PolicyStatus(rules.isolation, rules.release_delay, parking.factors(), parking.notes())
+        answer: dict[str, Any] = msgspec.to_builtins(found)
+        return answer
 
     async def _stop(self, request: dict[str, Any], caller: Caller, send: Send) -> dict[str, Any]:
         """SIGTERM to all processes of the run, SIGKILL to those left after the timeout."""

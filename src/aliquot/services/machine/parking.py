@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -38,13 +37,10 @@ class Parking:
 
     # --- the factor --------------------------------------------------------------------------------------------
 
-    async def set_factor(self, request: dict[str, Any], caller: Caller) -> None:
-        """Change the factor if the request says so. Raises RefusedError and StoreError; then nothing has changed."""
-        factor, which = request.get("oversubscribe"), request.get("card")
-        if factor is None:
-            return
-        allowed = isinstance(factor, int | float) and not isinstance(factor, bool) and math.isfinite(factor)
-        if not allowed or not LEAST_FACTOR <= factor <= MOST_FACTOR:
+    async def set_factor(self, factor: object, which: object, caller: Caller) -> None:
+        """Change the factor of the card with that number or UUID; None: of all cards. Both come from a stranger. Raises
+        RefusedError and StoreError; then nothing has changed."""
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not LEAST_FACTOR <= factor <= MOST_FACTOR:
             raise invalid(Invalid("oversubscribe", factor, _FACTOR_ALLOWED))
         if factor > LEAST_FACTOR and not self._machine.pool_mib:
             why = f"{LEAST_FACTOR} without a host pool: start the daemon with --host-pool, for example 64GiB"
@@ -57,8 +53,12 @@ class Parking:
             self._owner_only(caller, "change the policy")
             await self._machine.oversubscribe(float(factor), [card.uuid for card in named])
 
-    def factors(self) -> dict[str, Any]:
-        """The factors of the cards, for the answer to `policy`, and what a lower one does not undo."""
+    def factors(self) -> list[float]:
+        """The factors of the cards."""
+        return [card.oversubscribe for card in self._machine.cards]
+
+    def notes(self) -> list[str]:
+        """What a lower factor does not undo."""
         machine, notes = self._machine, []
         for row, node in enumerate(machine.nodes):
             for card in node.cards:
@@ -68,7 +68,7 @@ class Parking:
                         f"card {card.index} has {memory(booked)} booked, more than {memory(card.bookable_mib)}: "
                         "what runs there stays, new work waits until there is room"
                     )
-        return {"oversubscribe": [card.oversubscribe for card in machine.cards], "notes": notes}
+        return notes
 
     def away(self) -> list[str]:
         """Names of the tenants whose memory is not all on a card."""
