@@ -329,3 +329,68 @@ def test_keepalive_closes_a_connection_with_an_unfinished_request(sent: bytes) -
             return await asyncio.wait_for(reader.read(), 10)
 
     assert asyncio.run(scenario()) == b""
+
+
+ANSWER = 4 << 20
+
+
+@contextlib.asynccontextmanager
+async def large_answers(limits: Limits) -> AsyncIterator[socket.socket]:
+    """A server whose answers do not fit into the buffers of the kernel, and the socket where it listens."""
+    listener, app = socket.create_server(("127.0.0.1", 0)), web.Application()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+
+    async def large(request: web.Request) -> web.Response:
+        return web.Response(body=bytes(ANSWER))
+
+    app.router.add_get("/", large)
+    async with serve_limited(make_runner(app, limits), listener, limits):
+        yield listener
+
+
+def silent_reader(listener: socket.socket, requests: int, buffer: int = 4096) -> socket.socket:
+    """Asks, and does not read."""
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    reader.connect(listener.getsockname())
+    reader.sendall(_QUESTION * requests)
+    return reader
+
+
+def test_answers_that_nobody_reads_together_are_bounded_and_who_reads_is_served() -> None:
+    """128 connections to a port without a token took an answer each, for ever."""
+
+    async def scenario() -> None:
+        limits = Limits(64, unread=4 * ANSWER)
+        async with large_answers(limits) as listener:
+            readers = []
+            for _ in range(32):
+                readers.append(silent_reader(listener, requests=3))
+                await asyncio.sleep(0.01)
+                assert sum(limits._unread.values()) <= 4 * ANSWER
+            async with visitor(listener, _QUESTION) as reader:
+                async with asyncio.timeout(60):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    assert head.startswith(b"HTTP/1.1 200")
+                    assert len(await reader.readexactly(ANSWER)) == ANSWER
+            for each in readers:
+                each.close()
+
+    asyncio.run(scenario())
+
+
+def test_connection_that_does_not_read_its_answer_is_closed_and_a_slow_one_is_not() -> None:
+    async def scenario() -> None:
+        limits = Limits(64, read_seconds=0.4)
+        async with large_answers(limits) as listener:
+            with silent_reader(listener, requests=1), silent_reader(listener, requests=1, buffer=1 << 17) as slow:
+                slow.setblocking(False)
+                received, loop = 0, asyncio.get_running_loop()
+                while received < ANSWER:
+                    received += len(await asyncio.wait_for(loop.sock_recv(slow, 65536), 60))
+                    await asyncio.sleep(0.02)  # a second and a half in all
+                async with asyncio.timeout(60):
+                    while limits._unread:
+                        await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())

@@ -25,6 +25,7 @@ _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # a comparison; who chooses i
 _BACKLOG = 1024
 _AT_ONCE = 64  # connections, before others have their turn
 _ACCEPT_AGAIN = 1.0  # seconds
+_UNREAD = 64 << 20  # bytes
 IDLE = 300.0  # seconds that a connection may be open without a request; Prometheus asks more often
 
 
@@ -65,15 +66,27 @@ class Server(Protocol):
 
 
 class Limits:
-    """What strangers can take of one server: `connections`, and `unfinished` bytes of bodies that arrive.
+    """What strangers can take of one server: `connections`, `unfinished` bytes of bodies that arrive, `unread` bytes of
+    answers that they do not read.
 
     Each connection takes a file descriptor, which the process needs for more important work, and one with TLS 256 KiB
     from its first byte on. A new connection beyond the limit replaces one that is still in its handshake, or else one
-    without a request, those that never sent one first; if all are busy it is closed.
+    without a request, those that never sent one first; if all are busy it is closed. Who reads nothing of an answer for
+    `read_seconds` is disconnected, and so is who has waited longest when answers together are larger than `unread`.
     """
 
-    def __init__(self, connections: int, *, unfinished: int = 0, body_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        connections: int,
+        *,
+        unfinished: int = 0,
+        body_seconds: float = 10.0,
+        unread: int = _UNREAD,
+        read_seconds: float = 10.0,
+    ) -> None:
         self._connections, self._unfinished, self.body_seconds = connections, unfinished, body_seconds
+        self._most_unread, self.read_seconds = unread, read_seconds
+        self._unread: dict[asyncio.Transport, int] = {}  # bytes of the answer that is being sent; the oldest first
         self._arriving = 0  # bytes of bodies that are not complete
         self._joining: dict[asyncio.Task[None], None] = {}  # accepted, and not connected yet; the oldest first
         self._ended: set[Connection] = set()  # by us; they are present for a moment longer
@@ -122,13 +135,36 @@ class Limits:
     async def watch(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Middleware: notes which connections have a request under way."""
+        """Middleware: notes which connections have a request under way, and sends what answers it."""
         connection = request.protocol
         self.begin(connection)
         try:
-            return await handler(request)
+            answer = await handler(request)
         finally:
             self.end(connection)
+        if isinstance(answer, web.Response) and not answer.prepared and request.transport is not None:
+            await self._send(request, answer, request.transport)
+        return answer
+
+    async def _send(self, request: web.Request, answer: web.Response, transport: asyncio.Transport) -> None:
+        """Send the whole answer, to somebody who reads it. aiohttp would keep it as long as the connection lasts."""
+        size = len(answer.body) if isinstance(answer.body, (bytes, bytearray)) else 0
+        present = sum(self._unread.values())
+        for oldest in [*self._unread]:
+            if present + size <= self._most_unread:
+                break
+            present -= self._unread.pop(oldest)
+            oldest.abort()
+        self._unread[transport] = size
+        reading = Reading(transport, self.read_seconds)
+        try:
+            await answer.prepare(request)
+            await answer.write_eof()
+        except ConnectionError:
+            pass  # aiohttp meets it again, and ends the connection
+        finally:
+            reading.end()
+            self._unread.pop(transport, None)
 
     def arrived(self, size: int) -> bool:
         """Count bytes of bodies that are not complete; less than 0: they are gone. False: there is no room for them."""
@@ -160,6 +196,26 @@ class Limits:
         finally:
             self.arrived(-size)
         return b"".join(chunks)
+
+
+class Reading:
+    """Disconnects a peer that reads nothing of what is sent for some seconds, until `end`."""
+
+    def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
+        self._transport, self._every, self._left = transport, seconds / 2, 0
+        self._timer = asyncio.get_running_loop().call_later(self._every, self._look)
+
+    def _look(self) -> None:
+        left = self._transport.get_write_buffer_size()
+        if left and left == self._left:
+            self._transport.abort()
+            return
+        self._left = left
+        self._timer = asyncio.get_running_loop().call_later(self._every, self._look)
+
+    def end(self) -> None:
+        """It has read enough."""
+        self._timer.cancel()
 
 
 class BodyError(Exception):

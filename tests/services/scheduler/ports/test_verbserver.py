@@ -460,6 +460,18 @@ def test_requests_of_a_peer_that_does_not_read_wait() -> None:
     assert run(scene)[0] < 5
 
 
+def test_peer_that_does_not_read_its_answer_is_disconnected() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.server.answers = {b"/v": lambda _: b"x" * 32_000_000}
+        async with rig.visitor(post()), asyncio.timeout(_PATIENCE):
+            while not rig.server.own:
+                await asyncio.sleep(0.01)
+            while rig.server.own:
+                await asyncio.sleep(0.01)
+
+    run(scene, read_seconds=0.1)
+
+
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from typing import cast
 
 from aiohttp import web
 
-from aliquot.services.daemon.http import IDLE, BodyError, Connection, Limits
+from aliquot.services.daemon.http import IDLE, BodyError, Connection, Limits, Reading
 
 # Seconds; an hour, or kube-scheduler would find a connection closed that it is about to use. One that never sent a
 # request of its form is not kube-scheduler's.
@@ -107,6 +107,7 @@ class VerbConnection(asyncio.Protocol):
         self._paused = False  # reading is
         self._full = False  # the peer does not read what we write
         self._ending = False
+        self._reading: Reading | None = None  # of a peer that has not read an answer yet
         self._idle: asyncio.TimerHandle | None = None
         self._used = 0.0
         self._served = False  # one request at least
@@ -133,9 +134,12 @@ class VerbConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._full = True
+        if self.transport is not None:
+            self._reading = Reading(self.transport, self._limits.read_seconds)
 
     def resume_writing(self) -> None:
         self._full = False
+        self._end_reading()
         self._go_on()
 
     # --- one request after the other ------------------------------------------------------------------------------
@@ -271,7 +275,13 @@ class VerbConnection(asyncio.Protocol):
         protocol.connection_made(transport)
         protocol.data_received(received)
 
+    def _end_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.end()
+            self._reading = None
+
     def _forget(self) -> None:
+        self._end_reading()
         if self._request is not None:
             self._limits.end(self)
         self._end_request()
