@@ -31,6 +31,10 @@ async def _broken(request: web.Request) -> web.Response:
     raise RuntimeError("ours")
 
 
+async def _empty(request: web.Request) -> web.Response:
+    return web.Response()
+
+
 def answers(*requests: bytes) -> list[bytes]:
     """The first line of each answer."""
 
@@ -61,6 +65,33 @@ def test_malformed_http_is_answered_400_and_not_logged(caplog: pytest.LogCapture
             b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n"
         )
     assert {line.split(b" ")[1] for line in lines} == {b"400"}
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"Content-Encoding: gzip\r\nContent-Length: 10\r\n\r\n0123456789",
+        b"Content-Encoding: deflate\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nno size\r\n",
+        b"Content-Length: 10\r\n\r\nhalf",
+    ],
+    ids=["gzip", "deflate", "chunk", "half"],
+)
+def test_body_that_nobody_asked_for_and_that_cannot_be_read_is_not_logged(
+    caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    async def scenario() -> None:
+        listener, limits, app = socket.create_server(("127.0.0.1", 0)), Limits(4), web.Application()
+        app.router.add_get("/", _empty)
+        async with serve_limited(make_runner(app, limits), listener, limits):
+            async with visitor(listener, b"GET / HTTP/1.1\r\nHost: a\r\n" + sent) as reader:
+                await asyncio.wait_for(reader.readline(), 60)
+            async with visitor(listener, _QUESTION) as reader:
+                assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
     assert caplog.records == []
 
 

@@ -30,9 +30,9 @@ IDLE = 300.0  # seconds that a connection may be open without a request; Prometh
 
 
 def _is_own_error(record: logging.LogRecord) -> bool:
-    """Not a malformed request: it was answered 400, and anybody could fill the log with them."""
+    """Not a malformed request, or body that nobody asked for: anybody could fill the log with them."""
     kind = record.exc_info[0] if record.exc_info else None
-    return kind is None or not issubclass(kind, HttpProcessingError)
+    return kind is None or not issubclass(kind, (HttpProcessingError, web.RequestPayloadError))
 
 
 _log.addFilter(_is_own_error)
