@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -145,6 +147,61 @@ def test_a_dead_process_gives_its_memory_back_and_a_living_one_keeps_it(page: Pa
     assert page.used(0) == GIB
     assert page.pid(2) == 0
     assert page.use(2, 0).memory == 0
+
+
+# Claims all slots, and takes as many locks behind them as it is told to.
+LOCKS = """
+import fcntl, os, struct, sys
+path, count = sys.argv[1], int(sys.argv[2])
+file = os.open(path, os.O_RDWR)
+for slot in range(256):
+    os.pwrite(file, struct.pack("<I", 1234), 64 + 16 * 128 + slot * 1088)
+for at in range(count, 0, -1):
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1_000_000 + 2 * at)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_locks_of_a_tenant_do_not_keep_the_daemon_busy(
+    page: Page, child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel goes through all of them at each look at a slot: with 20,000 it took seconds for each tenant."""
+    lockf, calls = fcntl.lockf, 0
+
+    def counted(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        end = time.thread_time() + 0.005  # more of the kernel's time than in this test, which would take long
+        lockf(*arguments)
+        while time.thread_time() < end:
+            pass
+
+    child(LOCKS, page.path, 500)
+    monkeypatch.setattr("fcntl.lockf", counted)
+    living = page.sweep()
+    assert calls <= 20
+    assert len(living) >= SLOTS - calls
+    assert living[-1] == SLOTS - 1
+    calls = 0
+    assert page.sweep() == living
+    assert calls == 0, "not again for a while"
+    monkeypatch.undo()
+    page._not_before = 0.0
+    assert page.sweep() == [], "in the end they are swept"
+
+
+def test_holders_are_looked_for_only_for_a_while(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(slot: int) -> int:
+        end = time.thread_time() + 0.005
+        while time.thread_time() < end:
+            pass
+        return 1234
+
+    assert [*page.holders(range(SLOTS))] == []
+    monkeypatch.setattr(page, "holder", slow)
+    found = [*page.holders(range(SLOTS))]
+    assert (len(found) <= 6, found[0], found[-1]) == (True, 1234, 0)
 
 
 def test_page_holder_is_the_process_with_the_lock(page: Page, child: Child) -> None:

@@ -345,9 +345,9 @@ class Arbiterd:
             tenancy = self._tenancies.get(tenant_id)
             if tenancy is None or tenancy.processes:
                 return tenancy is not None
-            holders = [tenancy.page.holder(slot) for slot in tenancy.page.sweep()]
             # A Pod may have passed its page to another Pod, which would then keep its place after its end.
-            return any(pid == 0 or self._owners.may_be(tenant_id, pid) for pid in holders if pid is not None)
+            holders = tenancy.page.holders(tenancy.page.sweep())
+            return any(pid == 0 or self._owners.may_be(tenant_id, pid) for pid in holders)
 
     # --- what the audit asks -----------------------------------------------------------------------------------
 
