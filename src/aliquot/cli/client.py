@@ -120,7 +120,7 @@ def read_daemon() -> DaemonStatus:
     return parse_answer(ask({"op": "hello"}), DaemonStatus)
 
 
-def parse_answer(answer: dict[str, Any], into: type[_Answer]) -> _Answer:
+def parse_answer(answer: object, into: type[_Answer]) -> _Answer:
     """As it came over the socket."""
     try:
         return msgspec.convert(answer, into)

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
 from aliquot.cli.pods.submit import noted
+from aliquot.model.status.answers import AppliedObject
 from kit.machines.fakedaemon import FakeDaemon, a_container, a_pod, a_status, a_workload, pending
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: train}\nspec: {containers: [{name: main}]}\n"
@@ -113,8 +114,8 @@ def test_apply_prints_equal_notes_once(daemon: FakeDaemon, file: Path) -> None:
 
 
 def test_apply_merges_similar_notes() -> None:
-    def result(name: str, *notes: str, action: str = "created") -> Json:
-        return {"name": name, "action": action, "notes": notes}
+    def result(name: str, *notes: str, action: str = "created") -> AppliedObject:
+        return AppliedObject("Pod", "default", name, action, notes=list(notes))
 
     one, other = (f"image {image} is not used" for image in ("a:1", "b:1"))
     assert list(noted([result("x", one), result("y", one)])) == ["x, y: image a:1 is not used"]

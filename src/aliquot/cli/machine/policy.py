@@ -12,7 +12,7 @@ from aliquot.cli.errors import SuggestingGroup
 from aliquot.cli.machine.up import POLICY_CHOICES
 from aliquot.cli.options.elastic import Factor
 from aliquot.model.device import LEAST_FACTOR
-from aliquot.model.status.machine import PolicyStatus
+from aliquot.model.status.answers import PolicyStatus
 from aliquot.wording.amounts import release_delay as delay_text
 
 

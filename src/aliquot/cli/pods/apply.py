@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +17,7 @@ from aliquot.model.text import printable_json
 
 if TYPE_CHECKING:
     from aliquot.adapters.host.control import Connection
-
-Json = dict[str, Any]
+    from aliquot.model.status.answers import AppliedObject
 
 
 def _no_kustomize(_context: click.Context, _parameter: click.Parameter, folder: str | None) -> None:
@@ -137,13 +136,15 @@ def _connected(simulate: str | None) -> Connection:
         raise InputError(str(error), code=error.code) from error
 
 
-def _write(results: Sequence[Json], output: str, dry_run: bool) -> None:
+def _write(results: Sequence[AppliedObject], output: str, dry_run: bool) -> None:
     if output == "json":
-        click.echo(printable_json(json.dumps(results, indent=2, ensure_ascii=False)))
+        from msgspec import to_builtins
+
+        click.echo(printable_json(json.dumps(to_builtins(results), indent=2, ensure_ascii=False)))
         return
     for result in results:
-        shown = BY_NAME[result["kind"]].shown(result["name"])
-        done = "" if output == "name" else f" {result['action']}{' (dry run)' * dry_run}"
+        shown = BY_NAME[result.kind].shown(result.name)
+        done = "" if output == "name" else f" {result.action}{' (dry run)' * dry_run}"
         click.echo(printable(shown + done))
 
 

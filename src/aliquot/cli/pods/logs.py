@@ -10,19 +10,19 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import click
-import msgspec
 
 from aliquot.adapters.host.logfiles import OLDER
-from aliquot.cli.client import NotFoundError, ask, read_status
+from aliquot.cli.client import NotFoundError, ask, parse_answer, read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import pods_and_runs
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Target, targets
 from aliquot.cli.pods.rows import local_status, namespace_in, selected, shortened
 from aliquot.cli.tables import date_time, printable
-from aliquot.model.status.machine import EndedStatus, OwnerStatus, PodStatus
+from aliquot.model.status.answers import RunLog
+from aliquot.model.status.machine import OwnerStatus, PodStatus
 
 _PIECE = 1 << 16
 _EVERY = 0.2  # seconds between checks
@@ -93,42 +93,42 @@ def _output(name: str, container: str | None, namespace: str | None) -> _Output:
             raise InputError(error.message + hint, code=error.exit_code) from error
     pods = [pod.name for pod in read_status().pods or []]
     try:
-        answer = ask({"op": "logs", "name": name})
+        found = _log_of(name)
     except NotFoundError as error:
         if name not in pods:
             more = f"; Pods: {shortened(pods)}" if pods else ""
             more += "; `aliquot ps -a` lists what has ended"
             raise InputError(error.message + more) from error
     else:
-        if answer["running"] or name not in pods:
-            return _of_run(name, answer)
+        if found.running or name not in pods:
+            return _of_run(found)
     return _of_pod(Target((POD,), name), namespace, container)
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
-def _of_run(name: str, answer: dict[str, Any]) -> _Output:
-    request = {"op": "logs", "name": name}
-    if answer["log"] is None and not answer["running"]:
-        raise InputError(f"{name} was not started with --detach: there is no output of it; {_how_ended(name, answer)}")
-    if answer["log"] is None:
-        where = answer.get("output")
+def _log_of(name: str) -> RunLog:
+    return parse_answer(ask({"op": "logs", "name": name}), RunLog)
+
+
+def _of_run(run: RunLog) -> _Output:
+    name = run.name
+    if run.log is None and not run.running:
+        raise InputError(f"{name} was not started with --detach: there is no output of it; {_how_ended(run)}")
+    if run.log is None:
         raise InputError(
             f"{name} was not started with --detach: its output goes to "
-            + (where if where else "where it was started")
-            + f" (pid {answer['pid']})"
+            f"{run.output or 'where it was started'} (pid {run.pid})"
         )
-    return _Output(
-        answer["log"], lambda: bool(ask(request)["running"]), how_ended=lambda: _how_ended(name, ask(request))
-    )
+    return _Output(run.log, lambda: _log_of(name).running, how_ended=lambda: _how_ended(_log_of(name)))
 
 
-def _how_ended(name: str, answer: dict[str, Any]) -> str | None:
+def _how_ended(run: RunLog) -> str | None:
     """None while it runs, and where the daemon keeps no record of it any more."""
-    if not answer.get("ended"):
+    name, ended = run.name, run.ended
+    if not ended:
         return None
-    ended = msgspec.convert(answer["ended"], EndedStatus)
     when = "" if ended.ended is None else f" at {date_time(ended.ended)}"
     if ended.exit_code is None:
         return f"{name} ended{when}; its exit code is not known"

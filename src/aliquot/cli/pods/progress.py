@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -17,17 +17,17 @@ from aliquot.cli.client import NoDaemonRunsError
 from aliquot.cli.pods.kinds import POD
 from aliquot.cli.pods.rows import local_status, ready, shortened, state_of
 from aliquot.cli.tables import printable, table
+from aliquot.model.status.answers import AppliedObject
 from aliquot.model.status.machine import PodStatus, Status
 from aliquot.wording.amounts import duration
 
-Json = dict[str, Any]
 Pods = dict[str, PodStatus]  # by key
 Look = TypeVar("Look")
 
 _EVERY = 0.2  # seconds between checks
 
 
-def wait_until_settled(applied: Sequence[Json], timeout: float) -> int:
+def wait_until_settled(applied: Sequence[AppliedObject], timeout: float) -> int:
     """Show the applied Pods on stderr until there is nothing left to wait for. Returns the exit code."""
     statuses = _poll(time.monotonic() + timeout)
     status = _live(applied, statuses) if sys.stderr.isatty() else _by_line(applied, statuses, _print)
@@ -55,11 +55,11 @@ def until_twice(looks: Iterable[Look], good: Callable[[Look], bool]) -> Iterator
         before = now
 
 
-def settled(applied: Json, status: Status) -> bool:
+def settled(applied: AppliedObject, status: Status) -> bool:
     """Whether the object has reached its final or desired state."""
     pods = list(pods_of([applied], status).values())
     rest = all(runs(pod) or over(pod) for pod in pods)
-    if applied["kind"] == POD.name:
+    if applied.kind == POD.name:
         return bool(pods) and rest
     for workload in status.workloads or []:
         if (workload.kind, workload.namespace, workload.name) == _key(applied):
@@ -70,11 +70,11 @@ def settled(applied: Json, status: Status) -> bool:
     return False
 
 
-def _all_settled(applied: Sequence[Json], status: Status) -> bool:
+def _all_settled(applied: Sequence[AppliedObject], status: Status) -> bool:
     return all(settled(item, status) for item in applied)
 
 
-def pods_of(applied: Sequence[Json], status: Status) -> Pods:
+def pods_of(applied: Sequence[AppliedObject], status: Status) -> Pods:
     """The existing Pods of the applied objects."""
     names = {_key(item) for item in applied}
     return {
@@ -109,12 +109,12 @@ def summary(pod: PodStatus | None) -> str:
     return printable(f"{state_of(pod)}{where}{reason}")
 
 
-def _key(applied: Json) -> tuple[str, str, str]:
-    return applied["kind"], applied["namespace"], applied["name"]
+def _key(applied: AppliedObject) -> tuple[str, str, str]:
+    return applied.kind, applied.namespace, applied.name
 
 
-def _name(applied: Json) -> str:
-    return f"{applied['kind']} {applied['namespace']}/{applied['name']}"
+def _name(applied: AppliedObject) -> str:
+    return f"{applied.kind} {applied.namespace}/{applied.name}"
 
 
 def _poll(deadline: float) -> Iterator[Status]:
@@ -130,7 +130,7 @@ def _poll(deadline: float) -> Iterator[Status]:
         time.sleep(_EVERY)
 
 
-def _by_line(applied: Sequence[Json], statuses: Iterator[Status], write: Callable[[str], None]) -> Status:
+def _by_line(applied: Sequence[AppliedObject], statuses: Iterator[Status], write: Callable[[str], None]) -> Status:
     """Print a line per change. Returns the last status."""
     shown: dict[str, str] = {}
     for status in until_twice(statuses, lambda status: _all_settled(applied, status)):
@@ -143,7 +143,7 @@ def _by_line(applied: Sequence[Json], statuses: Iterator[Status], write: Callabl
     return status
 
 
-def _live(applied: Sequence[Json], statuses: Iterator[Status]) -> Status:
+def _live(applied: Sequence[AppliedObject], statuses: Iterator[Status]) -> Status:
     """Update a table in place. Returns the last status."""
     from rich.console import Console
     from rich.live import Live

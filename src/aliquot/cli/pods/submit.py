@@ -17,6 +17,7 @@ from aliquot.cli.pods.kinds import APPLIED, BY_NAME, DEFAULT_NAMESPACE, Kind
 if TYPE_CHECKING:
     from aliquot.adapters.host.control import AnswerError, Connection
     from aliquot.model.refusal import Invalid
+    from aliquot.model.status.answers import AppliedObject
 
 Json = dict[str, Any]
 
@@ -88,22 +89,19 @@ def named(manifest: Manifest, namespace: str | None) -> tuple[Kind, str, str]:
     return kind, own or namespace or DEFAULT_NAMESPACE, name
 
 
-def check_offline(manifests: Sequence[Manifest], namespace: str | None, rules: str | None) -> list[Json]:
+def check_offline(manifests: Sequence[Manifest], namespace: str | None, rules: str | None) -> list[AppliedObject]:
     """The results of a dry run without a daemon. Does not check whether the Pods fit. Raises InputError with file and
     line."""
     from aliquot.dialects import QgpuRules, Rules
     from aliquot.dialects.local.objects import read_objects
     from aliquot.model.refusal import Invalid
+    from aliquot.model.status.answers import AppliedObject
 
     keys, objects = _with_namespaces(manifests, namespace)
     found = read_objects(objects, Rules(QgpuRules(rules or "seed")))
     if isinstance(found, Invalid):
         raise _located(found, manifests, keys)
-    return [
-        {"kind": item.kind, "namespace": item.namespace, "name": item.name, "action": "created", "pods": [],
-         "notes": list(item.notes)}
-        for item in found
-    ]  # fmt: skip
+    return [AppliedObject(item.kind, item.namespace, item.name, "created", notes=list(item.notes)) for item in found]
 
 
 def _with_namespaces(
@@ -125,9 +123,11 @@ def send(
     *,
     rules: str | None = None,
     dry_run: bool,
-) -> list[Json]:
+) -> list[AppliedObject]:
     """The daemon's result per object. Raises InputError, with file and line for an invalid object."""
     from aliquot.adapters.host.control import LONGEST, AnswerError, ControlError
+    from aliquot.cli.client import parse_answer
+    from aliquot.model.status.answers import AppliedObject
 
     keys, objects = _with_namespaces(manifests, namespace)
     request = {"op": "apply", "objects": objects, "cwd": os.getcwd(), "env": _environment(), "dry_run": dry_run}
@@ -141,8 +141,7 @@ def send(
         connection.send(request)
         for message in connection.events(_ANSWER):
             if "ok" in message:
-                results: list[Json] = message["ok"]["results"]
-                return results
+                return parse_answer(message["ok"]["results"], list[AppliedObject])
     except AnswerError as error:
         raise _refused(error, manifests, keys) from error
     except TimeoutError:
@@ -187,17 +186,17 @@ def _located(broken: Invalid, manifests: Sequence[Manifest], keys: Sequence[tupl
 _PART = re.compile(r"(image|container) \S+ (.*)", re.DOTALL)
 
 
-def noted(results: Sequence[Json]) -> Iterator[str]:
+def noted(results: Sequence[AppliedObject]) -> Iterator[str]:
     """Each note once, with the objects it is about. No notes for unchanged objects."""
     from aliquot.cli.pods.rows import shortened
 
     about: dict[str, dict[str, None]] = {}
     texts: dict[str, set[str]] = {}
     for result in results:
-        for note in result.get("notes", ()) if result["action"] != "unchanged" else ():
+        for note in result.notes if result.action != "unchanged" else ():
             part = _PART.fullmatch(note)
             kind = f"the {part[1]} {part[2]}" if part else note
-            about.setdefault(kind, {})[result["name"]] = None
+            about.setdefault(kind, {})[result.name] = None
             texts.setdefault(kind, set()).add(note)
     for kind, names in about.items():
         (text, *others) = texts[kind]

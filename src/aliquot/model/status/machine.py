@@ -44,15 +44,6 @@ class RulesStatus(Struct):
     kill_after_seconds: float | None = None  # null: a tenant over its memory limit is only reported
 
 
-class PolicyStatus(Struct):
-    """The answer to `policy`."""
-
-    policy: Isolation
-    release_delay_seconds: float | None  # null: auto
-    oversubscribe: list[float] | UnsetType = UNSET  # of a machine: times its memory that may be booked, by card
-    notes: list[str] | UnsetType = UNSET  # of a machine: what a lower factor does not undo
-
-
 class PoolStatus(Struct):
     """The host memory for what does not fit on the cards."""
 

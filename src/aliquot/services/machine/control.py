@@ -31,7 +31,8 @@ from aliquot.adapters.storage.store import StoreError
 from aliquot.dialects import QgpuRules
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
-from aliquot.model.status.machine import DaemonStatus, PolicyStatus, Status
+from aliquot.model.status.answers import PolicyStatus, RunLog
+from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import AUTO
 from aliquot.services.daemon.connections import PIECE, Client, Clients
@@ -200,8 +201,7 @@ class ControlServer:
     # --- operations --------------------------------------------------------------------------------------------
 
     async def _hello(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
-        answer: dict[str, Any] = msgspec.to_builtins(self.about)
-        return answer
+        return _as_json(self.about)
 
     async def _status(self) -> bytes:
         """The answer to `status`. It is made once for all who have asked by then, however many they are."""
@@ -243,9 +243,7 @@ class ControlServer:
                 self._owner_only(caller, "change the policy")
             await self.machine.change_rules(rules)
         parking = self._parking
-        found = PolicyStatus(rules.isolation, rules.release_delay, parking.factors(), parking.notes())
-        answer: dict[str, Any] = msgspec.to_builtins(found)
-        return answer
+        return _as_json(PolicyStatus(rules.isolation, rules.release_delay, parking.factors(), parking.notes()))
 
     async def _stop(self, request: dict[str, Any], caller: Caller, send: Send) -> dict[str, Any]:
         """SIGTERM to all processes of the run, SIGKILL to those left after the timeout."""
@@ -297,19 +295,19 @@ class ControlServer:
         try:
             found = self.machine.find(name)
         except RefusedError:
-            if isinstance(name, str) and (answer := self._log_of_ended(name, caller)) is not None:
-                return answer
+            if isinstance(name, str) and (ended := self._log_of_ended(name, caller)) is not None:
+                return _as_json(ended)
             raise
         owner = found.uid if isinstance(found, QueuedRequest) else found.tenant.uid
         self._owner_only(caller, f"read the output of {name}", owner)
         if isinstance(found, QueuedRequest):
-            return {"name": found.name, "log": found.log, "running": True, "pid": found.pid, "output": None}
+            return _as_json(RunLog(found.name, found.log, running=True, pid=found.pid, output=None))
         pid = found.tenant.root
         output = None if pid is None else processes.output_of(pid)
         output = output if processes.lives(pid, found.started) else None  # else it may be another process's
-        return {"name": found.tenant.name, "log": found.log, "running": True, "pid": pid, "output": output}
+        return _as_json(RunLog(found.tenant.name, found.log, running=True, pid=pid, output=output))
 
-    def _log_of_ended(self, name: str, caller: Caller) -> dict[str, Any] | None:
+    def _log_of_ended(self, name: str, caller: Caller) -> RunLog | None:
         """None if no run of that name has ended. Its output outlives the record of how it ended."""
         path: str | None = self.machine.home.log_of(name)
         if path is None or "/" in name or "\0" in name or not os.path.exists(path):  # the name must stay in the folder
@@ -319,7 +317,7 @@ class ControlServer:
         if owner is None:
             return None
         self._owner_only(caller, f"read the output of {name}", owner)
-        return {"name": name, "log": path, "running": False, "ended": msgspec.to_builtins(run and ended_status(run))}
+        return RunLog(name, path, running=False, ended=None if run is None else ended_status(run))
 
     async def _ended(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
         return {"ended": msgspec.to_builtins(self.machine.history.status())}
@@ -344,6 +342,11 @@ class ControlServer:
         if caller.uid not in (0, os.geteuid(), *also):
             owner = also[0] if also else os.geteuid()
             raise RefusedError("denied", text=f"only root{f' and {user_name(owner)}' if owner else ''} may {what}")
+
+
+def _as_json(answer: msgspec.Struct) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(answer)
+    return found
 
 
 def watch_root(machine: LocalMachine, tenancy: Tenancy) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from aliquot.adapters.host.users import user_name
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.dialects.kube.manifests import WORKLOADS
@@ -33,6 +35,7 @@ from aliquot.dialects.native import TOGETHER
 from aliquot.dialects.pods import annotation_field
 from aliquot.model.containers.localpod import Applier, LocalPod, Workload
 from aliquot.model.refusal import Invalid
+from aliquot.model.status.answers import AppliedObject
 from aliquot.services.daemon.connections import Client
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.pods.creation import new_pod
@@ -86,7 +89,7 @@ class PodApi:
             self._check_here(item)
             await asyncio.sleep(0)
         applier, now = _applier(request, caller), time.time()
-        results: list[dict[str, Any]] = []
+        results: list[AppliedObject] = []
         applied: list[Workload | LocalPod] = []  # new and changed ones, in the order of the manifest
         replaced: list[LocalPod] = []
         before: dict[WorkloadKey, Workload | None] = {}  # as they were when they were checked
@@ -101,10 +104,7 @@ class PodApi:
                 action = self._workload(item, applier, now, applied, notes)
             else:
                 action = "skipped"
-            results.append(
-                {"kind": item.kind, "namespace": item.namespace, "name": item.name, "action": action, "pods": [],
-                 "notes": notes}
-            )  # fmt: skip
+            results.append(AppliedObject(item.kind, item.namespace, item.name, action, notes=notes))
         bare = [item for item in applied if isinstance(item, LocalPod)]
         workloads = [item for item in applied if isinstance(item, Workload)]
         self._check_count(bare, workloads, replaced, caller.uid)
@@ -119,8 +119,8 @@ class PodApi:
             self._pods.tick(now)
             for result in results:
                 await asyncio.sleep(0)
-                result["pods"] = self._names(result)
-        return {"results": results}
+                result.pods = self._names(result)
+        return {"results": msgspec.to_builtins(results)}
 
     def _check_here(self, item: LocalObject) -> None:
         """Refuse what this machine can never run."""
@@ -222,10 +222,10 @@ class PodApi:
         if taken:
             raise RefusedError("failed", text=f"another user changed {taken[0]} meanwhile: apply it again")
 
-    def _names(self, result: Mapping[str, Any]) -> list[str]:
-        if result["kind"] == POD:
-            return [result["name"]]
-        workload = self._pods.workloads.get((result["kind"], result["namespace"], result["name"]))
+    def _names(self, applied: AppliedObject) -> list[str]:
+        if applied.kind == POD:
+            return [applied.name]
+        workload = self._pods.workloads.get((applied.kind, applied.namespace, applied.name))
         owned = [] if workload is None else self._pods.owned(workload)
         return sorted(pod.name for pod in owned if pod.ending is None)
 
