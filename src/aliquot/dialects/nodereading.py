@@ -188,9 +188,10 @@ def _unlike(nodes: Iterable[NodeObject]) -> Iterable[NodeObject]:
     """One node of each kind, by gpushare's resources: five thousand nodes are mostly alike."""
     seen = set()
     for node in nodes:
-        sides = (node.status.capacity or {}, node.status.allocatable or {})
+        capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
         mark = (node.metadata.annotations or {}).get(native.COUNTED)
-        key = (mark, node.agent_away, *(side.get(name) for side in sides for name in gpushare.RESOURCES))
+        resources = map(capacity.get, gpushare.RESOURCES), map(allocatable.get, gpushare.RESOURCES)
+        key = (mark, node.agent_away, *resources[0], *resources[1])
         if key not in seen:
             seen.add(key)
             yield node

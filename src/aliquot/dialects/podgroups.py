@@ -56,7 +56,7 @@ def membership(pod: PodObject) -> Membership | None:
             "spec.schedulingGroup.podGroupName",
             native.pod_group_name,
         )
-    if not labels:
+    if not labels or _LABELS.keys().isdisjoint(labels):
         return None
     for label, apis in _LABELS.items():
         name = labels.get(label)

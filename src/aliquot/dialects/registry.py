@@ -181,6 +181,13 @@ class PodReader:
 
     def read(self, pod: PodObject, names: Names | None = None) -> PodRequest:
         """What the Pod requests. `names`: its `pod_names`, if they are known already."""
+        known = self.read_template(pod)
+        if not isinstance(known.claim, Claim):
+            return known
+        return PodRequest(claim_for(names or pod_names(pod), known.claim), known.cpu_milli, known.memory_mib)
+
+    def read_template(self, pod: PodObject) -> PodRequest:
+        """The same; a claim in it may have the names of another Pod of the same template."""
         key = self._shape(pod)
         known = self._known.get(key)
         if known is None:
@@ -188,9 +195,7 @@ class PodReader:
             view = view if isinstance(claim, Claim) else with_requests(view)
             known = PodRequest(claim, view.cpu_milli, view.memory_mib)
             self._keep(key, known)
-        if not isinstance(known.claim, Claim):
-            return known
-        return PodRequest(_claim_for(names or pod_names(pod), known.claim), known.cpu_milli, known.memory_mib)
+        return known
 
     def _keep(self, key: object, request: PodRequest) -> None:
         try:
@@ -244,29 +249,14 @@ def _resources_shape(resources: Resources | None) -> object:
     return tuple(limits.items()) if limits else None, tuple(requests.items()) if requests else None
 
 
-def _claim_for(names: Names, template: Claim) -> Claim:
-    """The claim with a Pod's names."""
+def claim_for(names: Names, template: Claim) -> Claim:
+    """The claim with a Pod's names. By position: with names of its fields it takes a third longer."""
+    uid, namespace, name, owner = names
     return Claim(
-        uid=names.uid,
-        namespace=names.namespace,
-        name=names.name,
-        dialect=template.dialect,
-        offer=template.offer,
-        containers=template.containers,
-        app_class=template.app_class,
-        together=template.together,
-        whole_node=template.whole_node,
-        models=template.models,
-        cards=template.cards,
-        preference=template.preference,
-        owner=names.owner,
-        cpu_milli=template.cpu_milli,
-        memory_mib=template.memory_mib,
-        park_after=template.park_after,
-        latency=template.latency,
-        group=template.group,
-        user=template.user,
-    )
+        uid, namespace, name, template.dialect, template.offer, template.containers, template.app_class,
+        template.together, template.whole_node, template.models, template.cards, template.preference, owner,
+        template.cpu_milli, template.memory_mib, template.park_after, template.group, template.user, template.latency,
+    )  # fmt: skip
 
 
 def misplaced(pod: Pod) -> list[Invalid]:

@@ -119,7 +119,7 @@ class Claim:
     def parkable(self) -> bool:
         """Whether its GPU memory may leave the card for a while. What is on several cards stays there: calls on one
         of them may touch the memory of another."""
-        return not self.has_several_slices and not self.group and may_park(self.app_class, self.park_after)
+        return may_park(self.app_class, self.park_after) and not self.group and not self.has_several_slices
 
     @property
     def group_key(self) -> str:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,6 +63,15 @@ class Occupant:
     group: str = ""  # Claim.group_key
 
 
+class _LastCards(NamedTuple):
+    """The cards that were last put on the board, and their columns."""
+
+    cards: tuple[Card, ...] | None
+    kind: object
+    columns: tuple[Ints, Ints, Bools, Bools, Ints, Ints]
+    elastic: bool  # one may be booked beyond its memory
+
+
 class Board(Columns):
     """The board. Changed only through its methods; read freely by column."""
 
@@ -81,7 +91,7 @@ class Board(Columns):
         self._usual: int | None = None
         self._beyond: dict[tuple[int, int], dict[str, int]] = {}  # what is booked on cards that no node has (see _add)
         self._spare: list[int] = []  # rows of nodes gone, to be used again
-        self._last_cards: tuple[object, tuple[Ints, Ints, Bools, Bools, Ints, Ints]] = (None, _NO_COLUMNS)
+        self._last_cards = _LastCards(None, None, _NO_COLUMNS, elastic=False)
         self._stale: set[int] | None = None  # rows to be worked out when `together` ends
 
     # --- nodes -----------------------------------------------------------------------------------------------
@@ -93,7 +103,7 @@ class Board(Columns):
         if known is None or known.cards != node.cards:
             self._usual = None
         self.nodes[row] = node
-        self._set_cards(row, node.cards)
+        elastic = self._set_cards(row, node.cards)
         self.present[row] = True
         self.offers[row] = OTHERS_BIT if node.others else _offer_bits(node.offers) | TOGETHER_BIT * node.together
         for column, room, amount in (
@@ -103,7 +113,7 @@ class Board(Columns):
             total = UNLIMITED if amount is None else min(amount, UNLIMITED)
             room[row] += total - column[row]
             column[row] = total
-        if any(card.oversubscribe > 1.0 for card in node.cards):
+        if elastic:
             self.elastic.add(row)
             self.pool[row] = min(node.pool_mib, UNLIMITED)
         elif row in self.elastic:
@@ -117,19 +127,32 @@ class Board(Columns):
         self.pool[row] = self.pool_left[row] = 0
         self.extra[row] = 0
 
-    def _set_cards(self, row: int, cards: tuple[Card, ...]) -> None:
-        """One write per column. Nodes with equal cards share the columns: many nodes are alike."""
+    def _set_cards(self, row: int, cards: tuple[Card, ...]) -> bool:
+        """One write per column. Nodes with equal cards share the columns: many nodes are alike. Returns whether a card
+        may be booked beyond its memory."""
+        last = self._last_cards
+        if last.cards is not cards or len(last.columns[0]) != self.width:
+            last = self._last_cards = self._like_last(row, cards)
+        columns = last.columns
+        self.memory[row], self.limit[row], self.healthy[row], self.withheld[row] = columns[:4]
+        self.max_slices[row], self.model[row] = columns[4:]
+        return last.elastic
+
+    def _like_last(self, row: int, cards: tuple[Card, ...]) -> _LastCards:
+        """The columns of the cards: those of the last ones where they are equal but for their UUIDs."""
         kind = [
             (card.index, card.memory_mib, card.oversubscribe, card.healthy, card.withheld, card.max_slices, card.model)
             for card in cards
         ]
-        last, columns = self._last_cards
-        if last != kind or len(columns[0]) != self.width:
-            columns = self._columns_of(row, cards)
+        last = self._last_cards
+        if last.kind == kind and len(last.columns[0]) == self.width:
+            return _LastCards(cards, kind, last.columns, last.elastic)
+        columns = self._columns_of(row, cards)
+        elastic = any(card.oversubscribe > 1.0 for card in cards)
+        if len(cards) != self.width:
             # What a slot without a card remembers of its model is the row's own: then the columns are not for others.
-            self._last_cards = (kind if len(cards) == self.width else None, columns)
-        self.memory[row], self.limit[row], self.healthy[row], self.withheld[row] = columns[:4]
-        self.max_slices[row], self.model[row] = columns[4:]
+            return _LastCards(None, None, columns, elastic)
+        return _LastCards(cards, kind, columns, elastic)
 
     def _columns_of(self, row: int, cards: tuple[Card, ...]) -> tuple[Ints, Ints, Bools, Bools, Ints, Ints]:
         self._widen(max((card.index + 1 for card in cards), default=1))

@@ -91,7 +91,8 @@ class Ledger:
         if present is not None and present.node == node and present.occupant == occupant:
             self._bookings[uid] = self._by_node[node][uid] = booking
             return booking
-        self.forget(uid)
+        if present is not None:
+            self.forget(uid)
         return self._enter(booking)
 
     def forget(self, uid: str) -> bool:

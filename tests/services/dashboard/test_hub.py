@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
 
+from aliquot.services.dashboard.access import Access
 from aliquot.services.dashboard.hub import Hub, Listener
+from aliquot.services.dashboard.server import show
 from kit.machines.fakeview import FakeView
 
 
@@ -130,3 +133,24 @@ def test_clock_set_back_does_not_stop_the_history() -> None:
     scene.pass_(-3600)
     scene.pass_()
     assert scene.view.asked["point"] == 3
+
+
+def test_history_begins_after_what_is_more_urgent() -> None:
+    async def scene() -> None:
+        view, listed = FakeView(), asyncio.Event()
+
+        async def before() -> None:
+            await listed.wait()
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            access = Access("127.0.0.1", listener.getsockname()[1], None)
+            showing = asyncio.create_task(show(view, listener, access, before=before))
+            await asyncio.sleep(0.05)
+            assert view.asked["point"] == 0
+            listed.set()
+            await asyncio.sleep(0.05)
+            assert view.asked["point"] == 1
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+
+    asyncio.run(scene())

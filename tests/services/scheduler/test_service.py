@@ -188,6 +188,28 @@ def test_unit_that_is_given_holds_before_the_first_node_comes() -> None:
     assert asyncio.run(scene()) == [True, False, False]
 
 
+@pytest.mark.parametrize(("listed_after", "begins_after"), [(2.0, 2.0), (60.0, 10.0)], ids=["soon", "late"])
+def test_upkeep_of_nodes_begins_after_the_first_list_of_pods(
+    listed_after: float, begins_after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> float:
+        scheduler = Scheduler(Server("http://127.0.0.1:9"), Settings(metrics=NO_DASHBOARD))
+        loop, began = asyncio.get_running_loop(), asyncio.Event()
+
+        async def run() -> None:
+            began.set()
+
+        monkeypatch.setattr(scheduler.upkeep, "run", run)
+        scheduler.watches.slices.answered.set()
+        loop.call_later(listed_after, scheduler.watches.pods.synced.set)
+        start = loop.time()
+        await scheduler._keep_nodes()
+        assert began.is_set()
+        return loop.time() - start
+
+    assert play(scene()) == pytest.approx(begins_after)
+
+
 @pytest.mark.parametrize(("listed_after", "answered_after"), [(0.4, 0.4), (60.0, 1.0)], ids=["soon", "late"])
 def test_review_waits_a_second_for_the_first_list_of_nodes(listed_after: float, answered_after: float) -> None:
     async def scene() -> float:

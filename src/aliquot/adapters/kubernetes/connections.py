@@ -24,7 +24,8 @@ _OPENING = 4  # connections at a time
 _UNACKNOWLEDGED = 10_000  # milliseconds that what was sent may take to reach the API server
 _KEPT = 15.0  # seconds without a request; the API server keeps a connection longer
 _FIRST_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[^\r\n]*")
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")
+# Between two chunks: the end of the one, and the size of the next. Before the first one, the end of the head.
+_BETWEEN = re.compile(rb"\r\n([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
 _END = b"\r\n\r\n"
 
 
@@ -92,23 +93,21 @@ def read_body(head: Head, received: bytes | mmap, size: int) -> tuple[bytes, int
 
 def _read_chunks(received: bytes | mmap, at: int, size: int) -> tuple[bytes, int] | None:
     """The body that comes in chunks, and where it ends; None: the rest is still to come."""
-    view, pieces = memoryview(received), []
-    while True:
-        end = received.find(b"\r\n", at, size)
-        if end < 0:
+    view, pieces, between, stop = memoryview(received), [], _BETWEEN.match, at - 2
+    while True:  # thousands of times for a page of a list
+        size_line = between(received, stop, size)
+        if size_line is None:
+            if stop + 2 <= size and received[stop : stop + 2] != b"\r\n":
+                raise AnswerError("a chunk is longer than it says")
+            if received.find(b"\r\n", stop + 2, size) >= 0:
+                raise AnswerError("a chunk has no size")
             return None
-        length = _SIZE.fullmatch(received, at, end)
-        if length is None:
-            raise AnswerError("a chunk has no size")
-        start, stop = end + 2, end + 2 + int(length[1], 16)
-        if stop == start:
+        start = size_line.end()
+        length = int(size_line[1], 16)
+        if not length:
             break
-        if size < stop + 2:
-            return None
-        if received[stop : stop + 2] != b"\r\n":
-            raise AnswerError("a chunk is longer than it says")
+        stop = start + length
         pieces.append(view[start:stop])
-        at = stop + 2
     # Without trailers, the end of the last line is the first half of the end.
     end = received.find(_END, start - 2, size)
     return (b"".join(pieces), end + len(_END)) if end >= 0 else None

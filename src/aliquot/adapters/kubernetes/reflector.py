@@ -271,8 +271,13 @@ class Reflector(Generic[T]):
         differences = 0
         for items in pages:
             for item in items:
-                key = key_of(item)
-                known, listed = before.get(key), item.metadata.resource_version
+                key, listed = key_of(item), item.metadata.resource_version
+                if not before:  # the first list
+                    differences += 1
+                    self._sink.changed(item)
+                    self._seen[key] = listed
+                    continue
+                known = before.get(key)
                 if known is not None and _newer(known, listed):  # observed while the list was under way
                     listed = known
                 elif known != listed:

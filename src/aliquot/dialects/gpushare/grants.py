@@ -101,7 +101,7 @@ def _from_index(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Inv
     card = card_number(value) if isinstance(value, str) else None
     if card is None:
         return Invalid(f'metadata.annotations["{INDEX}"]', value, "the number of a card, 0 or more")
-    return tuple(
+    granted = [
         ContainerGrant(
             container.name,
             container.index,
@@ -109,7 +109,8 @@ def _from_index(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Inv
             (Share(card, container.slice.memory_mib * (container.count or 1), container.slice.core_milli),),
         )
         for container in claim.containers
-    )
+    ]
+    return tuple(granted)
 
 
 def render_grant(grant: Grant, node: Node, now_ns: int, unit: MemoryUnit) -> dict[str, str]:

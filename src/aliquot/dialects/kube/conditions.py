@@ -22,6 +22,8 @@ _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 def closing_taints(spec: NodeSpec) -> tuple[Json, ...]:
     """The taints that keep Pods from a node unless they tolerate them; a cordon is one."""
+    if not spec.taints and not spec.unschedulable:  # nearly all
+        return ()
     found = [taint for taint in spec.taints or () if taint.get("effect") in ("NoSchedule", "NoExecute")]
     cordoned = spec.unschedulable and not any(taint.get("key") == _UNSCHEDULABLE["key"] for taint in found)
     return (*found, _UNSCHEDULABLE) if cordoned else tuple(found)

@@ -272,11 +272,10 @@ class NodeObject(msgspec.Struct, gc=False):
     @property
     def closed(self) -> tuple[Closed, ...]:
         """Why Kubernetes sends no Pods there; empty: it does."""
-        reasons = {
-            Closed.CORDONED: self.spec.unschedulable,
-            Closed.NOT_READY: self.ready != "True",
-            Closed.AGENT_AWAY: self.agent_away,
-        }
+        cordoned, unready, away = self.spec.unschedulable, self.ready != "True", self.agent_away
+        if not (cordoned or unready or away):  # nearly all
+            return ()
+        reasons = {Closed.CORDONED: cordoned, Closed.NOT_READY: unready, Closed.AGENT_AWAY: away}
         return tuple(reason for reason, holds in reasons.items() if holds)
 
     @property

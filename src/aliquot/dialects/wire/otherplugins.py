@@ -78,6 +78,8 @@ def opted_in(labels: Mapping[str, str] | None) -> bool:
 
 def other_resources(node: NodeObject) -> tuple[str, ...]:
     """The resources of other plugins on the node, sorted, with a remark on those of which it has 0 now."""
+    if not mentions_others(node):  # nearly all
+        return ()
     found: dict[str, bool] = {}
     for amounts in _sides(node):
         for name in _others_among(tuple(amounts)):
@@ -126,7 +128,10 @@ def may_serve_nvidia_gpu(node: NodeObject) -> bool:
 
 def mentions_others(node: NodeObject) -> bool:
     """Whether the node has, or had, a resource of another plugin."""
-    return any(_others_among(tuple(amounts)) for amounts in _sides(node))
+    capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
+    if _others_among(tuple(capacity)):
+        return True
+    return allocatable.keys() != capacity.keys() and bool(_others_among(tuple(allocatable)))
 
 
 def serving_others(node: NodeObject, drivers: Iterable[str] = ()) -> tuple[str, ...]:

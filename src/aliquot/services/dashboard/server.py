@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from types import ModuleType
 
 from aliquot.services.dashboard.access import Access, Listen
@@ -35,10 +36,12 @@ def bind(listen: Listen, option: str) -> tuple[socket.socket, Access] | None:
     return listener, Access(listen.address, listen.port, listen.token)
 
 
-async def show(view: View, listener: socket.socket, access: Access) -> None:
-    """Until cancelled. The history begins at once."""
+async def show(
+    view: View, listener: socket.socket, access: Access, *, before: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Until cancelled. The history begins after `before`, or at once."""
     hub = Hub(view, time.time)
-    beating = asyncio.create_task(hub.run())
+    beating = asyncio.create_task(_beat(hub, before))
     try:
         await _connection_or_later(listener)
         http = await asyncio.to_thread(_load)
@@ -50,6 +53,12 @@ async def show(view: View, listener: socket.socket, access: Access) -> None:
         _LOG.exception("dashboard_ended")  # everything else goes on
     finally:
         beating.cancel()
+
+
+async def _beat(hub: Hub, before: Callable[[], Awaitable[None]] | None) -> None:
+    if before is not None:
+        await before()
+    await hub.run()
 
 
 async def _connection_or_later(listener: socket.socket) -> None:

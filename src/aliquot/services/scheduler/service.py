@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 
 _BIND_GRACE = 10.0  # seconds that binds in progress have to finish at shutdown
 _LIST_GRACE = 1.0  # seconds that a review waits for the first list of Nodes; the API server waits 2 for us
+_START_GRACE = 10.0  # seconds that what is less urgent than the first answer waits for the first lists
 _REVIEW_GRACE = 3.0  # seconds in which API servers still send reviews: they learn late that our endpoint is gone
 
 
@@ -195,6 +196,7 @@ class Scheduler:
     async def _keep_nodes(self) -> None:
         assert self.upkeep is not None
         await self.watches.slices.answered.wait()  # a node whose cards a DRA driver hands out gets no label
+        await self._pods_listed()
         await self.upkeep.run()
 
     async def _webhook(self) -> None:
@@ -217,6 +219,12 @@ class Scheduler:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.watches.nodes.synced.wait(), _LIST_GRACE)
 
+    async def _pods_listed(self) -> None:
+        """A look at each of thousands of nodes would delay the first answer to kube-scheduler."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START_GRACE):
+                await self.watches.pods.synced.wait()
+
     async def _show(self) -> None:
         assert self.ports.dashboard is not None
         port, addresses = self.settings.agent_port, self.cluster.reported.addresses
@@ -229,7 +237,7 @@ class Scheduler:
         )
         view = ClusterView(self.cluster, Details(self.cluster, self.claims.known), around)
         try:
-            await show(view, *self.ports.dashboard)
+            await show(view, *self.ports.dashboard, before=self._pods_listed)
         finally:
             if ask is not None:
                 await ask.close()

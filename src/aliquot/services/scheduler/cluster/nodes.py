@@ -101,7 +101,7 @@ class ReportedNodes:
         node = self._reported.get(name)
         if node is None:
             return None
-        sick = self.sick.get(name)
+        sick = self.sick.get(name) if self.sick else None
         if sick:
             cards = (replace(card, healthy=card.healthy and card.index not in sick) for card in node.cards)
             node = replace(node, cards=tuple(cards))

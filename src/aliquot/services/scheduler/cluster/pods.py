@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from aliquot import dialects
 from aliquot.dialects import PodReader, Rules, kai, native
-from aliquot.dialects.registry import PodRequest
+from aliquot.dialects.registry import PodRequest, claim_for
 from aliquot.dialects.rules import EVERY
 from aliquot.dialects.wire.objects import PodObject, asks_for
 from aliquot.dialects.wire.ownpods import belongs_to_node
@@ -66,7 +66,26 @@ class BoundPodReader:
         """What the Pod holds on the node of that name; an Occupant where it is no Pod of ours; its claim, and why its
         cards must be guessed, where no annotation names them. `known`: what it held before, `assumed`: what we gave it.
         """
-        asked = self._whole.read(pod, names)
+        asked = self._whole.read_template(pod)
+        if isinstance(asked.claim, Claim):
+            claim = claim_for(names, asked.claim)
+            if claim.dialect != kai.DIALECT:  # the short way, for nearly all that have cards
+                grant = dialects.parse_grant(pod, claim, node)
+                if isinstance(grant, Grant):
+                    return Placed(claim, grant)
+            asked = PodRequest(claim, asked.cpu_milli, asked.memory_mib)
+        return self._read_unusual(pod, names, name, node, asked, known, assumed)
+
+    def _read_unusual(
+        self,
+        pod: PodObject,
+        names: Names,
+        name: str,
+        node: Node | None,
+        asked: PodRequest,
+        known: Placed | None,
+        assumed: Placed | None,
+    ) -> Placed | Occupant | tuple[Claim, str]:
         if asked.claim is None and native.GRANT in (pod.metadata.annotations or {}):
             asked = self._every.read(pod, names)  # of a dialect that was served when it was placed
         claim = asked.claim

@@ -119,7 +119,7 @@ class Cluster:
         if node is None:
             return
         before = self.board.node(node.name)
-        if before == node:
+        if before is not None and before == node:
             return
         self.board.set_node(node)
         if before is None or before.cards != node.cards:
@@ -135,8 +135,9 @@ class Cluster:
 
     def _reseat(self, node: Node) -> None:
         """Cards are who their UUID says: what is booked follows them when their numbers change over a reboot."""
-        today = {card.uuid: card.index for card in node.cards if card.uuid}
-        for uid in [booking.uid for booking in self.ledger.on(node.name)]:
+        booked = [booking.uid for booking in self.ledger.on(node.name)]
+        today = {card.uuid: card.index for card in node.cards if card.uuid} if booked else {}
+        for uid in booked:
             self.release_hold(uid)
             for known in (self.placed, self.assumed):
                 placed = known.get(uid)
