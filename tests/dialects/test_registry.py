@@ -1,15 +1,21 @@
-"""What is read once for all Pods of a template."""
+"""Rules for Pods of every dialect, and what is read once for all Pods of a template."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 from typing import Any
 
-from aliquot.dialects.registry import claim_for
+import pytest
+
+from aliquot.dialects import parse_pod
+from aliquot.dialects.registry import MOST_CONTAINERS, claim_for
 from aliquot.dialects.wire.views import Names
 from aliquot.model.claim import AppClass, CardFilter, Claim, Preference
 from aliquot.model.node import Order
+from aliquot.model.refusal import Invalid
+from kit.values import manifests
 from kit.values.builders import a_claim, a_container, a_slice
+from kit.values.manifests import MEM, QGPU_MEMORY, T9K_PERCENT, Json
 
 OTHER: dict[str, Any] = {  # a value of its own for every field that has a default
     "app_class": AppClass.OFFLINE,
@@ -34,3 +40,26 @@ def test_claim_of_another_pod_of_the_template_differs_in_its_names_alone() -> No
     assert optional == OTHER.keys(), "every field is tried"
     found = claim_for(Names("uid", "ns", "pod", "ReplicaSet/ns/owner"), template)
     assert found == replace(template, uid="uid", namespace="ns", name="pod", owner="ReplicaSet/ns/owner")
+
+
+def _pod(containers: int, init: int, limits: Json) -> Json:
+    """A Pod of so many containers, of which the last asks for that."""
+    names = [f"c{at}" for at in range(containers)]
+    asking = [manifests.a_container(name, limits if name == names[-1] else None) for name in names]
+    return manifests.a_pod("p", *asking, init=[manifests.a_container(f"i{at}") for at in range(init)])
+
+
+@pytest.mark.parametrize(
+    "limits", [{QGPU_MEMORY: "1"}, {T9K_PERCENT: "10"}, {MEM: "1"}], ids=["qgpu", "t9k", "gpushare"]
+)
+@pytest.mark.parametrize("init", [0, 100])
+def test_pod_with_gpus_has_at_most_256_containers(limits: Json, init: int) -> None:
+    assert isinstance(parse_pod(_pod(MOST_CONTAINERS - init, init, limits)), Claim)
+    refused = parse_pod(_pod(MOST_CONTAINERS - init + 1, init, limits))
+    assert refused == (
+        Invalid("spec.containers", 257, "at most 256 containers, with init containers, in a Pod that asks for GPUs"),
+    )
+
+
+def test_pod_without_gpus_may_have_any_number_of_containers() -> None:
+    assert parse_pod(_pod(3000, 0, {"cpu": "1"})) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from aliquot.model.claim import Claim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Reason
-from aliquot.placement import POLICY_NAMES
+from aliquot.placement import POLICY_NAMES, fit, seat
 from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
@@ -124,6 +125,24 @@ def test_a_pod_with_absurdly_many_containers_is_answered_in_bounded_time() -> No
     board = a_cluster([[8] * 16])
     claim = a_claim(*(a_container(a_slice(3), 8, name=f"c{at}", index=at) for at in range(200)))
     assert Chooser(board, POLICIES["binpack"]()).choose(claim) is None
+
+
+def test_what_equal_containers_need_is_compared_with_the_nodes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, compared = a_cluster([[80] * 8] * 4), 0
+    compare = fit.fitting_cards
+
+    def counted(*args: Any) -> Any:
+        nonlocal compared
+        compared += 1
+        return compare(*args)
+
+    for module in (fit, seat):
+        monkeypatch.setattr(module, "fitting_cards", counted)
+    containers = [a_container(a_slice(1 + at % 2), name=f"c{at}", index=at) for at in range(256)]
+    grant = Chooser(board, POLICIES["binpack"]()).choose(a_claim(*containers))
+    assert grant is not None
+    assert compared <= 3 * 2, "of two sizes: for all nodes, for the best one, and by the search on it"
+    assert len(grant.containers) == 256
 
 
 def test_a_pod_that_fits_nowhere_is_answered_in_bounded_time_on_many_nodes() -> None:

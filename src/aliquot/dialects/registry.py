@@ -66,6 +66,8 @@ _DIALECTS = (
     ),
 )
 
+MOST_CONTAINERS = 256  # of a Pod with GPUs: what each of them needs is compared with every node
+
 _OUR_ANNOTATIONS = frozenset(
     (
         *qgpu.ANNOTATIONS,
@@ -108,7 +110,9 @@ def remarks(pod: object, rules: Rules = DEFAULT_RULES) -> list[str]:
 
 def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:
     """The result of `parse_pod`; and the Pod, with its requests if they were read."""
-    served = (dialect for dialect in _DIALECTS if dialect.name in rules.served)
+    served = [dialect for dialect in _DIALECTS if dialect.name in rules.served]
+    if len(view.containers) > MOST_CONTAINERS and any(dialect.first_mention(view) for dialect in served):
+        return (_too_many(view),), view
     spoken = [(dialect, field) for dialect in served if (field := dialect.first_mention(view)) is not None]
     slips = misplaced(view) if spoken or any(key in _OUR_ANNOTATIONS for key in view.misplaced) else []
     slips += misspelled_resources(view, rules.served)
@@ -143,6 +147,11 @@ def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Inv
         elif accepted is not None:
             claim = replace(claim, latency=accepted)
     return tuple(problems) if problems or isinstance(claim, list) else claim, view
+
+
+def _too_many(view: Pod) -> Invalid:
+    allowed = f"at most {MOST_CONTAINERS} containers, with init containers, in a Pod that asks for GPUs"
+    return Invalid("spec.containers", len(view.containers), allowed)
 
 
 def _with_models(claim: Claim, view: Pod, problems: list[Invalid]) -> Claim:

@@ -7,7 +7,7 @@ has a shortage exactly when the claim does not fit it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,14 +26,23 @@ def fits(board: Board, demand: Demand, rows: Ints | slice) -> tuple[Bools, Bools
     nodes = fitting_nodes(board, demand, rows)
     if not demand.parts:
         return nodes, np.zeros((len(nodes), board.width), bool)
-    first, *others = demand.parts
+    first, *others = _unlike(demand)
     cards = fitting_cards(board, first, demand, rows)
     nodes &= enough(cards, first.count)
-    for part in others:
-        nodes &= enough(fitting_cards(board, part, demand, rows), part.count)
-    if others:
+    if not demand.exact:
         nodes &= _room_in_all(board, demand, rows)
+    for part in others:
+        if not nodes.any():
+            break
+        nodes &= enough(fitting_cards(board, part, demand, rows), part.count)
     return nodes, cards
+
+
+def _unlike(demand: Demand) -> Sequence[Part]:
+    """Each kind of part once: many containers of a Pod are alike, and by itself a part fits whatever its role is."""
+    if demand.exact:
+        return demand.parts
+    return [*{(part.slice, part.count, part.tenants): part for part in reversed(demand.parts)}.values()][::-1]
 
 
 def _room_in_all(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
@@ -155,9 +164,10 @@ def shortages(board: Board, demand: Demand, rows: Ints) -> list[Shortage]:
     rows = rows[~nodes]
     found = [*_about_nodes(board, demand, rows)]
     served = rows[(board.offers[rows] & offer_bit(demand.offer)) != 0]
-    for part in demand.parts:
+    for part in _unlike(demand):
         lacking = ~enough(fitting_cards(board, part, demand, served), part.count)
-        found += _about_cards(board, part, demand, served[lacking])
+        if lacking.any():
+            found += _about_cards(board, part, demand, served[lacking])
     return [shortage for shortage in (found if demand.exact else _once(found)) if len(shortage.rows)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,18 @@ from aliquot.placement.rooms import beyond_cards
 # Sets of cards that one decision may try, over all nodes: some tenths of a second. Three containers on 8 cards have at
 # most 512 on a node, so only Pods of very many containers, of very many sizes, ever feel it.
 _TRIES = 20_000
+
+
+class _Tenant(NamedTuple):
+    """A container on a card."""
+
+    place: int  # in the Pod's order
+    role: Role
+    usage: Usage
+    peak: Usage  # the most that it and those before it use of the card at once
+
+
+_Seated = dict[int, list[_Tenant]]  # by card
 
 
 class Patience:
@@ -99,8 +112,10 @@ def _search(
     """The cards of each container, found by search; None if there is no solution."""
     order = sorted(range(len(claim.containers)), key=lambda place: _hardness(board, row, claim.containers[place]))
     limited = claim.offer in LIMITED_SHARING
-    choices = [_choices(board, row, claim.containers[place], demand, ranking, limited) for place in order]
-    seated: dict[int, list[tuple[int, Role, Usage]]] = {slot: [] for slot in ranking}
+    kinds = {(container.slice, container.count): container for container in claim.containers}
+    fitting = {kind: _choices(board, row, container, demand, ranking, limited) for kind, container in kinds.items()}
+    choices = [fitting[claim.containers[place].slice, claim.containers[place].count] for place in order]
+    seated: _Seated = {slot: [] for slot in ranking}
     chosen: list[list[int]] = [[] for _ in claim.containers]
 
     def place_from(step: int, first: int) -> bool:
@@ -116,8 +131,11 @@ def _search(
             if not patience.spend():
                 return False
             for card in cards:
-                seated[card].append((place, container.role, _usage(board, row, container.slice, card)))
-            if all(_has_room(board, row, card, seated[card], limited, demand.parkable) for card in cards):
+                _sit_down(seated[card], place, container.role, _usage(board, row, container.slice, card))
+            if all(
+                not short_of(board, row, card, seated[card][-1].peak, limited=limited, parkable=demand.parkable)
+                for card in cards
+            ):
                 chosen[place] = list(cards)
                 if place_from(step + 1, at if twin else 0):
                     return True
@@ -143,9 +161,7 @@ def _interchangeable(first: ContainerClaim, second: ContainerClaim) -> bool:
     return same and first.role is second.role is Role.MAIN
 
 
-def _options(
-    container: ContainerClaim, ranking: Sequence[int], seated: dict[int, list[tuple[int, Role, Usage]]]
-) -> Iterator[tuple[int, ...]]:
+def _options(container: ContainerClaim, ranking: Sequence[int], seated: _Seated) -> Iterator[tuple[int, ...]]:
     """Sets of cards to try. An init container goes first where its Pod already sits: that costs nothing."""
     if container.role is Role.INIT:
         ranking = sorted(ranking, key=lambda slot: not seated[slot])
@@ -170,17 +186,16 @@ def _usage(board: Board, row: int, part: Slice, card: int) -> Usage:
     ).usage()
 
 
-def _has_room(
-    board: Board, row: int, card: int, tenants: list[tuple[int, Role, Usage]], limited: bool, parkable: bool
-) -> bool:
-    return not short_of(board, row, card, _peak(tenants), limited=limited, parkable=parkable)
+def _sit_down(tenants: list[_Tenant], place: int, role: Role, usage: Usage) -> None:
+    """One more container on the card. Init containers come last: all others are there at once, so they only add up."""
+    if role is not Role.INIT:
+        tenants.append(_Tenant(place, role, usage, tenants[-1].peak + usage if tenants else usage))
+        return
+    everyone = sorted([*tenants, _Tenant(place, role, usage, usage)], key=lambda tenant: tenant.place)
+    tenants.append(_Tenant(place, role, usage, peak((tenant.role, tenant.usage) for tenant in everyone)))
 
 
-def _pool_holds(board: Board, row: int, seated: dict[int, list[tuple[int, Role, Usage]]]) -> bool:
+def _pool_holds(board: Board, row: int, seated: _Seated) -> bool:
     """Whether the pool has room for what goes beyond the cards, on all of them together."""
-    wanted = {card: _peak(tenants).memory_mib for card, tenants in seated.items() if tenants}
+    wanted = {card: tenants[-1].peak.memory_mib for card, tenants in seated.items() if tenants}
     return beyond_cards(board, row, wanted) <= int(board.pool_left[row])
-
-
-def _peak(tenants: list[tuple[int, Role, Usage]]) -> Usage:
-    return peak((role, usage) for _, role, usage in sorted(tenants, key=lambda tenant: tenant[0]))

@@ -30,6 +30,7 @@ from kit.values.manifests import (
     T9K_CARDS,
     T9K_PERCENT,
     Json,
+    a_container,
     asking,
 )
 
@@ -52,6 +53,13 @@ def scored(cluster: Cluster, pod: Json, *names: str) -> dict[str, int]:
 
 
 # --- filter ----------------------------------------------------------------------------------------------------------
+
+
+def test_pod_with_thousands_of_gpu_containers_is_refused_with_what_is_allowed() -> None:
+    pod = pod_json("p")
+    pod["spec"]["containers"] = [a_container(f"c{at}", {QGPU_MEMORY: "1"}) for at in range(3000)]
+    (why,) = filtered(a_cluster(live_node("n1")), pod, "n1")["FailedAndUnresolvableNodes"].values()
+    assert "spec.containers: 3000 is not allowed: at most 256 containers" in why
 
 
 def test_busy_nodes_are_distinguished_from_nodes_that_never_fit() -> None:
