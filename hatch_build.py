@@ -36,7 +36,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc, type-arg, unuse
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_2_17_{arch}"
-        folder = Path(os.path.commonpath([str(each.parent) for each in made]))
-        for each in made:
-            build_data["force_include"][str(each)] = f"aliquot/lib/{each.relative_to(folder)}"
+        folder = Path(os.path.commonpath([str(library.parent) for library in made]))
+        for library in made:
+            build_data["force_include"][str(library)] = f"aliquot/lib/{library.relative_to(folder)}"
         build_data["force_include"][str(Path(self.root) / "deploy" / "install.yaml")] = "aliquot/manifests/install.yaml"

@@ -64,7 +64,7 @@ def main() -> None:
     model = Sorter(options.width, options.layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     half = torch.bfloat16 if device.type == "cuda" else torch.float32
-    print(f"{sum(each.numel() for each in model.parameters()) / 1e6:.1f}M parameters on {device}", flush=True)
+    print(f"{sum(weights.numel() for weights in model.parameters()) / 1e6:.1f}M parameters on {device}", flush=True)
 
     began = told = time.monotonic()
     steps = since = 0

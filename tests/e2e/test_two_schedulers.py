@@ -59,7 +59,7 @@ def _one(start: Start, **more: object) -> AliquotScheduler:
 
 
 def bound_by(scheduler: AliquotScheduler) -> set[str]:
-    return {entry["pod"] for entry in scheduler.entries() if entry["msg"] == "bound"}
+    return {entry["pod"] for entry in scheduler.entries() if entry["msg"] == "pod_bound"}
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.gpu.page import Page
 from aliquot.model.tenant import Allotment, Level
-from kit.cards.arbiterd import SUBDEVICE, Guest, Rig, open_files, until
+from kit.cards.arbiterd import SUBDEVICE, FakeShim, Rig, open_files, until
 
 from .inputs import damaged
 from .target import Check, Target, plain, refused
@@ -145,10 +145,10 @@ def _court() -> Iterator[Check]:
         before = open_files()
 
         def check(talk: list[tuple[bytes, list[str]]]) -> None:
-            guest = Guest(bad, rig.pid("bad"))
+            shim = FakeShim(bad, rig.pid("bad"))
             for data, kinds in talk:
-                _send(guest.sock, rig.folder, data, kinds)
-            guest.close()
+                _send(shim.sock, rig.folder, data, kinds)
+            shim.close()
             until(lambda: open_files() == before, "the end of what was handed over")
             standing = rig.standing("good")
             assert (standing.processes, standing.level) == ((good.pid,), Level.HARDWARE)

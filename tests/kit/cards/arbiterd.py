@@ -112,7 +112,7 @@ class Nvml:
         return self.mps
 
 
-class Guest:
+class FakeShim:
     """A process of a tenant, played by this one: says what a shim says, and writes its line on the page.
 
     `pid` is whom the daemon takes it for (see Rig.peer): some process that lives.
@@ -133,11 +133,11 @@ class Guest:
         data = struct.pack(f"<I2H{len(words)}I", pages.MAGIC, pages.VERSION, kind, *words)
         socket.send_fds(self.sock, [data], files)
 
-    def hello(self) -> Guest:
+    def hello(self) -> FakeShim:
         self.say(link.HELLO, self.pid, self.slot)
         return self
 
-    def group(self, client: int, file: Path, *, group: int = 1, card: int = 0, compute: int = 1) -> Guest:
+    def group(self, client: int, file: Path, *, group: int = 1, card: int = 0, compute: int = 1) -> FakeShim:
         handed = os.open(file, os.O_RDONLY)
         try:
             self.say(link.GROUP, client, group, 0, SUBDEVICE + card, 1, compute, 2, 0, 7, 8, files=(handed,))
@@ -145,7 +145,7 @@ class Guest:
             os.close(handed)
         return self
 
-    def done(self, groups: int) -> Guest:
+    def done(self, groups: int) -> FakeShim:
         self.say(link.DONE, groups)
         return self
 
@@ -234,7 +234,7 @@ class Rig:
         self.driver = Driver(self.rm_file)
         self.driver.install(self.patch)
         self.nvml = Nvml()
-        self.guests: list[Guest] = []
+        self.shims: list[FakeShim] = []
         self.children: list[subprocess.Popen[str]] = []
         self.pids: dict[object, int] = {}
         self._peer, self._watch = link.peer, link.watch
@@ -245,7 +245,7 @@ class Rig:
         self.daemon = self.another()
 
     def peer(self, connection: socket.socket) -> tuple[int, int]:
-        """As the kernel says; of a guest, what its address says."""
+        """As the kernel says; of a shim, what its address says."""
         name = connection.getpeername()
         if isinstance(name, bytes) and name.startswith(b"\0aliquot-test/"):
             return int(name.split(b"/")[1]), os.getuid()
@@ -280,19 +280,19 @@ class Rig:
         self.daemon.add(tenant, self.folder / name)
         return self.folder / name
 
-    def guest(self, folder: Path, slot: int = 0) -> Guest:
+    def shim(self, folder: Path, slot: int = 0) -> FakeShim:
         """A connection of the process of that tenant that has that slot."""
-        made = Guest(folder, self.pid((folder, slot)), slot)
-        self.guests.append(made)
+        made = FakeShim(folder, self.pid((folder, slot)), slot)
+        self.shims.append(made)
         return made
 
-    def registered(self, folder: Path, client: int, slot: int = 0) -> Guest:
+    def registered(self, folder: Path, client: int, slot: int = 0) -> FakeShim:
         """The same, with one group on the first card, seated."""
-        guest = self.guest(folder, slot).hello().group(client, self.rm_file).done(1)
-        until(lambda: guest.pid in self.standing(folder.name).processes, "the registration")
-        return guest
+        shim = self.shim(folder, slot).hello().group(client, self.rm_file).done(1)
+        until(lambda: shim.pid in self.standing(folder.name).processes, "the registration")
+        return shim
 
-    def preempted(self) -> tuple[Guest, Guest]:
+    def preempted(self) -> tuple[FakeShim, FakeShim]:
         """Online work (client 11) that has taken the card from offline work (22), which is paused."""
         online = self.registered(self.tenant("on", AppClass.ONLINE), 11)
         offline = self.registered(self.tenant("off", AppClass.OFFLINE), 22)
@@ -337,8 +337,8 @@ class Rig:
             child.kill()
             child.communicate()
         self.daemon.stop()
-        for guest in self.guests:
-            guest.close()
+        for shim in self.shims:
+            shim.close()
 
 
 def tell(child: subprocess.Popen[str], what: str) -> None:

@@ -56,7 +56,7 @@ def _rendered(answer: Any) -> tuple[bool, str | list[tuple[Any, str]]]:
     if isinstance(answer, str):
         return True, answer
     if isinstance(answer, list):
-        return False, [_of_list(each) for each in answer]
+        return False, [_of_list(item) for item in answer]
     return False, json.dumps(answer)
 
 

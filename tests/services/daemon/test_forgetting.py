@@ -45,11 +45,11 @@ def test_the_agent_collects_garbage_as_long_as_it_runs(agent_node: AgentNode) ->
 def test_arbiterd_keeps_nothing_of_a_tenant_that_is_gone(rig: Rig) -> None:
     folder = rig.folder / "leaver"
     rig.daemon.add(Tenant("leaver", "ml/leaver", AppClass.NORMAL, (Allotment(UUIDS[0], 1 << 30, 500),), None), folder)
-    guest = rig.registered(folder, client=7)
-    guest.launch()
+    shim = rig.registered(folder, client=7)
+    shim.launch()
     around = (rig, rig.driver, rig.nvml)
     assert keepers(rig.daemon, "leaver", beside=around), "while it is there it is known"
-    guest.close()
+    shim.close()
     rig.daemon.remove("leaver")
     until(lambda: not any(standing.tenant == "leaver" for standing in rig.daemon.standings()))
     until(lambda: not keepers(rig.daemon, "leaver", beside=around), "that it is forgotten")

@@ -50,7 +50,7 @@ class TestSharing:
 
     def test_online_work_closes_the_gate_on_the_page(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.guest(rig.tenant("off", OFFLINE)).hello().done(0)
+        offline = rig.shim(rig.tenant("off", OFFLINE)).hello().done(0)
         until(lambda: rig.standing("off").processes)
         offline.launch()
         online.launch()
@@ -60,8 +60,8 @@ class TestSharing:
         until(lambda: offline.use().gate == 0, "the open gate")
 
     def test_rules_can_be_changed(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
-        guest.launch()
+        shim = rig.registered(rig.tenant("a"), 11)
+        shim.launch()
         rig.daemon.configure(SharingRules(Isolation.FIXED_SHARE))
         until(lambda: not rig.driver.runs(11), "the end of its window")
         rig.daemon.configure(SharingRules(Isolation.BURST_SHARE))
@@ -70,8 +70,8 @@ class TestSharing:
         assert rig.driver.runs(11)
 
     def test_standings_have_the_measured_share(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
-        guest.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
+        shim = rig.registered(rig.tenant("a"), 11)
+        shim.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
         until(lambda: (rig.standing("a").share or 0.0) > 0.2, "a share")
 
     def test_trace_records_who_held_the_card(self, rig: Rig) -> None:
@@ -99,9 +99,9 @@ class TestSharing:
         until(drawn, "the picture")
 
     def test_trace_is_empty_while_no_viewer_draws(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
+        shim = rig.registered(rig.tenant("a"), 11)
         rig.daemon.keep_trace(True)
-        guest.launch()
+        shim.launch()
         until(lambda: rig.daemon.records()[UUIDS[0]], "records")
         rig.daemon.keep_trace(False)
         until(lambda: rig.daemon._loops[UUIDS[0]]._trace.active is False, "the end of it")
@@ -136,20 +136,20 @@ class TestSharing:
 
 class TestComingAndGoing:
     def test_adding_twice_changes_nothing(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
+        shim = rig.registered(rig.tenant("a"), 11)
         files = open_files()
         rig.tenant("a")
         assert open_files() == files
-        assert not guest.ended()
+        assert not shim.ended()
 
     def test_a_removed_tenant_leaves_nothing(self, rig: Rig) -> None:
         before = open_files()
         folder = rig.tenant("a")
-        guest = rig.registered(folder, 11)
+        shim = rig.registered(folder, 11)
         rig.daemon.remove("a")
         rig.daemon.remove("a")
-        until(guest.ended)
-        guest.close()
+        until(shim.ended)
+        shim.close()
         until(lambda: open_files() == before, "the end of all files")
         assert not folder.exists()
         until(lambda: not rig.daemon.standings())
@@ -161,9 +161,9 @@ class TestComingAndGoing:
 
     def test_a_tenant_that_is_added_again_starts_anew(self, rig: Rig) -> None:
         for client in (11, 12):
-            guest = rig.registered(rig.tenant("a"), client)
+            shim = rig.registered(rig.tenant("a"), client)
             rig.daemon.remove("a")
-            until(guest.ended)
+            until(shim.ended)
 
     def test_the_next_daemon_adopts_running_tenants(self, rig: Rig) -> None:
         folder = rig.tenant("a")
@@ -190,10 +190,10 @@ class TestComingAndGoing:
     def test_a_daemon_that_ends_leaves_no_tenant_paused_and_no_gate_closed(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
         hardware = rig.registered(rig.tenant("off", OFFLINE), 22)
-        gated = rig.guest(rig.tenant("mps", OFFLINE), 1).hello().done(0)
+        gated = rig.shim(rig.tenant("mps", OFFLINE), 1).hello().done(0)
         until(lambda: rig.standing("mps").processes)
-        for guest in (hardware, gated, online):
-            guest.launch()
+        for shim in (hardware, gated, online):
+            shim.launch()
         until(lambda: not rig.driver.runs(22))
         until(lambda: gated.use().gate == 1)
         assert rig.driver.slices[22, 1] == slices.TINY
@@ -244,11 +244,11 @@ class TestComingAndGoing:
 
 class TestAudit:
     def test_audit_writes_the_drivers_overhead_to_the_page(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
-        guest.set(pages.MEMORY, 1 << 30, size=8)
-        rig.nvml.on_card[UUIDS[0]] = {guest.pid: (1 << 30) + (500 << 20)}
+        shim = rig.registered(rig.tenant("a"), 11)
+        shim.set(pages.MEMORY, 1 << 30, size=8)
+        rig.nvml.on_card[UUIDS[0]] = {shim.pid: (1 << 30) + (500 << 20)}
         rig.daemon._auditor.inspect(UUIDS[0])
-        assert guest.use().overhead == 500 << 20
+        assert shim.use().overhead == 500 << 20
 
     def test_audit_reports_a_process_of_no_tenant_after_a_grace_period(self, rig: Rig) -> None:
         rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1 << 30}
@@ -288,16 +288,16 @@ def test_work_on_a_card_counts_whatever_a_process_does_there(rig: Rig) -> None:
     """A trial of ours on an idle card ends at each of these."""
     folder = rig.tenant("a")
     nothing = rig.daemon.work(UUIDS[0])
-    guest = rig.guest(folder).hello()
-    until(lambda: guest.pid in rig.daemon.work(UUIDS[0]).pids, "its connection counts")
+    shim = rig.shim(folder).hello()
+    until(lambda: shim.pid in rig.daemon.work(UUIDS[0]).pids, "its connection counts")
     connected = rig.daemon.work(UUIDS[0])
-    guest.group(11, rig.rm_file)
+    shim.group(11, rig.rm_file)
     until(lambda: rig.daemon.work(UUIDS[0]).seen == 1, "its context counts before it is complete")
     registered = rig.daemon.work(UUIDS[0])
-    guest.set(0, 1 << 20, size=8)
+    shim.set(0, 1 << 20, size=8)
     allocated = rig.daemon.work(UUIDS[0])
     assert allocated.memory == 1 << 20
-    guest.launch()
+    shim.launch()
     assert len({nothing, connected, registered, allocated, rig.daemon.work(UUIDS[0])}) == 5
     assert rig.daemon.work(UUIDS[1]) == nothing
 

@@ -124,7 +124,7 @@ class TestRefusal:
 
     def test_a_group_that_is_gone_does_not_keep_the_others_paused(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.guest(rig.tenant("off", OFFLINE)).hello()
+        offline = rig.shim(rig.tenant("off", OFFLINE)).hello()
         offline.group(22, rig.rm_file).group(22, rig.rm_file, group=2).done(2)
         until(lambda: rig.standing("off").processes)
         offline.launch()
@@ -155,5 +155,5 @@ class TestRefusal:
         rig.driver.slices[11, 1] = 1_000_000
         until(lambda: rig.driver.slices[11, 1] == ALONE, "the slice again")
         until(lambda: any("behind our back" in finding.text for finding in rig.daemon.findings()))
-        rig.guests[0].close()
+        rig.shims[0].close()
         until(lambda: not rig.daemon.findings(), "nothing to tell of one that is gone")

@@ -23,12 +23,12 @@ from aliquot.model.tenant import FindingKind, Level, SharingRules
 from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.limits import audit, owners
 from aliquot.services.runtime.processes import registration
-from kit.cards.arbiterd import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
+from kit.cards.arbiterd import SUBDEVICE, UUIDS, FakeShim, Rig, open_files, until
 
 quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
-class Court:
+class HostileTenant:
     """A hostile tenant beside a good one that is registered; what the good one has must stay as it is."""
 
     def __init__(self, rig: Rig) -> None:
@@ -37,8 +37,8 @@ class Court:
         self.good = rig.registered(rig.tenant("good"), 11)
         self.files = open_files()
 
-    def attack(self) -> Guest:
-        return Guest(self.folder, self.rig.pid("bad"))
+    def attack(self) -> FakeShim:
+        return FakeShim(self.folder, self.rig.pid("bad"))
 
     def is_in_order(self) -> None:
         """Every file that came is gone, and the good tenant is served."""
@@ -58,19 +58,19 @@ class Court:
 
 
 @pytest.fixture
-def court(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Court]:
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostileTenant]:
     before = open_files()
     rig = Rig(tmp_path, monkeypatch)
-    made = Court(rig)
+    made = HostileTenant(rig)
     yield made
     rig.end()
     assert open_files() == before, "files were left open"
 
 
-def send(guest: Guest, data: bytes, files: list[int]) -> None:
+def send(shim: FakeShim, data: bytes, files: list[int]) -> None:
     """Whether or not anybody still listens."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        socket.send_fds(guest.sock, [data], files)
+        socket.send_fds(shim.sock, [data], files)
 
 
 _head = st.builds(
@@ -90,14 +90,14 @@ _said = st.tuples(st.binary(max_size=900) | _head | _group, st.integers(0, 10))
 
 @quick
 @given(hello=st.booleans(), messages=st.lists(_said, max_size=12))
-def test_registrar_survives_any_message(court: Court, hello: bool, messages: list[tuple[bytes, int]]) -> None:
-    guest = court.attack()
+def test_registrar_survives_any_message(hostile: HostileTenant, hello: bool, messages: list[tuple[bytes, int]]) -> None:
+    shim = hostile.attack()
     if hello:
-        guest.hello()
+        shim.hello()
     for data, files in messages:
-        send(guest, data, [0] * files)
-    guest.close()
-    court.is_in_order()
+        send(shim, data, [0] * files)
+    shim.close()
+    hostile.is_in_order()
 
 
 def was_thrown_out(say: Callable[[], object], times: int) -> bool:
@@ -142,31 +142,31 @@ def _socket(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("make", [_file, _folder, _pipe, _device, _page, _path, _socket])
-def test_registrar_survives_any_file_passed_as_the_drivers(court: Court, make: Callable[[Path], int]) -> None:
-    guest = court.attack().hello()
-    handed = make(court.rig.folder)
-    guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 1, 0, 7, files=(handed,))
+def test_registrar_survives_any_file_passed_as_the_drivers(hostile: HostileTenant, make: Callable[[Path], int]) -> None:
+    shim = hostile.attack().hello()
+    handed = make(hostile.rig.folder)
+    shim.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 1, 0, 7, files=(handed,))
     os.close(handed)
-    guest.done(1).say(link.WAKE, 0)
-    until(lambda: court.rig.daemon._tenancies["bad"].processes)
-    guest.close()
-    court.is_in_order()
-    until(lambda: not court.rig.standing("bad").processes, "the end of what was held at the gate")
+    shim.done(1).say(link.WAKE, 0)
+    until(lambda: hostile.rig.daemon._tenancies["bad"].processes)
+    shim.close()
+    hostile.is_in_order()
+    until(lambda: not hostile.rig.standing("bad").processes, "the end of what was held at the gate")
 
 
-def test_another_file_with_known_handles_gets_no_controls(court: Court) -> None:
+def test_another_file_with_known_handles_gets_no_controls(hostile: HostileTenant) -> None:
     """What was asked of the driver once is remembered, but not of the file."""
-    guest = court.rig.registered(court.folder, 66)
+    shim = hostile.rig.registered(hostile.folder, 66)
     handed = os.open("/dev/null", os.O_RDWR)
-    guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 3, 0, 7, 8, 9, files=(handed,))
+    shim.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 3, 0, 7, 8, 9, files=(handed,))
     os.close(handed)
-    guest.done(1)
-    until(lambda: court.rig.standing("bad").level is Level.GATE, "the gate in the place of controls")
-    guest.close()
-    court.is_in_order()
+    shim.done(1)
+    until(lambda: hostile.rig.standing("bad").level is Level.GATE, "the gate in the place of controls")
+    shim.close()
+    hostile.is_in_order()
 
 
-def test_a_passed_socket_with_linger_does_not_block_us(court: Court) -> None:
+def test_a_passed_socket_with_linger_does_not_block_us(hostile: HostileTenant) -> None:
     """SO_LINGER with data that nobody takes: its last close would last a minute, and the daemon's ear is one thread."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
@@ -175,145 +175,145 @@ def test_a_passed_socket_with_linger_does_not_block_us(court: Court) -> None:
             while True:
                 sender.send(bytes(1 << 16))
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
-        guest = court.attack().hello()
-        until(lambda: court.rig.daemon._tenancies["bad"].processes)
-        guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 1, 0, 7, files=(sender.fileno(),))
+        shim = hostile.attack().hello()
+        until(lambda: hostile.rig.daemon._tenancies["bad"].processes)
+        shim.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 1, 0, 7, files=(sender.fileno(),))
         sender.close()  # not the last: one is on its way
-        guest.done(1)
-        guest.close()
-        until(lambda: not court.rig.daemon._tenancies["bad"].processes)
-    court.is_in_order()
+        shim.done(1)
+        shim.close()
+        until(lambda: not hostile.rig.daemon._tenancies["bad"].processes)
+    hostile.is_in_order()
 
 
-def test_the_drivers_file_with_foreign_handles_is_refused(court: Court) -> None:
+def test_the_drivers_file_with_foreign_handles_is_refused(hostile: HostileTenant) -> None:
     """The driver knows whose they are: it answers that there is no such client."""
-    court.rig.driver.gone |= {(66, 1)}
-    guest = court.attack().hello().group(66, court.rig.rm_file).done(1)
-    until(lambda: any(call[1] == 66 for call in court.rig.driver.calls))
-    guest.close()
-    court.is_in_order()
+    hostile.rig.driver.gone |= {(66, 1)}
+    shim = hostile.attack().hello().group(66, hostile.rig.rm_file).done(1)
+    until(lambda: any(call[1] == 66 for call in hostile.rig.driver.calls))
+    shim.close()
+    hostile.is_in_order()
 
 
 @pytest.mark.parametrize("sends", ["nothing", "a copy group", "unknown handles", "another file", "no group at all"])
-def test_half_a_registration_is_held_at_the_gate_and_reported(court: Court, sends: str) -> None:
+def test_half_a_registration_is_held_at_the_gate_and_reported(hostile: HostileTenant, sends: str) -> None:
     """It speaks with us and keeps its context to itself: it had the driver's own slice, no cap, and no finding."""
-    rig = court.rig
+    rig = hostile.rig
     rig.patch.setattr(audit, "_GRACE", -1.0)
     if sends == "no group at all":  # but some other object: the driver refuses, as where it lets nobody control
         rig.driver.refuses |= {"get"}
     else:
         rig.driver.gone |= {(66, 1)}
-    guest = court.attack().hello()
+    shim = hostile.attack().hello()
     if sends != "nothing":
-        file = court.folder / "page" if sends == "another file" else rig.rm_file
-        guest.group(66, file, compute=sends != "a copy group")
-    guest.done(sends != "nothing")
+        file = hostile.folder / "page" if sends == "another file" else rig.rm_file
+        shim.group(66, file, compute=sends != "a copy group")
+    shim.done(sends != "nothing")
     until(lambda: rig.standing("bad").level is Level.GATE, "the gate")
-    rig.nvml.on_card[UUIDS[0]] = {guest.pid: 1 << 30, court.good.pid: 1 << 30}
+    rig.nvml.on_card[UUIDS[0]] = {shim.pid: 1 << 30, hostile.good.pid: 1 << 30}
 
     def found() -> list[tuple[int | None, FindingKind, str | None]]:
         return [(finding.pid, finding.kind, finding.owner) for finding in rig.daemon._auditor.inspect(UUIDS[0])]
 
-    assert found() == [(guest.pid, FindingKind.UNREGISTERED, "bad")]
-    assert guest.use().overhead == 1 << 30, "its memory counts all the same"
-    rig.nvml.mps = {guest.pid}
+    assert found() == [(shim.pid, FindingKind.UNREGISTERED, "bad")]
+    assert shim.use().overhead == 1 << 30, "its memory counts all the same"
+    rig.nvml.mps = {shim.pid}
     assert found() == [], "under MPS no process has a context of its own"
     rig.nvml.mps = set()
     rig.driver.gone.clear()
     rig.driver.refuses.clear()
-    guest.group(66, rig.rm_file, group=2).done(1)
+    shim.group(66, rig.rm_file, group=2).done(1)
     until(lambda: rig.standing("bad").level is Level.HARDWARE, "the whole registration")
     assert found() == []
-    guest.close()
-    court.is_in_order()
+    shim.close()
+    hostile.is_in_order()
 
 
-def test_files_of_every_message_are_closed(court: Court) -> None:
+def test_files_of_every_message_are_closed(hostile: HostileTenant) -> None:
     for files in (1, 3, 8, 9, 253):
-        guest = court.attack()
-        send(guest, struct.pack("<I2H2I", pages.MAGIC, pages.VERSION, link.HELLO, 1, 0), [0] * files)
-        until(guest.ended, "the end of it")
-        guest.close()
-    court.is_in_order()
+        shim = hostile.attack()
+        send(shim, struct.pack("<I2H2I", pages.MAGIC, pages.VERSION, link.HELLO, 1, 0), [0] * files)
+        until(shim.ended, "the end of it")
+        shim.close()
+    hostile.is_in_order()
 
 
-def test_registrations_that_are_never_completed_hold_few_files(court: Court) -> None:
+def test_registrations_that_are_never_completed_hold_few_files(hostile: HostileTenant) -> None:
     """Each group is a file that the daemon holds."""
-    guests = [Guest(court.folder, court.rig.pid(("bad", at)), at) for at in range(6)]
-    for guest in guests:
-        guest.hello()
+    shims = [FakeShim(hostile.folder, hostile.rig.pid(("bad", at)), at) for at in range(6)]
+    for shim in shims:
+        shim.hello()
     for _ in range(registration._MOST_GROUPS):
-        for guest in guests:
+        for shim in shims:
             try:
-                guest.group(66, court.rig.rm_file)
+                shim.group(66, hostile.rig.rm_file)
             except OSError:
                 continue
-    until(lambda: any(guest.ended() for guest in guests), "a limit")
-    assert court.rig.held_files() <= registration._MOST_PENDING + 10
-    for guest in guests:
-        guest.close()
-    court.is_in_order()
+    until(lambda: any(shim.ended() for shim in shims), "a limit")
+    assert hostile.rig.held_files() <= registration._MOST_PENDING + 10
+    for shim in shims:
+        shim.close()
+    hostile.is_in_order()
 
 
-def test_too_many_groups_expel_the_process(court: Court) -> None:
-    guest = court.attack().hello()
-    assert was_thrown_out(lambda: guest.group(66, court.rig.rm_file), 10 * registration._MOST_GROUPS)
-    guest.close()
-    court.is_in_order()
+def test_too_many_groups_expel_the_process(hostile: HostileTenant) -> None:
+    shim = hostile.attack().hello()
+    assert was_thrown_out(lambda: shim.group(66, hostile.rig.rm_file), 10 * registration._MOST_GROUPS)
+    shim.close()
+    hostile.is_in_order()
 
 
-def test_a_registration_with_lost_groups_expels_the_process(court: Court) -> None:
-    guest = court.attack().hello().group(66, court.rig.rm_file).done(2)
-    until(guest.ended)
-    guest.close()
-    court.is_in_order()
+def test_a_registration_with_lost_groups_expels_the_process(hostile: HostileTenant) -> None:
+    shim = hostile.attack().hello().group(66, hostile.rig.rm_file).done(2)
+    until(shim.ended)
+    shim.close()
+    hostile.is_in_order()
 
 
-def test_a_flood_of_messages(court: Court) -> None:
-    guest = court.attack().hello()
-    assert was_thrown_out(lambda: guest.say(link.WAKE, 0), 20 * registration._MOST_MESSAGES)
-    guest.close()
-    court.is_in_order()
+def test_a_flood_of_messages(hostile: HostileTenant) -> None:
+    shim = hostile.attack().hello()
+    assert was_thrown_out(lambda: shim.say(link.WAKE, 0), 20 * registration._MOST_MESSAGES)
+    shim.close()
+    hostile.is_in_order()
 
 
-def test_thousands_of_connections(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_connections(hostile: HostileTenant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one process the newest counts, so nothing piles up."""
     monkeypatch.setattr(registration, "_MOST_ACCEPTED", 10**6)  # else it takes its time
-    kept: list[Guest] = []
+    kept: list[FakeShim] = []
     for at in range(1500):
-        kept.append(court.attack())
+        kept.append(hostile.attack())
         if at % 3 == 0:
             kept[-1].hello()
         if len(kept) > 50:
             kept.pop(0).close()
-    for guest in kept:
-        guest.close()
-    court.is_in_order()
+    for shim in kept:
+        shim.close()
+    hostile.is_in_order()
 
 
-def test_more_processes_than_a_tenant_may_have(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_a_tenant_may_have(hostile: HostileTenant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owners, "SLOTS", 3)
-    guests = [Guest(court.folder, court.rig.pid(("bad", at)), at) for at in range(4)]
-    for guest in guests:
+    shims = [FakeShim(hostile.folder, hostile.rig.pid(("bad", at)), at) for at in range(4)]
+    for shim in shims:
         with contextlib.suppress(BrokenPipeError):  # it may be refused before it says a word
-            guest.hello()
-    until(lambda: sum(guest.ended() for guest in guests) == 1, "the refusal of one")
-    for guest in guests:
-        guest.close()
-    court.is_in_order()
+            shim.hello()
+    until(lambda: sum(shim.ended() for shim in shims) == 1, "the refusal of one")
+    for shim in shims:
+        shim.close()
+    hostile.is_in_order()
 
 
-def test_waking_a_card_that_is_not_its_own(court: Court) -> None:
-    guest = court.attack().hello()
+def test_waking_a_card_that_is_not_its_own(hostile: HostileTenant) -> None:
+    shim = hostile.attack().hello()
     for card in range(pages.CARDS):
-        guest.say(link.WAKE, card)
-    guest.done(0)
-    until(lambda: court.rig.standing("bad").processes)
+        shim.say(link.WAKE, card)
+    shim.done(0)
+    until(lambda: hostile.rig.standing("bad").processes)
     for card in range(pages.CARDS):
-        guest.say(link.WAKE, card)
-    guest.close()
-    until(lambda: not court.rig.standing("bad").processes)
-    court.is_in_order()
+        shim.say(link.WAKE, card)
+    shim.close()
+    until(lambda: not hostile.rig.standing("bad").processes)
+    hostile.is_in_order()
 
 
 def test_endless_wakes_while_the_driver_hangs_fill_no_memory() -> None:
@@ -327,8 +327,8 @@ def test_endless_wakes_while_the_driver_hangs_fill_no_memory() -> None:
     assert loop._inbox.qsize() == 1
 
 
-def test_accept_without_free_file_descriptors_pauses(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
-    tenancy = court.rig.daemon._tenancies["bad"]
+def test_accept_without_free_file_descriptors_pauses(hostile: HostileTenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenancy = hostile.rig.daemon._tenancies["bad"]
     naps: list[float] = []
 
     class Full:
@@ -338,58 +338,58 @@ def test_accept_without_free_file_descriptors_pauses(court: Court, monkeypatch: 
     monkeypatch.setattr("aliquot.services.runtime.processes.registration.time.sleep", naps.append)
     door: Any = Full()
     full = registration.Tenancy(tenancy.tenant, tenancy.directory, tenancy.page, door)
-    court.rig.daemon._registrar._accept(full)
+    hostile.rig.daemon._registrar._accept(full)
     assert naps, "it does not ask again without a pause"
 
 
 @settings(quick, max_examples=6)
 @given(garbage=st.binary(min_size=1, max_size=2000))
-def test_a_page_full_of_garbage_harms_no_tenant(court: Court, garbage: bytes) -> None:
+def test_a_page_full_of_garbage_harms_no_tenant(hostile: HostileTenant, garbage: bytes) -> None:
     """Rounds go on, limits are the daemon's own, and what is told can be told."""
-    guest = court.rig.registered(court.folder, 66)
-    with open(court.folder / "page", "r+b") as page:
+    shim = hostile.rig.registered(hostile.folder, 66)
+    with open(hostile.folder / "page", "r+b") as page:
         page.write((garbage * (pages.SIZE // len(garbage) + 1))[: pages.SIZE])
-    loop = court.rig.daemon._loops[UUIDS[0]]
+    loop = hostile.rig.daemon._loops[UUIDS[0]]
     before = loop._published
     until(lambda: loop._published > before, "another round")
-    standing = court.rig.standing("bad")
+    standing = hostile.rig.standing("bad")
     assert standing.memory_limit == 10 << 30
     assert 0 <= standing.memory_used < 2**63
     assert 0.0 <= (standing.share or 0.0) <= 1.0
-    assert court.rig.standing("good").share is not None
-    guest.close()
-    until(lambda: guest.pid not in court.rig.standing("bad").processes)
-    court.rig.driver.calls.clear()
+    assert hostile.rig.standing("good").share is not None
+    shim.close()
+    until(lambda: shim.pid not in hostile.rig.standing("bad").processes)
+    hostile.rig.driver.calls.clear()
 
 
 def _has_published(loop: CardLoop, before: float) -> bool:
     return loop._published > before
 
 
-def test_a_truncated_page_harms_no_tenant(court: Court) -> None:
-    guest = court.rig.registered(court.folder, 66)
-    loop = court.rig.daemon._loops[UUIDS[0]]
+def test_a_truncated_page_harms_no_tenant(hostile: HostileTenant) -> None:
+    shim = hostile.rig.registered(hostile.folder, 66)
+    loop = hostile.rig.daemon._loops[UUIDS[0]]
     for left in (pages.SIZE - 1, 70, 0):
-        os.truncate(court.folder / "page", left)
+        os.truncate(hostile.folder / "page", left)
         before = loop._published
         until(partial(_has_published, loop, before), "a round")
-    guest.close()
-    court.is_in_order()
+    shim.close()
+    hostile.is_in_order()
 
 
-def test_a_page_made_longer_is_cut_before_it_fills_the_host(court: Court) -> None:
-    guest = court.rig.registered(court.folder, 66)
-    os.truncate(court.folder / "page", 1 << 40)
-    until(lambda: os.stat(court.folder / "page").st_size == pages.SIZE, "the cut")
-    assert court.rig.standing("bad").processes == (guest.pid,)
-    guest.close()
-    court.is_in_order()
+def test_a_page_made_longer_is_cut_before_it_fills_the_host(hostile: HostileTenant) -> None:
+    shim = hostile.rig.registered(hostile.folder, 66)
+    os.truncate(hostile.folder / "page", 1 << 40)
+    until(lambda: os.stat(hostile.folder / "page").st_size == pages.SIZE, "the cut")
+    assert hostile.rig.standing("bad").processes == (shim.pid,)
+    shim.close()
+    hostile.is_in_order()
 
 
-def test_a_driver_that_hangs_on_one_group_holds_up_no_other_tenant(court: Court) -> None:
+def test_a_driver_that_hangs_on_one_group_holds_up_no_other_tenant(hostile: HostileTenant) -> None:
     """A card that fell off: who adds tenants and asks for findings is the agent's loop, which serves all the cards."""
     asked, over = threading.Event(), threading.Event()
-    plain = court.rig.driver.uuid_of
+    plain = hostile.rig.driver.uuid_of
 
     def hangs(group: rm.Group) -> str:
         if group.client == 66:
@@ -397,20 +397,20 @@ def test_a_driver_that_hangs_on_one_group_holds_up_no_other_tenant(court: Court)
             assert over.wait(10)
         return plain(group)
 
-    court.rig.patch.setattr(rm, "uuid_of", hangs)
-    guest = court.attack().hello().group(66, court.rig.rm_file).done(1)
+    hostile.rig.patch.setattr(rm, "uuid_of", hangs)
+    shim = hostile.attack().hello().group(66, hostile.rig.rm_file).done(1)
     assert asked.wait(10)
     try:
-        done = threading.Thread(target=court.rig.daemon.remove, args=("bad",), daemon=True)
+        done = threading.Thread(target=hostile.rig.daemon.remove, args=("bad",), daemon=True)
         done.start()
         done.join(5)
         assert not done.is_alive(), "the lock is held while the driver is asked"
-        court.rig.daemon.findings()
+        hostile.rig.daemon.findings()
     finally:
         over.set()
-    until(guest.ended, "the end of one whose tenant is gone")
-    guest.close()
-    until(lambda: court.rig.held_files() == 1, "the end of the file it had handed over")  # the good one's
+    until(shim.ended, "the end of one whose tenant is gone")
+    shim.close()
+    until(lambda: hostile.rig.held_files() == 1, "the end of the file it had handed over")  # the good one's
 
 
 def test_an_offline_tenant_that_claims_to_resume_by_itself_disturbs_no_other(

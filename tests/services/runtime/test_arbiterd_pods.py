@@ -19,7 +19,7 @@ from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, FindingKind, Tenant
 from aliquot.services.runtime.limits import audit
-from kit.cards.arbiterd import UUIDS, Guest, Rig, ask, running, until
+from kit.cards.arbiterd import UUIDS, FakeShim, Rig, ask, running, until
 from kit.running.logged import logged
 from kit.running.privileges import needs_mounts
 
@@ -86,33 +86,33 @@ class TestPodFolder:
     def test_adding_a_pod_twice_changes_nothing(self, rig: Rig, pods: dict[int, str]) -> None:
         folder = add(rig)
         pods[rig.pid((folder, 0))] = POD
-        guest = seated(rig, folder, 11)
+        shim = seated(rig, folder, 11)
         inodes = [os.stat(folder / name).st_ino for name in ("page", "sock")]
         add(rig)
         assert [os.stat(folder / name).st_ino for name in ("page", "sock")] == inodes
-        assert not guest.ended()
+        assert not shim.ended()
 
     @pytest.mark.parametrize("taken", ["page", "sock", "all"])
     def test_a_removed_pod_folder_is_made_anew(self, rig: Rig, pods: dict[int, str], taken: str) -> None:
         folder = add(rig)
         pods[rig.pid((folder, 0))] = POD
-        guest = seated(rig, folder, 11)
+        shim = seated(rig, folder, 11)
         if taken == "all":
             shutil.rmtree(folder)
         else:
             (folder / taken).unlink()
         add(rig)
-        until(guest.ended, "the end of the former connection")
+        until(shim.ended, "the end of the former connection")
         until(lambda: rig.held_files() == 0, "the end of its files")
         again = seated(rig, folder, 11)
         again.launch()
         assert rig.standing(POD).memory_limit == 10 << 30
 
 
-def seated(rig: Rig, folder: Path, client: int, slot: int = 0) -> Guest:
-    guest = rig.guest(folder, slot).hello().group(client, rig.rm_file).done(1)
-    until(lambda: guest.pid in rig.standing(folder.name).processes, "the registration")
-    return guest
+def seated(rig: Rig, folder: Path, client: int, slot: int = 0) -> FakeShim:
+    shim = rig.shim(folder, slot).hello().group(client, rig.rm_file).done(1)
+    until(lambda: shim.pid in rig.standing(folder.name).processes, "the registration")
+    return shim
 
 
 class TestPodRegistration:
@@ -125,7 +125,7 @@ class TestPodRegistration:
     def refused(self, rig: Rig, caplog: pytest.LogCaptureFixture) -> str:
         folder = add(rig)
         with caplog.at_level(logging.WARNING):
-            until(rig.guest(folder).ended, "the refusal")
+            until(rig.shim(folder).ended, "the refusal")
         assert not rig.standing(POD).processes
         key, fields = logged(caplog)[-1]
         assert key == "process_refused"

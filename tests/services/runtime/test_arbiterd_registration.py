@@ -22,38 +22,38 @@ ALONE = slices.FAIR + slices.SWITCH  # the slice of one that is alone
 
 class TestRegistration:
     def test_a_process_joins_the_card_of_its_group(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
+        shim = rig.registered(rig.tenant("a"), 11)
         standing = rig.standing("a")
-        assert standing.processes == (guest.pid,)
+        assert standing.processes == (shim.pid,)
         assert standing.level is Level.HARDWARE
         assert standing.memory_limit == 10 << 30
         until(lambda: rig.driver.slices.get((11, 1)) == ALONE, "the slice")
         assert rig.driver.runs(11)
 
     def test_groups_for_copies_and_on_other_cards_are_closed(self, rig: Rig) -> None:
-        guest = rig.guest(rig.tenant("a")).hello()
-        guest.group(11, rig.rm_file).group(11, rig.rm_file, group=2, compute=0).group(11, rig.rm_file, group=3, card=1)
-        guest.done(3)
+        shim = rig.shim(rig.tenant("a")).hello()
+        shim.group(11, rig.rm_file).group(11, rig.rm_file, group=2, compute=0).group(11, rig.rm_file, group=3, card=1)
+        shim.done(3)
         until(lambda: rig.standing("a").processes)
         until(lambda: rig.held_files() == 1, "the end of the other files")
 
     def test_a_group_that_is_sent_twice_counts_once(self, rig: Rig) -> None:
-        guest = rig.guest(rig.tenant("a")).hello()
-        guest.group(11, rig.rm_file).group(11, rig.rm_file).done(2)
+        shim = rig.shim(rig.tenant("a")).hello()
+        shim.group(11, rig.rm_file).group(11, rig.rm_file).done(2)
         until(lambda: rig.standing("a").processes)
         until(lambda: rig.held_files() == 1)
 
     def test_who_registers_again_is_ordered_everything_again(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
+        shim = rig.registered(rig.tenant("a"), 11)
         until(lambda: rig.driver.slices.get((11, 1)) == ALONE)
         rig.driver.slices[11, 1] = 2048  # libcuda sets its own at the end of making a context
-        guest.group(11, rig.rm_file).group(11, rig.rm_file, group=2).done(2)
+        shim.group(11, rig.rm_file).group(11, rig.rm_file, group=2).done(2)
         until(lambda: [rig.driver.slices.get((11, group)) for group in (1, 2)] == [ALONE, ALONE], "the slices")
         until(lambda: rig.held_files() == 2, "the end of the former files")
 
     def test_registering_fewer_groups_drops_the_rest(self, rig: Rig) -> None:
-        guest = rig.registered(rig.tenant("a"), 11)
-        guest.group(11, rig.rm_file, group=2, card=1).done(1)
+        shim = rig.registered(rig.tenant("a"), 11)
+        shim.group(11, rig.rm_file, group=2, card=1).done(1)
         until(lambda: not rig.standing("a").processes, "its leaving")
         until(lambda: rig.held_files() == 0)
 
@@ -67,7 +67,7 @@ class TestRegistration:
 
     def test_a_process_without_groups_is_held_at_the_gate(self, rig: Rig) -> None:
         """Under MPS they are the server's."""
-        rig.guest(rig.tenant("a")).hello().done(0)
+        rig.shim(rig.tenant("a")).hello().done(0)
         until(lambda: rig.standing("a").processes)
         assert rig.standing("a").level is Level.GATE
 
@@ -79,7 +79,7 @@ class TestRegistration:
 
     def test_a_group_that_is_gone_already_is_no_reason_for_the_gate(self, rig: Rig) -> None:
         rig.driver.gone.add((11, 2))
-        rig.guest(rig.tenant("a")).hello().group(11, rig.rm_file).group(11, rig.rm_file, group=2).done(2)
+        rig.shim(rig.tenant("a")).hello().group(11, rig.rm_file).group(11, rig.rm_file, group=2).done(2)
         until(lambda: rig.standing("a").processes)
         assert rig.standing("a").level is Level.HARDWARE
         until(lambda: rig.held_files() == 1)
@@ -87,7 +87,7 @@ class TestRegistration:
     def test_a_second_connection_of_a_process_ends_the_first(self, rig: Rig) -> None:
         folder = rig.tenant("a")
         first = rig.registered(folder, 11)
-        second = rig.guest(folder).hello().group(11, rig.rm_file).done(1)
+        second = rig.shim(folder).hello().group(11, rig.rm_file).done(1)
         until(first.ended, "the end of the first")
         until(lambda: rig.standing("a").processes)
         until(lambda: rig.held_files() == 1)
@@ -97,7 +97,7 @@ class TestRegistration:
         mine, theirs = rig.tenant("a"), rig.tenant("b")
         rig.registered(mine, 11)
         rig.pids[theirs, 0] = rig.pids[mine, 0]
-        intruder = rig.guest(theirs)
+        intruder = rig.shim(theirs)
         until(intruder.ended, "the refusal")
         assert not rig.standing("b").processes
 
@@ -161,21 +161,21 @@ class TestDeath:
 
     def test_a_killed_process_is_gone_although_its_child_holds_the_connection(self, rig: Rig) -> None:
         """The end of the connection does not come: the kernel tells of the death."""
-        guest = rig.registered(rig.tenant("a"), 11)
+        shim = rig.registered(rig.tenant("a"), 11)
         (process,) = rig.daemon._tenancies["a"].processes
         rig.daemon._registrar._died(rig.daemon._tenancies["a"], process)
         until(lambda: rig.held_files() == 0)
-        until(guest.ended)
+        until(shim.ended)
 
     def test_a_killed_paused_process_does_not_stop_the_others(self, rig: Rig) -> None:
         online, offline = rig.tenant("on", ONLINE), rig.tenant("off", OFFLINE)
         child = rig.child(offline, 22)
         until(lambda: rig.standing("off").processes)
-        guest = rig.registered(online, 11)
+        shim = rig.registered(online, 11)
         page = os.open(offline / "page", os.O_RDWR)
         os.pwrite(page, struct.pack("<I", 1), 64 + 16 * 128 + 64 + pages.WAITING)
         os.close(page)
-        guest.launch()
+        shim.launch()
         until(lambda: not rig.driver.runs(22), "the pause")
         child.kill()
         until(lambda: rig.held_files() == 1)

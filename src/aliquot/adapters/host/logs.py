@@ -1,4 +1,4 @@
-"""Logs on stderr. The message is a stable key, the rest are fields: `log.info("bound", extra={"data": {...}})`.
+"""Logs on stderr. The message is a stable key, the rest are fields: `log.info("pod_bound", extra={"data": {...}})`.
 
 The programs of a cluster write JSON lines. The daemon of one machine writes `key field=value` for people.
 """

@@ -158,7 +158,7 @@ class Reflector(Generic[T]):
                     continue
                 attempt += 1  # a server that ends every watch at once must not be asked in a tight loop
             except Expired as error:  # nor one that lists what it cannot watch from
-                log.info("relisting", extra={"data": {"path": self.path, "why": str(error)}})
+                log.info("watch_relisted", extra={"data": {"path": self.path, "why": str(error)}})
                 self._version = ""
                 attempt += 1
             except (ApiError, Unreachable, EndlessError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -108,7 +108,7 @@ class Upkeep:
         try:
             store.set_cards(self._parts.health.cards)
             while store.notes:
-                log.warning("database_note", extra={"data": {"note": store.notes.pop(0)}})
+                log.warning("database_repaired", extra={"data": {"note": store.notes.pop(0)}})
         except StoreError as error:
             if str(error) != self._store_problem:
                 log.warning("cards_not_persisted", extra={"data": {"why": str(error)}})

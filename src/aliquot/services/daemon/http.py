@@ -259,7 +259,7 @@ class Accepting:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no file descriptor is left; the socket stays readable
-                _log.error("accept_failed", extra={"data": {"why": str(error)}})
+                _log.error("connection_accept_failed", extra={"data": {"why": str(error)}})
                 self._loop.remove_reader(self._listener)
                 self._retry = self._loop.call_later(_ACCEPT_AGAIN, self._start)
                 return

@@ -81,7 +81,7 @@ class Process:
             try:
                 threading.Thread(target=self._serve_daemon, args=(connection,), daemon=True).start()
             except RuntimeError as error:  # no more threads: the daemon tries again
-                log.warning("no_thread", extra={"data": {"why": str(error)}})
+                log.warning("mover_thread_failed", extra={"data": {"why": str(error)}})
                 self._daemons -= 1
                 connection.close()
 
@@ -164,7 +164,7 @@ class Process:
             case control.Look():
                 pass
             case control.Quit():
-                log.info("told_to_quit")
+                log.info("mover_stopping")
                 os._exit(0)
 
     def _begin_session(self, shim: socket.socket, request: control.Serve) -> None:
@@ -221,7 +221,7 @@ class Process:
                 key.file  # noqa: B018 - a name that is none
                 card = self._card(request.card)
             except (CudaError, ValueError, OSError) as error:
-                log.warning("card_failed", extra={"data": {"card": request.card, "why": str(error)}})
+                log.warning("mover_card_failed", extra={"data": {"card": request.card, "why": str(error)}})
                 with contextlib.suppress(OSError):
                     shim.send(wire.answer(Why.MOVER))
                 return
@@ -240,7 +240,7 @@ class Process:
 
 
 def _refuse(session: Session, why: str) -> None:
-    log.warning("refused", extra={"data": {"tenant": session.request.tenant, "why": why}})
+    log.warning("move_session_refused", extra={"data": {"tenant": session.request.tenant, "why": why}})
     with session.shim, contextlib.suppress(OSError):
         session.shim.send(wire.answer(Why.MOVER), socket.MSG_DONTWAIT)
 

@@ -113,7 +113,7 @@ class Mover:
     def _forget(self, ended: Iterable[Key]) -> None:
         """With the lock held."""
         for key in ended:
-            log.info("forgotten", extra={"data": {"tenant": key.tenant, "slot": key.slot, "card": key.card}})
+            log.info("kept_memory_dropped", extra={"data": {"tenant": key.tenant, "slot": key.slot, "card": key.card}})
             for kept in self.kept.pop(key).values():
                 self._free(kept)
             self.store.forget(key)
@@ -286,7 +286,7 @@ class _Session:
         if message.out and not self._mover.may_leave(self._key):
             packet.why = Why.BUSY
             if not self._unasked:  # once: it can send as many as it likes
-                log.warning("left_unasked", extra={"data": {"tenant": self._key.tenant, "card": self._key.card}})
+                log.warning("memory_left_unasked", extra={"data": {"tenant": self._key.tenant, "card": self._key.card}})
             self._unasked = True
             return
         if message.out:
@@ -308,7 +308,7 @@ class _Session:
                 parts = packet.pieces[piece].parts
                 self._card.copy(packet.windows[-1], self._mover.store.address, parts, packet.stream, out=message.out)
         except CudaError as error:
-            log.warning("copy_failed", extra={"data": {"tenant": self._key.tenant, "why": str(error)}})
+            log.warning("memory_copy_failed", extra={"data": {"tenant": self._key.tenant, "why": str(error)}})
             packet.why = Why.ERROR
 
     def _copied(self, packet: _Packet) -> None:
@@ -319,7 +319,7 @@ class _Session:
                 self._card.wait(packet.stream)
                 self._card.end(packet.stream)
         except CudaError as error:
-            log.warning("copy_failed", extra={"data": {"tenant": self._key.tenant, "why": str(error)}})
+            log.warning("memory_copy_failed", extra={"data": {"tenant": self._key.tenant, "why": str(error)}})
             packet.why = packet.why or Why.ERROR
         finally:
             if not packet.out:

@@ -127,7 +127,7 @@ class Store:
             try:
                 found[key] = _replay(data)
             except (ValueError, TypeError) as error:
-                _log.error("unreadable", extra={"data": {"log": log.name, "why": str(error)}})
+                _log.error("move_log_unreadable", extra={"data": {"log": log.name, "why": str(error)}})
                 unreadable[key] = data
         taken = [part for pieces in found.values() for kept in pieces.values() for part in kept.parts]
         for key, data in unreadable.items():

@@ -147,7 +147,7 @@ class Election:
             await self._take(self._seen.lease, now)
             self._until = now + GIVE_UP
             self._ready = True
-            log.info("leading", extra={"data": {"identity": self.identity}})
+            log.info("lease_acquired", extra={"data": {"identity": self.identity}})
 
     def _note_leader(self, lease: LeaseObject | None) -> None:
         self.leader = lease.spec.holder_identity or None if lease else None

@@ -62,7 +62,7 @@ class Ports:
         self._start_verbs = partial(listen, runner, limits=extender.limits, server=verbs)
         stack.callback(self._start_verbs(listener).close)
         address = f"{settings.bind_address}:{settings.port}"
-        log.info("listening", extra={"data": {"address": address, "identity": identity}})
+        log.info("scheduler_listening", extra={"data": {"address": address, "identity": identity}})
 
     def set_state(self, name: str, why: str | None) -> None:
         """Why it does not listen yet; None: it does."""

@@ -176,7 +176,7 @@ class Scheduler:
         ]
 
     async def _shut_down(self, tasks: Mapping[Callable[[], Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
-        log.info("stopping")
+        log.info("scheduler_stopping")
         self.extender.stopping = True
         try:
             await asyncio.wait_for(self.binder.settle(), _BIND_GRACE)

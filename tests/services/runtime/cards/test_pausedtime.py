@@ -8,13 +8,13 @@ from aliquot.adapters.gpu import page as pages
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules, State
-from kit.cards.arbiterd import Guest, Rig, until
+from kit.cards.arbiterd import FakeShim, Rig, until
 
 
-def work(guest: Guest) -> None:
+def work(shim: FakeShim) -> None:
     """It has work from now on."""
-    guest.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
-    guest.launch()
+    shim.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
+    shim.launch()
 
 
 def test_a_paused_tenant_names_the_online_tenant_that_has_the_card(rig: Rig) -> None:
@@ -46,8 +46,8 @@ def test_without_a_release_delay_the_time_that_online_work_has_counts(rig: Rig) 
 
 def test_waiting_for_a_turn_is_no_paused_time(rig: Rig) -> None:
     rig.daemon.configure(SharingRules(Isolation.FIXED_SHARE))
-    guests = [rig.registered(rig.tenant(name, AppClass.OFFLINE), 11 + at) for at, name in enumerate(("a", "b"))]
-    for guest in guests:
-        work(guest)
+    shims = [rig.registered(rig.tenant(name, AppClass.OFFLINE), 11 + at) for at, name in enumerate(("a", "b"))]
+    for shim in shims:
+        work(shim)
     until(lambda: {rig.standing(name).state for name in "ab"} == {State.RUNNING, State.WAITING})
     assert [rig.standing(name).paused_seconds for name in "ab"] == [0, 0]

@@ -91,16 +91,16 @@ def looks(rig: Rig, count: int = 30) -> None:
 
 
 def test_registered_process_over_the_limit_is_a_finding_and_logged(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    guest = rig.registered(rig.tenant("greedy"), 11)
+    shim = rig.registered(rig.tenant("greedy"), 11)
     with caplog.at_level(logging.WARNING):
-        rig.nvml.on_card[UUIDS[0]] = {guest.pid: 13 * GIB}
+        rig.nvml.on_card[UUIDS[0]] = {shim.pid: 13 * GIB}
         (finding,) = until(lambda: found(rig, FindingKind.OVERUSE), "the finding")
     assert (finding.owner, finding.pid, finding.memory) == ("greedy", None, 3 * GIB)
     assert finding.text == "tenant the greedy uses 13 GiB of the card's memory, its limit is 10 GiB"
     standing = rig.standing("greedy")
     assert (standing.memory_used, standing.memory_over) == (13 * GIB, 3 * GIB)
     until(lambda: "memory_limit_exceeded" in [key for key, _ in logged(caplog)], "the line in the log")
-    rig.nvml.on_card[UUIDS[0]] = {guest.pid: 9 * GIB}
+    rig.nvml.on_card[UUIDS[0]] = {shim.pid: 9 * GIB}
     until(lambda: not found(rig, FindingKind.OVERUSE), "its end")
     assert rig.standing("greedy").memory_over == 0
 
@@ -115,15 +115,15 @@ def test_nothing_is_ended_unless_the_rules_say_so(rig: Rig) -> None:
 
 def test_memory_of_an_unregistered_process_is_charged_to_its_tenant(rig: Rig) -> None:
     folder = rig.tenant("a", root=rig.pid("escaped"))
-    guest = rig.registered(folder, 11)
-    guest.set(0, 1 * GIB, size=8)
-    rig.nvml.on_card[UUIDS[0]] = {guest.pid: 1 * GIB + (300 << 20), rig.pid("escaped"): 3 * GIB}
-    until(lambda: guest.use().overhead == (300 << 20) + 3 * GIB, "the charge")
+    shim = rig.registered(folder, 11)
+    shim.set(0, 1 * GIB, size=8)
+    rig.nvml.on_card[UUIDS[0]] = {shim.pid: 1 * GIB + (300 << 20), rig.pid("escaped"): 3 * GIB}
+    until(lambda: shim.use().overhead == (300 << 20) + 3 * GIB, "the charge")
     until(lambda: rig.standing("a").memory_used == 4 * GIB + (300 << 20), "the standing")
     (finding,) = until(lambda: found(rig, FindingKind.UNREGISTERED), "the finding")
     assert (finding.pid, finding.memory) == (rig.pid("escaped"), 3 * GIB)
-    rig.nvml.on_card[UUIDS[0]] = {guest.pid: 1 * GIB + (300 << 20)}
-    until(lambda: guest.use().overhead == 300 << 20, "the end of the charge")
+    rig.nvml.on_card[UUIDS[0]] = {shim.pid: 1 * GIB + (300 << 20)}
+    until(lambda: shim.use().overhead == 300 << 20, "the end of the charge")
 
 
 def test_tenant_without_a_registered_process_is_shown_with_the_drivers_figure(rig: Rig) -> None:

@@ -25,7 +25,7 @@ from aliquot.services.runtime.processes.registration import Registrar, Tenancy
 from kit.running.logged import logged
 
 
-class House:
+class RegistrarRig:
     """A registrar whose polls and seconds are the test's. The clock stands just before a second's end, so that waiting
     for the next one takes a moment only."""
 
@@ -65,110 +65,110 @@ class House:
             connection.close()
 
 
-def say(guest: socket.socket, kind: int, *words: int) -> None:
-    guest.send(struct.pack(f"<I2H{len(words)}I", pages.MAGIC, pages.VERSION, kind, *words))
+def say(shim: socket.socket, kind: int, *words: int) -> None:
+    shim.send(struct.pack(f"<I2H{len(words)}I", pages.MAGIC, pages.VERSION, kind, *words))
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RegistrarRig]:
     monkeypatch.setattr(registration, "_MOST_ACCEPTED", 3)
     monkeypatch.setattr(registration, "_MOST_RECEIVED", 8)
-    made = House(tmp_path)
+    made = RegistrarRig(tmp_path)
     yield made
     made.end()
 
 
-def test_a_tenant_that_connects_too_often_waits_until_the_next_second(house: House) -> None:
-    bad = house.tenant("bad")
+def test_a_tenant_that_connects_too_often_waits_until_the_next_second(rig: RegistrarRig) -> None:
+    bad = rig.tenant("bad")
     for _ in range(5):
-        house.connect(bad)
-    house.turns(8)
+        rig.connect(bad)
+    rig.turns(8)
     assert bad.accepted == 3
-    house.now += 1
-    house.turns(8)
+    rig.now += 1
+    rig.turns(8)
     assert bad.accepted == 2, "those that waited"
 
 
-def test_messages_are_counted_per_tenant_over_all_its_connections(house: House) -> None:
+def test_messages_are_counted_per_tenant_over_all_its_connections(rig: RegistrarRig) -> None:
     """Who connects anew is no other tenant."""
-    bad = house.tenant("bad")
+    bad = rig.tenant("bad")
     for _ in range(2):
-        guest = house.connect(bad)
-        say(guest, link.HELLO, 1, 0)
+        shim = rig.connect(bad)
+        say(shim, link.HELLO, 1, 0)
         for _ in range(5):
-            say(guest, link.WAKE, 0)
-        house.turns(7)
+            say(shim, link.WAKE, 0)
+        rig.turns(7)
     assert bad.received == 8
-    house.now += 1
-    house.turns(8)
+    rig.now += 1
+    rig.turns(8)
     assert bad.received == 4, "what was left unsaid"
     assert len(bad.processes) == 1
 
 
-def test_other_tenants_are_served_while_one_is_muted(house: House) -> None:
-    bad, good = house.tenant("bad"), house.tenant("good")
+def test_other_tenants_are_served_while_one_is_muted(rig: RegistrarRig) -> None:
+    bad, good = rig.tenant("bad"), rig.tenant("good")
     for _ in range(5):
-        house.connect(bad)
-    house.turns(5)
-    say(house.connect(good), link.HELLO, 1, 4)
-    house.turns(3)
+        rig.connect(bad)
+    rig.turns(5)
+    say(rig.connect(good), link.HELLO, 1, 4)
+    rig.turns(3)
     assert [process.slot for process in good.processes] == [4]
 
 
-def test_a_muted_tenant_costs_no_poll(house: House) -> None:
-    bad = house.tenant("bad")
+def test_a_muted_tenant_costs_no_poll(rig: RegistrarRig) -> None:
+    bad = rig.tenant("bad")
     for _ in range(5):
-        house.connect(bad)
-    house.turns(4)
-    house.registrar.wake()
-    assert [key.data for key, _ in house.registrar._selector.select(0)] == [house.registrar._drain]
+        rig.connect(bad)
+    rig.turns(4)
+    rig.registrar.wake()
+    assert [key.data for key, _ in rig.registrar._selector.select(0)] == [rig.registrar._drain]
 
 
-def test_a_tenant_can_be_removed_while_it_is_muted(house: House) -> None:
-    bad = house.tenant("bad")
+def test_a_tenant_can_be_removed_while_it_is_muted(rig: RegistrarRig) -> None:
+    bad = rig.tenant("bad")
     for _ in range(3):
-        house.connect(bad)
-    house.turns(4)
-    house.tenancies.remove(bad)
-    house.registrar.remove(bad)
+        rig.connect(bad)
+    rig.turns(4)
+    rig.tenancies.remove(bad)
+    rig.registrar.remove(bad)
     bad.page.close()
-    house.now += 1
-    house.turns(2)
+    rig.now += 1
+    rig.turns(2)
     assert not bad.processes
 
 
 def test_a_process_that_dies_while_its_tenant_is_muted_is_released(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    rig: RegistrarRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = house.tenant("bad")
+    bad = rig.tenant("bad")
     with subprocess.Popen(["sleep", "60"]) as child:
         monkeypatch.setattr(link, "peer", lambda connection: (child.pid, os.getuid()))
         monkeypatch.setattr(link, "watch", lambda connection: os.pidfd_open(child.pid))
         for _ in range(3):
-            house.connect(bad)
-        house.turns(4)
+            rig.connect(bad)
+        rig.turns(4)
         assert len(bad.processes) == 1
         child.kill()
-    house.registrar.poll()
+    rig.registrar.poll()
     assert not bad.processes
-    house.now += 1
-    house.turns(2)
-    assert house.connect(bad).fileno() >= 0
+    rig.now += 1
+    rig.turns(2)
+    assert rig.connect(bad).fileno() >= 0
 
 
-def test_tenant_muted_is_logged_once_a_second_at_most(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    bad = house.tenant("bad")
+def test_tenant_muted_is_logged_once_a_second_at_most(rig: RegistrarRig, caplog: pytest.LogCaptureFixture) -> None:
+    bad = rig.tenant("bad")
     for _ in range(3):
         for _ in range(3):
-            house.connect(bad)
-        house.turns(6)
-        house.now += 1
+            rig.connect(bad)
+        rig.turns(6)
+        rig.now += 1
     fields = {"tenant": "the bad", "connections": 3, "messages": 0, "until": "next second"}
     assert logged(caplog) == [("tenant_muted", fields)]
 
 
 def test_groups_that_the_driver_refuses_are_logged_once_a_second_per_tenant(
-    house: House, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    rig: RegistrarRig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process may tell of as many as it likes, under ever other numbers."""
 
@@ -177,9 +177,9 @@ def test_groups_that_the_driver_refuses_are_logged_once_a_second_per_tenant(
 
     monkeypatch.setattr(rm, "uuid_of", refuse)
     monkeypatch.setattr(rm, "is_rm_file", lambda fd, simulated: True)
-    bad = house.tenant("bad")
-    house.connect(bad)
-    house.turns(2)
+    bad = rig.tenant("bad")
+    rig.connect(bad)
+    rig.turns(2)
     (process,) = bad.processes
     assert isinstance(process.groups, ChannelGroups)
     with caplog.at_level(logging.WARNING):
@@ -199,21 +199,21 @@ def test_processes_of_a_tenant_and_of_a_user_leave_files_for_others(
     monkeypatch.setattr(registration, "_MOST_PROCESSES", 15)
     pids = iter(range(1, 1000))
     monkeypatch.setattr(link, "peer", lambda connection: (next(pids), 70001))
-    house = House(tmp_path)
+    rig = RegistrarRig(tmp_path)
     try:
-        bad, worse, good = house.tenant("bad"), house.tenant("worse"), house.tenant("good")
+        bad, worse, good = rig.tenant("bad"), rig.tenant("worse"), rig.tenant("good")
         for tenancy, user in ((bad, 70001), (worse, 70001), (good, 70002)):
             tenancy.tenant = replace(tenancy.tenant, uid=user)
             for _ in range(30):
-                house.connect(tenancy)
-        house.turns(200)
+                rig.connect(tenancy)
+        rig.turns(200)
         assert len(bad.processes) + len(worse.processes) == 20
         assert len(good.processes) == 15
         kept = len(worse.processes)
         for process in list(bad.processes):
-            house.registrar._disconnect(bad, process)
-        house.connect(worse)
-        house.turns(10)
+            rig.registrar._disconnect(bad, process)
+        rig.connect(worse)
+        rig.turns(10)
         assert len(worse.processes) == kept + 1
     finally:
-        house.end()
+        rig.end()

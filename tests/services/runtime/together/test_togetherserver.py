@@ -15,7 +15,7 @@ from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Finding, Tenant
 from aliquot.services.runtime.cards import cardloop, findings
-from kit.cards.arbiterd import UUIDS, Guest, Rig, until
+from kit.cards.arbiterd import UUIDS, FakeShim, Rig, until
 
 
 class Group:
@@ -40,24 +40,24 @@ class Group:
         self.rig.daemon.add(tenant, self.rig.folder / name)
         return self.rig.folder / name
 
-    def connect(self, pid: int, slot: int = 0) -> Guest:
+    def connect(self, pid: int, slot: int = 0) -> FakeShim:
         """That process, as the server of the group."""
-        guest = Guest(self.folder, pid, slot)
-        self.rig.guests.append(guest)
-        return guest
+        shim = FakeShim(self.folder, pid, slot)
+        self.rig.shims.append(shim)
+        return shim
 
-    def server(self) -> Guest:
+    def server(self) -> FakeShim:
         """The server, registered and controlled."""
         self.rig.driver.calls.clear()
-        guest = self.connect(self.server_pid).hello().group(77, self.rig.rm_file).done(1)
+        shim = self.connect(self.server_pid).hello().group(77, self.rig.rm_file).done(1)
         until(lambda: ("set", 77) in {call[:2] for call in self.rig.driver.calls}, "slices of the server")
-        return guest
+        return shim
 
-    def member(self, slot: int = 0) -> Guest:
+    def member(self, slot: int = 0) -> FakeShim:
         """A process that works through the server: it has no channel group."""
-        return self.rig.guest(self.member_folder, slot).hello().done(0)
+        return self.rig.shim(self.member_folder, slot).hello().done(0)
 
-    def abandoned(self, count: int) -> list[Guest]:
+    def abandoned(self, count: int) -> list[FakeShim]:
         """Members whose server has closed its connection, and lives: their gates are closed."""
         server, members = self.server(), [self.member(slot) for slot in range(count)]
         until(lambda: {member.pid for member in members} <= {*self.rig.standing("a").processes}, "their registration")

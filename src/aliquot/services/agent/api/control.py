@@ -97,7 +97,7 @@ class AgentControl:
         except ConnectionError:
             pass
         except Exception as error:
-            log.exception("request_failed")
+            log.exception("control_request_failed")
             send(writer, {"error": {"kind": "failed", "text": f"internal error: {type(error).__name__}: {error}"}})
         finally:
             self._connections -= 1

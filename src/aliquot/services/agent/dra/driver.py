@@ -194,7 +194,7 @@ class DraDriver:
             self._problem = str(error)
             return
         self._problem, self._allocated, self._asked, self._ask_at = "", True, 0, float("-inf")
-        log.info("world_changed", extra={"data": {"cards_belong_to": now.value}})
+        log.info("card_allocator_changed", extra={"data": {"cards_belong_to": now.value}})
         self._changed()
 
     def _retracted(self) -> bool:

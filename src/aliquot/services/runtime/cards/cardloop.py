@@ -160,7 +160,7 @@ class CardLoop:
             except Exception:  # the next round must come
                 failed += 1
                 if failed in (1, _MOST_FAILURES) or failed % 1000 == 0:
-                    log.exception("round_failed", extra={"data": {"card": self.uuid, "in_a_row": failed}})
+                    log.exception("card_round_failed", extra={"data": {"card": self.uuid, "in_a_row": failed}})
                 time.sleep(min(heartbeat.BEAT, 0.01 * failed))
         self._reader.read_until(time.monotonic())
         self._release_all()
@@ -213,7 +213,7 @@ class CardLoop:
             try:
                 self._performer.release(context, for_now=True)
             except Exception:  # release the others all the same
-                log.exception("release_failed", extra={"data": {"context": context.name}})
+                log.exception("context_release_failed", extra={"data": {"context": context.name}})
             context.close()
         self._occupants.contexts.clear()
 

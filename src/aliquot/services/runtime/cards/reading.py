@@ -79,7 +79,7 @@ class CardReader:
             try:
                 self.read(now)
             except Exception:
-                log.exception("reading_failed", extra={"data": {"card": self._uuid}})
+                log.exception("card_reading_failed", extra={"data": {"card": self._uuid}})
 
     def _account(self, now: float, parts: Mapping[str, float], busy: Mapping[str, float]) -> None:
         """Charge the time since the last reading. `parts`: of the card, by context; `busy`: of the time, by process."""

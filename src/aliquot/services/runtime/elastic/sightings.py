@@ -130,7 +130,7 @@ class Sightings:
         seen.why = Why.BUSY
         again = round(seen.hearing.ask_at - self._clock())
         data = {"tenant": tenancy.tenant.id, "card": uuid, "asked_again_in": again}
-        log.info("memory_leave_unheard", extra={"data": data})
+        log.info("memory_leave_unanswered", extra={"data": data})
 
     def _occupant(
         self, tenant: Tenant, uuid: str, seen: Sighting, moves: list[Move], uses: list[Use], now: float

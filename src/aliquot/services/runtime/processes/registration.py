@@ -156,7 +156,7 @@ class Registrar:
             try:
                 self.poll()
             except Exception:  # one bad tenant must not stop the others
-                log.exception("registration_failed")
+                log.exception("process_registration_failed")
                 time.sleep(0.05)
 
     def poll(self) -> None:

@@ -150,7 +150,7 @@ def open_billing(path: str, arbiter: Measuring, *, keep_days: int) -> Billing | 
         log.error("usage_not_kept", extra={"data": {"why": str(error)}})
         return None
     if store.note:
-        log.warning("usage_note", extra={"data": {"note": store.note}})
+        log.warning("usage_store_repaired", extra={"data": {"note": store.note}})
     return Billing(store, arbiter)
 
 

@@ -180,7 +180,7 @@ class Extender:
             self._evictor.note_refused(outcome.claim, outcome.names)
         if log.isEnabledFor(logging.DEBUG) or not outcome.fit:
             pod = f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name}"
-            log.info("filtered", extra={"data": {"pod": pod, "asked": outcome.asked, "fit": outcome.fit}})
+            log.info("pod_filtered", extra={"data": {"pod": pod, "asked": outcome.asked, "fit": outcome.fit}})
         return answer
 
     def _prioritize(self, body: bytes, origin: _Origin) -> bytes:
@@ -200,7 +200,7 @@ class Extender:
         placed = self._cluster.placement(binding.PodUID)
         cards = sorted(placed.grant.usage()) if placed else []
         log.info(
-            "bound",
+            "pod_bound",
             extra={
                 "data": {
                     "pod": f"{binding.PodNamespace}/{binding.PodName}",

@@ -109,7 +109,7 @@ class Promises:
         if self._cluster.ledger.get(pod.uid) is None:
             self._reserve(promise, pod.claim, pod.priority)
         log.info(
-            "preempting",
+            "pods_preempted",
             extra={"data": {"pod": pod.key, "node": grant.node, "victims": [victim.key for victim in victims]}},
         )
         if victims:
@@ -206,9 +206,9 @@ class Promises:
                 return
         except (ApiError, Unreachable) as error:
             if isinstance(error, Unreachable) or evictionapi.is_temporary(error):
-                log.info("withdrawal_delayed", extra={"data": {**data, "why": str(error)}})
+                log.info("preemption_withdrawal_delayed", extra={"data": {**data, "why": str(error)}})
                 return
-            log.warning("withdrawal_failed", extra={"data": {**data, "why": str(error)}})
+            log.warning("preemption_withdrawal_failed", extra={"data": {**data, "why": str(error)}})
         del self._lost[uid]
 
     async def _retry(self, pod: Pending) -> bool:
