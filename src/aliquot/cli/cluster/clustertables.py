@@ -93,12 +93,17 @@ def _hardware(node: NodeStanding) -> str:
     return f"{len(node.cards)} x {'/'.join(models)}{', ' * bool(models)}{size}"
 
 
-def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]:
-    """Memory and compute, used of what there is; compute in percent of a card, or in cards."""
+def _sums(nodes: Sequence[NodeStanding]) -> tuple[int, int, int, int]:
+    """Memory booked and there, thousandths of compute booked, and the number of cards."""
     cards = [card for node in nodes for card in node.cards]
     used, total = sum(card.used.memory_mib for card in cards), sum(card.card.memory_mib for card in cards)
-    core = sum(card.used.booked_milli for card in cards)
-    of_all = f"{in_units(core, 1000):,}/{len(cards):,}" if in_cards else f"{in_units(core, 10)}/{100 * len(cards)}%"
+    return used, total, sum(card.used.booked_milli for card in cards), len(cards)
+
+
+def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]:
+    """Memory and compute, used of what there is; compute in percent of a card, or in cards."""
+    used, total, core, cards = _sums(nodes)
+    of_all = f"{in_units(core, 1000):,}/{cards:,}" if in_cards else f"{in_units(core, 10)}/{100 * cards}%"
     return [f"{in_units(used, 1024):,}/{in_units(total, 1024):,}", of_all]
 
 
@@ -129,12 +134,11 @@ def _state(node: NodeStanding) -> list[str]:
 
 
 def _in_all(nodes: Sequence[NodeStanding]) -> str:
-    cards = [card for node in nodes for card in node.cards]
-    used = memory_of(sum(card.used.memory_mib for card in cards), sum(card.card.memory_mib for card in cards))
-    core = in_units(sum(card.used.booked_milli for card in cards), 1000)
+    used, total, core, cards = _sums(nodes)
     pods, online, offline = _people(nodes)
     return (
-        f"{count(len(nodes), 'node')}, {count(len(cards), 'GPU')}: memory {used}, core {core:,} of {len(cards):,} GPUs,"
+        f"{count(len(nodes), 'node')}, {count(cards, 'GPU')}: memory {memory_of(used, total)},"
+        f" core {in_units(core, 1000):,} of {cards:,} GPUs,"
         f" {pods} Pod{'s' * (pods != '1')} ({online} online, {offline} offline)"
     )
 

@@ -18,6 +18,7 @@ from aliquot.model.node import Closed, Node, Offer
 from aliquot.services.explain.claims import why_without_card
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot, take_snapshot
 from aliquot.services.explain.verdicts import Note, Verdict
+from aliquot.services.scheduler.cluster import booked_on
 from aliquot.wording.groups import waiting
 from aliquot.wording.nodes import closed, note
 from aliquot.wording.refusals import held_back, one_sentence
@@ -167,10 +168,8 @@ def _nodes(
         if node is None or not (node.cards or node.offers or name in pods):
             continue  # a node without cards, which asks nothing of us
         holding, wrong = _claims_on(node, claims)
-        cards = tuple(
-            CardStanding(card, _with_claims(cluster.board.usage(name, card.index), card.index, holding))
-            for card in node.cards
-        )
+        booked = booked_on(cluster.board, node, [claim.grant.usage() for claim in holding])
+        cards = tuple(CardStanding(card, booked[card.index]) for card in node.cards)
         trouble, by_claims = (*_trouble(snapshot, name), *wrong), name in cluster.reported.by_claims
         here, away = tuple(pods.get(name, ())), Closed.AGENT_AWAY in cluster.reported.closed.get(name, ())
         yield NodeStanding(name, node, cards, here, trouble, by_claims, holding, tuple(wrong), away)
@@ -193,12 +192,6 @@ def _claims_on(node: Node, claims: Iterable[ClaimObject]) -> tuple[tuple[ClaimSt
         else:
             wrong.append(f"ResourceClaim {claim.key} cannot be read: {read[0].sentence()}")
     return tuple(holding), wrong
-
-
-def _with_claims(used: Usage, card: int, claims: Iterable[PodStanding]) -> Usage:
-    for standing in claims:
-        used += standing.grant.usage().get(card, Usage())
-    return used
 
 
 def _trouble(snapshot: Snapshot, name: str) -> tuple[str, ...]:

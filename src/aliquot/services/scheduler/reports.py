@@ -19,7 +19,7 @@ from aliquot.model.status.scheduler import (
     UseStatus,
 )
 from aliquot.services.daemon.calls import Calls
-from aliquot.services.scheduler.cluster import Cluster, Placed
+from aliquot.services.scheduler.cluster import Cluster, Placed, booked_on
 
 
 def inspect_answer(cluster: Cluster, name: str | None = None) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _placed_status(placed: Placed, doubt: str | None) -> PlacedStatus:
 
 
 def _node_status(cluster: Cluster, node: Node, pods: list[PlacedStatus]) -> ClusterNodeStatus:
-    used = {card.index: cluster.board.usage(node.name, card.index) for card in node.cards}
+    used = booked_on(cluster.board, node)
     return ClusterNodeStatus(
         name=node.name,
         offers=sorted(map(str, node.offers - OF_DEVICES)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,8 +10,19 @@ from aliquot.dialects import NodeReader, dra, gpushare, hami, native
 from aliquot.dialects.kube.conditions import closing_taints
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of, served_by_other
+from aliquot.model.claim import Usage
 from aliquot.model.node import Closed, Node, Offer
 from aliquot.model.refusal import Invalid
+from aliquot.placement.board import Board
+
+
+def booked_on(board: Board, node: Node, claims: Iterable[Mapping[int, Usage]] = ()) -> dict[int, Usage]:
+    """What is booked of each card of the node, by its number: by Pods, and by `claims`, which are not on the board."""
+    booked = {card.index: board.usage(node.name, card.index) for card in node.cards}
+    for usage in claims:
+        for card in usage.keys() & booked.keys():
+            booked[card] += usage[card]
+    return booked
 
 
 @dataclass(slots=True)

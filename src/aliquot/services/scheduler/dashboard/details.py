@@ -25,7 +25,7 @@ from aliquot.model.status.dashboard import (
 )
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.placement.verdicts import FITS, verdict_of
-from aliquot.services.scheduler.cluster import Cluster, Pending, Placed
+from aliquot.services.scheduler.cluster import Cluster, Pending, Placed, booked_on
 from aliquot.services.scheduler.dashboard import claimpods
 from aliquot.services.scheduler.dashboard.claims import Claims
 from aliquot.services.scheduler.dashboard.parts import epoch, pod_cards, tenant_of, unplaced_pod
@@ -64,11 +64,11 @@ class Details:
                 continue
             for slot, use in booking.occupant.usage.items():
                 tenants.setdefault(slot, []).append(tenant_of(placed.claim, use))
-        used = {card.index: cluster.board.usage(name, card.index) for card in node.cards}
-        for held in self.claims.on(name).held:
+        claims = list(self.claims.on(name).held)
+        for held in claims:
             for slot, use in held.usage.items():
                 tenants.setdefault(slot, []).append(tenant_of(held.claim, use, held.users))
-                used[slot] += use
+        used = booked_on(cluster.board, node, [held.usage for held in claims])
         cards = [_card(card, used[card.index], tenants.get(card.index, [])) for card in node.cards]
         return _node(name, self.trouble(name), node, cards, by_claims=name in cluster.reported.by_claims)
 
