@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from aliquot.adapters.host.messages import Granted
 from aliquot.cli.main import cli
 from aliquot.cli.run.command import OPTIONS, help_text
 from aliquot.cli.run.execute import environment_of
@@ -276,4 +277,5 @@ def test_with_granted_prepends_once(monkeypatch: pytest.MonkeyPatch, before: str
         monkeypatch.delenv("LD_PRELOAD", raising=False)
     else:
         monkeypatch.setenv("LD_PRELOAD", before)
-    assert environment_of({"front": {"LD_PRELOAD": ["/shim.so", "/rm.so"]}})["LD_PRELOAD"] == after
+    granted: Granted = {"name": "x", "cards": [], "log": None, "front": {"LD_PRELOAD": ["/shim.so", "/rm.so"]}}
+    assert environment_of(granted)["LD_PRELOAD"] == after

@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aliquot.adapters.host.home import SYSTEM_RUN, Home
@@ -80,7 +80,7 @@ class Connection:
             "(tenants keep running) and `aliquot up -d` starts the next"
         )
 
-    def send(self, request: dict[str, Any]) -> None:
+    def send(self, request: Mapping[str, object]) -> None:
         """Say it."""
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aliquot.adapters.host.control import Connection
 from aliquot.cli.amounts import (
@@ -48,6 +48,9 @@ from aliquot.wording.runoptions import (
     TOGETHER_PARK,
     TOGETHER_WHOLE,
 )
+
+if TYPE_CHECKING:
+    from aliquot.adapters.host.messages import RunMessage
 
 _CLASSES = ("online", "offline", "normal")
 _CORE = {  # by --rules
@@ -230,11 +233,17 @@ def _is_spec(words: list[str]) -> bool:
     return bool(words) and not words[0].startswith("-") and (looks_like_cards(words[0]) or words[1:] == ["--"])
 
 
-def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
+def _request(options: dict[str, str], command: list[str]) -> RunMessage:
     """The request to the daemon. Raises RunError for what is invalid on any machine."""
     if not command:
         raise RunError(f"the command is missing: {USAGE}")
-    request: dict[str, Any] = {"op": "run", "command": [word[:256] for word in command[:64]]}
+    request: RunMessage = {
+        "op": "run",
+        "command": [word[:256] for word in command[:64]],
+        "class": options.get("--class", "normal"),
+        "wait": "--no-wait" not in options,
+        "detach": "--detach" in options,
+    }
     if "--rules" in options:
         if options["--rules"] not in _CORE:
             raise not_allowed("--rules", options["--rules"], "seed or 2026")
@@ -248,7 +257,6 @@ def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
         request["memory_mib"] = _amount("--memory", options["--memory"], parse_memory, MEMORY_ALLOWED)
     if options.get("--class", "normal") not in _CLASSES:
         raise not_allowed("--class", options["--class"], "online, offline or normal")
-    request["class"] = options.get("--class", "normal")
     if "--park" in options:
         request["park"] = _amount("--park", options["--park"], parse_duration, PARK_ALLOWED)
         if request["park"] > LONGEST_PARK:
@@ -271,8 +279,6 @@ def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
         request["name"] = options["--name"]
     if "--timeout" in options:
         _amount("--timeout", options["--timeout"], parse_duration, DURATION_ALLOWED)
-    request["wait"] = "--no-wait" not in options
-    request["detach"] = "--detach" in options
     return request
 
 

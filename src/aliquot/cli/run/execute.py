@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from aliquot.adapters.host.control import ControlError, NoDaemonError
 from aliquot.adapters.host.home import TENANT_VARIABLE
@@ -20,8 +20,11 @@ from aliquot.cli.run.request import (
 )
 from aliquot.model.containers.environment import with_granted
 
+if TYPE_CHECKING:
+    from aliquot.adapters.host.messages import Granted, RunMessage, WaitingEvent
 
-def execute(granted: dict[str, Any], program: str, command: list[str]) -> NoReturn:
+
+def execute(granted: Granted, program: str, command: list[str]) -> NoReturn:
     """Exec the command. Only the environment of the tenant stays behind."""
     import signal
 
@@ -37,7 +40,7 @@ def execute(granted: dict[str, Any], program: str, command: list[str]) -> NoRetu
         raise RunError(f"{command[0]}: {error.strerror}", NOT_EXECUTABLE) from error
 
 
-def environment_of(granted: dict[str, Any]) -> dict[str, str]:
+def environment_of(granted: Granted) -> dict[str, str]:
     """The environment of this process at its start, with the variables of the tenant."""
     environment = dict(os.environ)
     if environment.get("LC_CTYPE") == "C.UTF-8" and not _was_inherited(b"LC_CTYPE="):
@@ -53,7 +56,7 @@ def _was_inherited(start: bytes) -> bool:
         return True
 
 
-def run_detached(request: dict[str, Any], program: str, command: list[str], deadline: float | None) -> int:
+def run_detached(request: RunMessage, program: str, command: list[str], deadline: float | None) -> int:
     """Fork a child that requests the slice and execs the command. Print its name as soon as it has one."""
     import json
 
@@ -98,7 +101,7 @@ def _keep(child: int, folder: int) -> NoReturn:
 
 
 def _in_background(
-    request: dict[str, Any], program: str, command: list[str], deadline: float | None, pipe: int, folder: int
+    request: RunMessage, program: str, command: list[str], deadline: float | None, pipe: int, folder: int
 ) -> NoReturn:
     """Never returns: the child must not run the code of the parent a second time. The keeper reads the tenant's
     folder from the other end of `folder`."""
@@ -109,7 +112,7 @@ def _in_background(
         if pipe >= 0:
             os.write(pipe, json.dumps(fields).encode() + b"\n")
 
-    def on_waiting(event: dict[str, Any]) -> None:
+    def on_waiting(event: WaitingEvent) -> None:
         """When it has to wait, the parent returns; from then on messages go to the log."""
         nonlocal pipe
         position = event["waiting"]
@@ -143,7 +146,9 @@ def _in_background(
         os._exit(code)
 
 
-def _redirect_to(path: str) -> None:
+def _redirect_to(path: str | None) -> None:
+    if path is None:
+        raise RunError("the daemon named no file for the output", 1)
     log = os.open(path, os.O_WRONLY | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError
 from aliquot.cli.amounts import parse_cards, parse_duration
 from aliquot.cli.run.autostart import StartError, connect_or_start, wait_for_daemon
+
+if TYPE_CHECKING:
+    from aliquot.adapters.host.messages import Granted, Position, RunMessage, WaitingEvent
 
 BAD_INPUT, NO_ROOM, DENIED, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED, STOPPED = 2, 75, 77, 126, 127, 130, 143
 AFTER_RESTART = 15.0  # seconds for which a queued run waits for the daemon to restart
@@ -72,13 +75,13 @@ Reconnect = Callable[[bool], Connection]  # the argument: whether the run was qu
 
 def wait_for_grant(
     connection: Connection,
-    request: dict[str, Any],
+    request: RunMessage,
     deadline: float | None,
-    on_waiting: Callable[[dict[str, Any]], None],
+    on_waiting: Callable[[WaitingEvent], None],
     reconnect: Reconnect,
-) -> dict[str, Any]:
+) -> Granted:
     """Send the request and wait for the grant. Asks the next daemon if this one restarts."""
-    position: dict[str, Any] = {}
+    position: Position | None = None
     for _ in range(_MOST_TRIES):
         shown = ""
         try:
@@ -88,21 +91,22 @@ def wait_for_grant(
                 message = _next(connection, deadline, answered)
                 answered = True
                 if "ok" in message:
-                    granted: dict[str, Any] = message["ok"]
+                    granted: Granted = message["ok"]
                     return granted
                 if "waiting" in message:
-                    position = message["waiting"]
+                    event = cast("WaitingEvent", message)
+                    position = event["waiting"]
                     if (line := waiting_line(position)) != shown:  # the change may not be visible in the line
                         shown = line
-                        on_waiting(message)
+                        on_waiting(event)
         except AnswerError as error:
             raise _refused(error) from error
         except TimeoutError:
-            raise RunError(f"--timeout: no room in time: {shortage_of(position)}", NO_ROOM) from None
+            raise RunError(f"--timeout: no room in time: {shortage_of(position or {})}", NO_ROOM) from None
         except ControlError as error:
             print_error(f"{error}; reconnecting")
             connection.close()
-            connection = reconnect(bool(position))
+            connection = reconnect(position is not None)
     raise RunError("the daemon restarted too often", 1)
 
 
@@ -147,19 +151,19 @@ def deadline_of(timeout: str | None) -> float | None:
     return None if timeout is None else time.monotonic() + parse_duration(timeout)
 
 
-def print_waiting(event: dict[str, Any]) -> None:
+def print_waiting(event: WaitingEvent) -> None:
     """Print the position in the queue on stderr."""
     print_error(waiting_line(event["waiting"]))
 
 
-def waiting_line(position: dict[str, Any]) -> str:
+def waiting_line(position: Position) -> str:
     """Place in the queue and reason. Most runs never wait, and do not load the words for it."""
     from aliquot.wording.shortage import parse_place, waiting
 
     return waiting(parse_place(position))
 
 
-def shortage_of(position: dict[str, Any]) -> str:
+def shortage_of(position: Mapping[str, object]) -> str:
     """What is short; loaded as late."""
     from aliquot.wording.shortage import parse_place, reason
 

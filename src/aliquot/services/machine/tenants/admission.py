@@ -19,6 +19,7 @@ import msgspec
 
 from aliquot import dialects
 from aliquot.adapters.host import processes
+from aliquot.adapters.host.messages import Granted
 from aliquot.adapters.host.users import user_name
 from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim
@@ -215,10 +216,15 @@ class Admission:
         if entry.on_grant is not None:
             entry.on_grant(tenancy, grant, entry.choice)
             return
-        cards = [{"index": share.card, "uuid": share.uuid} for share in tenancy.shares]
         environment = self._environment(tenancy, str(folder))
-        own = {"set": environment.fixed, "front": environment.front}
-        entry.notify({"ok": {"name": entry.name, "cards": cards, "log": entry.log} | own})
+        granted: Granted = {
+            "name": entry.name,
+            "cards": [{"index": share.card, "uuid": share.uuid} for share in tenancy.shares],
+            "log": entry.log,
+            "set": environment.fixed,
+            "front": environment.front,
+        }
+        entry.notify({"ok": granted})
 
     def _not_started(self, entry: QueuedRequest, tenancy: Tenancy, error: Exception) -> None:
         """Leave nothing behind after a failure."""
