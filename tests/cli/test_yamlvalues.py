@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.cli.yamlvalues import Document, ValuesError, parse_yaml
+from kit.values.anyjson import any_json
 
 
 def read(text: str) -> Any:
@@ -67,10 +68,11 @@ def test_yaml_skips_empty_documents() -> None:
 
 # Without digits: PyYAML writes the text 0E0 without quotes, which Kubernetes reads as a number.
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Nd"]))
-json_values = st.recursive(
+json_values = any_json(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | texts,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
-    max_leaves=20,
+    texts,
+    most=4,
+    leaves=20,
 )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from kit.values import anyjson
+
 ODD_TEXTS = (
     "",
     " ",
@@ -62,9 +64,7 @@ loose_atoms: st.SearchStrategy[Any] = atoms | st.sampled_from(HALVES) | st.float
 
 def any_json(of: st.SearchStrategy[Any] = atoms, keys: st.SearchStrategy[str] = texts) -> st.SearchStrategy[Any]:
     """Any value, of any shape."""
-    return st.recursive(
-        of, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
-    )
+    return anyjson.any_json(of, keys, most=4, leaves=12)
 
 
 @st.composite

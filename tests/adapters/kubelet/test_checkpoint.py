@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
 from aliquot.adapters.kubelet.checkpoint import CachedResponse, Entry, device_resources, read_checkpoint
+from kit.values.anyjson import any_json
 
 CORE = "tke.cloud.tencent.com/qgpu-core"
 ENTRY = {
@@ -100,12 +101,9 @@ def test_checkpoint_of_unknown_form_is_none(tmp_path: Path, entries: object) -> 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.binary()
-    | st.recursive(
-        st.none() | st.integers() | st.text(),
-        lambda inner: (
-            st.lists(inner) | st.dictionaries(st.sampled_from(["Data", "PodDeviceEntries", *ENTRY]) | st.text(), inner)
-        ),
-    ).map(lambda value: json.dumps(value).encode())
+    | any_json(keys=st.sampled_from(["Data", "PodDeviceEntries", *ENTRY]) | st.text(), most=None, leaves=100).map(
+        lambda value: json.dumps(value).encode()
+    )
 )
 def test_checkpoint_never_raises(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "checkpoint"

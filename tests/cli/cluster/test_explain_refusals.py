@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.clusters.explain import assert_shape, explained, run
+from kit.values.anyjson import any_json, atoms
 from kit.values.manifests import (
     APP_CLASS,
     COUNT,
@@ -221,16 +222,7 @@ def test_explain_never_promises_a_card_twice(
 
 # --- whatever is written ------------------------------------------------------------------------------------------
 
-anything = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=5)
-    | st.sampled_from(["1", "n1", "Node"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=5,
-)
+anything = any_json(atoms | st.sampled_from(["1", "n1", "Node"]), leaves=5)
 
 
 def places_in(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

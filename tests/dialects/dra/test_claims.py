@@ -18,6 +18,7 @@ from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import shares_of
 from kit.agents.draclaims import a_claim, a_config, a_result, parameters
+from kit.values.anyjson import any_json
 
 CARDS = tuple(Card(at, 16384, f"GPU-{at}") for at in range(3))
 
@@ -191,14 +192,7 @@ def test_config_round_trip(app_class: AppClass | None, policy: Isolation | None,
     assert parse_config(render_config(config), "parameters") == config
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(_JSON)
+@given(any_json())
 def test_any_configuration_is_read_or_refused_with_a_sentence(value: Any) -> None:
     found = parse_config(value, "parameters")
     assert isinstance(found, ClaimConfig) or all(

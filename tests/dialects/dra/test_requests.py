@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from aliquot.dialects.dra import DRIVER
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.dialects.dra.requests import requested, requested_class
 from aliquot.model.claim import AppClass, ContainerClaim, Role, Slice
 from kit.agents.draclaims import a_request, a_waiting_claim, parameters
+from kit.values.anyjson import any_json
 
 Json = dict[str, Any]
 
@@ -68,31 +68,10 @@ def test_class_is_that_of_the_device_class_or_of_the_configuration(
     assert requested_class(claim) is found
 
 
-@given(
-    spec=st.recursive(
-        st.none() | st.integers() | st.text(),
-        lambda inner: (
-            st.lists(inner)
-            | st.dictionaries(
-                st.sampled_from(
-                    [
-                        "devices",
-                        "requests",
-                        "exactly",
-                        "firstAvailable",
-                        "capacity",
-                        "memory",
-                        "count",
-                        "config",
-                        "name",
-                    ]
-                ),
-                inner,
-            )
-        ),
-        max_leaves=20,
-    )
-)
+WORDS = ["devices", "requests", "exactly", "firstAvailable", "capacity", "memory", "count", "config", "name"]
+
+
+@given(spec=any_json(keys=WORDS, most=None, leaves=20))
 def test_any_spec_can_be_read(spec: object) -> None:
     claim = msgspec.convert({"metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "spec": spec}, ClaimObject)
     requested(claim)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from aliquot.dialects.local.objects import read_objects
 from aliquot.dialects.local.pods import SAMPLE, PodPlan, _expanded_length, expand, notes_of, plan_of
 from aliquot.model.refusal import Invalid
+from kit.values.anyjson import any_json
 
 METADATA = {"name": "p", "namespace": "ns", "uid": "u1", "labels": {"app": "web"}}
 
@@ -200,15 +201,12 @@ _WORDS = (
     "items",
     "limits",
 )
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(_WORDS), inner, max_size=5),
-    max_leaves=20,
-)  # fmt: skip
 
 
-@given(_JSON, st.sampled_from(["Pod", "Deployment", "StatefulSet", "Job", "List", "PodList", "Service"]))
+@given(
+    any_json(keys=_WORDS, most=5, leaves=20),
+    st.sampled_from(["Pod", "Deployment", "StatefulSet", "Job", "List", "PodList", "Service"]),
+)
 def test_no_json_is_more_than_it_can_bear(value: Any, kind: str) -> None:
     plan_of({"spec": value})
     whole = {"kind": kind, "metadata": {"name": "x"}, "items": [value], "spec": value}

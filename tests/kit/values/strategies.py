@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import render_inventory
 from aliquot.model.device import Card
+from kit.values.anyjson import any_json
 from kit.values.manifests import (
     APP_CLASS,
     COUNT,
@@ -170,14 +171,7 @@ scalars = st.one_of(
     st.text(max_size=5),
     st.sampled_from(OUR_WORDS),
 )
-anything = st.recursive(
-    scalars,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(OUR_WORDS) | st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
+anything = any_json(scalars, st.sampled_from(OUR_WORDS) | st.text(max_size=3))
 
 
 def places_of(value: object) -> list[tuple[Any, Any]]:

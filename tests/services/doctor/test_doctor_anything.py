@@ -17,6 +17,7 @@ from aliquot.services.doctor.nodes import node_findings
 from aliquot.services.doctor.pods import pod_findings, waiting_findings
 from aliquot.services.doctor.scheduler import Probe, call_findings, lease_findings, webhook_findings
 from aliquot.services.explain.overview import look
+from kit.values.anyjson import any_json
 from kit.values.manifests import (
     COUNT,
     MEM,
@@ -33,7 +34,7 @@ from kit.values.manifests import (
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
 
-anything = st.recursive(
+anything = any_json(
     st.none()
     | st.booleans()
     | st.integers()
@@ -41,8 +42,7 @@ anything = st.recursive(
     | st.floats(allow_nan=False)
     | st.text(max_size=5)
     | st.sampled_from(["n1", "9999-12-31T23:59:59+00:00", "0001-01-01T00:00:00Z", "\x1b[31m"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=5,
+    leaves=5,
 )
 
 NODE = {

@@ -12,6 +12,7 @@ from aliquot.model.claim import AppClass, Slice
 from aliquot.model.refusal import Invalid
 from aliquot.services.machine.requests import RunRequest, never_fits, parse_run_request, readable_name
 from kit.machines.machine import cards
+from kit.values.anyjson import any_json
 
 
 @pytest.mark.parametrize(
@@ -74,15 +75,10 @@ def test_never_fits_names_the_limit() -> None:
     )
 
 
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=5,
-)
 FIELDS = ("command", "name", "class", "core", "memory_mib", "gpus", "wait", "detach")
 
 
-@given(st.dictionaries(st.sampled_from(FIELDS), anything | st.just(["x"])))
+@given(st.dictionaries(st.sampled_from(FIELDS), any_json(leaves=5) | st.just(["x"])))
 def test_parse_run_request_of_any_json(message: dict[str, Any]) -> None:
     ask = parse_run_request(message)
     if isinstance(ask, RunRequest):
