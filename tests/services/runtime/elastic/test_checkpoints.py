@@ -61,6 +61,7 @@ class Rig:
         self.steps: list[Step] = []
         self.lock = threading.RLock()
         self.room: Room | None = Room(100 * GIB, True)
+        self.rooms: list[int] = []  # pids for which it was asked
         self.start()
 
     def start(self) -> None:
@@ -73,16 +74,24 @@ class Rig:
         )
         self.parking = Parking(
             self.lock, {"arrays": self.tenancy}, cast(Any, {CARD: loop}), cast(Any, nvml), cast(Any, mover),
-            checkpoints=Checkpoints(self, lambda _pid: self.room), clock=lambda: self.now,
+            checkpoints=Checkpoints(self, self.room_of), clock=lambda: self.now,
         )  # fmt: skip
         self.parking.configure(SharingRules(oversubscribe=2.0, host_pool=2 * GIB))
 
-    def begin(self, what: What, pids: Sequence[int], deadline: float) -> Step:
+    def is_unlocked(self) -> bool:
         with ThreadPoolExecutor(1) as others:
             free = others.submit(self.lock.acquire, blocking=False).result()
             if free:
                 others.submit(self.lock.release).result()
-        assert free, "a process is started, which takes time, with the arbiter's lock held"
+        return free
+
+    def room_of(self, pid: int) -> Room | None:
+        assert self.is_unlocked(), "files are read, which takes time, with the arbiter's lock held"
+        self.rooms.append(pid)
+        return self.room
+
+    def begin(self, what: What, pids: Sequence[int], deadline: float) -> Step:
+        assert self.is_unlocked(), "a process is started, which takes time, with the arbiter's lock held"
         self.steps.append(Step(what, pids, deadline))
         return self.steps[-1]
 
@@ -211,6 +220,35 @@ def test_refusal_brings_all_back_and_is_tried_again_less_and_less_often(rig: Rig
     assert rig.shown.way is None
     rig.rounds(10.0)
     assert rig.shown.way is Way.CHECKPOINT
+
+
+def test_host_memory_is_looked_at_now_and_then_and_is_known_when_a_refusal_is_forgiven(rig: Rig) -> None:
+    rig.able()
+    rig.leave()
+    rig.steps[-1].answer = Answer(dict.fromkeys(PIDS, RUNNING), "error 600", 600, untouched=True)
+    rig.rounds()
+    rig.states(State.RESIDENT, State.RESIDENT)
+    del rig.rooms[:]
+    rig.rounds(20.0)
+    assert 16 <= len(rig.rooms) <= 22  # every 2 s, for two processes
+    assert rig.shown.way is None
+    assert rig.parking.request("arrays", leave=True) is None
+    rig.rounds()
+    assert rig.orders == [Order.HALT, Order.HALT]
+
+
+def test_host_memory_is_looked_at_again_when_a_process_joins(rig: Rig) -> None:
+    rig.able()
+    assert rig.shown.way is Way.CHECKPOINT
+    del rig.rooms[:]
+    process = Process("arrays", 103, rig.tenancy.listener, -1, cast(Any, SimpleNamespace()), slot=2)
+    rig.tenancy.processes.add(process)
+    rig.rounds(0.3)
+    assert rig.rooms == [*PIDS, 103]
+    assert rig.shown.way is Way.CHECKPOINT
+    rig.room = Room(7 * GIB, True)
+    rig.rounds(3.0)
+    assert rig.shown.way is None
 
 
 def test_driver_that_does_not_answer_is_asked_to_bring_them_back_until_it_does(rig: Rig) -> None:

@@ -12,6 +12,9 @@ from aliquot.services.runtime.elastic.backoff import Backoff
 from aliquot.wording.parking import checkpoint_refusal_words, checkpoint_room_words
 
 _ROOM_EVERY = 2.0  # seconds between two looks at the host's memory
+_ROOM_VALID = 10.0  # seconds after which a look says nothing any more
+
+Rooms = Callable[[int], Room | None]  # by the pid
 
 
 @dataclass(slots=True)
@@ -24,7 +27,9 @@ class Ability:
     _refusal: str | None = None
     _lasting: bool = False  # it is refused for ever
     _looked: float = float("-inf")  # at the host's memory
-    _lack: str | None = None  # why that is not enough
+    _found: dict[int, Room | None] = field(default_factory=dict)  # by pid, when we looked
+    _look: tuple[float, tuple[int, ...]] | None = None  # due now: when it was asked for, and for whom
+    _lack: str | None = None  # why there is not enough
 
     @property
     def why_not(self) -> str | None:
@@ -59,11 +64,23 @@ class Ability:
         self._refusals.reset()
         return True
 
-    def has_room(self, size: int, pids: Sequence[int], room: Callable[[int], Room | None], now: float) -> bool:
-        """Whether the host has so many bytes for these processes."""
-        self._refusal = None
-        if now - self._looked >= _ROOM_EVERY:
-            self._looked, self._lack = now, _lack(size, [room(pid) for pid in pids])
+    def ask_for_room(self, pids: Sequence[int], now: float) -> None:
+        """Have `look_at_room` look, unless it did so a moment ago. Also after a refusal: its user may have it tried
+        again at once."""
+        if not self._lasting and (now - self._looked >= _ROOM_EVERY or self._found.keys() != set(pids)):
+            self._look = now, tuple(pids)
+
+    def look_at_room(self, room: Rooms) -> None:
+        """Read what was asked for. These are many files: no lock is held meanwhile."""
+        if self._look is not None:
+            (self._looked, pids), self._look = self._look, None
+            self._found = {pid: room(pid) for pid in pids}
+
+    def has_room(self, size: int, pids: Sequence[int], now: float) -> bool:
+        """Whether the host has so many bytes for these processes, by the last look."""
+        if now - self._looked > _ROOM_VALID or self._found.keys() != set(pids):
+            return False
+        self._refusal, self._lack = None, _lack(size, [self._found[pid] for pid in pids])
         return self._lack is None
 
 

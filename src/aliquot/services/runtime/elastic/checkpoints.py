@@ -20,7 +20,7 @@ the arbiter's lock, except for `start`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -31,7 +31,7 @@ from aliquot.model.tenant import Tenant
 from aliquot.services.mover.checkpoint import OUT_OF_MEMORY, Answer, ProcessState, What
 from aliquot.services.mover.checkpointer import Checkpointer, patience
 from aliquot.services.mover.client import MoverClient
-from aliquot.services.runtime.elastic.ability import Ability, refusal_words
+from aliquot.services.runtime.elastic.ability import Ability, Rooms, refusal_words
 from aliquot.services.runtime.elastic.backoff import Backoff
 from aliquot.services.runtime.elastic.moves import stays_of
 from aliquot.services.runtime.elastic.stepping import Counted, Stepper, Steps
@@ -102,7 +102,7 @@ class _Record:
 class Checkpoints:
     """See the head of the file. `stepper` None: the driver is never asked."""
 
-    def __init__(self, stepper: Stepper | None, room: Callable[[int], Room | None]) -> None:
+    def __init__(self, stepper: Stepper | None, room: Rooms) -> None:
         self._steps, self._room = None if stepper is None else Steps(stepper), room
         self._records: dict[Key, _Record] = {}
         self._former: dict[Key, _Record] = {}  # of tenants without a process
@@ -192,9 +192,12 @@ class Checkpoints:
         return Way.CHECKPOINT if record.phase is not Phase.RESIDENT or record.eligible else None
 
     def start(self) -> None:
-        """Start the driver's steps that were decided upon. The lock is not held: this starts processes."""
+        """Start the driver's steps that were decided upon, and look at the host's memory for tenants that may leave.
+        The lock is not held: this starts processes and reads files."""
         if self._steps is not None:
             self._steps.start()
+            for record in self._records.values():
+                record.ability.look_at_room(self._room)
 
     # --- orders -------------------------------------------------------------------------------------------------
 
@@ -318,6 +321,7 @@ class Checkpoints:
                 return False
             record.step = None
             ability.note(answer, now)
+        ability.ask_for_room(record.pids, now)
         if ability.is_refused(now):
             return False
         if not ability.can:
@@ -325,7 +329,7 @@ class Checkpoints:
                 ability.looks.note(now)
                 record.step = self._steps.begin(key[0], What.LOOK, record.pids, now + _LOOK)
             return False
-        return ability.has_room(record.size, record.pids, self._room, now)
+        return ability.has_room(record.size, record.pids, now)
 
 
 def checkpoints_beside(mover: MoverClient, *, simulated: bool) -> Checkpoints:
