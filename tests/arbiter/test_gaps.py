@@ -47,6 +47,20 @@ def test_tokens_of_a_language_model_pay_no_switch_and_training_has_what_is_left(
     assert card.share("train") >= (0.97 if rate < 20 else 0.94) * free
 
 
+@pytest.mark.parametrize("pause", [1, 10, 60])
+@pytest.mark.parametrize("look", [0.01, 0.1, 0.45])
+def test_what_was_learned_inside_requests_outlasts_the_time_between_them(pause: int, look: float) -> None:
+    """On an H200 at one request a second the delay fell to 0 when a request came, and its first six tokens paid."""
+    gaps = Gaps()
+    for number in range(20):
+        for _ in range(round(pause / look)):
+            gaps.read("serve/1", look, 0.0, 0, works=False)
+        for token in range(TOKENS):
+            gaps.read("serve/1", TOKEN, TOKEN - (0.00005 if token else 0.0004), 1, works=True)
+            assert not number or gaps.delay >= SHORTEST, (number, token)
+        gaps.read("serve/1", 0.0004, 0.0, 0, works=False)
+
+
 def test_without_auto_each_token_pays_or_training_does() -> None:
     """What the test above would say of the delays there were before."""
     card = beside_training(llm(6), SharingRules(release_delay=0.0))

@@ -25,7 +25,7 @@ _ORDERS = 0.002  # the same rather than have it paused and resumed around a requ
 _WORTH = 0.0008  # seconds: a shorter gap is of no use to offline work
 _MOST_LOST = 0.25  # of the gaps that are: a steady stream of requests must not keep offline work off for good
 _EDGES = tuple(0.00005 * 2**power for power in range(12))  # up to the longest
-_HALF_LIFE = 0.4  # seconds, a long gap counting as a part of that only: several requests, however seldom they come
+_HALF_LIFE = 0.4  # seconds, of each gap at most LONGEST: several requests are remembered, however seldom they come
 _WITHIN = 0.002  # seconds: a shorter gap is inside a request
 _LEAST_GAP = 0.00001  # a process cannot see its work done and launch again any sooner
 
@@ -55,7 +55,7 @@ class Gaps:
         self._contended = contended
         idle = max(0.0, elapsed - busy)
         gap = self._open.get(context)
-        self._age(min(elapsed, LONGEST))
+        self._age(min(elapsed, max(0.0, LONGEST - (gap or 0.0))))
         if not launches and not busy:
             self._open[context] = (0.0 if gap is None else gap) + elapsed
         elif gap is not None:  # it was idle at the beginning
