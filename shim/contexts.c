@@ -63,6 +63,7 @@ int alq_cuCtxDestroy_v2(fn_cuCtxDestroy_v2 *real, int ptsz, CUcontext context)
 {
     (void)ptsz;
     struct ending ending = { .context = context, .before = alq_serial() };
+    alq_forget_context(context);
     int result = real(context);
     if (result == CUDA_SUCCESS) {
         give_back_all(&ending);
@@ -91,6 +92,7 @@ static int leave(fn_cuDevicePrimaryCtxRelease *real, CUdevice device)
     struct ending ending = { .context = alq_primary(device), .before = alq_serial() };
     int card = alq_card_of_device(device);
     alq_pools_leave(card, true);
+    alq_forget_context(ending.context);     /* where it stays after all, the next call notes it again */
     int result = real(device);
     unsigned flags = 0;
     int active = 1;

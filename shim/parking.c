@@ -11,24 +11,29 @@
 
 #define FINISH_NS 10000000000ull    /* for the work on the card */
 #define CONTEXTS  16
+#define LETS_GO_S 15                /* for a move that uses a context which is about to end: longer than any step of it */
 
 int alq_parks;                      /* some card's memory may leave: calls enter */
 int alq_begun[ALQ_CARDS];
 static CUcontext contexts[ALQ_CARDS][CONTEXTS];
+static uint32_t ended_contexts;     /* so many: another may have the address of one of them */
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;   /* held while threads of ours use one of them */
 static bool too_many[ALQ_CARDS];    /* there are contexts whose work we cannot wait for */
 static struct { uint32_t under_way, late; int result; } finishing[ALQ_CARDS];     /* the first is a futex word */
 static bool left_behind[ALQ_CARDS]; /* a part is away, and a part is not; the card's thread alone uses it */
 
 /* ---- contexts and their work ---- */
 
-/* Contexts whose work must be done before the memory leaves. */
 void alq_note_context(int card)
 {
     static __thread CUcontext last;
+    static __thread uint32_t ended;
     CUcontext context = alq_context();
-    if (!context || context == last)
+    uint32_t now = __atomic_load_n(&ended_contexts, __ATOMIC_ACQUIRE);
+    if (!context || (context == last && now == ended))
         return;
     last = context;
+    ended = now;
     for (int i = 0; i < CONTEXTS; i++) {
         CUcontext none = NULL;
         if (__atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE) == context ||
@@ -39,17 +44,45 @@ void alq_note_context(int card)
     __atomic_store_n(&too_many[card], true, __ATOMIC_SEQ_CST);
 }
 
+/* False: one is still used. Work that waits for a function of the host may not end. */
+static bool lock_contexts(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LETS_GO_S;
+    return !pthread_mutex_timedlock(&contexts_lock, &until);
+}
+
+/* It is about to end, or may be: the driver crashes where it is given one that has. */
+void alq_forget_context(CUcontext context)
+{
+    if (!context || !__atomic_load_n(&alq_parks, __ATOMIC_ACQUIRE))
+        return;
+    bool locked = lock_contexts();
+    for (int card = 0; card < ALQ_CARDS; card++)
+        for (int i = 0; i < CONTEXTS; i++) {
+            CUcontext it = context;
+            __atomic_compare_exchange_n(&contexts[card][i], &it, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+        }
+    __atomic_fetch_add(&ended_contexts, 1, __ATOMIC_ACQ_REL);
+    if (locked)
+        pthread_mutex_unlock(&contexts_lock);
+}
+
 static void *finish_work(void *which)
 {
     int card = (int)(intptr_t)which, relaxed = CAPTURE_MODE_RELAXED, result = CUDA_SUCCESS;
     prctl(PR_SET_NAME, "aliquot-finish", 0, 0, 0);
     ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&relaxed);
     for (int i = 0; i < CONTEXTS && !result; i++) {
-        CUcontext context = __atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE);
         if (__atomic_load_n(&finishing[card].late, __ATOMIC_SEQ_CST))
             break;      /* calls go on, and a stream may capture now: that does not survive a wait for its context */
-        if (context && !ALQ_REAL(cuCtxSetCurrent)(context))     /* one that was destroyed has no work */
+        pthread_mutex_lock(&contexts_lock);
+        CUcontext context = __atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE);
+        if (context && !ALQ_REAL(cuCtxSetCurrent)(context))
             result = ALQ_REAL(cuCtxSynchronize)();
+        ALQ_REAL(cuCtxSetCurrent)(NULL);
+        pthread_mutex_unlock(&contexts_lock);
     }
     finishing[card].result = result;
     __atomic_store_n(&finishing[card].under_way, 0, __ATOMIC_SEQ_CST);
@@ -80,14 +113,23 @@ static uint32_t finished(int card)
     return finishing[card].result ? ALQ_WHY_ERROR : ALQ_WHY_NOTHING;
 }
 
-/* The calls of the card's thread need a context. */
-static void be_current(int card)
+/* The calls of the card's thread need a context, which does not end before let_go(). False: not now. */
+static bool be_current(int card)
 {
+    if (!lock_contexts())
+        return false;
     for (int i = 0; i < CONTEXTS; i++) {
         CUcontext context = __atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE);
         if (context && !ALQ_REAL(cuCtxSetCurrent)(context))
-            return;
+            break;
     }
+    return true;
+}
+
+static void let_go(void)
+{
+    ALQ_REAL(cuCtxSetCurrent)(NULL);
+    pthread_mutex_unlock(&contexts_lock);
 }
 
 /* ---- moving ---- */
@@ -131,7 +173,9 @@ static void leave(struct alq_move *move, int card, bool halt)
         why = ALQ_WHY_CAPTURE;
     else if (before == ALQ_RESIDENT)
         why = finished(card);
-    be_current(card);
+    bool current = !why && be_current(card);
+    if (!why && !current)
+        why = ALQ_WHY_BUSY;
     if (!why && before == ALQ_RESIDENT)
         alq_ordered_park(card);
     if (!why && halt && !alq_calls_stop(card))
@@ -142,6 +186,8 @@ static void leave(struct alq_move *move, int card, bool halt)
     bool away = any(card, false);
     left_behind[card] = away && any(card, true);
     pthread_mutex_unlock(&alq_movable_lock);
+    if (current)
+        let_go();
     if (!why && !away && !halt)
         why = ALQ_WHY_BUSY;     /* there is nothing that can leave, or not now: not tried again before the daemon says so */
     if (!why)
@@ -168,12 +214,15 @@ static void come_back(struct alq_move *move, int card)
 {
     uint64_t began = alq_now();
     alq_set_state(card, ALQ_RETURNING);
-    be_current(card);
+    bool current = be_current(card);
     pthread_mutex_lock(&alq_movable_lock);
-    uint32_t why = any(card, false) ? alq_mover_move(card, ALQ_RETURN, alq_count_parked) : ALQ_WHY_NOTHING;
+    uint32_t why = !any(card, false) ? ALQ_WHY_NOTHING :
+                   current ? alq_mover_move(card, ALQ_RETURN, alq_count_parked) : ALQ_WHY_BUSY;
     bool away = any(card, false);
     left_behind[card] = away && any(card, true);
     pthread_mutex_unlock(&alq_movable_lock);
+    if (current)
+        let_go();
     if (!away)
         __atomic_store_n(&move->in_ns, alq_now() - began, __ATOMIC_RELAXED);
     if (why == ALQ_WHY_UNKNOWN)
@@ -241,6 +290,7 @@ void alq_parking_look(void)
 void alq_parking_forget(void)
 {
     alq_parks = 0;
+    contexts_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     alq_residence_forget();
     alq_calls_forget();
     for (int i = 0; i < ALQ_CARDS; i++) {

@@ -44,5 +44,5 @@ void alq_calls_forget(void);
 
 /* ---- parking.c ---- */
 extern int alq_begun[ALQ_CARDS];
-void alq_note_context(int card);
+void alq_note_context(int card);            /* the one that is current: work in it must be done before the memory leaves */
 #endif

@@ -2,7 +2,6 @@
 #include "parking.h"
 
 #define ROOM_NS   10000000L
-#define ABSENT_NS 10000000000ull    /* a daemon not heard of for less may have been killed or upgraded: the next one makes room */
 
 /* One thread at a time asks for room; the others try again meanwhile, and ask when it has its answer. */
 static const char *asker[ALQ_CARDS];
@@ -11,8 +10,12 @@ static __thread char self;      /* its address stands for the thread */
 static bool ask_for_room(int card, uint64_t bytes, uint64_t began)
 {
     struct alq_move *move = alq_move_of(card);
-    uint64_t now = alq_now();
-    if (!move || (alq_stale(card) && now - alq_page()->card[card].heartbeat_ns >= ABSENT_NS))
+    if (!move)
+        return false;
+    /* A daemon not heard of for less may have been killed or upgraded: the next one makes room. */
+    const struct alq_card *page = &alq_page()->card[card];
+    uint64_t now = alq_now(), longest = __atomic_load_n(&page->room_ms, __ATOMIC_RELAXED) * 1000000ull;
+    if (alq_stale(card) && now - page->heartbeat_ns >= longest)
         return false;
     const char *nobody = NULL;
     uint64_t room = __atomic_load_n(&move->room, __ATOMIC_ACQUIRE);
@@ -25,7 +28,7 @@ static bool ask_for_room(int card, uint64_t bytes, uint64_t began)
         __atomic_store_n(&move->room, bytes, __ATOMIC_RELEASE);
         alq_link_wake(card);
     }
-    if (now - began >= __atomic_load_n(&alq_page()->card[card].room_ms, __ATOMIC_RELAXED) * 1000000ull)
+    if (now - began >= longest)
         return false;
     uint32_t call = alq_pause_call();
     alq_futex_wait(&move->order, __atomic_load_n(&move->order, __ATOMIC_ACQUIRE), ROOM_NS);

@@ -273,6 +273,7 @@ int alq_map_tiles(fn_cuMemMapArrayAsync *real, CUarrayMapInfo *list, unsigned co
 bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began);
 void alq_room_done(int card, uint64_t began);
 void alq_parking_publish(struct alq_page *page, unsigned slot);     /* what the page says of this process's memory */
+void alq_forget_context(CUcontext context); /* before it ends */
 void alq_parking_begin(int card);           /* the first memory on that card of a tenant that may be parked */
 void alq_parking_look(void);                /* a process without any has to halt like the others of its tenant: it has a context */
 bool alq_enter_resident(int card);          /* for calls that wake nothing: false, not entered: the memory is not there */

@@ -289,6 +289,36 @@ def test_process_with_more_contexts_than_can_be_waited_for_stays(parkable: Tenan
     assert refusal(parkable) is Why.BUSY
 
 
+def test_contexts_that_ended_are_not_waited_for(parkable: Tenant) -> None:
+    """The driver crashes when it gets one. Neither do they count: sixteen are the most that can be waited for."""
+    program = parkable.start(
+        with_helpers("""
+        kept = context(); alloc(10 * MIB); launch()
+        for _ in range(20):
+            ended = context(); launch(); assert cuda.cuCtxDestroy_v2(ended) == 0
+        cuda.cuCtxSetCurrent(kept); step(); say(result=launch()); heard()
+        """)
+    )
+    program.answer()
+    assert refusal(parkable) is Why.MOVER
+    program.proceed()
+    assert program.answer() == {"result": 0}
+
+
+def test_context_with_the_address_of_one_that_ended_is_waited_for(parkable: Tenant) -> None:
+    program = parkable.start(
+        with_helpers("""
+        alloc(10 * MIB); launch()
+        cuda.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0); cuda.cuDevicePrimaryCtxRelease_v2(0)
+        launch(); step(); say(waits=cuda.fake_calls(b"cuCtxSynchronize")); heard()
+        """)
+    )
+    program.answer()
+    assert refusal(parkable) is Why.MOVER
+    program.proceed()
+    assert program.answer() == {"waits": 1}
+
+
 @pytest.mark.parametrize("order", [Order.STAY, Order.LEAVE])
 def test_halted_program_goes_on_where_the_daemon_knows_nothing_of_it(parkable: Tenant, order: Order) -> None:
     program = parkable.start(with_helpers("free(alloc(10 * MIB)[1]); step(); say(result=launch()); heard()"))

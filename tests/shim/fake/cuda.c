@@ -116,6 +116,7 @@ static void end_thing(struct thing *t) { __atomic_fetch_sub(&taken[t->card], t->
 /* ---- contexts ---- */
 static __thread void *current;
 static struct { int device, refs; } primary[CARDS] = { { 0, 0 }, { 1, 0 } };
+enum { DESTROYED = -7 };        /* stands where a context has its device */
 static int device_of(void *context) { return context ? *(int *)context : -1; }
 static void end_context(void *context)
 {
@@ -129,7 +130,8 @@ PUBLIC int cuDeviceGet(int *d, int i) { *d = i; return i < 0 || i >= CARDS ? 101
 PUBLIC int cuDeviceGetUuid(CUuuid *u, int d) { if (d < 0 || d >= CARDS) return 101; memset(u, 0x11 * (d + 1), sizeof *u); return 0; }
 PUBLIC int cuDeviceGetUuid_v2(CUuuid *u, int d) { return cuDeviceGetUuid(u, d); }
 PUBLIC int cuCtxCreate_v2(void **c, unsigned flags, int d) { (void)flags; int *p = malloc(sizeof *p); *p = d; *c = current = p; return 0; }
-PUBLIC int cuCtxSetCurrent(void *c) { current = c; return 0; }
+/* On a card this crashes where the context was destroyed. */
+PUBLIC int cuCtxSetCurrent(void *c) { if (c && device_of(c) == DESTROYED) abort(); current = c; return 0; }
 PUBLIC int cuCtxGetCurrent(void **c) { *c = current; return 0; }
 PUBLIC int cuCtxGetDevice(int *d) { *d = device_of(current); return current ? 0 : INVALID_CONTEXT; }
 PUBLIC int cuCtxGetDevice_v2(int *d, void *c) { *d = device_of(c ? c : current); return c || current ? 0 : INVALID_CONTEXT; }
@@ -145,7 +147,7 @@ static int fake_cuDevicePrimaryCtxRelease_v2(int d) { return fake_cuDevicePrimar
 static void set_dead(int d, int dead);
 static int fake_cuDevicePrimaryCtxReset(int d) { primary[d].refs = 0; end_context(&primary[d]); set_dead(d, 1); linger(); set_dead(d, 0); return 0; }
 static int fake_cuDevicePrimaryCtxReset_v2(int d) { return fake_cuDevicePrimaryCtxReset(d); }
-static int fake_cuCtxDestroy_v2(void *c) { end_context(c); if (current == c) current = NULL; return 0; }
+static int fake_cuCtxDestroy_v2(void *c) { end_context(c); *(int *)c = DESTROYED; if (current == c) current = NULL; return 0; }
 static int fake_cuCtxDestroy(void *c) { return fake_cuCtxDestroy_v2(c); }
 
 /* ---- plain memory and arrays ---- */
