@@ -31,7 +31,12 @@ static uint64_t mine[ALQ_CARDS];    /* what own->use[].memory must be, should th
 static void cannot(const char *what, int error)
 {
     static int said;
-    if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+    if (__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+        return;
+    if (error == EACCES)
+        alq_say("%s/page: %s: %s: GPU memory is refused to this program. It runs as user %u, but `aliquot run` was started by "
+                "another user: start it with `aliquot run` as user %u.", alq_path(), what, strerror(error), geteuid(), geteuid());
+    else
         alq_say("%s/page: %s%s%s: GPU memory is refused to this program. ALIQUOT_TENANT must name a running tenant's "
                 "directory: start the program with `aliquot run`, or unset ALIQUOT_TENANT; in a Pod, the node's agent "
                 "makes it: `aliquot doctor` there tells more.", alq_path(), what,

@@ -341,6 +341,19 @@ def test_without_a_usable_page_memory_is_refused_and_the_reason_is_said_once(
     assert "aliquot run" in error
 
 
+def test_program_that_became_another_user_is_told_to_start_as_that_one(
+    tenant: Tenant, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tenant.folder / "page").chmod(0)
+    seen = tenant.run("""
+        import os
+        if not os.geteuid(): os.setuid(65534)
+        context(); say(result=alloc(MIB)[0], user=os.geteuid())
+    """)
+    assert seen["result"] == 2
+    assert f"start it with `aliquot run` as user {seen['user']}." in capfd.readouterr().err
+
+
 def test_a_full_page_of_slots_refuses_and_says_so(tenant: Tenant, capfd: pytest.CaptureFixture[str]) -> None:
     holder = tenant.start("""
         import fcntl, struct
