@@ -172,7 +172,7 @@ def kills(lab: Lab) -> list[Row]:
             try:
                 results.append(program.finish(180))
             except ChildError as error:
-                dead.append(f"{program.name}: {error}"[-300:])
+                dead.append(f"{program.name}: {error}")
         with contextlib.suppress(ChildError):
             until(lambda: not node.parked_files() and not node.node.tenants(), 60, "nothing is left")
         left = [*node.parked_files(), *(str(tenant.get("name")) for tenant in node.node.tenants())]
