@@ -12,6 +12,8 @@ from aliquot.cli.cluster.clustertables import details, tables, waiting_lines
 from aliquot.cli.cluster.kubectl_aliquot import as_json
 from aliquot.cli.cluster.kubectl_inspect import detailed, shared_nodes, summary
 from aliquot.dialects import Rules
+from aliquot.dialects.wire.leases import parse_lease
+from aliquot.model.refusal import Invalid
 from aliquot.services.doctor.findings import grouped
 from aliquot.services.doctor.nodes import node_findings
 from aliquot.services.doctor.pods import pod_findings, waiting_findings
@@ -96,9 +98,10 @@ def test_cluster_findings_and_views_for_any_changed_value(data: st.DataObject) -
     list(details(seen.nodes))
     assert as_json(seen, seen.nodes, pending=False)["nodes"] is not None
 
+    lease = parse_lease(whole["lease"])
     findings = [
-        *lease_findings(whole["lease"], "l", NOW),
-        *call_findings(whole["lease"], seen.snapshot, NOW),
+        *lease_findings(lease, "l", NOW),
+        *call_findings(None if isinstance(lease, Invalid) else lease, seen.snapshot, NOW),
         *webhook_findings(whole["webhook"], "eA==", Probe(None, "no"), Probe(None, "no")),
         *node_findings(seen.snapshot),
         *pod_findings(seen.snapshot, NOW),

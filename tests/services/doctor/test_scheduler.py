@@ -11,7 +11,9 @@ import pytest
 
 from aliquot import dialects
 from aliquot.dialects import QgpuRules, Rules
+from aliquot.dialects.wire.leases import LeaseObject, parse_lease
 from aliquot.dialects.wire.webhook.configuration import webhook_configuration
+from aliquot.model.refusal import Invalid
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.scheduler import (
     Probe,
@@ -31,12 +33,18 @@ def ago(seconds: float) -> str:
     return (NOW - timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
 
 
-def a_lease(renewed: float = 1, holder: str = "aliquot-0", calls: object = None) -> Json:
+def a_lease(renewed: float = 1, holder: str = "aliquot-0", calls: object = None) -> LeaseObject:
     annotations = {"aliquot.dev/address": "10.0.0.7:12345"}
     if calls is not None:
         annotations["aliquot.dev/calls"] = calls if isinstance(calls, str) else json.dumps(calls)
     spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": ago(renewed)}
-    return {"metadata": {"annotations": annotations}, "spec": spec}
+    return read_lease({"metadata": {"annotations": annotations}, "spec": spec})
+
+
+def read_lease(item: Json) -> LeaseObject:
+    found = parse_lease(item)
+    assert isinstance(found, LeaseObject)
+    return found
 
 
 def asked(count: int, seconds_ago: float | None) -> Json:
@@ -75,10 +83,11 @@ def test_a_leader_that_renews_its_lease_is_well_and_its_address_is_reported() ->
         (a_lease(holder=""), "no replica holds it"),
         (a_lease(renewed=3600 * 5), "renewed it last 5h00m ago"),
         (a_lease(renewed=45), "renewed it last 45s ago"),
-        ({"spec": {"holderIdentity": "x", "renewTime": "yesterday"}}, "renewed it last never"),
+        (read_lease({"spec": {"holderIdentity": "x", "renewTime": "yesterday"}}), "renewed it last never"),
+        (parse_lease({"spec": {"leaseDurationSeconds": "15"}}), "cannot be read, so it is not known whether a replica"),
     ],
 )
-def test_a_lease_without_a_holder_is_a_finding(lease: Json | None, what: str) -> None:
+def test_a_lease_without_a_holder_is_a_finding(lease: LeaseObject | Invalid | None, what: str) -> None:
     finding = only(lease_findings(lease, "kube-system/aliquot-scheduler", NOW))
     assert finding.level is Level.FINDING
     assert what in finding.what

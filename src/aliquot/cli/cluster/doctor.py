@@ -191,13 +191,16 @@ class _Cluster:
 
     def control(self) -> Control:
         """The Lease and the webhook, and what the webhook does to Pods."""
-        from aliquot.dialects.wire.leases import leases_path
+        from msgspec import UNSET
+
+        from aliquot.dialects.wire.leases import leases_path, parse_lease
         from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, CONFIGURATIONS_PATH
         from aliquot.services.doctor.scheduler import Control, trial_pods
 
         lease = self._one("scheduler", f"{leases_path(self.lease_namespace)}/{self.lease_name}")
         webhook = self._one("webhook", f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
-        control = Control(f"{self.lease_namespace}/{self.lease_name}", lease, webhook)
+        read = None if lease is None else parse_lease(lease) if lease else UNSET
+        control = Control(f"{self.lease_namespace}/{self.lease_name}", read, webhook)
         if not webhook:
             return control
         broken, exclusive = trial_pods(self.location.served)

@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.model.refusal import Invalid
+
 
 class _Metadata(msgspec.Struct, rename="camel"):
     name: str = ""
@@ -25,8 +28,13 @@ class _Spec(msgspec.Struct, rename="camel"):
 class LeaseObject(msgspec.Struct):
     """The fields of a Lease that we read."""
 
-    metadata: _Metadata
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+def parse_lease(item: object) -> LeaseObject | Invalid:
+    """A Lease as it came from the API server."""
+    return read_object(item, LeaseObject, "lease")
 
 
 def leases_path(namespace: str) -> str:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from aliquot import dialects
 from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
+from aliquot.dialects.wire.leases import LeaseObject
 from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
 from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, WEBHOOK
 from aliquot.model.claim import Claim
+from aliquot.model.refusal import Invalid
 from aliquot.model.status.machine import CallStatus
 from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok, part
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot
@@ -38,11 +41,11 @@ class Probe:
 class Control:
     """What was read of the scheduler's Lease and webhook, with kubectl or with our own client.
 
-    An object that is not there is None; one that may not be read is {}, and not judged.
+    An object that is not there is None; one that may not be read is not judged: of the Lease UNSET, of the webhook {}.
     """
 
     lease_name: str  # namespace/name
-    lease: Json | None
+    lease: LeaseObject | Invalid | UnsetType | None
     webhook: Json | None
     trials: tuple[Probe, Probe] = (Probe(None, None), Probe(None, None))  # of `trial_pods`, where there is a webhook
     authority: str | None = None  # the certificate that signs the webhook's, in base64, as a Secret has it
@@ -50,16 +53,17 @@ class Control:
 
 def control_findings(control: Control, snapshot: Snapshot, now: datetime, *, calls: bool = True) -> Iterator[Finding]:
     """Whether a replica leads, kube-scheduler asks it (unless it is too early to know), and the webhook works."""
-    if control.lease != {}:
+    if control.lease is not UNSET:
         yield from lease_findings(control.lease, control.lease_name, now)
     if calls:
-        yield from call_findings(control.lease, snapshot, now)
+        lease = control.lease if isinstance(control.lease, LeaseObject) else None
+        yield from call_findings(lease, snapshot, now)
     if control.webhook != {}:
         served = snapshot.cluster.rules.served
         yield from webhook_findings(control.webhook, control.authority, *control.trials, served=served)
 
 
-def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Finding]:
+def lease_findings(lease: LeaseObject | Invalid | None, name: str, now: datetime) -> Iterator[Finding]:
     """Whether a replica leads."""
     if lease is None:
         what = "does not exist: no scheduler of Aliquot has ever led here, or it may not write Leases"
@@ -67,9 +71,13 @@ def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Fin
         fix += " the vendor's own roles it may not write Leases, and always leads: docs/dropin.md)"
         yield found("scheduler", f"Lease {name}", what, fix)
         return
-    holder, seconds = part(lease, "spec", "holderIdentity"), part(lease, "spec", "leaseDurationSeconds")
-    renewed = moment(part(lease, "spec", "renewTime"))
-    lasts = timedelta(seconds=seconds if isinstance(seconds, int) and 0 < seconds < 86_400 else 15)
+    if isinstance(lease, Invalid):
+        what = f"cannot be read, so it is not known whether a replica leads: {lease.sentence()}"
+        yield found("scheduler", f"Lease {name}", what, "delete it: the scheduler that runs makes a new one")
+        return
+    holder, seconds = lease.spec.holder_identity, lease.spec.lease_duration_seconds
+    renewed = moment(lease.spec.renew_time)
+    lasts = timedelta(seconds=seconds if seconds is not None and 0 < seconds < 86_400 else 15)
     if not holder:
         what = "no replica holds it: the scheduler has ended and no other has taken over"
         yield found("scheduler", f"Lease {name}", what, "start `aliquot scheduler` again")
@@ -78,13 +86,13 @@ def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Fin
         what = f"{holder} holds it, but renewed it last {when}: it hangs, died, or does not reach the API server"
         yield found("scheduler", f"Lease {name}", what, f"look at the log of {holder}, and restart it")
     else:
-        address = part(lease, "metadata", "annotations", native.ADDRESS) or "an unknown address"
+        address = (lease.metadata.annotations or {}).get(native.ADDRESS) or "an unknown address"
         yield ok("scheduler", f"{holder} leads, at {address}")
 
 
-def call_findings(lease: Json | None, snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
+def call_findings(lease: LeaseObject | None, snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
     """Whether kube-scheduler asks us at all: by the calls that were counted, and by what became of Pods."""
-    counted = part(lease, "metadata", "annotations", native.CALLS)
+    counted = (lease.metadata.annotations or {}).get(native.CALLS) if lease is not None else None
     calls = _calls(counted)
     if calls is None:
         what = f"annotation {native.CALLS} cannot be read, so it is not known whether the extender is called"
@@ -125,12 +133,12 @@ def _asked(calls: Mapping[str, CallStatus], *, answered: bool) -> Finding:
     return Finding("extender", Level.NOTE, (), "was not called yet; no GPU Pod has needed it")
 
 
-def _calls(annotation: object) -> Mapping[str, CallStatus] | None:
+def _calls(annotation: str | None) -> Mapping[str, CallStatus] | None:
     """What the leader counted; nothing where it has not published it yet, None where it cannot be read."""
     if annotation is None:
         return {}
     try:
-        return msgspec.json.decode(annotation if isinstance(annotation, str) else "", type=dict[str, CallStatus])
+        return msgspec.json.decode(annotation, type=dict[str, CallStatus])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 

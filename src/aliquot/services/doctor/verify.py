@@ -12,7 +12,7 @@ from aliquot import dialects
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects.native import INVENTORY
 from aliquot.dialects.wire.install.deployment import label_arguments
-from aliquot.dialects.wire.leases import leases_path
+from aliquot.dialects.wire.leases import leases_path, parse_lease
 from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, CONFIGURATIONS_PATH
 from aliquot.services.doctor.findings import Finding, Json, Level, grouped, part
 from aliquot.services.doctor.locate import served_by
@@ -47,7 +47,7 @@ async def _examine(kube: Kube, namespace: str) -> list[Finding]:
     with_agent = [node for node in nodes if part(node, "metadata", "annotations", INVENTORY) is not None]
     rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(nodes), served=served)
     snapshot = take_snapshot(with_agent, policy="binpack", rules=rules)
-    control = Control(f"{namespace}/{_SCHEDULER}", lease, webhook, trials)
+    control = Control(f"{namespace}/{_SCHEDULER}", None if lease is None else parse_lease(lease), webhook, trials)
     findings = [*control_findings(control, snapshot, datetime.now(UTC), calls=False)]
     if not with_agent:
         what = "no node has an agent yet: none has a label of the mode, or of node feature discovery"
