@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,16 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from kit.machines.machine import ALIQUOT, Machine, eventually
+from kit.running.ports import free_port
 
 LOAD = (*ALIQUOT, "burn", "load", "--seconds", "600", "--iterations-per-us", "1000")
 SERVE = (*ALIQUOT, "burn", "serve", "--seconds", "600", "--iterations-per-us", "1000")
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 class Shown(Machine):

@@ -18,6 +18,7 @@ import pytest
 from aliquot.adapters.gpu import player
 from aliquot.adapters.host.home import Home
 from kit.machines.machine import ALIQUOT, Machine, paper
+from kit.running.ports import free_port
 
 _KUBECTL = """#!{python} -SE
 import sys, time
@@ -25,12 +26,6 @@ print(" ".join(sys.argv[1:]), file=sys.stderr, flush=True)
 print("Forwarding from 127.0.0.1:45678 -> 12346", flush=True)
 time.sleep(600)
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import random
 import re
 import shlex
 import signal
-import socket
 import sys
 import time
 import urllib.error
@@ -23,6 +22,7 @@ import pytest
 
 from aliquot.adapters.gpu import player
 from kit.machines.machine import ALIQUOT, Machine, eventually
+from kit.running.ports import free_port
 
 pytestmark = pytest.mark.skipif(not os.path.exists(player.shim()), reason="the libraries are not built")
 
@@ -171,7 +171,7 @@ def test_up_simulates_two_cards_by_default() -> None:
 
 
 def test_simulated_metrics() -> None:
-    port = _free_port()
+    port = free_port()
     machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--listen", str(port)])
     try:
         assert f"dashboard on http://127.0.0.1:{port}/" in machine.up()
@@ -262,9 +262,3 @@ def test_machine_without_gpu_has_hint(own: Machine) -> None:
             " `aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE` or"
             " `aliquot up --simulate 2x24GiB`"
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,6 +9,7 @@ import pytest
 from aliquot.dialects import DEFAULT_RULES, PodReader, parse_pod
 from aliquot.model.claim import Claim, Role
 from kit.clusters.watchobjects import as_pod
+from kit.values.builders import claim_of as claim
 
 MEM = "aliyun.com/gpu-mem"
 QGPU = "tke.cloud.tencent.com/qgpu-memory"
@@ -29,12 +30,6 @@ def pod(*containers: object, init: list[object] | None = None, **rest: Any) -> d
 
 
 GPU = {MEM: 3}
-
-
-def claim(manifest: dict[str, Any]) -> Claim:
-    parsed = parse_pod(manifest)
-    assert isinstance(parsed, Claim), parsed
-    return parsed
 
 
 def fields(manifest: dict[str, Any]) -> list[str]:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import QgpuRules, Rules, parse_node, parse_pod
-from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
+from aliquot.model.claim import AppClass, ContainerClaim, Role, Slice
 from aliquot.model.node import Isolation, Node, Offer
 from aliquot.model.refusal import Invalid
+from kit.values.builders import claim_of as claim
 
 PREFIX = "tke.cloud.tencent.com/"
 LATER = Rules(qgpu=QgpuRules.Y2026)
@@ -27,12 +28,6 @@ def pod(*containers: dict[str, Any], app_class: object = None) -> dict[str, Any]
         metadata["annotations"] = {f"{PREFIX}app-class": app_class}
     named = [{"name": f"c{index}", **container} for index, container in enumerate(containers)]
     return {"kind": "Pod", "metadata": metadata, "spec": {"containers": named}}
-
-
-def claim(manifest: dict[str, Any], rules: Rules | None = None) -> Claim:
-    parsed = parse_pod(manifest, rules or Rules())
-    assert isinstance(parsed, Claim), parsed
-    return parsed
 
 
 def only_piece(manifest: dict[str, Any], rules: Rules | None = None) -> tuple[Slice, int | None]:

@@ -22,6 +22,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
 from aliquot.wording import nodes as words
+from kit.values.builders import claim_of as claim
 
 CARDS, PERCENT, NODE = (f"tensorstack.dev/nvidia-gpu{end}" for end in ("", "-percent", "-node"))
 WHOLE = Slice(memory_percent=100, exclusive=True)
@@ -31,12 +32,6 @@ TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "No
 def pod(*limits: dict[str, object], **spec: object) -> dict[str, Any]:
     containers = [{"name": f"c{index}", "resources": {"limits": amounts}} for index, amounts in enumerate(limits)]
     return {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers, **spec}}
-
-
-def claim(manifest: dict[str, Any]) -> Claim:
-    parsed = parse_pod(manifest)
-    assert isinstance(parsed, Claim), parsed
-    return parsed
 
 
 def sentences(manifest: dict[str, Any]) -> list[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import urllib.request
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from installing.wheels import MACHINES, ROOT, binaries, build, installed, names, unpacked
+from kit.running.ports import free_port
 
 OLDEST_GLIBC = (2, 17)
 # What is in the package beside Python: the demo's Pods, what `aliquot install` applies, the kubelet's messages, machine
@@ -100,7 +99,7 @@ def test_an_installed_wheel_runs_from_any_folder_with_nothing_set_up(wheels: dic
         return done.stdout
 
     load = ("--", "aliquot", "burn", "load", "--seconds", "0.5")
-    port = _free_port()
+    port = free_port()
     try:
         assert re.fullmatch(r"aliquot, version \d+\.\d+\.\d+\n", aliquot("--version"))
         assert "starting the daemon with simulated cards, 1x8GiB" in aliquot("run", "--simulate", "1x8GiB", *load)
@@ -114,9 +113,3 @@ def test_an_installed_wheel_runs_from_any_folder_with_nothing_set_up(wheels: dic
     finally:
         aliquot("down")
         shutil.rmtree(home, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port: int = server.getsockname()[1]
-        return port

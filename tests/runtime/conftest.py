@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from aliquot.adapters.gpu import player
 from kit.cards.runtime import Node
+from kit.machines.machine import ALIQUOT, Machine
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +42,16 @@ def refusing_node(shared_refusing_node: Node) -> Iterator[Node]:
     """Its driver lets nobody set slices or pause."""
     yield shared_refusing_node
     shared_refusing_node.clear()
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    """A machine with one simulated card and `aliquot up`."""
+    if not os.path.exists(player.shim()):
+        pytest.skip("the libraries are not built")
+    machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--listen", "0"])
+    machine.environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    machine.up()
+    yield machine
+    machine.aliquot("down")
+    machine.close()

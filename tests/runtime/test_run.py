@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.gpu import player
 from kit.machines.machine import ALIQUOT, Machine
 
 BLOCK = 8 << 20
@@ -33,18 +29,6 @@ for _ in range(int(sys.argv[1])):
 print(*[int(os.read(out, 64)) for out in outs])
 """
 GIB = 1 << 30
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
-    if not os.path.exists(player.shim()):
-        pytest.skip("the libraries are not built")
-    machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--listen", "0"])
-    machine.environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
-    machine.up()
-    yield machine
-    machine.aliquot("down")
-    machine.close()
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])

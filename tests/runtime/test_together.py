@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters.gpu import player
 from kit.machines.machine import ALIQUOT, Machine, processes_of
 from simgpu.rig import Card, Player
 
@@ -51,18 +50,6 @@ def until(condition: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"{what} did not happen"
         time.sleep(0.05)
     return found
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
-    if not os.path.exists(player.shim()):
-        pytest.skip("the libraries are not built")
-    machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--listen", "0"])
-    machine.environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
-    machine.up()
-    yield machine
-    machine.aliquot("down")
-    machine.close()
 
 
 class Groups:

@@ -7,20 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from aliquot.adapters.host import processes
 from kit.machines.machine import PATIENCE, eventually
-
-
-@pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
-    environment = {**os.environ, "ALIQUOT_MARK": "of this test"}
-    with subprocess.Popen(["sleep", "600"], env=environment) as process:
-        yield process
-        process.kill()
 
 
 def test_is_stopped_until_sigcont(child: subprocess.Popen[bytes]) -> None:

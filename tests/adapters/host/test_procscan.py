@@ -8,21 +8,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.procscan import scan, with_environment
 from kit.machines.machine import eventually
-
-
-@pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
-    environment = {**os.environ, "ALIQUOT_MARK": "of this test"}
-    with subprocess.Popen(["sleep", "600"], env=environment) as process:
-        yield process
-        process.kill()
 
 
 def _identity(pid: int) -> dict[int, int]:

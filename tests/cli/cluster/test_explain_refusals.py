@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.clusters.explain import assert_shape, explained, run
-from kit.values.anyjson import any_json, atoms
+from kit.values.anyjson import any_json, atoms, places_in
 from kit.values.manifests import (
     APP_CLASS,
     COUNT,
@@ -223,12 +223,6 @@ def test_explain_never_promises_a_card_twice(
 # --- whatever is written ------------------------------------------------------------------------------------------
 
 anything = any_json(atoms | st.sampled_from(["1", "n1", "Node"]), leaves=5)
-
-
-def places_in(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path to every value in a manifest."""
-    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for key, value in below for found in places_in(value, (*path, key)))]
 
 
 def with_one_changed(manifest: Json, path: tuple[Any, ...], value: object) -> Any:

@@ -25,6 +25,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
+from kit.values.builders import claim_of as claim
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 IN_MIB = Rules(gpushare_unit=MemoryUnit.MIB)
@@ -40,12 +41,6 @@ def pod(
     containers = [{"name": f"c{index}", "resources": {"limits": amounts}} for index, amounts in enumerate(limits)]
     metadata = {"name": "p", "labels": labels and dict(labels), "annotations": annotations and dict(annotations)}
     return {"kind": "Pod", "metadata": metadata, "spec": {"containers": containers, **spec}}
-
-
-def claim(manifest: dict[str, Any], rules: Rules | None = None) -> Claim:
-    parsed = parse_pod(manifest, rules or Rules())
-    assert isinstance(parsed, Claim), parsed
-    return parsed
 
 
 def sentence(manifest: dict[str, Any]) -> str:

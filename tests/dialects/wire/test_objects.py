@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +29,7 @@ from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import Claim
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
+from kit.clusters.watchobjects import as_node, as_pod
 from kit.values.manifests import (
     APP_CLASS,
     COUNT,
@@ -50,21 +50,12 @@ from kit.values.strategies import mutated, nodes, pods
 LATER = Rules(qgpu=QgpuRules.Y2026, gpushare_unit=MemoryUnit.MIB)
 
 
-def typed_pod(pod: Json) -> PodObject:
-    """The Pod as it comes from the API server."""
-    return msgspec.json.decode(msgspec.json.encode(pod), type=PodObject)
-
-
-def typed_node(node: Json) -> NodeObject:
-    return msgspec.json.decode(msgspec.json.encode(node), type=NodeObject)
-
-
 rules = st.sampled_from([DEFAULT_RULES, LATER])
 
 
 @given(pods(), rules)
 def test_pod_struct_has_claim_of_json(pod: Json, by: Rules) -> None:
-    asked = PodReader(by).read(typed_pod(pod))
+    asked = PodReader(by).read(as_pod(pod))
     assert asked.claim == parse_pod(pod, by)
     if isinstance(asked.claim, Claim):
         assert (asked.cpu_milli, asked.memory_mib) == (asked.claim.cpu_milli, asked.claim.memory_mib)
@@ -77,7 +68,7 @@ def test_pod_struct_has_claim_of_json(pod: Json, by: Rules) -> None:
 
 @given(pods())
 def test_pod_struct_has_phase_and_owner_of_json(pod: Json) -> None:
-    typed = typed_pod(pod)
+    typed = as_pod(pod)
     owners = pod["metadata"].get("ownerReferences") or ()
     assert typed.daemon == any(owner["kind"] == "DaemonSet" and owner.get("controller") for owner in owners)
     assert typed.finished == ((pod["status"] or {}).get("phase") in ("Succeeded", "Failed"))
@@ -85,9 +76,9 @@ def test_pod_struct_has_phase_and_owner_of_json(pod: Json) -> None:
 
 @given(nodes(), rules)
 def test_node_struct_equals_json_node(node: Json, by: Rules) -> None:
-    assert parse_node(typed_node(node), by) == parse_node(node, by)
-    assert NodeReader(by).read(typed_node(node)) == parse_node(node, by)
-    assert advertised_gpushare_unit([typed_node(node)]) == advertised_gpushare_unit([node])
+    assert parse_node(as_node(node), by) == parse_node(node, by)
+    assert NodeReader(by).read(as_node(node)) == parse_node(node, by)
+    assert advertised_gpushare_unit([as_node(node)]) == advertised_gpushare_unit([node])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +127,7 @@ def test_grant_struct_equals_json_grant(annotations: dict[str, str], on: str | N
     assert isinstance(claim, Claim)
     assert isinstance(node, Node)
     for known in (node, None):
-        assert parse_grant(typed_pod(pod), claim, known) == parse_grant(pod, claim, known)
+        assert parse_grant(as_pod(pod), claim, known) == parse_grant(pod, claim, known)
 
 
 # --- each kind is read once ------------------------------------------------------------------------------------------
@@ -144,7 +135,7 @@ def test_grant_struct_equals_json_grant(annotations: dict[str, str], on: str | N
 
 def test_pods_of_one_template_share_cached_claim() -> None:
     reader = PodReader(DEFAULT_RULES)
-    first, second = (typed_pod(gpushare_pod(name, 4, owner=f"ReplicaSet/{name}-rs")) for name in ("a", "b"))
+    first, second = (as_pod(gpushare_pod(name, 4, owner=f"ReplicaSet/{name}-rs")) for name in ("a", "b"))
     claims = [reader.read(pod).claim for pod in (first, second)]
     assert all(isinstance(claim, Claim) for claim in claims)
     assert [(claim.name, claim.uid, claim.owner) for claim in claims if isinstance(claim, Claim)] == [
@@ -194,7 +185,7 @@ def test_reader_cache_distinguishes_pods_by(change: Callable[[Json], None]) -> N
     for order in ((pod, changed), (changed, pod)):
         reader = PodReader(DEFAULT_RULES)
         for manifest in (*order, *order):
-            assert reader.read(typed_pod(manifest)).claim == parse_pod(manifest)
+            assert reader.read(as_pod(manifest)).claim == parse_pod(manifest)
 
 
 @settings(max_examples=40)
@@ -202,7 +193,7 @@ def test_reader_cache_distinguishes_pods_by(change: Callable[[Json], None]) -> N
 def test_reader_cache_does_not_change_pods(many: list[Json], by: Rules) -> None:
     reader = PodReader(by)
     for pod in (*many, *many):
-        assert reader.read(typed_pod(pod)) == PodReader(by).read(typed_pod(pod))
+        assert reader.read(as_pod(pod)) == PodReader(by).read(as_pod(pod))
 
 
 @settings(max_examples=40)
@@ -210,7 +201,7 @@ def test_reader_cache_does_not_change_pods(many: list[Json], by: Rules) -> None:
 def test_reader_cache_does_not_change_nodes(many: list[Json], by: Rules) -> None:
     reader = NodeReader(by)
     for node in (*many, *many):
-        assert reader.read(typed_node(node)) == parse_node(node, by)
+        assert reader.read(as_node(node)) == parse_node(node, by)
 
 
 def test_reader_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,8 +209,8 @@ def test_reader_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodeReader, "_MOST", 10)
     reader, node_reader = PodReader(DEFAULT_RULES), NodeReader(DEFAULT_RULES)
     for memory in range(1, 100):
-        assert isinstance(reader.read(typed_pod(gpushare_pod("p", memory))).claim, Claim)
-        assert isinstance(node_reader.read(typed_node(a_node("n", capacity={MEM: str(memory)}))), Node)
+        assert isinstance(reader.read(as_pod(gpushare_pod("p", memory))).claim, Claim)
+        assert isinstance(node_reader.read(as_node(a_node("n", capacity={MEM: str(memory)}))), Node)
     assert len(reader._known) <= 10
     assert len(node_reader._known) <= 10
 
@@ -228,13 +219,13 @@ def test_reader_does_not_cache_long_pods() -> None:
     reader = PodReader(DEFAULT_RULES)
     pod = gpushare_pod("p", 1)
     pod["metadata"]["annotations"] = {"aliyun.com/gpu-count": "x" * 100_000}
-    assert isinstance(reader.read(typed_pod(pod)).claim, tuple)
+    assert isinstance(reader.read(as_pod(pod)).claim, tuple)
     assert reader._known == {}
 
 
 def test_similar_nodes_keep_their_names() -> None:
     reader = NodeReader(DEFAULT_RULES)
-    first, second = (reader.read(typed_node(a_node(name, capacity={MEM: "16"}))) for name in ("a", "b"))
+    first, second = (reader.read(as_node(a_node(name, capacity={MEM: "16"}))) for name in ("a", "b"))
     assert isinstance(first, Node)
     assert second == replace(first, name="b")
     assert first.name == "a"
@@ -244,7 +235,7 @@ def test_similar_nodes_keep_the_cards_of_their_inventories() -> None:
     reader = NodeReader(DEFAULT_RULES)
     for name, sizes in (("a", (16, 24)), ("b", (24, 16))):
         node = a_node(name, *sizes, labels={"qgpu-device-enable": "enable"}, capacity={"cpu": "8"})
-        read = reader.read(typed_node(node))
+        read = reader.read(as_node(node))
         assert read == parse_node(node)
         assert isinstance(read, Node)
         assert [(card.memory_mib, card.max_slices) for card in read.cards] == [(gib * 1024, gib // 4) for gib in sizes]
@@ -252,7 +243,7 @@ def test_similar_nodes_keep_the_cards_of_their_inventories() -> None:
 
 
 def test_pod_without_name_uses_available_fields() -> None:
-    pod = typed_pod({"metadata": {"generateName": "web-"}})
+    pod = as_pod({"metadata": {"generateName": "web-"}})
     assert pod_names(pod) == ("default/web-", "default", "web-", None)
 
 
@@ -272,4 +263,4 @@ REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
     ids=["no conditions", "none", "unschedulable", "not ready", "gated", "scheduled"],
 )
 def test_pod_is_refused_by_condition_unschedulable(conditions: list[Json] | None, refused: bool) -> None:
-    assert typed_pod(a_pod(status={"conditions": conditions})).refused is refused
+    assert as_pod(a_pod(status={"conditions": conditions})).refused is refused

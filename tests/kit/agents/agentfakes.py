@@ -29,6 +29,16 @@ from aliquot.services.agent.devices.plugins import Allocation
 from kit.agents.grantedpods import NODE, Json, containers_of
 
 
+class Clock:
+    """Stands still until a test sets `now`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Kubelet:
     """The device manager of kubelet 1.36: any free ID; later containers of a Pod get its init containers' IDs first."""
 

@@ -103,3 +103,9 @@ def inventory(*cards: Card) -> dict[str, str]:
     rendered = native.render_inventory(cards)
     assert json.loads(rendered[native.INVENTORY])["v"] == 1
     return rendered
+
+
+def the_one(findings: list[Finding]) -> Finding:
+    """The only one that is wrong."""
+    (finding,) = wrong(findings)
+    return finding

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Running(Protocol):
+    """Something with a task that runs on."""
+
+    running: asyncio.Task[None]
+
+
+R = TypeVar("R", bound=Running)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -34,3 +43,15 @@ def play(scene: Coroutine[Any, Any, T]) -> T:
         result = runner.run(scene)
     assert not unseen, unseen
     return result
+
+
+def play_beside(make: Callable[[], R], scene: Callable[[R], Awaitable[None]]) -> None:
+    """Run the scene beside the task of what `make` makes, which must not end by itself."""
+
+    async def run() -> None:
+        rig = make()
+        await scene(rig)
+        assert not rig.running.done()
+        rig.running.cancel()
+
+    play(run())

@@ -26,3 +26,9 @@ def any_json(
         lambda inner: st.lists(inner, max_size=most) | st.dictionaries(names, inner, max_size=most),
         max_leaves=leaves,
     )
+
+
+def places_in(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path to every value in a JSON value."""
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, value in below for found in places_in(value, (*path, key)))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aliquot.dialects import Rules, parse_pod
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
@@ -79,3 +80,10 @@ def whole_node(name: str = "pod") -> Claim:
 
 def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != key}
+
+
+def claim_of(manifest: dict[str, Any], rules: Rules | None = None) -> Claim:
+    """What a valid Pod asks for."""
+    parsed = parse_pod(manifest, rules or Rules())
+    assert isinstance(parsed, Claim), parsed
+    return parsed

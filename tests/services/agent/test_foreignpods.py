@@ -12,6 +12,7 @@ from aliquot.dialects import Rules, gpushare, hami, native
 from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.agent.devices.plugins import Allocation, Refused
 from kit.agents.agentnode import AgentNode, play
+from kit.agents.allocations import uid
 from kit.agents.grantedpods import NODE, Json
 from kit.values.manifests import MEM, a_container, a_pod
 
@@ -34,11 +35,6 @@ def live(agent_node: AgentNode, pod: Json, *, visible: str = "GPU-0") -> Json:
     agent_node.kubelet.admit(agent_node.bound(pod), lambda resource, ids: Allocation(env=env))
     agent_node.processes.add(uid(pod))
     return pod
-
-
-def uid(pod: Json) -> str:
-    found: str = pod["metadata"]["uid"]
-    return found
 
 
 def cards(agent_node: AgentNode, pod: Json) -> dict[str, int]:

@@ -9,6 +9,7 @@ import pytest
 
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
+from kit.agents.agentfakes import Clock
 from kit.agents.agentnode import AgentNode, play
 from kit.agents.grantedpods import CARDS, Json, a_qgpu_pod
 from kit.values.manifests import QGPU_CORE, a_container, a_pod
@@ -16,14 +17,6 @@ from kit.values.manifests import QGPU_CORE, a_container, a_pod
 GPU = "nvidia.com/gpu"
 DRA = "DRA driver gpu.nvidia.com"
 HELD = "Pod default/theirs holds it by nvidia.com/gpu"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def theirs(agent_node: AgentNode, *devices: str, resource: str = GPU, role: str = "main", phase: str = "") -> Json:

@@ -23,14 +23,10 @@ from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.model.tenant import SharingRules
 from aliquot.services.agent.devices.plugins import Refused
 from kit.agents.agentnode import AgentNode, Killed, NotMade, play
+from kit.agents.allocations import uid
 from kit.agents.grantedpods import Json, a_qgpu_pod
 
 EVERYWHERE = ("database", "memory", "arbiter", "folders", "specs")
-
-
-def uid(pod: Json) -> str:
-    found: str = pod["metadata"]["uid"]
-    return found
 
 
 def holds(agent_node: AgentNode, *pods: Json) -> bool:

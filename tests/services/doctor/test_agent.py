@@ -16,7 +16,7 @@ from aliquot.model.tenant import FindingKind
 from aliquot.services.doctor.agent import agent_findings
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.site import Disk, Places, Site
-from kit.agents.nodesite import CARDS, inventory, notes, the_agent, the_node, the_site, wrong
+from kit.agents.nodesite import CARDS, inventory, notes, the_agent, the_node, the_one, the_site, wrong
 from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, Json
 
 NO_AGENT: Json = {"agent": None, "agent_problem": "no program listens on /run/aliquot/control.sock", "processes": None}
@@ -24,11 +24,6 @@ NO_AGENT: Json = {"agent": None, "agent_problem": "no program listens on /run/al
 
 def findings(site: Site | None = None, node: Json | None = None, *, unseen: bool = False) -> list[Finding]:
     return list(agent_findings(site or the_site(), None if unseen else node or the_node(), Rules()))
-
-
-def the_one(found: list[Finding]) -> Finding:
-    (finding,) = wrong(found)
-    return finding
 
 
 def test_a_node_that_is_well_has_a_line_per_check_and_nothing_to_do() -> None:

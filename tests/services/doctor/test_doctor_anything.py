@@ -19,7 +19,7 @@ from aliquot.services.doctor.nodes import node_findings
 from aliquot.services.doctor.pods import pod_findings, waiting_findings
 from aliquot.services.doctor.scheduler import Probe, call_findings, lease_findings, webhook_findings
 from aliquot.services.explain.overview import look
-from kit.values.anyjson import any_json
+from kit.values.anyjson import any_json, places_in
 from kit.values.manifests import (
     COUNT,
     MEM,
@@ -64,11 +64,6 @@ LEASE = {
 }
 OBJECTS[2]["metadata"]["creationTimestamp"] = "2026-11-14T12:00:00Z"
 WEBHOOK = {"webhooks": [{"clientConfig": {"caBundle": "eA=="}}]}
-
-
-def places_in(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for key, value in below for found in places_in(value, (*path, key)))]
 
 
 def changed(value: Any, path: tuple[Any, ...], to: object) -> Any:

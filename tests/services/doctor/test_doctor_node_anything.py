@@ -13,7 +13,8 @@ from aliquot.services.doctor.findings import grouped
 from aliquot.services.doctor.holdings import holding_findings
 from aliquot.services.doctor.site import Places
 from kit.agents.nodesite import the_node, the_pod, the_site, the_spec
-from services.doctor.test_doctor_anything import anything, changed, places_in
+from kit.values.anyjson import places_in
+from services.doctor.test_doctor_anything import anything, changed
 
 WHOLE = {"node": the_node(), "pod": the_pod()}
 SITES = [

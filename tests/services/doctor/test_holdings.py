@@ -13,17 +13,12 @@ from aliquot.model.tenant import Standing, State
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.holdings import holding_findings
 from aliquot.services.doctor.site import Held, Places, Site
-from kit.agents.nodesite import SHARE, UID, the_agent, the_node, the_pod, the_site, the_spec, wrong
+from kit.agents.nodesite import SHARE, UID, the_agent, the_node, the_one, the_pod, the_site, the_spec, wrong
 from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, Json
 
 
 def findings(site: Site | None = None, *pods: Json) -> list[Finding]:
     return list(holding_findings(site or the_site(), the_node(), list(pods or [the_pod()]), Rules()))
-
-
-def the_one(found: list[Finding]) -> Finding:
-    (finding,) = wrong(found)
-    return finding
 
 
 def test_a_node_that_is_well_has_one_line() -> None:

@@ -18,6 +18,12 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     yield from running(lambda: Rig(tmp_path, monkeypatch))
 
 
+@pytest.fixture
+def pods() -> dict[int, str]:
+    """Which Pod each process is of: what the cgroups tell, played."""
+    return {}
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _no_garbage_of_other_tests() -> None:
     """What earlier tests left to the collector would close its files in the middle of a test that counts files."""

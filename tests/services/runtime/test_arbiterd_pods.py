@@ -30,12 +30,6 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become anot
 
 
 @pytest.fixture
-def pods() -> dict[int, str]:
-    """Which Pod each process is of: what the cgroups tell, played."""
-    return {}
-
-
-@pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pods: dict[int, str]) -> Iterator[Rig]:
     yield from running(lambda: Rig(tmp_path, monkeypatch, whose=_by_ancestors(pods)))
 

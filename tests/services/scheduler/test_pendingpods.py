@@ -14,7 +14,7 @@ from aliquot.dialects.wire.events import ObjectRef
 from aliquot.services.scheduler import pendingpods as module
 from aliquot.services.scheduler.pendingpods import PendingPods, parts_of
 from kit.clusters.watchobjects import a_cluster, live_node, live_pod
-from kit.running.virtualclock import play
+from kit.running.virtualclock import play_beside
 from kit.values.manifests import MEM, QGPU_MEMORY, Json
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
@@ -71,13 +71,7 @@ class Rig:
 
 
 def waits(scene: Callable[[Rig], Awaitable[None]]) -> None:
-    async def run() -> None:
-        rig = Rig()
-        await scene(rig)
-        assert not rig.running.done()
-        rig.running.cancel()
-
-    play(run())
+    play_beside(Rig, scene)
 
 
 # --- tried again -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from aliquot.services.scheduler.ports.verbstls import VerbsTls
 from aliquot.services.scheduler.ports.webhook import WebhookSettings
 from aliquot.services.scheduler.service import Scheduler
 from aliquot.services.scheduler.settings import Settings
+from kit.running.ports import free_port
 from kit.running.virtualclock import play
 
 
@@ -29,12 +30,6 @@ def test_scheduler_reports_taken_port() -> None:
 
         with pytest.raises(OSError, match="in use"):
             asyncio.run(scene())
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def _answer_of(settings: Settings, url: str) -> dict[str, Any]:
@@ -59,9 +54,9 @@ async def _until_it_answers(url: str) -> dict[str, Any]:
 
 
 def test_dashboard_is_served_without_api_server() -> None:
-    port = _free_port()
+    port = free_port()
     settings = Settings(
-        port=_free_port(), bind_address="127.0.0.1", metrics=NO_DASHBOARD, dashboard=Listen("127.0.0.1", port)
+        port=free_port(), bind_address="127.0.0.1", metrics=NO_DASHBOARD, dashboard=Listen("127.0.0.1", port)
     )
 
     state = asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/api/v1/state"))
@@ -72,7 +67,7 @@ def test_dashboard_is_served_without_api_server() -> None:
 def test_scheduler_runs_without_dashboard_if_default_port_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         usual = Listen("127.0.0.1", taken.getsockname()[1], usual=True)
-        port = _free_port()
+        port = free_port()
         settings = Settings(port=port, bind_address="127.0.0.1", metrics=NO_DASHBOARD, dashboard=usual)
 
         assert "version" in asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
@@ -80,21 +75,21 @@ def test_scheduler_runs_without_dashboard_if_default_port_is_taken(caplog: pytes
 
 
 def test_scheduler_that_serves_kai_without_webhook_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    port = _free_port()
+    port = free_port()
     settings = Settings(port=port, bind_address="127.0.0.1", metrics=NO_DASHBOARD, served=frozenset({"kai"}))
     asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
     assert "kai_without_webhook" in caplog.text
 
 
 def test_scheduler_serves_metrics_on_a_port_of_their_own() -> None:
-    port = _free_port()
-    settings = Settings(port=_free_port(), bind_address="127.0.0.1", metrics=Listen("127.0.0.1", port))
+    port = free_port()
+    settings = Settings(port=free_port(), bind_address="127.0.0.1", metrics=Listen("127.0.0.1", port))
     assert "version" in asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
 
 
 def test_scheduler_runs_without_metrics_if_default_port_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port, usual = _free_port(), Listen("127.0.0.1", taken.getsockname()[1], usual=True)
+        port, usual = free_port(), Listen("127.0.0.1", taken.getsockname()[1], usual=True)
         settings = Settings(port=port, bind_address="127.0.0.1", metrics=usual)
         assert "version" in asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
     assert "metrics_port_taken" in caplog.text

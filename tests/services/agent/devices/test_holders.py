@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from aliquot.services.agent.devices.holders import DeviceHolders
+from kit.agents.agentfakes import Clock
 from kit.agents.agentnode import AgentNode, play
 from kit.agents.grantedpods import a_qgpu_pod
 from kit.values.manifests import QGPU_CORE
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_device_holders_have_the_cards_of_the_grant(agent_node: AgentNode) -> None:

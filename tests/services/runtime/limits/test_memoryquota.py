@@ -28,12 +28,6 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become anot
 
 
 @pytest.fixture
-def pods() -> dict[int, str]:
-    """Which Pod each process is of."""
-    return {}
-
-
-@pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     yield from _rig(Rig(tmp_path, _quick(monkeypatch)))
 

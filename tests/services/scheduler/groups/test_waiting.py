@@ -15,7 +15,7 @@ from aliquot.services.scheduler.pendingpods import PendingPods
 from aliquot.services.scheduler.verbs import filter_answer
 from kit.clusters.podgroups import add_members, set_group
 from kit.clusters.watchobjects import a_cluster, live_node, live_pod
-from kit.running.virtualclock import play
+from kit.running.virtualclock import play_beside
 from kit.values.manifests import MEM, Json
 
 
@@ -47,13 +47,7 @@ class Rig:
 
 
 def waits(scene: Callable[[Rig], Awaitable[None]]) -> None:
-    async def run() -> None:
-        rig = Rig()
-        await scene(rig)
-        assert not rig.running.done()
-        rig.running.cancel()
-
-    play(run())
+    play_beside(Rig, scene)
 
 
 def test_a_waiting_group_says_what_it_has_and_what_it_lacks() -> None:
