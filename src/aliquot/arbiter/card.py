@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 
 from aliquot.arbiter import slices
 from aliquot.arbiter.debts import Debts
+from aliquot.arbiter.differing import Ordered, difference
 from aliquot.arbiter.gaps import LATENCY, Gaps
-from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.orders import Order, Pause, Resume
 from aliquot.arbiter.proof import Phase, Trial
 from aliquot.arbiter.roster import BUSY, IDLE_AFTER, NEVER_DRY, STILL_BUSY, Context, Member, Reading, Roster
 from aliquot.arbiter.timeline import Taken
@@ -39,16 +40,6 @@ _SELDOM = 0.05  # the weight of a turn that is likely to be wasted
 
 
 @dataclass(slots=True)
-class _Ordered:
-    """What was last ordered of a context; None: nothing yet, or forgotten."""
-
-    microseconds: int | None = None
-    enabled: bool | None = None
-    held: bool = False  # where it is not enabled: at the gate, not by a pause
-    armed: bool = False
-
-
-@dataclass(slots=True)
 class CardArbiter:
     """Events in, orders out. `deadline` is when to call `tick` next, if nothing happens before."""
 
@@ -60,7 +51,7 @@ class CardArbiter:
     takings: deque[Taken] = field(default_factory=lambda: deque(maxlen=64))  # the same one by one, for the timelines
     roster: Roster = field(default_factory=Roster)
     trial: Trial | None = None  # whether slices and pauses have an effect: while it lasts, it decides
-    _ordered: dict[str, _Ordered] = field(default_factory=dict)
+    _ordered: dict[str, Ordered] = field(default_factory=dict)
     _front: Windows = field(default_factory=Windows)
     _gated: Windows = field(default_factory=Windows)  # those in front, where slices do not bind
     _behind: Rotation = field(default_factory=Rotation)  # offline contexts beside online ones, and ordinary ones
@@ -104,7 +95,7 @@ class CardArbiter:
         self.settle(name, now)
         before = self._ordered.get(name)
         runs = not paused if before is None else before.enabled is True
-        self._ordered[name] = _Ordered(enabled=True if runs else None)
+        self._ordered[name] = Ordered(enabled=True if runs else None)
 
     def settle(self, name: str, now: float) -> None:
         """It registered something: it is still being made. One that is paused was made before, and stays paused."""
@@ -124,7 +115,7 @@ class CardArbiter:
     def forget(self, name: str) -> None:
         """What was ordered of it does not hold any more: order it again."""
         if name in self.roster.contexts:
-            self._ordered[name] = _Ordered()
+            self._ordered[name] = Ordered()
 
     def wake(self, name: str, now: float) -> None:
         """It was idle and handed over work."""
@@ -179,7 +170,8 @@ class CardArbiter:
         self.deadline = min(interval, settled, self._release, self._debts.until, *(turn.until for turn in turns))
         if self.trial is not None:
             self.deadline = min(self.deadline, self.trial.until)
-        return self._difference([*front, *behind], lengths, enabled)
+        online = {context.name for context in front if self._class_of(context) is AppClass.ONLINE}
+        return difference(self._ordered, [*front, *behind], lengths, enabled, online=online, held=self.held)
 
     def performed(self, effects: Iterable[tuple[Order, float]]) -> None:
         """When each order of the last tick took effect."""
@@ -231,7 +223,7 @@ class CardArbiter:
     def paused(self, name: str) -> bool:
         """Whether its pause was ordered."""
         ordered = self._ordered.get(name)
-        return ordered is not None and ordered.enabled is False and not ordered.held
+        return ordered is not None and ordered.paused
 
     # --- inside ----------------------------------------------------------------------------------------------
 
@@ -433,37 +425,3 @@ class CardArbiter:
             return REST
         watched = [*front, *behind] if behind or self._turns_in_front(front) else []
         return DOZE if all(context.quiet for context in watched) else SAMPLE
-
-    def _difference(self, contexts: Sequence[Context], lengths: Mapping[str, int], enabled: set[str]) -> list[Order]:
-        """Orders from what was to what shall be.
-
-        Where no slice is tiny the next one is resumed before the former is paused, so that the card is never without
-        work; otherwise the pause comes first, since two enabled tiny slices would stall each other.
-        """
-        pauses: list[Order] = []
-        sliced: list[Order] = []
-        resumes: list[Order] = []
-        arms: list[Order] = []
-        for context in contexts:
-            was = self._ordered.setdefault(context.name, _Ordered())
-            if was.microseconds != lengths[context.name]:
-                was.microseconds = lengths[context.name]
-                sliced.append(SetSlice(context.name, was.microseconds))
-            may = context.name in enabled
-            holds = not may and context.settling and not self.paused(context.name)
-            if was.enabled is not may or (was.held and not holds):
-                # Resumed even when nothing is known of it: a daemon before us may have died with it paused.
-                stop = Hold(context.name) if holds else Pause(context.name)
-                (resumes if may else pauses).append(Resume(context.name) if may else stop)
-                was.enabled, was.held = may, holds
-            # Online work that was let go is to be heard of at once: its next launch takes the card. While offline work
-            # is held it is read often, and a launch that also sends a message would take longer.
-            online = self._class_of(context) is AppClass.ONLINE
-            if not (context.resting and not self.held if online else context.quiet):
-                was.armed = False
-            elif not was.armed:
-                was.armed = True
-                arms.append(Arm(context.name))
-        if sliced or slices.TINY in lengths.values():
-            return [*pauses, *sliced, *resumes, *arms]
-        return [*resumes, *pauses, *arms]

@@ -1,0 +1,67 @@
+"""What was ordered of each context, and which orders lead from there to what shall be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from aliquot.arbiter import slices
+from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.roster import Context
+
+
+@dataclass(slots=True)
+class Ordered:
+    """What was last ordered of a context; None: nothing yet, or forgotten."""
+
+    microseconds: int | None = None
+    enabled: bool | None = None
+    held: bool = False  # where it is not enabled: at the gate, not by a pause
+    armed: bool = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether its pause was ordered."""
+        return self.enabled is False and not self.held
+
+
+def difference(
+    ordered: dict[str, Ordered],
+    contexts: Sequence[Context],
+    lengths: Mapping[str, int],
+    enabled: Collection[str],
+    *,
+    online: Collection[str],
+    held: bool,
+) -> list[Order]:
+    """Orders from what was to what shall be, which `ordered` says afterwards. `held`: offline work is, for `online`.
+
+    Where no slice is tiny the next one is resumed before the former is paused, so that the card is never without
+    work; otherwise the pause comes first, since two enabled tiny slices would stall each other.
+    """
+    pauses: list[Order] = []
+    sliced: list[Order] = []
+    resumes: list[Order] = []
+    arms: list[Order] = []
+    for context in contexts:
+        was = ordered.setdefault(context.name, Ordered())
+        if was.microseconds != lengths[context.name]:
+            was.microseconds = lengths[context.name]
+            sliced.append(SetSlice(context.name, was.microseconds))
+        may = context.name in enabled
+        holds = not may and context.settling and not was.paused
+        if was.enabled is not may or (was.held and not holds):
+            # Resumed even when nothing is known of it: a daemon before us may have died with it paused.
+            stop = Hold(context.name) if holds else Pause(context.name)
+            (resumes if may else pauses).append(Resume(context.name) if may else stop)
+            was.enabled, was.held = may, holds
+        # Online work that was let go is to be heard of at once: its next launch takes the card. While offline work
+        # is held it is read often, and a launch that also sends a message would take longer.
+        if not (context.resting and not held if context.name in online else context.quiet):
+            was.armed = False
+        elif not was.armed:
+            was.armed = True
+            arms.append(Arm(context.name))
+    if sliced or slices.TINY in lengths.values():
+        return [*pauses, *sliced, *resumes, *arms]
+    return [*resumes, *pauses, *arms]
