@@ -251,6 +251,33 @@ def test_host_memory_is_looked_at_again_when_a_process_joins(rig: Rig) -> None:
     assert rig.shown.way is None
 
 
+def test_process_that_joins_while_the_others_halt_leaves_with_them(rig: Rig) -> None:
+    rig.able()
+    assert rig.parking.request("arrays", leave=True) is None
+    rig.rounds()
+    process = Process("arrays", 103, rig.tenancy.listener, -1, cast(Any, SimpleNamespace()), slot=2)
+    rig.tenancy.processes.add(process)
+    rig.rounds(0.2)
+    assert [rig.page.move(slot, 0).order for slot in range(3)] == [Order.HALT] * 3
+    rig.states(State.HALTED, State.HALTED)
+    assert rig.asked[-1] is What.LOOK  # not before all have halted
+    rig.states(State.HALTED, State.HALTED, State.HALTED)
+    assert (rig.asked[-1], rig.steps[-1].pids) == (What.TAKE, (*PIDS, 103))
+
+
+def test_processes_that_join_again_and_again_do_not_keep_the_others_halted(rig: Rig) -> None:
+    rig.able()
+    assert rig.parking.request("arrays", leave=True) is None
+    rig.rounds()
+    for count in range(300):
+        slot = 2 + count
+        if slot < 250:
+            process = Process("arrays", 1000 + count, rig.tenancy.listener, -1, cast(Any, SimpleNamespace()), slot=slot)
+            rig.tenancy.processes.add(process)
+        rig.rounds(0.3)
+    assert rig.orders == [Order.RETURN] * 2
+
+
 def test_driver_that_does_not_answer_is_asked_to_bring_them_back_until_it_does(rig: Rig) -> None:
     rig.able()
     rig.leave()
