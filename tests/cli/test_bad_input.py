@@ -87,6 +87,13 @@ def test_alias_bomb_is_refused(tmp_path: Path) -> None:
     assert "aliases repeat more than 100000 values" in explain(tmp_path, "kind: Pod\n" + "\n".join(bomb))
 
 
+def test_manifest_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aliquot.cli.manifests._LARGEST", 1 << 20)
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    said = refused(CliRunner().invoke(cli, ["explain", "-f", str(tmp_path / "zeros")]))
+    assert said == f"{tmp_path}/zeros: larger than 1 MiB"
+
+
 def test_explain_refuses_cluster_without_node(tmp_path: Path) -> None:
     assert explain(tmp_path, POD, POD).startswith("cluster:1:1: has no Node in it")
 

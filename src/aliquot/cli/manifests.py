@@ -13,6 +13,8 @@ import msgspec
 from aliquot.cli.errors import InputError
 from aliquot.cli.yamlvalues import Document, Position, ValuesError, parse_yaml
 
+_LARGEST = 512 << 20  # bytes; all Pods of the largest clusters as YAML
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -33,9 +35,15 @@ class Manifest:
 def read_manifests(path: Path) -> list[Manifest]:
     """The objects of all documents and Lists. "-" is standard input. Raises InputError."""
     try:
-        raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        if str(path) == "-":
+            raw = sys.stdin.buffer.read(_LARGEST + 1)
+        else:
+            with path.open("rb") as file:
+                raw = file.read(_LARGEST + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(raw) > _LARGEST:  # a link to a device may have no end
+        raise InputError(f"{path}: larger than {_LARGEST >> 20} MiB")
     return [manifest for document in _read(path, raw) for manifest in _objects(path, raw, document)]
 
 
