@@ -110,3 +110,11 @@ def test_debts_are_never_more_than_what_was_had_and_end(stretches: list[tuple[fl
         debts.step({"a": quota}, now)
         assert steps < 10
     assert (now - began) * quota <= had + 0.001
+
+
+def test_tenant_pays_while_its_context_is_still_made_from_the_time_on_that_others_take() -> None:
+    debts = Debts()
+    debts.charge("a", SETTLING - 0.01)
+    assert not debts.pays("a")
+    debts.charge("b", SETTLING)
+    assert debts.pays("b")

@@ -217,3 +217,12 @@ def test_delay_is_nothing_or_worth_its_orders_and_never_more_than_qgpus(
     for context, elapsed, part, launches, works in readings:
         gaps.read(context, elapsed, elapsed * part, launches, works)
         assert gaps.delay == 0.0 or SHORTEST <= gaps.delay <= LONGEST
+
+
+def test_gap_of_just_the_delay_costs_no_switch() -> None:
+    """Offline work is let in when the delay is over, and the online work is there."""
+    gaps = Gaps(delay=0.01)
+    gaps._add(0.01, 1)
+    assert gaps._switches == 0
+    gaps._add(0.0101, 1)
+    assert gaps._switches == 1

@@ -270,3 +270,17 @@ def test_pauses_between_tries_double_up_to_the_longest(failures: int, first: flo
     assert first <= pause <= max(first, RETRY_MOST)
     assert pause_after(failures + 1, first) == min(2 * pause, max(first, RETRY_MOST))
     assert pause_after(1, first) == first
+
+
+def test_memory_that_leaves_is_promised_to_who_returns_first_and_the_rest_to_who_asks() -> None:
+    leaving = offline("l", 60, Where.LEAVING)
+    returning = replace(parked("r", 30), where=Where.RETURNING, parked=30 * GIB, wants=0)
+    stays = offline("s", 40, since=0.0, last_active=99.0)
+    memory = replace(H200, card=110 * GIB)
+
+    def orders(gib: int) -> tuple[Leave | Return, ...]:
+        asks = Occupant("on", ONLINE, Where.RESIDENT, 0, wants=gib * GIB, wants_since=99.0)
+        return decide([leaving, returning, stays, asks], memory, 100.0).orders
+
+    assert orders(35) == (), "40 GiB come without another order"
+    assert orders(45) != ()

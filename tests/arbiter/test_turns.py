@@ -235,6 +235,16 @@ class TestWindows:
         assert windows.step({"a": quota}, now) == "a"
         assert windows.until - now == pytest.approx((1 - ran) * window, abs=1e-9)
 
+    @pytest.mark.parametrize(("quota", "window"), [(0.2, 0.04), (0.4, 0.08)])
+    def test_what_was_due_in_two_periods_is_saved_up_and_no_more(self, quota: float, window: float) -> None:
+        windows, now = Windows(), 0.0
+        for _ in range(20):
+            now = windows.until if windows.step({"a": quota}, now) == "a" else now
+            windows.hold(now)  # its window is used up
+            now += 10 * windows.period
+        assert windows.step({"a": quota}, now) == "a"
+        assert windows.until - now == pytest.approx(window)
+
     @pytest.mark.parametrize("decide", [Windows.hold, lambda windows, now: windows.step({"a": 0.3}, now)])
     def test_a_decision_before_the_window_began_charges_nothing(
         self, decide: Callable[[Windows, float], object]

@@ -282,3 +282,22 @@ def test_whatever_the_search_seats_the_ledger_takes(node: Node, coming: list[Cla
         assert isinstance(scene.ledger.assume(named, grant, 1.0), Booking)
         scene.ledger.forget(named.uid)
         scene.ledger.confirm(named.uid, grant.node, occupant_of(named, grant))
+
+
+def test_others_fit_beside_the_largest_that_may_be_parked_not_beside_the_smallest() -> None:
+    scene = Scene(a_board(a_stretched(2.0, CARD)))
+    assert scene.book(parkable(11, "a"), parkable(4, "b"), asking(6, name="too much")) == [0, 0, None]
+
+
+@pytest.mark.parametrize(("gib", "fits_beside"), [(3, True), (4, False), (6, False), (16, False)])
+def test_booking_still_fits_only_if_it_can_be_on_the_card_beside_what_stays(gib: int, fits_beside: bool) -> None:
+    """The API server may say that another Pod has the card, which nobody asked us about."""
+    scene, claim = Scene(a_board(a_stretched(2.0, CARD))), parkable(11, "a")
+    assert scene.book(claim, parkable(4, "b")) == [0, 0]
+    booking = scene.ledger.get(claim.uid)
+    other = asking(gib, name="other")
+    grant = Scene(a_board(a_node("n1", CARD))).chooser.choose(other)
+    assert booking is not None
+    assert grant is not None
+    scene.ledger.confirm(other.uid, "n1", occupant_of(other, grant))
+    assert scene.ledger.still_fits(booking, claim) is fits_beside

@@ -133,3 +133,9 @@ def test_a_manifest_of_the_wrong_shape_is_an_error_that_names_the_field(manifest
     made = expand(manifest)
     assert isinstance(made, Invalid)
     assert made.field == field
+
+
+@pytest.mark.parametrize("kind", ["PodList", "List"])
+@pytest.mark.parametrize("item", [5, "Pod", [1]])
+def test_item_of_a_list_that_is_no_object_is_invalid(kind: str, item: object) -> None:
+    assert isinstance(expand({"kind": kind, "items": [pod(), item]}), Invalid)

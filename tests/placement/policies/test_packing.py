@@ -196,6 +196,17 @@ def test_workload_relearns_only_for_a_new_mix() -> None:
     assert len(news) > 1
 
 
+def test_workload_looks_again_once_it_has_seen_half_as_many_more() -> None:
+    workload, looked = Workload(), []
+    for at in range(1, 109):
+        workload.observe(demand_of(asking(core=at % 20 * 5 + 5)), 16 * GIB)
+        before = workload._next_look
+        workload.has_news()
+        if workload._next_look != before:
+            looked.append(at)
+    assert looked == [32, 48, 72, 108]
+
+
 def test_old_pods_are_forgotten() -> None:
     workload, half, tenth = Workload(), demand_of(asking(core=50)), demand_of(asking(core=10))
     for demand, times in ((half, 40_000), (tenth, 200_000)):
