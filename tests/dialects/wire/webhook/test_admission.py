@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec import convert
 
 from aliquot.dialects import MemoryUnit, Rules, parse_pod, render_env, render_grant, render_pod
+from aliquot.dialects.registry import MOST_CONTAINERS
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.webhook.admission import (
     AdmissionSettings,
@@ -120,10 +121,10 @@ def test_review_lists_all_violations_as_data() -> None:
 
 
 def test_review_lists_at_most_ten_violations() -> None:
-    containers = [a_container(f"c{index}", {QGPU_CORE: 30}) for index in range(1000)]
+    containers = [a_container(f"c{index}", {QGPU_CORE: 30}) for index in range(200)]
     status = answer(asked(a_pod("p", *containers)))["status"]
-    assert status["message"].startswith("1000 errors: (1)")
-    assert status["message"].endswith("; and 990 more")
+    assert status["message"].startswith("200 errors: (1)")
+    assert status["message"].endswith("; and 190 more")
     assert len(status["details"]["causes"]) == 10
 
 
@@ -304,8 +305,8 @@ def test_bound_pod_shows_whether_webhook_reviewed_it(case: tuple[Claim, Rules, G
 
 @pytest.mark.parametrize("resource", [MEM, QGPU_MEMORY, T9K_PERCENT])
 def test_time_for_a_pod_grows_with_its_containers_and_not_with_their_square(resource: str) -> None:
-    """Somebody who may create Pods sends 2,000 containers: the environment of each was made of all the others."""
-    pod = a_pod("p", *(a_container(f"c{at}", {resource: 1}) for at in range(2000)))
+    """The environment of each was made of all the others: of 2,000 containers, when so many were let in, in 30 s."""
+    pod = a_pod("p", *(a_container(f"c{at}", {resource: 1}) for at in range(MOST_CONTAINERS)))
     claim = parse_pod(pod, Rules())
     assert isinstance(claim, Claim)
     shares = (Share(0, 1),)
@@ -313,8 +314,8 @@ def test_time_for_a_pod_grows_with_its_containers_and_not_with_their_square(reso
     began = time.process_time()
     assert len(patched(pod, answer(asked(pod), BY_ENV))["spec"]["containers"][-1]["env"]) > 0
     written = render_env_annotations(claim, Grant(claim.uid, NODE.name, granted), NODE, Rules())
-    assert len(written) >= 2000
-    assert time.process_time() - began < 4, "about half a second; it was half a minute"
+    assert len(written) >= MOST_CONTAINERS
+    assert time.process_time() - began < 0.4, "about 0.1 s"
 
 
 # KAI: only annotations ask for cards.
