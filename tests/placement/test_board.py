@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,3 +138,125 @@ def test_booked_compute_of_a_card_is_that_of_its_usage(tenants: list[Occupant]) 
         board.take("n1", tenant)
     found = board.booked_core(slice(0, 1), slice(0, 2)).tolist()
     assert found == [[board.usage("n1", slot).booked_milli for slot in (0, 1)]]
+
+
+_STATES: list[tuple[Card, list[Usage], tuple[int, int, int, int, int]]] = [
+    # (the card, who is on it, what is left: memory, core, greedy, slices, milli)
+    (Card(0, 1000, max_slices=3), [], (1000, 1000, 1000, 3, 1000)),
+    (Card(0, 1000, max_slices=3), [Usage(250, 100, 50, 1)], (750, 900, 950, 2, 750)),
+    (Card(0, 1000, max_slices=3), [Usage(100, 250, 50, 1)] * 2, (800, 500, 900, 1, 500)),
+    (Card(0, 1000, max_slices=3), [Usage(100, slices=4)], (900, 1000, 1000, 2, 900)),  # one Pod, four containers
+    (Card(0, 1000, max_slices=3), [Usage(100)], (900, 1000, 1000, 3, 900)),
+    (Card(0, 3000, max_slices=1), [Usage(1, slices=1)], (2999, 1000, 1000, 0, 999)),
+    (Card(0, 1000, max_slices=3), [Usage(1100, 1200, 1300, 1)], (-100, -200, -300, 2, 0)),
+    (Card(0, 1000, max_slices=3), [Usage(400, 300, 200, 1, 1)], (600, 700, 800, CLOSED, 0)),
+    (Card(0, 1, max_slices=3), [], (1, 1000, 1000, 3, 1000)),
+    (Card(0, 1000, max_slices=3, healthy=False), [], (CLOSED,) * 4 + (0,)),
+    (Card(0, 1000, max_slices=3, withheld="MIG"), [], (CLOSED,) * 4 + (0,)),
+    (Card(0, 0, max_slices=3), [], (CLOSED,) * 4 + (0,)),
+]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(("card", "there", "left"), _STATES)
+def test_what_is_left_of_a_card(
+    card: Card, there: list[Usage], left: tuple[int, int, int, int, int], at_once: bool
+) -> None:
+    """Row by row, and of many rows at once."""
+    board = Board()
+    with board.together() if at_once else nullcontext():
+        board.set_node(Node("n1", (card, Card(1, 500)), frozenset({Offer.ANY})))
+        for use in there:
+            board.take("n1", Occupant({0: use}))
+    names = ("room_memory", "room_core", "room_greedy", "room_slices", "milli")
+    assert tuple(int(getattr(board, name)[0, 0]) for name in names) == left
+    is_open, milli = left[1] != CLOSED, left[4]
+    assert board.cards[0] == 1 + is_open
+    assert board.free[0] == 1000 + milli
+    assert board.load[0] == 1000 - (1000 + milli) // (1 + is_open)
+    assert board.left[0] == 500 + milli * card.memory_mib // 1000
+    assert (board.clock, board.changed[0]) == ((1, 1) if at_once else (1 + len(there),) * 2)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_nothing_is_left_of_a_node_that_is_taken_or_gone(at_once: bool) -> None:
+    board = a_board(a_node("n1", 16), a_node("n2", 16), a_node("n3"))
+    board.take("n2", _holding(1))
+    clock = board.clock
+    with board.together() if at_once else nullcontext():
+        board.take("n1", Occupant({}, whole_node=True))
+        board.drop_node("n2")
+    assert board.room_memory[:3, 0].tolist() == [CLOSED, CLOSED, 16 * GIB]
+    assert board.load[:3].tolist() == [1000, 1000, 0]
+    assert board.cards[:3].tolist() == [0, 0, 1]
+    assert (board.clock, board.changed[:3].tolist()) == (clock + 2, [clock + 1, clock + 2, 3])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_room_of_cards_that_may_be_booked_beyond_their_memory(at_once: bool) -> None:
+    def stretched(factor: float, pool: int) -> Node:
+        cards = tuple(Card(at, 16384, oversubscribe=factor) for at in range(2))
+        return Node("n1", cards, frozenset({Offer.ANY}), pool_mib=pool)
+
+    board = Board()
+    with board.together() if at_once else nullcontext():
+        board.set_node(stretched(2.0, 10000))
+        board.set_node(a_node("n2", 16))
+        for name, usage in (("a", Usage(12000, slices=1)), ("b", Usage(8000, slices=1))):
+            board.take("n1", Occupant({0: usage}, parkable=True, owner=name))
+    assert board.pool_left[0] == 10000 - (20000 - 16384)
+    assert board.room_memory[:2].tolist() == [[2848, 16384], [16384, CLOSED]]
+    # 16384 + 16384 in all and 6384 left of the pool; 1024 of reserve, and the contexts of those that are parked
+    assert board.extra[:2].tolist() == [[6384 - 2848, 0], [0, 0]]
+    assert board.room_for(True, slice(0, 2)).tolist() == [[6384, 16384], [16384, CLOSED]]
+    assert board.room_for(False, slice(0, 2)).tolist() == board.room_memory[:2].tolist()
+    with board.together() if at_once else nullcontext():
+        board.take("n1", Occupant({}, whole_node=True))
+    assert (board.room_memory[0].tolist(), board.extra[0].tolist()) == ([CLOSED] * 2, [0, 0])
+    board.release("n1", Occupant({}, whole_node=True))
+    board.set_node(stretched(1.0, 10000))
+    assert (board.pool[0], board.pool_left[0], board.extra[0].tolist()) == (0, 0, [0, 0])
+    assert board.room_memory[0].tolist() == [-3616, 16384]
+    assert board.elastic == set()
+
+
+def test_cpu_and_memory_of_the_host_are_counted_for_every_pod() -> None:
+    board = a_board(a_node("n1", 16, cpu_milli=1000, memory_mib=2000))
+    pod = Occupant({}, cpu_milli=300, memory_mib=700)
+    board.take("n1", pod)
+    assert (board.room_cpu[0], board.room_host[0], board.pods[0]) == (700, 1300, 1)
+    board.set_node(a_node("n1", 16, cpu_milli=500, memory_mib=900))
+    assert (board.room_cpu[0], board.room_host[0]) == (200, 200)
+    board.take("n1", Occupant({}, whole_node=True, of_node=True))
+    assert (board.pods[0], board.taken[0]) == (1, 1)
+    board.release("n1", pod)
+    assert (board.room_cpu[0], board.room_host[0], board.pods[0]) == (500, 900, 0)
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_largest_that_may_be_parked_is_known_also_of_cards_that_come_later(most: int) -> None:
+    """A node with one card, a booking on another of it, and then the node with all of them."""
+    board = a_board(a_node("n1", 16))
+    for memory in (300, 200, 200)[: most + 1]:
+        board.take("n1", Occupant({1: Usage(memory, slices=1)}, parkable=True))
+    board.set_node(a_node("n1", 16, 16))
+    assert board.largest[0, 1] == 300
+    assert board.contexts[0, 1] == board.used_parkable[0, 1] == (300, 500, 700)[most]
+    board.release("n1", Occupant({1: Usage(300, slices=1)}, parkable=True))
+    assert board.largest[0, 1] == (200 if most else 0)
+
+
+def test_nodes_with_equal_cards_share_what_is_known_of_them_and_others_do_not() -> None:
+    board = a_board(a_node("n1", 16, 24), a_node("n2", 16, 24), a_node("n3", 24, 16), a_node("n4", 16))
+    board.set_node(a_node("n5", 16))
+    assert board.memory[:5].tolist() == [[16 * GIB, 24 * GIB]] * 2 + [[24 * GIB, 16 * GIB]] + [[16 * GIB, 0]] * 2
+    board.set_node(a_node("n6", 16, 24, 40))
+    board.set_node(a_node("n7", 16, 24))
+    assert board.memory[6].tolist() == [16 * GIB, 24 * GIB, 0]
+
+
+def test_board_without_cards_has_the_width_of_one() -> None:
+    board = a_board(Node("n1", (), frozenset({Offer.ANY})))
+    assert (board.width, board.cards[0], board.load[0]) == (1, 0, 1000)
+    board.set_node(Node("n2", (Card(2, 1000),), frozenset({Offer.ANY})))
+    assert board.width == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -133,3 +134,57 @@ def test_crowded_and_the_board_agree_on_cards_booked_beyond_their_memory(
     fits = not any(short_of(board, 0, share.card, share.usage(), limited=False, parkable=parkable) for share in pod)
     stays, parked = ([share for share, may_park in held if may_park is which] for which in (False, True))
     assert (crowded(cards, stays, pod, parkable=parkable, parked=parked) is None) == fits
+
+
+def mib(*amounts: int) -> list[Share]:
+    return [Share(0, amount, uuid="GPU-0") for amount in amounts]
+
+
+@pytest.mark.parametrize(
+    ("size", "held", "parked", "parkable", "room"),
+    [
+        (16384, [], [], False, 16384),
+        (16384, [], [], True, 16384),
+        (16384, [12000], [], False, 4384),
+        (16384, [], [12000], False, 4384),  # all of it fits together: no reserve
+        (16384, [], [8000, 12000], False, 2848),  # 16384 - 1024 of reserve - 512 of a context - 12000
+        (16384, [], [12000, 8000], False, 2848),
+        (16384, [], [8000, 12000], True, 12768),  # up to twice the card
+        (16384, [], [300, 12000, 12000], False, 2548),
+        (16384, [], [300, 12000, 12000], True, 8468),
+        (16384, [1000], [8000, 12000], False, 1848),
+        (16384, [2848], [12000], True, 12000),  # 2848 + 12000 + 1024 of reserve + 512 of a context
+        (16384, [2849], [12000], True, 1535),  # so that the one that is parked could not come back: only what is free
+        (16384, [5000], [12000], True, 0),
+        (4096, [], [100], False, 3996),  # no larger context than its memory
+    ],
+)
+def test_crowded_leaves_exactly_that_room(
+    size: int, held: list[int], parked: list[int], parkable: bool, room: int
+) -> None:
+    cards = {"GPU-0": Card(0, size, "GPU-0", oversubscribe=2.0)}
+
+    def asked(*more: int) -> Refusal | None:
+        return crowded(cards, mib(*held), mib(*more), parkable=parkable, parked=mib(*parked))
+
+    assert asked(room) is None
+    assert asked(room + 1) == refused(Reason.MEMORY, room + 1, room)
+    if room > 1 and not parkable:  # of one Pod's containers too
+        assert asked(room - 1, 1) is None
+        assert asked(room - 1, 2) == refused(Reason.MEMORY, 2, 1)
+
+
+def test_crowded_says_that_nothing_is_left_of_what_is_overbooked() -> None:
+    over = [a_share(9, 60, 60), a_share(9, 60, 60)]
+    assert crowded(CARDS, over, [a_share(1)]) == refused(Reason.MEMORY, GIB, 0)
+    light = [replace(share, memory_mib=1) for share in over]
+    assert crowded(CARDS, light, [a_share(1, 1)]) == refused(Reason.CORE, 10, 0)
+    assert crowded(CARDS, light, [a_share(1, greedy=1)]) == refused(Reason.GREEDY, 10, 0)
+    assert crowded(CARDS, light, [a_share(1, 0, 0)]) is None
+    assert crowded(CARDS, [a_share(1, 60, 60)], [a_share(1, 40, 40)]) is None
+
+
+def test_crowded_looks_at_every_card_of_the_pod() -> None:
+    assert crowded(CARDS, [a_share(16, card=1)], [a_share(99, card=5), a_share(1), a_share(1, card=1)]) == Refusal(
+        "", 1, Reason.MEMORY, GIB, 0, never=False
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aliquot.placement.groups.planning import Member, Need, place_together
 from aliquot.services.scheduler.cluster import Placed
 from kit.clusters.watchobjects import a_cluster, as_pod, claim_of, free, live_node, pod_json
@@ -16,3 +18,20 @@ def test_a_claim_that_has_a_booking_gets_no_second_place_and_keeps_the_first() -
     plan = place_together(cluster.ledger, cluster.chooser, members, Need(2, {}), 1.0)
     assert (plan.enough, list(plan.grants), plan.without) == (False, ["uid-b"], claims[0])
     assert (cluster.ledger.get("uid-a") is not None, free(cluster, "n1")) == (True, 12)
+
+
+@pytest.mark.parametrize(
+    ("need", "roles", "met"),
+    [
+        (Need(2, {}), ["a"], False),
+        (Need(2, {}), ["a", "b"], True),
+        (Need(0, {}), [], True),
+        (Need(1, {"a": 2}), ["a", "b"], False),
+        (Need(1, {"a": 2}), ["a", "a"], True),
+        (Need(1, {"a": 1, "b": 1}), ["a", "a"], False),
+        (Need(3, {"a": 1, "b": 1}), ["a", "b"], False),
+        (Need(3, {"a": 1, "b": 1}), ["a", "b", "c"], True),
+    ],
+)
+def test_need_counts_all_and_each_role(need: Need, roles: list[str], met: bool) -> None:
+    assert need.met(roles) is met

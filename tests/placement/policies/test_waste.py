@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +10,8 @@ from aliquot.model.claim import Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.placement.board import Board, Occupant
-from aliquot.placement.policies.waste import Waste
+from aliquot.placement.policies.waste import Waste, _shape
+from aliquot.placement.policies.workload import Shape
 
 HALF, QUARTER, WHOLE = Usage(memory_mib=12 << 10), Usage(memory_mib=6 << 10), Usage(memory_mib=24 << 10, exclusive=1)
 
@@ -65,3 +67,38 @@ def test_waste_follows_the_board() -> None:
 def test_waste_is_between_0_and_1(used: list[Usage], seen: Usage) -> None:
     ratio = wasted(a_board(*used, cards=4), [seen])
     assert ratio is None or 0.0 <= ratio <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("cpu", "wanted", "ratio"), [(1000, 1000, 0.0), (1000, 999, 0.0), (1000, 1001, 1.0), (0, 0, 0.0)]
+)
+def test_what_has_no_cpu_left_for_those_seen_is_wasted(cpu: int, wanted: int, ratio: float) -> None:
+    """To the last milli of CPU."""
+    board = Board()
+    board.set_node(Node("n", (Card(0, 24 << 10),), frozenset({Offer.ANY}), cpu_milli=cpu))
+    waste = Waste(board)
+    waste.learn([([HALF], wanted)])
+    assert waste.ratio() == ratio
+
+
+@pytest.mark.parametrize(
+    ("use", "milli"),
+    [
+        (Usage(240, 500), 500),
+        (Usage(24 << 10, 500), 1000),
+        (Usage(48 << 10), 1000),
+        (Usage(0, 1), 10),
+        (Usage(0, 10), 10),
+        (Usage(0, 11), 20),
+        (Usage(exclusive=1), 1000),
+        (Usage(slices=1), None),
+    ],
+)
+def test_shape_of_a_pod_is_its_scarcer_part_of_a_card_in_hundredths(use: Usage, milli: int | None) -> None:
+    assert _shape([use], 7, 24 << 10) == (None if milli is None else Shape(1, milli, 7))
+
+
+def test_shape_of_a_pod_on_several_cards_is_that_of_its_largest_part() -> None:
+    assert _shape([HALF, QUARTER], 0, 24 << 10) == Shape(2, 500, 0)
+    assert _shape([Usage(1)], 0, 1) == _shape([Usage(1)], 0, 0) == Shape(1, 1000, 0)
+    assert _shape([], 0, 1) is None
