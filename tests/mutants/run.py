@@ -85,16 +85,14 @@ def files(package: str) -> list[Path]:
 def sample(within: Sequence[str], count: int, seed: int) -> list[Mutation]:
     """As many changes of each package, without those known to change nothing."""
     places = [(Path(path).resolve(), line) for path, _, line in (place.partition(":") for place in within)]
-    known = {(entry["file"], entry["source"], entry["change"]) for entry in equivalents()}
     chosen: list[Mutation] = []
     for package in PACKAGES:
         found = [
             mutation
             for file in files(package)
             if any(file.is_relative_to(path) for path, _ in places)
-            for mutation in mutations(file)
+            for mutation in not_equivalent(file)
             if any(file.is_relative_to(path) and line in ("", str(mutation.line)) for path, line in places)
-            and (str(file.relative_to(ROOT)), mutation.source, mutation.change) not in known
         ]
         random.Random(f"{seed} {package}").shuffle(found)
         chosen += found[: -(-count // len(PACKAGES))]
@@ -102,9 +100,23 @@ def sample(within: Sequence[str], count: int, seed: int) -> list[Mutation]:
     return chosen
 
 
-def equivalents() -> list[dict[str, str]]:
-    entries: list[dict[str, str]] = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
+def equivalents() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
     return entries
+
+
+def named_by(entry: dict[str, Any], found: Sequence[Mutation]) -> list[Mutation]:
+    """The changes of a file that an entry names. A line may have several with the same text: `nth` tells which."""
+    named = [mutation for mutation in found if (mutation.source, mutation.change) == (entry["source"], entry["change"])]
+    return [named[entry["nth"] - 1]] if "nth" in entry else named
+
+
+def not_equivalent(file: Path) -> list[Mutation]:
+    """Every change of the module that should be noticed."""
+    found = mutations(file)
+    of_file = [entry for entry in equivalents() if entry["file"] == str(file.relative_to(ROOT))]
+    known = {mutation.where for entry in of_file for mutation in named_by(entry, found)}
+    return [mutation for mutation in found if mutation.where not in known]
 
 
 def _try_all(chosen: Sequence[Mutation]) -> Iterator[Tried]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mutants.mutations import Mutation, mutations
-from mutants.run import PACKAGES, ROOT, equivalents, files, sample, stages
+from mutants.run import PACKAGES, ROOT, equivalents, files, named_by, not_equivalent, sample, stages
 
 
 def changes(folder: Path, body: str) -> list[str]:
@@ -74,6 +74,14 @@ def test_tests_named_like_the_module_come_first_and_then_all_others_of_the_packa
 
 def test_every_equivalent_change_can_still_be_made_and_has_a_reason() -> None:
     for entry in equivalents():
-        found = {(mutation.source, mutation.change) for mutation in mutations(ROOT / entry["file"])}
-        assert (entry["source"], entry["change"]) in found, f"{entry} is no change any more: remove it"
+        named = named_by(entry, mutations(ROOT / entry["file"]))
+        assert named, f"{entry} is no change any more: remove it"
+        assert len(named) == 1, f"{entry} names {len(named)} changes: say by nth = 1, 2, ... which of them"
         assert len(entry["reason"]) > 20
+
+
+def test_equivalent_change_hides_no_other_one_of_its_line() -> None:
+    file = ROOT / "src/aliquot/placement/board.py"
+    line = "self._widen(max((card.index + 1 for card in cards), default=1))"
+    texts = [mutation.change for mutation in not_equivalent(file) if mutation.source == line]
+    assert texts.count("1  ->  0") == 1
