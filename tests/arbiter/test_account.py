@@ -66,3 +66,38 @@ def test_a_share_is_between_none_and_all_whatever_the_clock_does(stretches: list
         shares.add(now, now + length, {"a": part})
         now = max(now, now + length)
         assert 0.0 <= shares.of("a") <= 1.0 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("busy", "front", "behind", "parts"),
+    [
+        ({"a": 5.0}, {"a": 1}, {}, {"a": 1.0}),
+        ({}, {"a": 1}, {}, {"a": 0.0}),
+        ({"a": 1.0, "b": 1.0}, {"a": 1}, {"b": 1}, {"a": 1.0, "b": 0.0}),
+        ({"a": 0.5, "b": 1.0}, {"a": 1, "b": 1}, {}, {"a": 0.5, "b": 0.5}),
+        ({"a": 0.25, "b": 0.5, "c": 1.0}, {"a": 1, "b": 1, "c": 2}, {}, {"a": 0.25, "b": 0.25, "c": 0.5}),
+        ({"a": 0.25, "b": 0.25, "c": 0.125}, {"a": 1}, {"b": 1, "c": 1}, {"a": 0.25, "b": 0.25, "c": 0.125}),
+        ({"a": 0.5, "b": 1.0, "c": 0.125}, {"a": 1}, {"b": 1, "c": 1}, {"a": 0.5, "b": 0.375, "c": 0.125}),
+    ],
+)
+def test_divide_to_the_last_part(
+    busy: dict[str, float], front: dict[str, int], behind: dict[str, int], parts: dict[str, float]
+) -> None:
+    assert divide(busy, front, behind) == parts
+
+
+def test_shares_count_the_last_second_and_nothing_else() -> None:
+    shares = Shares()
+    assert shares.of("a") == 0.0
+    shares.add(0.0, 0.0, {"a": 1.0})
+    assert shares.of("a") == 0.0
+    shares.add(0.0, 0.5, {"a": 0.5})
+    assert shares.of("a") == 0.5  # of the half that there is
+    shares.add(0.5, 1.25, {"a": 1.0})
+    assert shares.of("a") == 0.25 * 0.5 + 0.75
+    shares.add(1.25, 1.5, {})
+    assert shares.of("a") == 0.75
+    assert len(shares._stretches) == 2
+    shares.add(1.5, 2.5, {})
+    assert shares.of("a") == 0.0
+    assert len(shares._stretches) == 1

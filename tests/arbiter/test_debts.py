@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from aliquot.arbiter.debts import Debts
 from aliquot.arbiter.orders import Hold, Pause
 from aliquot.arbiter.roster import SETTLING
+from aliquot.arbiter.turns import FOREVER
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules
@@ -118,3 +119,45 @@ def test_tenant_pays_while_its_context_is_still_made_from_the_time_on_that_other
     assert not debts.pays("a")
     debts.charge("b", SETTLING)
     assert debts.pays("b")
+
+
+@pytest.mark.parametrize(
+    ("charged", "quota", "seconds"),
+    [([0.5], 0.25, 2.0), ([0.25, 0.25], 0.5, 1.0), ([3.0], 0.5, 2.0), ([0.5], None, 0.5), ([0.5], 1.0, 0.5)],
+)
+def test_debt_is_paid_at_the_rate_of_the_quota(charged: list[float], quota: float | None, seconds: float) -> None:
+    """No more than a second is owed; without a quota the whole card is the rate."""
+    quotas = {} if quota is None else {"a": quota}
+    debts = Debts()
+    debts.step(quotas, 10.0)
+    for amount in charged:
+        debts.charge("a", amount)
+    debts.collect("a")
+    debts.step(quotas, 10.0)
+    assert debts.until == 10.0 + seconds
+    debts.step(quotas, 10.0 + seconds / 2)
+    assert (debts.pays("a"), debts.until) == (True, 10.0 + seconds)
+    debts.step(quotas, 9.0)  # a clock that goes back pays nothing back
+    assert debts.until == 9.0 + seconds / 2
+    debts.step(quotas, 9.0 + seconds / 2)
+    assert (debts.pays("a"), debts.debtors(), debts.until) == (False, set(), FOREVER)
+
+
+def test_who_owes_nothing_pays_nothing() -> None:
+    debts = Debts()
+    debts.charge("a", 0.0)
+    debts.collect("a")
+    assert (debts.pays("a"), debts.debtors()) == (False, set())
+    debts.charge("b", 0.1)
+    debts.step({}, 100.0)  # the first step only looks at the clock
+    assert (debts.pays("b"), debts.debtors(), debts.until) == (False, {"b"}, FOREVER)
+    debts.forget("b")
+    assert debts.debtors() == set()
+
+
+def test_debt_of_a_tenant_without_a_quota_ends_some_time() -> None:
+    debts = Debts()
+    debts.charge("a", 0.5)
+    debts.collect("a")
+    debts.step({"a": 0.0}, 0.0)
+    assert debts.until == 0.5 / 1e-6

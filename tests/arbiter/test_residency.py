@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +15,7 @@ from aliquot.arbiter.residency import (
     RETRY_MOST,
     STARVES,
     UNHEARD,
+    Errand,
     Hearing,
     Leave,
     Memory,
@@ -20,6 +23,7 @@ from aliquot.arbiter.residency import (
     Occupant,
     Return,
     decide,
+    most_room,
     pause_after,
 )
 from aliquot.model.claim import AppClass
@@ -284,3 +288,121 @@ def test_memory_that_leaves_is_promised_to_who_returns_first_and_the_rest_to_who
 
     assert orders(35) == (), "40 GiB come without another order"
     assert orders(45) != ()
+
+
+# --- exactly ---------------------------------------------------------------------------------------------------------
+
+BYTES = Memory(card=100, pool=1 << 40)
+
+
+@pytest.mark.parametrize(("size", "returns"), [(40, True), (41, False)])
+def test_what_leaves_is_first_for_those_that_return_and_the_rest_for_who_asks(size: int, returns: bool) -> None:
+    """80 leave for 60 that return, of which 20 have room already."""
+    moving = [Occupant("a", OFFLINE, Where.LEAVING, 80), Occupant("b", OFFLINE, Where.RETURNING, 60, parked=60)]
+    asking = Occupant("c", ONLINE, Where.PARKED, size, parked=size, wants=0)
+    decision = decide([*moving, asking], BYTES, 0.0)
+    assert decision.orders == ((Return("c"),) if returns else ())
+    assert decision.waiting == ({} if returns else {"c": Obstacle.NOT_PARKABLE})
+
+
+@pytest.mark.parametrize(("size", "leaves"), [(5, True), (4, False)])
+def test_where_too_little_leaves_for_those_that_return_others_make_all_the_room(size: int, leaves: bool) -> None:
+    there = [
+        Occupant("a", OFFLINE, Where.LEAVING, 30),
+        Occupant("b", OFFLINE, Where.RETURNING, 60, parked=60),
+        Occupant("d", NORMAL, Where.RESIDENT, 0, fixed=50 - size),
+        Occupant("e", OFFLINE, Where.RESIDENT, size),
+    ]
+    asking = Occupant("c", ONLINE, Where.PARKED, 5, parked=5, wants=0)
+    decision = decide([*there, asking], BYTES, 0.0)
+    assert decision.orders == ((Leave("e"), Return("c")) if leaves else ())
+
+
+@pytest.mark.parametrize(
+    ("free", "where", "obstacle"),
+    [
+        (10, Where.PARKED, None),
+        (9, Where.PARKED, Obstacle.NOT_PARKABLE),
+        (10, Where.RESIDENT, None),
+        (9, Where.RESIDENT, Obstacle.NOT_PARKABLE),
+    ],
+)
+def test_room_is_enough_to_the_last_byte(free: int, where: Where, obstacle: Obstacle | None) -> None:
+    away = 10 if where is Where.PARKED else 0
+    asking = Occupant("a", NORMAL, where, away, parked=away, wants=10 - away)
+    decision = decide([asking, Occupant("b", NORMAL, Where.RESIDENT, 100 - free)], BYTES, 0.0)
+    assert decision.waiting == ({} if obstacle is None else {"a": obstacle})
+    assert decision.orders == ((Return("a"),) if away and obstacle is None else ())
+
+
+@pytest.mark.parametrize(("fixed", "too_large"), [(90, False), (91, True)])
+def test_what_would_not_fit_beside_what_always_stays_is_too_large(fixed: int, too_large: bool) -> None:
+    there = [Occupant("a", NORMAL, Where.RESIDENT, 0, fixed=fixed), Occupant("b", NORMAL, Where.RESIDENT, 5)]
+    decision = decide([*there, Occupant("c", NORMAL, Where.RESIDENT, 0, wants=10)], BYTES, 0.0)
+    assert decision.waiting == {"c": Obstacle.TOO_LARGE if too_large else Obstacle.NOT_PARKABLE}
+
+
+@pytest.mark.parametrize(
+    ("facts", "figures"),
+    [
+        # (resident, on_card, frees, slow_parked, slow_frees, pooled, copies, needs)
+        ({}, (70, 75, 70, 0, 0, 30, 70, 30)),
+        ({"where": Where.RETURNING}, (70, 75, 100, 0, 0, 30, 100, 30)),
+        ({"parked": 130}, (0, 5, 0, 0, 0, 130, 0, 130)),
+        ({"slow": 20}, (70, 75, 70, 0, 20, 30, 50, 30)),
+        ({"slow": 20, "slow_away": True}, (70, 75, 70, 20, 0, 10, 70, 30)),
+        ({"slow": 20, "slow_away": True, "where": Where.RETURNING}, (70, 75, 100, 20, 20, 10, 80, 30)),
+        ({"kept": 25}, (70, 75, 70, 0, 0, 30, 45, 30)),
+        ({"kept": 80}, (70, 75, 70, 0, 0, 30, 0, 30)),
+        ({"wants": 7}, (70, 75, 70, 0, 0, 30, 70, 37)),
+    ],
+)
+def test_figures_of_an_occupant(facts: dict[str, object], figures: tuple[int, ...]) -> None:
+    one = replace(Occupant("a", OFFLINE, Where.RESIDENT, 100, parked=30, fixed=5), **facts)  # type: ignore[arg-type]
+    found = (one.resident, one.on_card, one.frees, one.slow_parked, one.slow_frees, one.pooled, one.copies, one.needs)
+    assert found == figures
+
+
+def test_seconds_of_a_swap() -> None:
+    leaving = Occupant("a", OFFLINE, Where.RESIDENT, 60 * 10**9, slow=20 * 10**9)
+    coming = Occupant("b", OFFLINE, Where.PARKED, 30 * 10**9, parked=30 * 10**9, slow=10 * 10**9, slow_away=True)
+    assert BYTES.seconds(leaving, coming) == 1.0 + 10.0 + 0.5 + 2.0
+
+
+def test_most_room_is_what_would_be_free_if_all_left_that_may() -> None:
+    there = [
+        Occupant("a", NORMAL, Where.RESIDENT, 10, fixed=1),
+        Occupant("b", OFFLINE, Where.RESIDENT, 20, fixed=2),
+        Occupant("c", NORMAL, Where.RESIDENT, 30, fixed=3),
+        Occupant("d", NORMAL, Where.RESIDENT, 40, fixed=4, park_after=1.0),
+    ]
+    assert [most_room(there, BYTES, name) for name in "abcd"] == [50, 30, 50, 10]
+
+
+def test_errand_ends_when_nothing_is_under_way_or_when_it_takes_too_long() -> None:
+    errand = Errand()
+    errand.note(under_way=True, takes=0.0, now=5.0)  # not ordered: what its page says is nothing to us
+    assert (errand.is_on, errand.ask_at, errand.overdue) == (False, -inf, 0)
+    errand.begin(True, 10.0)
+    errand.begin(True, 12.0)  # told again: it began when it was told first
+    assert (errand.is_on, errand.since) == (True, 10.0)
+    errand.begin(False, 13.0)
+    assert (errand.leave, errand.since) == (False, 13.0)
+    errand.note(under_way=True, takes=3.0, now=16.0)
+    assert errand.is_on
+    errand.note(under_way=False, takes=3.0, now=16.0)
+    assert (errand.is_on, errand.overdue, errand.ask_at) == (False, 0, -inf)
+
+
+def test_tenant_whose_errands_take_too_long_is_asked_less_and_less_often_until_one_ends() -> None:
+    errand, pauses = Errand(), []
+    for at in range(20):
+        errand.begin(True, 1000.0 * at)
+        errand.note(under_way=True, takes=3.0, now=1000.0 * at + 4.0)
+        assert not errand.is_on
+        pauses.append(errand.ask_at - 1000.0 * at - 4.0)
+    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0] + [300.0] * 15
+    assert errand.overdue == 16
+    errand.begin(True, 0.0)
+    errand.note(under_way=False, takes=3.0, now=1.0)
+    assert errand.overdue == 0

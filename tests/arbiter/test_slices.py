@@ -79,3 +79,52 @@ def test_no_two_online_contexts_have_long_slices(processes: dict[str, int], cut:
     if len(every) > 1:
         assert slices.LONG not in found.values()
         assert sum(length > 3_000 for length in found.values()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("processes", "lengths"),
+    [
+        ({}, {}),
+        ({"a": 1}, {"a/0": 12_180}),
+        ({"a": 1, "b": 2}, {"a/0": 24_180, "b/0": 12_180, "b/1": 12_180}),
+        ({"a": 4, "b": 1}, {**{f"a/{at}": 12_180 for at in range(4)}, "b/0": 48_180}),
+        ({"a": 5, "b": 1}, {**{f"a/{at}": 9_780 for at in range(5)}, "b/0": 48_180}),  # the longest
+        ({"a": 60}, {f"a/{at}": 1_000 for at in range(60)}),  # the shortest
+    ],
+)
+def test_equal_slices(processes: dict[str, int], lengths: dict[str, int]) -> None:
+    assert slices.equal(contexts(processes)) == lengths
+
+
+@pytest.mark.parametrize(
+    ("processes", "quotas", "lengths"),
+    [
+        ({}, {}, {}),
+        ({"a": 1}, {"a": 0.3}, {"a/0": 8_180}),
+        ({"a": 1, "b": 1}, {"a": 0.25, "b": 0.25}, {"a/0": 8_180, "b/0": 8_180}),
+        ({"a": 1, "b": 1}, {"a": 0.75, "b": 0.25}, {"a/0": 24_180, "b/0": 8_180}),
+        ({"a": 2, "b": 1}, {"a": 0.5, "b": 0.5}, {"a/0": 8_180, "a/1": 8_180, "b/0": 16_180}),
+        ({"a": 1, "b": 1}, {"a": 0.98, "b": 0.02}, {"a/0": 196_180, "b/0": 4_180}),  # the longest round
+        ({"a": 1, "b": 1}, {"a": 0.999, "b": 0.001}, {"a/0": 199_980, "b/0": 1_000}),
+    ],
+)
+def test_proportional_slices(processes: dict[str, int], quotas: dict[str, float], lengths: dict[str, int]) -> None:
+    assert slices.proportional(contexts(processes), quotas) == lengths
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "stays"), [(999, False), (1_000, True), (250_000, True), (250_001, False), (None, False)]
+)
+def test_slices_that_last(microseconds: int | None, stays: bool) -> None:
+    assert slices.lasting(microseconds) is stays
+
+
+@pytest.mark.parametrize(
+    ("busy", "cut", "lengths"),
+    [([], True, (2_000, 2_000)), ([0], True, (20_000, 2_000)), ([1], True, (2_000, 20_000)),
+     ([0], False, (2_000, 2_000)), ([0, 1], True, (2_000, 2_000))],
+)  # fmt: skip
+def test_online_slices(busy: list[int], cut: bool, lengths: tuple[int, int]) -> None:
+    every = contexts({"a": 1, "b": 1})
+    found = slices.online(every, [every[at] for at in busy], cut=cut)
+    assert (found["a/0"], found["b/0"]) == lengths
