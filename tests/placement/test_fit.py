@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +16,8 @@ from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.placement.demand import demand_of
+from aliquot.placement.fit import _room_in_all, _unlike, enough, fits, fitting_cards, fitting_nodes
 from kit.values.boards import claims, nodes
 from kit.values.builders import (
     GIB,
@@ -193,6 +198,21 @@ def test_containers_that_only_fit_one_by_one_are_refused_together() -> None:
     assert [refusal.reason for refusal in _refusals(board, claim)] == [Reason.CONTAINERS]
 
 
+def test_containers_of_one_kind_around_another_find_their_cards() -> None:
+    """The cards for the first container were taken from those for the second."""
+    board = a_board(Node("n1", (Card(0, 24_000), Card(1, 8_000)), frozenset({Offer.HAMI})))
+    small, large = Slice(memory_mib=1_000), Slice(memory_mib=14_000)
+    claim = a_claim(
+        a_container(small, 2, name="a"),
+        a_container(large, name="b", index=1),
+        a_container(small, 2, name="c", index=2),
+        offer=Offer.HAMI,
+    )
+    grant = Chooser(board, POLICIES["binpack"]()).choose(claim)
+    assert grant is not None
+    assert isinstance(Ledger(board).assume(claim, grant, 1.0), Booking)
+
+
 # --- the fast answer and the slow one agree ----------------------------------------------------------------------
 
 
@@ -218,6 +238,23 @@ def test_a_node_has_refusals_exactly_when_the_claim_does_not_fit_it(policy: str,
     refused = {refusal.node for refusal in chooser.refusals(claim)}
     assert fitting.isdisjoint(refused)
     assert fitting | refused == set(board.row_of)
+
+
+@given(board=_boards(), claim=claims(), again=st.lists(st.integers(0, 2), max_size=4))
+def test_containers_of_one_kind_fit_as_they_would_one_by_one(board: Board, claim: Claim, again: list[int]) -> None:
+    demand = demand_of(claim)
+    demand = replace(demand, parts=(*demand.parts, *(demand.parts[at] for at in again if at < len(demand.parts))))
+    rows = np.arange(board.rows)
+    nodes_that_fit, cards = fits(board, demand, rows)
+    expected = fitting_nodes(board, demand, rows)
+    for part in demand.parts:
+        expected &= enough(fitting_cards(board, part, demand, rows), part.count)
+    if not demand.exact:
+        expected &= _room_in_all(board, demand, rows)
+    assert nodes_that_fit.tolist() == expected.tolist()
+    if demand.parts:
+        assert _unlike(demand)[0] is demand.parts[0]
+        assert cards.tolist() == fitting_cards(board, demand.parts[0], demand, rows).tolist()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

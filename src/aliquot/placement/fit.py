@@ -39,10 +39,14 @@ def fits(board: Board, demand: Demand, rows: Ints | slice) -> tuple[Bools, Bools
 
 
 def _unlike(demand: Demand) -> Sequence[Part]:
-    """Each kind of part once: many containers of a Pod are alike, and by itself a part fits whatever its role is."""
+    """Each kind of part once, in the order in which they first occur: many containers of a Pod are alike, and by itself
+    a part fits whatever its role is."""
     if demand.exact:
         return demand.parts
-    return [*{(part.slice, part.count, part.tenants): part for part in reversed(demand.parts)}.values()][::-1]
+    kinds: dict[tuple[Slice, int, int], Part] = {}
+    for part in demand.parts:
+        kinds.setdefault((part.slice, part.count, part.tenants), part)
+    return [*kinds.values()]
 
 
 def _room_in_all(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
