@@ -8,6 +8,9 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import pytest
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.procscan import scan, with_environment
@@ -43,6 +46,21 @@ def test_a_process_is_found_in_the_middle_of_an_exec_too() -> None:
         missed = sum(with_environment("ALIQUOT_MARK", "becoming") != _identity(process.pid) for _ in looks)
         process.kill()
     assert missed == 0
+
+
+@pytest.mark.parametrize(("start", "end", "is_open"), [(0, 0, True), (4096, 0, True), (4096, 4096, False)])
+def test_exec_that_takes_longer_than_a_scan_leaves_its_user_unfinished(
+    tmp_path: Path, start: int, end: int, is_open: bool
+) -> None:
+    """A machine under load may stop a process in the middle of its exec. One with no environment at all is no exec."""
+    pid = 4_999_999  # more than the kernel gives
+    fields = ["S", "1", *["0"] * 17, "100", "65536", *["0"] * 26, str(start), str(end), "0", "0"]
+    (tmp_path / str(pid)).mkdir()
+    (tmp_path / str(pid) / "environ").write_bytes(b"")
+    (tmp_path / str(pid) / "stat").write_text(f"{pid} (sleep) {' '.join(fields)}")
+    found = scan(("ALIQUOT_MARK",), {os.geteuid()}, proc=str(tmp_path))
+    assert found.processes[pid].started == 100
+    assert found.unfinished == ({os.geteuid()} if is_open else set())
 
 
 def test_scan_has_the_value_of_a_mark() -> None:

@@ -110,6 +110,7 @@ class _Scanning:
         self._uids, self._skip, self._reading, self._deadline, self._proc = uids, skip, reading, deadline, proc
         self._found = Scan()
         self._again: dict[str, int] = {}  # may be in an exec: how often it was read
+        self._in_exec = set[str]()  # was in one for sure when it was read last
 
     def run(self) -> Scan:
         for entries, owner in self._groups():
@@ -128,6 +129,8 @@ class _Scanning:
             time.sleep(pause)
             for entry in list(self._again):
                 self._look(entry)
+        for _, owner in self._owners(self._in_exec & self._again.keys()):  # which mark it will have is not known
+            self._leave_out(owner)
         return self._found
 
     def _late(self) -> bool:
@@ -195,6 +198,7 @@ class _Scanning:
             return
         if not environment and _may_be_in_exec(fields, tries):
             self._again[entry] = tries + 1
+            (self._in_exec.discard if int(fields[48]) else self._in_exec.add)(entry)
         uid = owner or uid_of(int(entry)) or 0
         if self._uids is None or uid in self._uids:
             self._found.processes[int(entry)] = Seen(int(fields[1]), int(fields[19]), uid, marks)
