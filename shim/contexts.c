@@ -3,6 +3,7 @@
 
 #define ORDINALS 64
 static CUcontext primary[ORDINALS];     /* each device's own context, as cuDevicePrimaryCtxRetain gave it out */
+static uint32_t retained[ORDINALS];     /* how often, less the releases */
 
 CUcontext alq_primary(CUdevice device)
 {
@@ -12,6 +13,16 @@ CUcontext alq_primary(CUdevice device)
 bool alq_is_primary(CUcontext context, CUdevice device)
 {
     return context && alq_primary(device) == context;
+}
+
+bool alq_context_lives(CUcontext current)
+{
+    CUdevice device;
+    unsigned flags;
+    int active = 1;
+    if (ALQ_REAL(cuCtxGetDevice)(&device))
+        return false;
+    return !alq_is_primary(current, device) || ALQ_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) || active;
 }
 
 struct ending { CUcontext context; uint64_t before; };
@@ -63,8 +74,9 @@ int alq_cuCtxDestroy_v2(fn_cuCtxDestroy_v2 *real, int ptsz, CUcontext context)
 {
     (void)ptsz;
     struct ending ending = { .context = context, .before = alq_serial() };
-    alq_forget_context(context);
+    bool locked = alq_lock_contexts();
     int result = real(context);
+    alq_unlock_contexts(locked, result == CUDA_SUCCESS ? context : NULL);
     if (result == CUDA_SUCCESS) {
         give_back_all(&ending);
         alq_settle();
@@ -81,22 +93,42 @@ int alq_cuDevicePrimaryCtxRetain(fn_cuDevicePrimaryCtxRetain *real, int ptsz, CU
 {
     (void)ptsz;
     int result = real(context, device);
-    if (result == CUDA_SUCCESS && context && device >= 0 && device < ORDINALS)
+    if (result == CUDA_SUCCESS && context && device >= 0 && device < ORDINALS) {
         __atomic_store_n(&primary[device], *context, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&retained[device], 1, __ATOMIC_RELAXED);
+    }
+    return result;
+}
+
+int alq_cuGreenCtxDestroy(fn_cuGreenCtxDestroy *real, int ptsz, void *green)
+{
+    (void)ptsz;
+    CUcontext context = NULL;
+    if (__atomic_load_n(&alq_parks, __ATOMIC_RELAXED) && ALQ_REAL(cuCtxFromGreenCtx)(&context, green))
+        context = NULL;
+    bool locked = context && alq_lock_contexts();
+    int result = real(green);
+    alq_unlock_contexts(locked, result == CUDA_SUCCESS ? context : NULL);
     return result;
 }
 
 /* Released by its last holder, or reset: it is gone when it is no longer active. */
-static int leave(fn_cuDevicePrimaryCtxRelease *real, CUdevice device)
+static int leave(fn_cuDevicePrimaryCtxRelease *real, CUdevice device, bool reset)
 {
     struct ending ending = { .context = alq_primary(device), .before = alq_serial() };
     int card = alq_card_of_device(device);
+    uint32_t n = device >= 0 && device < ORDINALS ? __atomic_load_n(&retained[device], __ATOMIC_RELAXED) : 0;
     alq_pools_leave(card, true);
-    alq_forget_context(ending.context);     /* where it stays after all, the next call notes it again */
+    bool locked = (reset || n <= 1) && alq_lock_contexts();
     int result = real(device);
     unsigned flags = 0;
     int active = 1;
-    if (result == CUDA_SUCCESS && ALQ_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active) {
+    bool ended = result == CUDA_SUCCESS && ALQ_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active;
+    alq_unlock_contexts(locked, ended ? ending.context : NULL);
+    while (result == CUDA_SUCCESS && !reset && n &&
+           !__atomic_compare_exchange_n(&retained[device], &n, n - 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+    if (ended) {
         give_back_all(&ending);
         alq_pools_drop(card);
     }
@@ -107,23 +139,23 @@ static int leave(fn_cuDevicePrimaryCtxRelease *real, CUdevice device)
 int alq_cuDevicePrimaryCtxRelease(fn_cuDevicePrimaryCtxRelease *real, int ptsz, CUdevice device)
 {
     (void)ptsz;
-    return leave(real, device);
+    return leave(real, device, false);
 }
 
 int alq_cuDevicePrimaryCtxRelease_v2(fn_cuDevicePrimaryCtxRelease_v2 *real, int ptsz, CUdevice device)
 {
     (void)ptsz;
-    return leave(real, device);
+    return leave(real, device, false);
 }
 
 int alq_cuDevicePrimaryCtxReset(fn_cuDevicePrimaryCtxReset *real, int ptsz, CUdevice device)
 {
     (void)ptsz;
-    return leave(real, device);
+    return leave(real, device, true);
 }
 
 int alq_cuDevicePrimaryCtxReset_v2(fn_cuDevicePrimaryCtxReset_v2 *real, int ptsz, CUdevice device)
 {
     (void)ptsz;
-    return leave(real, device);
+    return leave(real, device, true);
 }

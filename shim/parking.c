@@ -11,11 +11,15 @@
 
 #define FINISH_NS 10000000000ull    /* for the work on the card */
 #define CONTEXTS  16
-#define LETS_GO_S 15                /* for a move that uses a context which is about to end: longer than any step of it */
+#define SHOWN_NS  5000000000ull     /* a call that began before calls were shown is over by then */
+#define LOCK_S    15                /* for the call that ends a context */
+#define LETS_GO_NS 70000000000ull   /* for a move that uses a context which is about to end: the mover answers within 60 s */
+#define STUCK_NS  15000000000ull    /* the same for a wait that was given up: its work may never end */
 
 int alq_parks;                      /* some card's memory may leave: calls enter */
 int alq_begun[ALQ_CARDS];
 static CUcontext contexts[ALQ_CARDS][CONTEXTS];
+static uint64_t shown_since;        /* when calls began to show that they are under way */
 static uint32_t ended_contexts;     /* so many: another may have the address of one of them */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;   /* held while threads of ours use one of them */
 static bool too_many[ALQ_CARDS];    /* there are contexts whose work we cannot wait for */
@@ -32,39 +36,68 @@ void alq_note_context(int card)
     uint32_t now = __atomic_load_n(&ended_contexts, __ATOMIC_ACQUIRE);
     if (!context || (context == last && now == ended))
         return;
+    bool there = false;
+    for (int i = 0; i < CONTEXTS && !there; i++)
+        there = __atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE) == context;
+    if (!there && !alq_context_lives(context))
+        return;     /* another thread ended it */
+    for (int i = 0; i < CONTEXTS && !there; i++) {
+        CUcontext none = NULL;
+        there = __atomic_compare_exchange_n(&contexts[card][i], &none, context, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) ||
+                none == context;
+    }
+    if (!there)
+        __atomic_store_n(&too_many[card], true, __ATOMIC_SEQ_CST);
     last = context;
     ended = now;
-    for (int i = 0; i < CONTEXTS; i++) {
-        CUcontext none = NULL;
-        if (__atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE) == context ||
-            __atomic_compare_exchange_n(&contexts[card][i], &none, context, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) ||
-            none == context)
-            return;
-    }
-    __atomic_store_n(&too_many[card], true, __ATOMIC_SEQ_CST);
 }
 
-/* False: one is still used. Work that waits for a function of the host may not end. */
-static bool lock_contexts(void)
+/* False: it is held for longer. */
+static bool lock_within(time_t seconds)
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += LETS_GO_S;
+    until.tv_sec += seconds;
     return !pthread_mutex_timedlock(&contexts_lock, &until);
 }
 
-/* It is about to end, or may be: the driver crashes where it is given one that has. */
-void alq_forget_context(CUcontext context)
+static bool is_stuck(void)
 {
-    if (!context || !__atomic_load_n(&alq_parks, __ATOMIC_ACQUIRE))
-        return;
-    bool locked = lock_contexts();
     for (int card = 0; card < ALQ_CARDS; card++)
+        if (__atomic_load_n(&finishing[card].late, __ATOMIC_SEQ_CST) && __atomic_load_n(&finishing[card].under_way, __ATOMIC_SEQ_CST))
+            return true;
+    return false;
+}
+
+/* Before a context may end: the driver crashes where it is given one that has. Not while the process is halted, which it becomes only
+ * while the lock is held. False: a move holds it for too long, or nothing here can move. */
+bool alq_lock_contexts(void)
+{
+    if (!__atomic_load_n(&alq_parks, __ATOMIC_ACQUIRE))
+        return false;
+    for (uint64_t began = alq_now();;) {
+        uint32_t call = alq_pause_call();
+        bool locked = lock_within(1);
+        if (locked && __atomic_load_n(&alq_halted, __ATOMIC_SEQ_CST)) {
+            pthread_mutex_unlock(&contexts_lock);
+            locked = false;
+        }
+        alq_resume_call(call);
+        if (locked || alq_now() - began > (is_stuck() ? STUCK_NS : LETS_GO_NS))
+            return locked;
+    }
+}
+
+/* After it, with what that answered. NULL: none has ended. */
+void alq_unlock_contexts(bool locked, CUcontext ended)
+{
+    for (int card = 0; card < ALQ_CARDS && ended; card++)
         for (int i = 0; i < CONTEXTS; i++) {
-            CUcontext it = context;
+            CUcontext it = ended;
             __atomic_compare_exchange_n(&contexts[card][i], &it, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
         }
-    __atomic_fetch_add(&ended_contexts, 1, __ATOMIC_ACQ_REL);
+    if (ended)
+        __atomic_fetch_add(&ended_contexts, 1, __ATOMIC_ACQ_REL);
     if (locked)
         pthread_mutex_unlock(&contexts_lock);
 }
@@ -116,7 +149,7 @@ static uint32_t finished(int card)
 /* The calls of the card's thread need a context, which does not end before let_go(). False: not now. */
 static bool be_current(int card)
 {
-    if (!lock_contexts())
+    if (!lock_within(LOCK_S))
         return false;
     for (int i = 0; i < CONTEXTS; i++) {
         CUcontext context = __atomic_load_n(&contexts[card][i], __ATOMIC_ACQUIRE);
@@ -249,7 +282,8 @@ static void *run(void *which)
         bool again = !__atomic_load_n(&move->why, __ATOMIC_RELAXED);    /* the daemon says when */
         if (again && order == ALQ_LEAVE && (state == ALQ_RESIDENT || (state == ALQ_PARKED && left_behind[card])))
             leave(move, card, false);
-        else if (again && order == ALQ_HALT && (state == ALQ_RESIDENT || state == ALQ_PARKED) && !alq_stale(card))
+        else if (again && order == ALQ_HALT && (state == ALQ_RESIDENT || state == ALQ_PARKED) && !alq_stale(card) &&
+                 alq_now() - shown_since >= SHOWN_NS)
             leave(move, card, true);
         else if (state == ALQ_HALTED && (order == ALQ_HALT ? alq_stale(card) : order == ALQ_STAY || order == ALQ_LEAVE))
             go_on(move, card);
@@ -259,6 +293,14 @@ static void *run(void *which)
             alq_futex_wait(&move->order, order, ALQ_ROUND_NS);
     }
     return NULL;
+}
+
+static void show_calls(void)
+{
+    if (__atomic_load_n(&alq_parks, __ATOMIC_SEQ_CST))
+        return;
+    shown_since = alq_now();
+    __atomic_store_n(&alq_parks, 1, __ATOMIC_SEQ_CST);
 }
 
 void alq_parking_begin(int card)
@@ -271,7 +313,7 @@ void alq_parking_begin(int card)
     sigfillset(&all);
     pthread_t thread;
     pthread_sigmask(SIG_SETMASK, &all, &before);    /* the program's signals are not for this thread */
-    __atomic_store_n(&alq_parks, 1, __ATOMIC_SEQ_CST);  /* before the thread can halt calls */
+    show_calls();       /* before the thread can halt them */
     if (pthread_create(&thread, NULL, run, (void *)(intptr_t)card) == 0)
         pthread_detach(thread);
     else
@@ -282,9 +324,13 @@ void alq_parking_begin(int card)
 void alq_parking_look(void)
 {
     const struct alq_page *page = alq_page();
-    for (int card = 0; page && (uint32_t)card < page->cards && card < ALQ_CARDS; card++)
-        if (page->card[card].parkable && !__atomic_load_n(&alq_begun[card], __ATOMIC_ACQUIRE) && alq_still_wanted(card, ALQ_HALT))
+    for (int card = 0; page && (uint32_t)card < page->cards && card < ALQ_CARDS; card++) {
+        if (!page->card[card].parkable)
+            continue;
+        show_calls();
+        if (!__atomic_load_n(&alq_begun[card], __ATOMIC_ACQUIRE) && alq_still_wanted(card, ALQ_HALT))
             alq_parking_begin(card);
+    }
 }
 
 void alq_parking_forget(void)
@@ -296,7 +342,7 @@ void alq_parking_forget(void)
     for (int i = 0; i < ALQ_CARDS; i++) {
         alq_begun[i] = 0;
         left_behind[i] = too_many[i] = false;
-        finishing[i].under_way = 0;
+        finishing[i].under_way = finishing[i].late = 0;
         for (int j = 0; j < CONTEXTS; j++)
             contexts[i][j] = NULL;
     }

@@ -273,7 +273,8 @@ int alq_map_tiles(fn_cuMemMapArrayAsync *real, CUarrayMapInfo *list, unsigned co
 bool alq_wait_for_room(int card, uint64_t bytes, uint64_t *began);
 void alq_room_done(int card, uint64_t began);
 void alq_parking_publish(struct alq_page *page, unsigned slot);     /* what the page says of this process's memory */
-void alq_forget_context(CUcontext context); /* before it ends */
+bool alq_lock_contexts(void);               /* before the driver is asked to end one */
+void alq_unlock_contexts(bool locked, CUcontext ended);
 void alq_parking_begin(int card);           /* the first memory on that card of a tenant that may be parked */
 void alq_parking_look(void);                /* a process without any has to halt like the others of its tenant: it has a context */
 bool alq_enter_resident(int card);          /* for calls that wake nothing: false, not entered: the memory is not there */
@@ -297,6 +298,7 @@ void alq_ordered_leave(int card, bool begin);
 void alq_ordered_drop(int card);
 bool alq_is_primary(CUcontext context, CUdevice device);    /* contexts.c: the device's own */
 CUcontext alq_primary(CUdevice device);     /* NULL: not known */
+bool alq_context_lives(CUcontext current);  /* the thread's own, which another may have ended */
 extern int alq_parks;
 /* First in every hook of the driver: while the driver has taken this process off the card, no call of it comes back. And last,
  * with what the first one answered: the driver is not asked to take it while calls are under way. A call that waits in the

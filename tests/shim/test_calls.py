@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from aliquot.adapters.gpu.page import Order, State, Why
 from shim.harness import Program, Tenant, eventually
 
@@ -55,9 +57,15 @@ def test_process_without_memory_halts_too(parkable: Tenant) -> None:
         assert program.answer() == {"result": 0}
 
 
-def test_halted_is_said_once_the_call_has_returned(parkable: Tenant) -> None:
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_halted_is_said_once_the_call_has_returned(parkable: Tenant, has_memory: bool) -> None:
     with parkable.beating():
-        start(parkable, "thread(module)")
+        if has_memory:
+            start(parkable, "thread(module)")
+        else:
+            without = THREADS.replace("free(alloc(10 * MIB)[1])", "launch(); time.sleep(1)")
+            parkable.start(without + "thread(module)\nheard(); os._exit(0)").answer()
+        time.sleep(6)  # for calls that began before calls were shown
         parkable.page.order(0, 0, Order.HALT)
         began = time.monotonic()
         while time.monotonic() - began < 0.6:

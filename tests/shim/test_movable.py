@@ -289,13 +289,14 @@ def test_process_with_more_contexts_than_can_be_waited_for_stays(parkable: Tenan
     assert refusal(parkable) is Why.BUSY
 
 
-def test_contexts_that_ended_are_not_waited_for(parkable: Tenant) -> None:
+@pytest.mark.parametrize("end", ["cuCtxDestroy_v2", "cuGreenCtxDestroy"])
+def test_contexts_that_ended_are_not_waited_for(parkable: Tenant, end: str) -> None:
     """The driver crashes when it gets one. Neither do they count: sixteen are the most that can be waited for."""
     program = parkable.start(
-        with_helpers("""
+        with_helpers(f"""
         kept = context(); alloc(10 * MIB); launch()
         for _ in range(20):
-            ended = context(); launch(); assert cuda.cuCtxDestroy_v2(ended) == 0
+            ended = context(); launch(); assert cuda.{end}(ended) == 0
         cuda.cuCtxSetCurrent(kept); step(); say(result=launch()); heard()
         """)
     )
@@ -305,12 +306,29 @@ def test_contexts_that_ended_are_not_waited_for(parkable: Tenant) -> None:
     assert program.answer() == {"result": 0}
 
 
-def test_context_with_the_address_of_one_that_ended_is_waited_for(parkable: Tenant) -> None:
+@pytest.mark.parametrize("end", ["cuDevicePrimaryCtxReset_v2(0)", "cuDevicePrimaryCtxRelease_v2(0)"])
+def test_context_of_the_device_that_ended_is_not_waited_for(parkable: Tenant, end: str) -> None:
+    """It stays current, and the shim itself gives back its memory after that."""
+    program = parkable.start(
+        with_helpers(f"""
+        kept = context(); alloc(10 * MIB); launch()
+        primary(); alloc(20 * MIB); free_async(alloc_async(10 * MIB)[1]); launch(); cuda.{end}; launch()
+        cuda.cuCtxSetCurrent(kept); step(); say(result=launch()); heard()
+        """)
+    )
+    program.answer()
+    assert refusal(parkable) is Why.MOVER
+    program.proceed()
+    assert program.answer() == {"result": 0}
+
+
+def test_context_that_was_released_but_not_by_its_last_holder_is_waited_for(parkable: Tenant) -> None:
+    """Also where no call follows: its work may still run."""
     program = parkable.start(
         with_helpers("""
-        alloc(10 * MIB); launch()
+        primary(); alloc(10 * MIB); launch()
         cuda.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0); cuda.cuDevicePrimaryCtxRelease_v2(0)
-        launch(); step(); say(waits=cuda.fake_calls(b"cuCtxSynchronize")); heard()
+        step(); say(waits=cuda.fake_calls(b"cuCtxSynchronize")); heard()
         """)
     )
     program.answer()

@@ -20,6 +20,7 @@ access     pthread_mutex_lock pthread_mutex_unlock pthread_mutex_trylock pthread
     secure_getenv open close write fcntl poll socket connect send sendmsg recv getpid nanosleep clock_gettime prctl
     syscall sigfillset dlopen dlerror dl_iterate_phdr __errno_location __tls_get_addr
     read strchr strstr strtoull getauxval getenv setenv epoll_create1 epoll_ctl eventfd
+    pthread_mutex_timedlock geteuid
 """
 
 

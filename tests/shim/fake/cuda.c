@@ -131,7 +131,8 @@ PUBLIC int cuDeviceGetUuid(CUuuid *u, int d) { if (d < 0 || d >= CARDS) return 1
 PUBLIC int cuDeviceGetUuid_v2(CUuuid *u, int d) { return cuDeviceGetUuid(u, d); }
 PUBLIC int cuCtxCreate_v2(void **c, unsigned flags, int d) { (void)flags; int *p = malloc(sizeof *p); *p = d; *c = current = p; return 0; }
 /* On a card this crashes where the context was destroyed. */
-PUBLIC int cuCtxSetCurrent(void *c) { if (c && device_of(c) == DESTROYED) abort(); current = c; return 0; }
+static int is_ended(void *c) { return device_of(c) == DESTROYED || (c == &primary[0] && !primary[0].refs) || (c == &primary[1] && !primary[1].refs); }
+PUBLIC int cuCtxSetCurrent(void *c) { if (c && is_ended(c)) abort(); current = c; return 0; }
 PUBLIC int cuCtxGetCurrent(void **c) { *c = current; return 0; }
 PUBLIC int cuCtxGetDevice(int *d) { *d = device_of(current); return current ? 0 : INVALID_CONTEXT; }
 PUBLIC int cuCtxGetDevice_v2(int *d, void *c) { *d = device_of(c ? c : current); return c || current ? 0 : INVALID_CONTEXT; }
@@ -149,6 +150,9 @@ static int fake_cuDevicePrimaryCtxReset(int d) { primary[d].refs = 0; end_contex
 static int fake_cuDevicePrimaryCtxReset_v2(int d) { return fake_cuDevicePrimaryCtxReset(d); }
 static int fake_cuCtxDestroy_v2(void *c) { end_context(c); *(int *)c = DESTROYED; if (current == c) current = NULL; return 0; }
 static int fake_cuCtxDestroy(void *c) { return fake_cuCtxDestroy_v2(c); }
+/* A green context is its context here. */
+PUBLIC int cuCtxFromGreenCtx(void **c, void *green) { *c = green; return 0; }
+static int fake_cuGreenCtxDestroy(void *green) { return fake_cuCtxDestroy_v2(green); }
 
 /* ---- plain memory and arrays ---- */
 static int make(char kind, uint64_t n, uint64_t *key)
