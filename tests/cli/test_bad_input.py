@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,34 @@ def test_manifest_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "zeros").symlink_to("/dev/zero")
     said = refused(CliRunner().invoke(cli, ["explain", "-f", str(tmp_path / "zeros")]))
     assert said == f"{tmp_path}/zeros: larger than 1 MiB"
+
+
+def test_objects_of_a_cluster_may_be_larger_than_other_manifests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aliquot.cli.manifests._LARGEST", 1 << 20)
+    monkeypatch.setattr("aliquot.cli.manifests._LARGEST_CLUSTER", 2 << 20)
+    (tmp_path / "pods").write_text(POD)
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    arguments = ["explain", "-f", str(tmp_path / "pods"), "--cluster", str(tmp_path / "zeros")]
+    assert refused(CliRunner().invoke(cli, arguments)) == f"{tmp_path}/zeros: larger than 2 MiB"
+
+
+@pytest.mark.parametrize("source", ["-", "file"])
+def test_small_manifest_is_read_with_little_memory(tmp_path: Path, source: str) -> None:
+    """A single read of the most that is allowed allocated 512 MiB at once, which some shells do not give."""
+    path = tmp_path / "pods"
+    path.write_text(POD)
+    code = (
+        "import resource, sys; from pathlib import Path; from aliquot.cli.manifests import read_manifests\n"
+        "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)\n"
+        "print(read_manifests(Path(sys.argv[1]))[0].value['kind'])"
+    )
+    command = [sys.executable, "-c", code, "-" if source == "-" else str(path)]
+    with path.open() as stdin:
+        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("Pod\n", 0), done.stderr
 
 
 def test_explain_refuses_cluster_without_node(tmp_path: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from aliquot.cli.errors import InputError
 from aliquot.cli.yamlvalues import Document, Position, ValuesError, parse_yaml
+from aliquot.wording.amounts import memory
 
-_LARGEST = 512 << 20  # bytes; all Pods of the largest clusters as YAML
+_LARGEST = 512 << 20  # bytes
+_LARGEST_CLUSTER = 4 << 30  # bytes; 28 kB for each of 150,000 Pods
+_PIECE = 1 << 20  # bytes; a single read of the most that is allowed would allocate all of it at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +36,30 @@ class Manifest:
         return _error(self.path, position_in(self.raw, self.position, message), message)
 
 
-def read_manifests(path: Path) -> list[Manifest]:
-    """The objects of all documents and Lists. "-" is standard input. Raises InputError."""
+def read_manifests(path: Path, *, of_cluster: bool = False) -> list[Manifest]:
+    """The objects of all documents and Lists; "-" is standard input. A cluster may be larger. Raises InputError."""
+    most = _LARGEST_CLUSTER if of_cluster else _LARGEST
     try:
         if str(path) == "-":
-            raw = sys.stdin.buffer.read(_LARGEST + 1)
+            raw = _read_at_most(most, sys.stdin.buffer)
         else:
             with path.open("rb") as file:
-                raw = file.read(_LARGEST + 1)
+                raw = _read_at_most(most, file)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if len(raw) > _LARGEST:  # a link to a device may have no end
-        raise InputError(f"{path}: larger than {_LARGEST >> 20} MiB")
+    if raw is None:
+        raise InputError(f"{path}: larger than {memory(most >> 20)}")
     return [manifest for document in _read(path, raw) for manifest in _objects(path, raw, document)]
+
+
+def _read_at_most(most: int, file: BinaryIO) -> bytes | None:
+    """All of it. None: it is larger; a link to a device may have no end."""
+    content = io.BytesIO()
+    while piece := file.read(_PIECE):
+        content.write(piece)
+        if content.tell() > most:
+            return None
+    return content.getvalue()
 
 
 def _read(path: Path, raw: bytes) -> list[Document]:

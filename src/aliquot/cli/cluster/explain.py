@@ -151,7 +151,7 @@ def _given(
     objects = (
         reach(lambda: cluster_objects(kubectl))
         if cluster is None
-        else [manifest.value for manifest in read_manifests(cluster)]
+        else [manifest.value for manifest in read_manifests(cluster, of_cluster=True)]
     )
     if pod is None:
         return _in_namespaces(manifests, namespace, None if cluster else kubectl), [], objects
