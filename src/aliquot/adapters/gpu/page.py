@@ -18,7 +18,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
@@ -150,6 +150,7 @@ class Page:
         if len(allotments) > CARDS:
             raise PageError(f"a tenant may have {CARDS} cards, not {len(allotments)}")
         self.path = path
+        self._not_held: set[int] = set()  # slots that the looks so far found free, or of others
         self._not_before = 0.0  # when the next sweep may be; later if the last one took long
         self.trouble: OSError | None = None  # why a write failed: the owner truncated it, or the disk is full
         self.uuids = tuple(allotment.uuid for allotment in allotments)
@@ -298,15 +299,25 @@ class Page:
             self._not_before = time.monotonic() + _REST * took
         return living
 
-    def holders(self, slots: Sequence[int]) -> Iterator[int]:
-        """The processes that hold the locks of these slots; 0: one that is not visible, or not looked for."""
-        began = time.thread_time()
+    def may_be_held(self, slots: Sequence[int], by: Callable[[int], bool]) -> bool:
+        """Whether one of the processes that `by` says yes to may hold the lock of one of these slots: one that is not
+        visible may. A look has as long as a sweep. The next one goes on with the slots that are left; until all are
+        seen the answer is yes."""
+        spent = 0.0
         for slot in slots:
-            if time.thread_time() - began > _SWEEP:
-                yield 0
-                return
-            if (pid := self.holder(slot)) is not None:
-                yield pid
+            if slot in self._not_held:
+                continue
+            if spent > _SWEEP:
+                return True
+            began = time.thread_time()
+            pid = self.holder(slot)
+            spent += time.thread_time() - began
+            if pid is not None and (pid == 0 or by(pid)):
+                self._not_held.clear()
+                return True
+            self._not_held.add(slot)
+        self._not_held.clear()
+        return False
 
     def holder(self, slot: int) -> int | None:
         """The process that holds the lock of that slot, as the kernel says. None: no process, or not by a shim. 0: a

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -346,8 +347,8 @@ class Arbiterd:
             if tenancy is None or tenancy.processes:
                 return tenancy is not None
             # A Pod may have passed its page to another Pod, which would then keep its place after its end.
-            holders = tenancy.page.holders(tenancy.page.sweep())
-            return any(pid == 0 or self._owners.may_be(tenant_id, pid) for pid in holders)
+            page, is_own = tenancy.page, partial(self._owners.may_be, tenant_id)
+            return page.may_be_held(page.sweep(), is_own)
 
     # --- what the audit asks -----------------------------------------------------------------------------------
 
