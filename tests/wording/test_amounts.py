@@ -66,6 +66,7 @@ def test_unlike_amounts_look_different(one: int, another: int) -> None:
     [
         (18 * 1024, 24 * 1024, "18 of 24 GiB"),
         (0, 24 * 1024, "0 of 24 GiB"),
+        (50, 24 * 1024, "0.05 of 24 GiB"),
         (100, 512, "100 of 512 MiB"),
         (1536, 4096 * 1024, "1.5 of 4,096 GiB"),
         (0, 0, "0 of 0 GiB"),

@@ -45,7 +45,7 @@ def unlike(one: int, another: int) -> tuple[str, str]:
 def memory_of(used: int, total: int) -> str:
     """ "18 of 24 GiB", also for thousands of cards."""
     unit, per = ("MiB", 1) if 0 < total < 1024 else ("GiB", 1024)
-    used_units, total_units = (_plain(round(mib / per, 1)) for mib in (used, total))
+    used_units, total_units = (in_units(mib, per) for mib in (used, total))
     return f"{used_units:,} of {total_units:,} {unit}"
 
 

@@ -147,7 +147,7 @@ class ControlServer:
         except ConnectionError:
             pass
         except Exception as error:
-            _LOG.exception("request_failed")
+            _LOG.exception("control_request_failed")
             send(writer, {"error": {"kind": "failed", "text": f"internal error: {type(error).__name__}: {error}"}})
         finally:
             await close_connection(writer)
