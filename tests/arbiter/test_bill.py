@@ -230,3 +230,13 @@ def test_pods_of_one_namespace_leave_rows_for_others() -> None:
         bill.add(CARD, Stretch(float(number), number + 1.0, tenants={"t": Spent(gpu=0.5), "u": Spent()}), one, 1000.0)
     assert len([key for key in bill.counters if key[1].namespace == "ml"]) < 300
     assert (CARD, payer("x")._replace(namespace="b")) in bill.counters
+
+
+def test_stretch_of_a_card_is_what_a_second_of_it_is_times_its_length() -> None:
+    bill = CardBill()
+    bill.add(5.0, 5.0, {"a": Spent(1.0)})
+    assert bill.take() is None
+    bill.add(10.0, 12.0, {"a": Spent(0.25, 0.5, 0.125, 3.0, 5.0)})
+    bill.add(12.0, 12.5, {"a": Spent(0.5), "b": Spent(1.0)})
+    assert bill.take() == Stretch(10.0, 12.5, 1.5, {"a": Spent(0.75, 1.0, 0.25, 6.0, 10.0), "b": Spent(0.5)})
+    assert bill.take() is None

@@ -161,3 +161,13 @@ def test_debt_of_a_tenant_without_a_quota_ends_some_time() -> None:
     debts.collect("a")
     debts.step({"a": 0.0}, 0.0)
     assert debts.until == 0.5 / 1e-6
+
+
+def test_next_look_is_when_the_first_debt_is_paid() -> None:
+    debts = Debts()
+    for tenant, owed in (("a", 0.5), ("b", 0.25), ("c", 0.125)):
+        debts.charge(tenant, owed)
+    debts.collect("a")
+    debts.collect("b")
+    debts.step({"a": 0.25, "b": 0.25, "c": 0.25}, 10.0)
+    assert debts.until == 11.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -185,3 +186,17 @@ def test_longest_time_over_the_limit_counts_for_a_process_of_two_tenants(own: fl
         for tenant, spent in (("a", own), ("b", brought))
     }
     assert check(before, [use(6 * GIB, tenant="a")], 0.0, None).over["a"].spent == max(own, brought)
+
+
+@pytest.mark.parametrize(("kill_after", "ended"), [(4.0, True), (4.5, False), (None, False)])
+def test_process_is_ended_after_exactly_the_grace(kill_after: float | None, ended: bool) -> None:
+    reports = run([(at, use(LIMIT + 2 * MARGIN)) for at in (0.0, 2.0, 4.0)], kill_after)
+    assert [bool(processes) for _, _, processes, _ in reports] == [False, False, ended]
+
+
+@pytest.mark.parametrize(("processes", "margins"), [(0, 0), (1, 1), (4, 4), (5, 4)])
+def test_few_processes_have_a_margin(processes: int, margins: int) -> None:
+    assert margin(processes) == margins * MARGIN
+    each = [LIMIT // max(1, processes)] * processes
+    assert use(*each, limit=sum(each) - margins * MARGIN).excess == 0
+    assert use(*each, limit=sum(each) - margins * MARGIN - 1).excess == margins * MARGIN + 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.arbiter.ownproof import LONG_US, SHORT_US, Measured, Stage, judge, judge_pass, needs_second_pass
+from aliquot.arbiter.ownproof import LONG_US, SHORT_US, Measured, Stage, judge, judge_pass, needs_second_pass, slices_in
 from aliquot.arbiter.proof import Effect, Verdict
 from aliquot.model.cardstate.control import PROVEN, ControlLevel, ControlReason
 
@@ -82,3 +82,41 @@ def test_a_pass_without_all_stages_says_nothing(missing: Stage) -> None:
     del found[missing]
     assert judge([found]) == Verdict()
     assert judge([]) == Verdict()
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_only_the_favoured_have_other_slices(stage: Stage) -> None:
+    assert slices_in(stage) == ((8_000, 500) if stage is Stage.FAVOURED else (2_000, 2_000))
+
+
+@pytest.mark.parametrize(
+    ("measured", "share", "counts"),
+    [
+        (Measured(0, 0, 1.0), 0.0, False),
+        (Measured(1, 0, 1.0), 1.0, False),
+        (Measured(3, 8, 1.0), 3 / 11, False),
+        (Measured(3, 9, 1.0), 0.25, True),
+        (Measured(3, 9, 1.0, dry=True), 0.25, False),
+    ],
+)
+def test_share_of_the_first(measured: Measured, share: float, counts: bool) -> None:
+    assert (measured.share, measured.counts) == (share, counts)
+
+
+@pytest.mark.parametrize(
+    ("shares", "found"),
+    [
+        ({"even": 0.3, "again": 0.7}, Verdict(Effect.SEEN, Effect.SEEN)),
+        ({"even": 0.295, "again": 0.7}, Verdict()),
+        ({"even": 0.3, "again": 0.705}, Verdict()),
+        ({"paused": 0.75}, Verdict(Effect.SEEN, Effect.SEEN)),
+        ({"paused": 0.745}, Verdict(Effect.SEEN, Effect.UNKNOWN)),
+        ({"paused": 0.63}, Verdict(Effect.SEEN, Effect.UNKNOWN)),
+        ({"paused": 0.625}, Verdict(Effect.SEEN, Effect.NONE)),
+        ({"favoured": 0.725}, Verdict(Effect.SEEN, Effect.SEEN)),
+        ({"favoured": 0.71}, Verdict(Effect.UNKNOWN, Effect.SEEN)),
+        ({"favoured": 0.61}, Verdict(Effect.NONE, Effect.SEEN)),
+    ],
+)
+def test_verdict_of_a_pass_at_its_limits(shares: dict[str, float], found: Verdict) -> None:
+    assert judge_pass(stages(**shares)) == found  # type: ignore[arg-type]

@@ -123,3 +123,46 @@ def test_tenants_that_come_and_go_are_never_a_fault(kernel: float, shares: list[
 
     verdict, _ = tried(fitful, kernel)
     assert verdict.control().level is not ControlLevel.GATE
+
+
+def test_trial_counts_from_when_a_phase_has_settled_until_there_is_enough() -> None:
+    trial = Trial("a", frozenset({"b"}), settle=1.0, count=4.0, longest=8.0)
+    trial.begin(10.0)
+    trial.step(99, 10.5)
+    assert (trial.until, trial._counting_since) == (11.0, None)
+    trial.step(5, 11.0)
+    assert (trial.until, trial._counting_since) == (15.0, (11.0, 5))
+    trial.step(16, 15.0)  # one too few: a little later
+    assert (trial.until, trial.phase) == (15.25, Phase.EVEN)
+    assert [trial.slice_of(name) for name in "ab"] == [2_000, 2_000]
+    trial.step(17, 15.25)
+    assert (trial.until, trial.phase, trial._samples) == (16.25, Phase.FAVOURED, {Phase.EVEN: Sample(12, 4.25)})
+    assert [trial.slice_of(name) for name in "ab"] == [16_000, 1_000]
+    trial.step(17, 16.25)
+    trial.step(18, 24.0)
+    assert trial.phase is Phase.FAVOURED
+    trial.step(18, 24.25)  # the longest
+    assert trial.phase is Phase.PAUSED
+    assert trial._samples[Phase.FAVOURED] == Sample(1, 8.0)
+
+
+@pytest.mark.parametrize(("sample", "rate"), [(Sample(6, 2.0), 3.0), (Sample(6, 0.0), 0.0), (Sample(6, -1.0), 0.0)])
+def test_rate_of_a_sample(sample: Sample, rate: float) -> None:
+    assert sample.rate == rate
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        ((10, 15, 15, 20, 10), Verdict(Effect.SEEN, Effect.SEEN)),  # half of what the gate gains
+        ((10, 14, 12, 20, 10), Verdict(Effect.UNKNOWN, Effect.NONE)),
+        ((10, 10, 20, 20, 13), Verdict(Effect.NONE, Effect.SEEN)),  # just steady
+        ((10, 15, 15, 20, 14), Verdict()),
+        ((10, 15, 15, 15, 10), Verdict(Effect.SEEN, Effect.SEEN)),  # just short of the card
+        ((10, 15, 15, 14, 10), Verdict()),
+        ((8, 12, 12, 16, 8), Verdict(Effect.SEEN, Effect.SEEN)),
+        ((7, 12, 12, 16, 8), Verdict()),
+    ],
+)
+def test_verdict_at_its_limits(counts: tuple[int, ...], found: Verdict) -> None:
+    assert judge({phase: Sample(count, 1.0) for phase, count in zip(Phase, counts, strict=True)}) == found

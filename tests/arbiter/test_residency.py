@@ -406,3 +406,43 @@ def test_tenant_whose_errands_take_too_long_is_asked_less_and_less_often_until_o
     errand.begin(True, 0.0)
     errand.note(under_way=False, takes=3.0, now=1.0)
     assert errand.overdue == 0
+
+
+def test_order_is_withdrawn_after_more_than_its_time_and_asked_again_twice_as_late() -> None:
+    hearing = Hearing()
+    assert [hearing.note(pending=True, works=True, now=now) for now in (10.0, 15.0, 15.5)] == [False, False, True]
+    assert (hearing.ask_at, hearing.unheard) == (25.5, 1)
+    assert [hearing.note(pending=True, works=False, now=now) for now in (30.0, 36.0)] == [False, True]
+    assert (hearing.ask_at, hearing.unheard) == (56.0, 2)
+    assert hearing.note(pending=False, works=False, now=37.0) is False
+    assert (hearing.ask_at, hearing.unheard) == (56.0, 2)
+    assert hearing.note(pending=False, works=True, now=38.0) is False
+    assert (hearing.ask_at, hearing.unheard) == (-inf, 0)
+
+
+def test_room_that_is_too_little_for_the_first_is_kept_for_it() -> None:
+    first = Occupant("a", ONLINE, Where.RESIDENT, 0, wants=10)
+    second = Occupant("b", OFFLINE, Where.PARKED, 1, parked=1, wants=0)
+    decision = decide([Occupant("x", NORMAL, Where.RESIDENT, 99), first, second], BYTES, 0.0)
+    assert decision.orders == ()
+    assert decision.waiting == dict.fromkeys("ab", Obstacle.NOT_PARKABLE)
+
+
+@pytest.mark.parametrize(("size", "returns"), [(10, True), (11, False)])
+def test_second_that_asks_has_what_the_first_leaves_of_what_comes(size: int, returns: bool) -> None:
+    there = [Occupant("x", NORMAL, Where.RESIDENT, 79), Occupant("y", OFFLINE, Where.LEAVING, 20)]
+    first = Occupant("a", ONLINE, Where.PARKED, 11, parked=11, wants=0, wants_since=1.0)  # 1 is free, 10 come
+    second = Occupant("b", ONLINE, Where.PARKED, size, parked=size, wants=0, wants_since=2.0)
+    orders = decide([*there, second, first], BYTES, 3.0).orders
+    assert orders == ((Return("a"), Return("b")) if returns else (Return("a"),))
+
+
+@pytest.mark.parametrize(("wants", "leaves"), [(6, "q"), (7, "p"), (10, "p"), (11, "pq"), (16, "pq"), (17, "")])
+def test_as_little_leaves_as_is_enough(wants: int, leaves: str) -> None:
+    there = [
+        Occupant("p", OFFLINE, Where.RESIDENT, 10),
+        Occupant("q", OFFLINE, Where.RESIDENT, 6),
+        Occupant("x", NORMAL, Where.RESIDENT, 84),
+    ]
+    decision = decide([*there, Occupant("a", ONLINE, Where.RESIDENT, 0, wants=wants)], BYTES, 0.0)
+    assert decision.orders == tuple(map(Leave, leaves))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.arbiter.roster import DOUBT_AFTER, IDLE_AFTER, Context, Member, Reading, Roster
+from aliquot.arbiter.roster import _MEMORY, DOUBT_AFTER, IDLE_AFTER, Context, Member, Reading, Roster
 from aliquot.model.claim import AppClass
 
 
@@ -160,3 +160,14 @@ def test_lately_returns_recently_active_contexts_or_all() -> None:
     first, second = Context("a", "a", last_active=10.0), Context("b", "b", last_active=9.5)
     assert Roster().lately([first, second], 10.7) == [first]
     assert Roster().lately([first, second], 99.0) == [first, second]
+
+
+def test_part_of_the_time_in_which_a_context_had_work_follows_what_is_read() -> None:
+    roster = Roster({"a": Member("a", AppClass.NORMAL, None)}, {"a/1": Context("a/1", "a")})
+    context = roster.contexts["a/1"]
+    for now, busy, enabled in ((0.0, 0.0, True), (0.5, 0.25, True), (1.0, 9.0, False), (1.0, 9.0, True)):
+        roster.read({"a/1": Reading(1, False, busy=busy)}, ["a/1"] if enabled else [], now)
+    weight = 0.5 / (0.5 + _MEMORY)
+    assert context.part_busy == weight * 0.5
+    context.ran(Reading(1, False, busy=9.0), 0.5)
+    assert context.part_busy == pytest.approx(weight * 0.5 + weight * (1.0 - weight * 0.5))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.arbiter.timeline import BUCKETS, STEP, Came, Left, Record, Stretch, Taken, Timeline
+from aliquot.arbiter.timeline import BUCKETS, STEP, Came, Left, Record, Stretch, Taken, Timeline, _track
 
 SERVER, TRAINING = Came("p1", "server", offline=False), Came("p2", "training", offline=True)
 
@@ -121,3 +121,15 @@ def test_timeline_draws_no_more_than_was_held(steps: list[tuple[float, dict[str,
         now += length
     drawn = sum(a_timeline(*records).window(None, now + 0.5).tracks["server"].shares) / 100 * STEP
     assert drawn == pytest.approx(had, abs=0.006 * STEP * len(steps) * 12 + 1e-6)
+
+
+def test_track_shows_percent_and_pauses_of_half_a_bucket() -> None:
+    track = _track([None, [STEP / 4, STEP / 2], [STEP * 2, 0.0], [0.0, 0.49 * STEP]])
+    assert (track.shares, track.paused) == ((0, 25, 100, 0), (0, 1, 0, 0))
+
+
+def test_drawn_are_those_that_are_there_had_the_card_or_are_marked() -> None:
+    timeline = Timeline()
+    timeline.add([Came("p", "gone", offline=False), (1.0, 2.0, {"p": 1.0}, False), Left("p"), SERVER])
+    timeline.add([Taken(1.5, None, ("loser",)), Taken(1.6, "winner", ())])
+    assert timeline.drawn() == {"gone", "server", "loser", "winner"}
