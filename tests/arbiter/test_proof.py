@@ -140,10 +140,10 @@ def test_trial_counts_from_when_a_phase_has_settled_until_there_is_enough() -> N
     assert [trial.slice_of(name) for name in "ab"] == [16_000, 1_000]
     trial.step(17, 16.25)
     trial.step(18, 24.0)
-    assert trial.phase is Phase.FAVOURED
+    assert Phase.FAVOURED not in trial._samples
     trial.step(18, 24.25)  # the longest
-    assert trial.phase is Phase.PAUSED
     assert trial._samples[Phase.FAVOURED] == Sample(1, 8.0)
+    assert trial.slice_of("a") == 2_000  # it is over
 
 
 @pytest.mark.parametrize(("sample", "rate"), [(Sample(6, 2.0), 3.0), (Sample(6, 0.0), 0.0), (Sample(6, -1.0), 0.0)])
