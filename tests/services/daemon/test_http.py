@@ -8,7 +8,8 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -366,7 +367,7 @@ ANSWER = 4 << 20
 
 
 @contextlib.asynccontextmanager
-async def large_answers(limits: Limits) -> AsyncIterator[socket.socket]:
+async def large_answers(limits: Limits, served: ssl.SSLContext | None = None) -> AsyncIterator[socket.socket]:
     """A server whose answers do not fit into the buffers of the kernel, and the socket where it listens."""
     listener, app = socket.create_server(("127.0.0.1", 0)), web.Application()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
@@ -375,8 +376,14 @@ async def large_answers(limits: Limits) -> AsyncIterator[socket.socket]:
         return web.Response(body=bytes(ANSWER))
 
     app.router.add_get("/", large)
-    async with serve_limited(make_runner(app, limits), listener, limits):
+    runner = make_runner(app, limits)
+    await runner.setup()
+    accepting = listen(runner, listener, limits, tls=served)
+    try:
         yield listener
+    finally:
+        accepting.close()
+        await runner.cleanup()
 
 
 def silent_reader(listener: socket.socket, requests: int, buffer: int = 4096) -> socket.socket:
@@ -406,6 +413,84 @@ def test_answers_that_nobody_reads_together_are_bounded_and_who_reads_is_served(
                     assert len(await reader.readexactly(ANSWER)) == ANSWER
             for each in readers:
                 each.close()
+
+    asyncio.run(scenario())
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_answer_that_is_not_read_counts_until_it_is_or_the_connection_is_closed(encrypted: bool) -> None:
+    """With TLS a large answer counted as sent as soon as it was encrypted: nothing limited how many of them wait."""
+    served, trusting = contexts() if encrypted else (None, None)
+
+    def deaf(listener: socket.socket) -> socket.socket:
+        raw = silent_reader(listener, requests=0)
+        one = raw if trusting is None else trusting.wrap_socket(raw)
+        one.sendall(_QUESTION)
+        return one
+
+    async def scenario() -> None:
+        limits = Limits(64, unread=2 * ANSWER)
+        async with large_answers(limits, served) as listener:
+            seen: list[asyncio.Transport] = []
+            readers = []
+            for _ in range(4):
+                readers.append(await asyncio.to_thread(deaf, listener))
+                await _until(partial(lambda already: len({*limits._unread, *seen}) > already, len(seen)))
+                seen.extend(transport for transport in limits._unread if transport not in seen)
+            await asyncio.sleep(0.2)
+            assert [*limits._unread] == seen[2:]
+            assert [transport.is_closing() for transport in seen] == [True, True, False, False]
+            assert all(transport.get_write_buffer_size() < 1 << 18 for transport in seen[2:])
+            async with visitor(listener, _QUESTION, trusting) as reader, asyncio.timeout(60):
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                assert await reader.readexactly(ANSWER) == bytes(ANSWER)
+            for each in readers:
+                each.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_who_reads_nothing_is_closed_on_each_kind_of_port(encrypted: bool) -> None:
+    served, trusting = contexts() if encrypted else (None, None)
+
+    async def scenario() -> None:
+        limits = Limits(64, read_seconds=0.4)
+        async with large_answers(limits, served) as listener:
+            one = await asyncio.to_thread(silent_reader, listener, 0)
+            if trusting is not None:
+                one = await asyncio.to_thread(trusting.wrap_socket, one)
+            one.sendall(_QUESTION)
+            await _until(lambda: bool(limits._unread))
+            (transport,) = limits._unread
+            await asyncio.sleep(0.1)
+            assert not transport.is_closing()
+            await _until(lambda: not limits._unread)
+            assert transport.is_closing()
+            one.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_large_answers_follow_each_other_on_one_connection(method: str) -> None:
+    async def scenario() -> None:
+        async with (
+            large_answers(Limits(4)) as listener,
+            visitor(listener, _QUESTION.replace(b"GET", method.encode()) * 2) as reader,
+            asyncio.timeout(60),
+        ):
+            for _ in range(2):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert f"Content-Length: {ANSWER}".encode() in head
+                if method == "GET":
+                    assert await reader.readexactly(ANSWER) == bytes(ANSWER)
 
     asyncio.run(scenario())
 

@@ -26,6 +26,7 @@ _BACKLOG = 1024
 _AT_ONCE = 64  # connections, before others have their turn
 _ACCEPT_AGAIN = 1.0  # seconds
 _UNREAD = 64 << 20  # bytes
+_PIECE = 64 << 10  # bytes of an answer that are sent at once
 IDLE = 300.0  # seconds that a connection may be open without a request; Prometheus asks more often
 
 
@@ -148,7 +149,8 @@ class Limits:
 
     async def _send(self, request: web.Request, answer: web.Response, transport: asyncio.Transport) -> None:
         """Send the whole answer, to somebody who reads it. aiohttp would keep it as long as the connection lasts."""
-        size = len(answer.body) if isinstance(answer.body, (bytes, bytearray)) else 0
+        body = answer.body if isinstance(answer.body, (bytes, bytearray)) else b""
+        size = len(body)
         present = sum(self._unread.values())
         for oldest in [*self._unread]:
             if present + size <= self._most_unread:
@@ -159,7 +161,10 @@ class Limits:
         reading = Reading(transport, self.read_seconds)
         try:
             await answer.prepare(request)
-            await answer.write_eof()
+            if size > _PIECE and request.method != "HEAD" and not answer.compression:
+                await _send_pieces(answer, body, transport, reading)
+            else:
+                await answer.write_eof()
         except ConnectionError:
             pass  # aiohttp meets it again, and ends the connection
         finally:
@@ -198,6 +203,20 @@ class Limits:
         return b"".join(chunks)
 
 
+async def _send_pieces(
+    answer: web.Response, body: bytes | bytearray, transport: asyncio.Transport, reading: Reading
+) -> None:
+    """Send the body, each piece when most of those before it have gone. With TLS asyncio hands whatever is written in
+    one piece to the connection below at once, and does not say that it waits there."""
+    transport.set_write_buffer_limits(_PIECE)
+    rest = memoryview(body)
+    while rest:
+        await answer.write(rest[:_PIECE])
+        rest = rest[_PIECE:]
+        reading.went_on()
+    await web.StreamResponse.write_eof(answer)  # aiohttp's for whole answers would send the body again
+
+
 class Reading:
     """Disconnects a peer that reads nothing of what is sent for some seconds, until `end`."""
 
@@ -212,6 +231,10 @@ class Reading:
             return
         self._left = left
         self._timer = asyncio.get_running_loop().call_later(self._every, self._look)
+
+    def went_on(self) -> None:
+        """It has read something: there was room for more, of which as much may wait now as before."""
+        self._left = 0
 
     def end(self) -> None:
         """It has read enough."""
