@@ -112,7 +112,8 @@ def _cdi_read_only(case: Case) -> Callable[[], object]:
 def _disk_full(case: Case) -> Callable[[], object]:
     stats = os.statvfs(case.path(STATE))
     used = (stats.f_blocks - stats.f_bfree) * stats.f_frsize
-    case.shell(f"mount -o remount,size={used + (1 << 20)} {STATE}")
+    half = 1 << 19  # the agent may write a page meanwhile: what is left is rounded down
+    case.shell(f"mount -o remount,size={used + (1 << 20) + half} {STATE}")
     return lambda: case.shell(f"mount -o remount,size={stats.f_blocks * stats.f_frsize} {STATE}")
 
 
