@@ -149,7 +149,7 @@ def test_a_pod_that_is_not_ours_blocks_no_other_pod(tmp_path: Path) -> None:
     (entry,) = json.loads(result.stdout)
     assert_shape(entry)
     assert (result.exit_code, entry["fits"], entry["node"]) == (0, None, None)
-    assert "default/web: asks for no GPU" in result.stderr
+    assert "default/web: requests no GPU" in result.stderr
 
 
 def test_explain_exits_1_when_some_pods_do_not_fit(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_explain_uses_the_options_of_the_clusters_scheduler(cluster: FakeCluster
     assert "GPU 0" in invoked(explain, *arguments).output
     assert "GPU 1" in invoked(explain, *arguments, "--priority", "binpack").output, "the user's option wins"
     _scheduler_with(cluster, "--dialects=qgpu")
-    assert "not ours to place" in invoked(explain, *arguments).output
+    assert "Aliquot does not place it" in invoked(explain, *arguments).output
 
 
 def test_explain_refuses_scheduler_options_of_another_version(cluster: FakeCluster, tmp_path: Path) -> None:
