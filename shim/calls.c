@@ -187,7 +187,7 @@ void alq_resume_call(uint32_t kind)
         alq_hold_slow(kind);
 }
 
-/* In a thread of ours: it takes the kernel a while. */
+/* In a thread of the shim: it takes the kernel a while. */
 void alq_calls_begin(void)
 {
     if (syscall(__NR_membarrier, BARRIER_REGISTER, 0) == 0)

@@ -1,6 +1,6 @@
 /* parking.c - a parkable tenant leaves the card and comes back: when the daemon orders it, and no call is under way.
  *
- * Every call that may touch memory of the card enters before and leaves after (calls.c). A thread of ours per card moves the
+ * Every call that may touch memory of the card enters before and leaves after (calls.c). A thread of the shim per card moves the
  * memory, so that no thread of the program is needed for it. Nothing is released before all of it was copied; a copy that fails
  * leaves everything where it was.
  */
@@ -21,7 +21,7 @@ int alq_begun[ALQ_CARDS];
 static CUcontext contexts[ALQ_CARDS][CONTEXTS];
 static uint64_t shown_since;        /* when calls began to show that they are under way */
 static uint32_t ended_contexts;     /* so many: another may have the address of one of them */
-static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;   /* held while threads of ours use one of them */
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;   /* held while threads of the shim use one of them */
 static bool too_many[ALQ_CARDS];    /* there are contexts whose work we cannot wait for */
 static struct { uint32_t under_way, late; int result; } finishing[ALQ_CARDS];     /* the first is a futex word */
 static bool left_behind[ALQ_CARDS]; /* a part is away, and a part is not; the card's thread alone uses it */

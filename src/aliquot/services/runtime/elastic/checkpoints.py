@@ -89,7 +89,7 @@ class _Record:
     step: Counted | None = None
     began: float = 0.0  # its move
     since: float = 0.0  # in HALTING and COMING
-    told: set[int] = field(default_factory=set)  # processes that were ordered to halt
+    ordered: set[int] = field(default_factory=set)  # processes that were ordered to halt
     undo: bool = False  # it could not be taken: it is brought back without being asked for
     tries: Backoff = field(default_factory=lambda: Backoff(_AGAIN, 30.0, soon=4))  # to bring it back, or to find it
     finds: Backoff = field(default_factory=lambda: Backoff(_AGAIN, 600.0))  # halted: a page can say so at any time
@@ -209,8 +209,8 @@ class Checkpoints:
             return False
         if record.phase is Phase.RESIDENT:
             record.phase, record.began, record.since, record.undo = Phase.HALTING, now, now, False
-            record.told = set(record.pids)
-            _order(tenancy, uuid, Order.HALT, record.told)
+            record.ordered = set(record.pids)
+            _order(tenancy, uuid, Order.HALT, record.ordered)
         return True
 
     def come(self, tenancy: Tenancy, uuid: str, now: float) -> bool:
@@ -252,9 +252,9 @@ class Checkpoints:
 
     def _halt(self, tenancy: Tenancy, uuid: str, record: _Record, moves: list[Move], now: float) -> None:
         """Once all processes have halted, the driver takes them."""
-        joined = set(record.pids) - record.told
+        joined = set(record.pids) - record.ordered
         if joined and not _is_late(tenancy, uuid, record, moves, now):
-            record.told |= joined
+            record.ordered |= joined
             _order(tenancy, uuid, Order.HALT, joined)
             return
         unheard = any(move.order != Order.HALT or move.state == State.LOST for move in moves)
