@@ -218,6 +218,21 @@ def test_park_ends_with_the_reason_where_the_driver_refuses_it_meanwhile(rig: Ri
     assert refused["text"] == f"train cannot leave: {why}"
 
 
+def test_park_of_a_run_that_called_its_memory_back_between_two_looks_ends_and_says_so(rig: Rig) -> None:
+    rig.run(4, "busy", park=30)
+    rig.stands("busy", Where.RESIDENT)
+
+    def moved() -> None:
+        (standing,) = rig.arbiter.standing
+        rig.arbiter.standing = [replace(standing, residency=replace(cast("Residency", standing.residency), moves=8))]
+
+    later = threading.Timer(0.2, moved)
+    later.start()
+    answer = rig.move("park", "busy", timeout=60)
+    later.join()
+    assert answer == {"name": "busy", "resident_bytes": GIB, "parked_bytes": 0, "returned": True}
+
+
 def test_park_waits_for_memory_that_was_just_allocated_to_be_seen(rig: Rig) -> None:
     rig.run(4, "serve", park=30.0)
     rig.arbiter.why_not = "none of its memory can leave the card"

@@ -40,6 +40,8 @@ def _move(verb: str, names: Sequence[str], timeout: float) -> None:
                 if "ok" in message:
                     parked, resident = message["ok"]["parked_bytes"], message["ok"]["resident_bytes"]
                     what = f"{memory(parked >> 20)} parked, " if verb == "park" else ""
+                    if message["ok"].get("returned"):
+                        what = "its memory left, and its next call brought it back: "
                     click.echo(f"{name}: {what}{memory(resident >> 20)} on the card", err=True)
         except NoDaemonRunsError:
             raise

@@ -187,6 +187,55 @@ def test_way_there_and_back(rig: Rig) -> None:
     assert (rig.shown.where, rig.shown.parked, rig.shown.moves) == (Where.RESIDENT, 0, 1)
 
 
+def test_tenant_that_is_back_after_long_leaves_in_the_same_way_again(rig: Rig) -> None:
+    """The look at the host's memory is too old by then. The part that can be copied must not leave alone."""
+    rig.write(0, movable=64 << 20)
+    rig.able()
+    for times in (1, 2):
+        rig.leave()
+        rig.answer(AWAY, AWAY)
+        rig.rounds(15)
+        assert rig.parking.request("arrays", leave=False) is None
+        rig.rounds()
+        rig.answer(RUNNING, RUNNING)
+        rig.states(State.RESIDENT, State.RESIDENT)
+        assert (rig.shown.way, rig.shown.moves) == (Way.CHECKPOINT, times)
+
+
+def test_tenant_asked_to_leave_before_the_driver_has_said_whether_it_can_leaves_once_it_has(rig: Rig) -> None:
+    rig.write(0, movable=64 << 20)
+    rig.rounds()
+    assert rig.parking.request("arrays", leave=True) is None
+    rig.rounds(3)
+    assert Order.LEAVE not in rig.orders
+    rig.answer(RUNNING, RUNNING)
+    rig.rounds()
+    assert rig.orders == [Order.HALT, Order.HALT]
+
+
+def test_tenant_without_movable_memory_is_not_refused_before_the_driver_has_said_whether_it_can(rig: Rig) -> None:
+    rig.rounds()
+    assert rig.parking.request("arrays", leave=True) is None
+    rig.rounds(1)
+    rig.answer(RUNNING, RUNNING)
+    rig.rounds()
+    assert rig.orders == [Order.HALT, Order.HALT]
+
+
+def test_moves_by_the_driver_stay_counted_when_it_cannot_any_more(rig: Rig) -> None:
+    rig.write(0, movable=64 << 20)
+    rig.able()
+    rig.leave()
+    rig.answer(AWAY, AWAY)
+    rig.parking.request("arrays", leave=False)
+    rig.rounds()
+    rig.answer(RUNNING, RUNNING)
+    rig.states(State.RESIDENT, State.RESIDENT)
+    rig.room = Room(1, True)
+    rig.rounds(5)
+    assert (rig.shown.way, rig.shown.moves) == (Way.COPY, 1)
+
+
 @pytest.mark.parametrize(
     ("room", "words"),
     [

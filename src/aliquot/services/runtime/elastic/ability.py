@@ -76,10 +76,10 @@ class Ability:
             (self._looked, pids), self._look = self._look, None
             self._found = {pid: room(pid) for pid in pids}
 
-    def has_room(self, size: int, pids: Sequence[int], now: float) -> bool:
-        """Whether the host has so many bytes for these processes, by the last look."""
+    def has_room(self, size: int, pids: Sequence[int], now: float) -> bool | None:
+        """Whether the host has so many bytes for these processes, by the last look; None: that look is too old."""
         if now - self._looked > _ROOM_VALID or self._found.keys() != set(pids):
-            return False
+            return None
         self._refusal, self._lack = None, _lack(size, [self._found[pid] for pid in pids])
         return self._lack is None
 

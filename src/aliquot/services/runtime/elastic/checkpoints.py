@@ -85,6 +85,7 @@ class _Record:
     pids: list[int] = field(default_factory=list)
     size: int = 0  # bytes that the driver moves
     eligible: bool = False  # it would leave in this way, by what was last seen of it
+    undecided: bool = False  # whether it would is known in a moment
     ability: Ability = field(default_factory=Ability)
     step: Counted | None = None
     began: float = 0.0  # its move
@@ -135,10 +136,18 @@ class Checkpoints:
         else:
             self._go_on(tenancy, uuid, record, moves, now)
         if record.phase is Phase.RESIDENT:
-            record.eligible = may_leave and _needs_driver(moves, uses) and self._can(key, record, now)
+            needed = may_leave and _needs_driver(moves, uses)
+            can = needed and self._can(key, record, now)
+            record.undecided = can is None and not record.eligible
+            record.eligible = record.eligible if can is None else can
             if not record.eligible:
-                return moves
+                return _counted(record, moves)
         return _shown(record, moves)
+
+    def is_undecided(self, key: Key) -> bool:
+        """Whether it is not known yet if the driver can take it: to have it leave otherwise would be too soon."""
+        record = self._records.get(key)
+        return record is not None and record.phase is Phase.RESIDENT and record.undecided
 
     def size(self, key: Key) -> int:
         """Bytes that the driver moves; 0: it moves nothing of this tenant."""
@@ -318,14 +327,14 @@ class Checkpoints:
                 record.undo = True
                 record.tries.note(now)
 
-    def _can(self, key: Key, record: _Record, now: float) -> bool:
-        """Whether the driver can take it. Asks it once, and again after a refusal."""
+    def _can(self, key: Key, record: _Record, now: float) -> bool | None:
+        """Whether the driver can take it; None: not known yet. Asks it once, and again after a refusal."""
         assert self._steps is not None
         ability = record.ability
         if record.step is not None:
             answer = record.step.poll(now)
             if answer is None:
-                return False
+                return None
             record.step = None
             ability.note(answer, now)
         ability.ask_for_room(record.pids, now)
@@ -335,6 +344,7 @@ class Checkpoints:
             if ability.looks.is_due(now) and self._steps.has_place(key[0], What.LOOK):
                 ability.looks.note(now)
                 record.step = self._steps.begin(key[0], What.LOOK, record.pids, now + _LOOK)
+                return None
             return False
         return ability.has_room(record.size, record.pids, now)
 
@@ -389,8 +399,15 @@ def _needs_driver(moves: list[Move], uses: list[Use]) -> bool:
     return stays_of(moves) is not None and memory - movable > movable
 
 
+def _counted(record: _Record, moves: list[Move]) -> list[Move]:
+    """The driver's moves as if they were the first process's."""
+    most = max(move.moves for move in moves)
+    return [replace(moves[0], moves=most + record.past.moves), *moves[1:]]
+
+
 def _shown(record: _Record, moves: list[Move]) -> list[Move]:
     """The driver's part as if it were the first process's."""
+    moves = _counted(record, moves)
     shown = [replace(move, state=_SHOWN[record.phase]) if move.state == State.HALTED else move for move in moves]
     gone = record.size if record.phase in _GONE else 0
     first = shown[0]
@@ -398,7 +415,6 @@ def _shown(record: _Record, moves: list[Move]) -> list[Move]:
         first,
         movable=first.movable + record.size,
         parked=first.parked + gone,
-        moves=max(move.moves for move in moves) + record.past.moves,
         out_ns=first.out_ns if record.past.out is None else round(record.past.out * 1e9),
         in_ns=first.in_ns if record.past.back is None else round(record.past.back * 1e9),
     )

@@ -56,7 +56,7 @@ class Ordering:
         """Have tenants of the card leave and return; True: something moves or waits."""
         for name, occupant in occupants.items():
             self._drain(name, uuid, draining=occupant.where is Where.LEAVING)
-        by_hand = self._by_hand(occupants)
+        by_hand = self._by_hand(uuid, occupants)
         waits = any(occupant.wants is not None for occupant in occupants.values())
         moving = any(occupant.where in MOVING for occupant in occupants.values())
         if waits or by_hand:
@@ -93,11 +93,13 @@ class Ordering:
             reason = ParkReason.TURN if mine.park_after is None else ParkReason.IDLE
         self._sightings.seen[tenant, uuid].reason = reason
 
-    def _by_hand(self, occupants: dict[str, Occupant]) -> list[Leave]:
+    def _by_hand(self, uuid: str, occupants: dict[str, Occupant]) -> list[Leave]:
         orders = []
         for name, leave in list(self._asked.items()):
             occupant = occupants.get(name)
             if occupant is None or (leave and occupant.where is Where.RETURNING):  # once it is back
+                continue
+            if leave and self._checkpoints.is_undecided((name, uuid)):
                 continue
             if leave and occupant.where is Where.RESIDENT and occupant.resident:
                 orders.append(Leave(name))

@@ -153,7 +153,9 @@ class Parking:
             for name, uuid in list(self._sightings.residency)
             if name == tenant
         ]
-        if leave and never and all(never):
+        with self._lock:
+            undecided = any(self._checkpoints.is_undecided((tenant, uuid)) for uuid in self._loops)
+        if leave and never and all(never) and not undecided:
             with self._lock:
                 tried_again = self._checkpoints.forgive(tenant)
             if not tried_again:

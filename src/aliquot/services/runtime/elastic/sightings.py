@@ -39,6 +39,7 @@ _SLOWEST = 5e9  # bytes per second: nor is one that takes so much longer than it
 _SETTLED = 60.0  # seconds after our start in which tenants may still be added that were there before
 RECONNECTED = 5.0  # seconds after our start in which processes of the daemon before us may still connect
 _AGAIN = {Why.BUSY: 1.0, Why.CAPTURE: 1.0, Why.POOL: 2.0, Why.ROOM: 0.5, Why.ERROR: 10.0, Why.MOVER: 1.0}
+_UNDECIDED = 0.1  # seconds until one is asked to leave of which it is not known yet how it can
 _LONGER = frozenset({Why.BUSY, Why.CAPTURE})  # longer each time: its program may be so for ever
 
 Key = tuple[str, str]  # tenant and card
@@ -170,6 +171,8 @@ class Sightings:
             wants = wants or 0
         seen.wants_since = None if wants is None else now if seen.wants_since is None else seen.wants_since
         self._note_failure(seen, moves, now)
+        if self._checkpoints.is_undecided(key):
+            seen.retry_at = max(seen.retry_at, now + _UNDECIDED)
         stuck = where in MOVING and now - seen.moved > _STUCK and not self._checkpoints.is_moving(key)
         if now < seen.errand.ask_at:
             wants = None  # others go first
