@@ -48,7 +48,7 @@ def test_no_slice_of_those_that_contend_is_too_short_to_get_anything_done(
 ) -> None:
     """Trap 1: below the cost of a switch nobody makes progress."""
     every = contexts(processes)
-    quotas = {tenant: data.draw(st.floats(0.0001, 1.0)) for tenant in processes}
+    quotas = {tenant: data.draw(st.sampled_from([0.0]) | st.floats(0.0001, 1.0)) for tenant in processes}
     busy = data.draw(st.lists(st.sampled_from(every), unique_by=id))
     found = [slices.equal(every), slices.proportional(every, quotas)]
     found += [slices.online(every, busy, cut=cut) for cut in (False, True)]
@@ -60,7 +60,7 @@ def test_shares_last_when_the_daemon_is_gone_and_offline_slices_do_not(
     processes: dict[str, int], data: st.DataObject
 ) -> None:
     every = contexts(processes)
-    quotas = {tenant: data.draw(st.floats(0.0001, 1.0)) for tenant in processes}
+    quotas = {tenant: data.draw(st.sampled_from([0.0]) | st.floats(0.0001, 1.0)) for tenant in processes}
     found = [*slices.equal(every).values(), *slices.proportional(every, quotas).values()]
     assert all(map(slices.lasting, found))
     assert not any(map(slices.lasting, (slices.TINY, slices.BRIEF, slices.LONG, None)))
@@ -106,6 +106,9 @@ def test_equal_slices(processes: dict[str, int], lengths: dict[str, int]) -> Non
         ({"a": 2, "b": 1}, {"a": 0.5, "b": 0.5}, {"a/0": 8_180, "a/1": 8_180, "b/0": 16_180}),
         ({"a": 1, "b": 1}, {"a": 0.98, "b": 0.02}, {"a/0": 196_180, "b/0": 4_180}),  # the longest round
         ({"a": 1, "b": 1}, {"a": 0.999, "b": 0.001}, {"a/0": 199_980, "b/0": 1_000}),
+        ({"a": 1, "b": 1}, {"a": 0.5, "b": 0.0}, {"a/0": 8_180, "b/0": 1_000}),
+        ({"a": 1, "b": 2}, {"a": 0.0, "b": 0.0}, {"a/0": 24_180, "b/0": 12_180, "b/1": 12_180}),  # as equal tenants
+        ({"a": 1, "b": 4}, {"a": 1.0, "b": 5e-324}, {"a/0": 200_180, **{f"b/{at}": 1_000 for at in range(4)}}),
     ],
 )
 def test_proportional_slices(processes: dict[str, int], quotas: dict[str, float], lengths: dict[str, int]) -> None:

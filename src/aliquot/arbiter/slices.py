@@ -39,12 +39,17 @@ def equal(contexts: Iterable[Context]) -> dict[str, int]:
 
 
 def proportional(contexts: Iterable[Context], quotas: Mapping[str, float]) -> dict[str, int]:
-    """burst-share: by quota, in rounds long enough that the smallest slice is worth its switch."""
+    """burst-share: by quota, in rounds long enough that the smallest slice is worth its switch.
+
+    A quota of 0 gets the shortest slice, and does not lengthen the round. Where all are 0, all are equal.
+    """
     every = list(contexts)
     processes = Counter(context.tenant for context in every)
-    total = sum(quotas[tenant] for tenant in processes) or 1.0
-    smallest = min((quotas[tenant] / total / count for tenant, count in processes.items()), default=1.0)
-    length = min(_LONGEST_ROUND, _STRETCH / smallest)
+    total = sum(quotas[tenant] for tenant in processes)
+    if not total:
+        return equal(every)
+    smallest = min(quotas[tenant] / total / count for tenant, count in processes.items() if quotas[tenant])
+    length = _STRETCH / max(smallest, _STRETCH / _LONGEST_ROUND)
     return {
         context.name: max(SHORTEST, round(quotas[context.tenant] / total * length / processes[context.tenant]) + SWITCH)
         for context in every
