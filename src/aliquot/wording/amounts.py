@@ -21,7 +21,7 @@ def _plain(number: float) -> int | float:
 
 
 def memory(mib: int) -> str:
-    """MiB below 1 GiB, else GiB to one decimal."""
+    """MiB below 1 GiB, else GiB to one decimal. Nothing is "0 GiB", also in tables: "-" means that it is not known."""
     return f"{mib} MiB" if 0 < mib < 1024 else f"{_plain(round(mib / 1024, 1))} GiB"
 
 

@@ -21,7 +21,7 @@ from aliquot.adapters.host.users import user_name
 from aliquot.cli.errors import InputError
 from aliquot.cli.machine.top import fitted
 from aliquot.cli.main import cli
-from kit.machines.fakedaemon import FakeDaemon, a_status, a_tenant
+from kit.machines.fakedaemon import FakeDaemon, a_share, a_status, a_tenant
 from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, processes_of
 
 
@@ -245,6 +245,22 @@ def test_top_shows_each_card_with_its_tenants(machine: Machine) -> None:
     card = answer["tenants"][0]["cards"][0]
     assert (card["core"], card["memory_limit_bytes"], card["state"], card["level"]) == (30, 8 << 30, "idle", "none")
     assert answer["cards"][0]["core_booked"] == 30
+
+
+def test_top_and_ps_show_a_dash_where_nothing_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stays = {"where": "resident", "resident_bytes": 0, "parked_bytes": 0, "moves": 0, "moved_bytes": 0}
+    stays |= dict.fromkeys(("last_out_seconds", "last_in_seconds", "why"))
+    share = a_share(residency=stays)
+    moved = a_share(residency={**stays, "parked_bytes": 5 << 30, "moves": 1})
+    tenants = [a_tenant("stays", cards=[share]), a_tenant("moved", cards=[moved]), a_tenant("bare", cards=[])]
+    monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
+    FakeDaemon(tmp_path, status=a_status(tenants=tenants))
+    shown = [CliRunner().invoke(cli, [command], catch_exceptions=False).output for command in ("top", "ps")]
+    rows = [{line.split()[0]: line for line in text.splitlines() if line} for text in shown]
+    assert "5 GiB, 1 move" in rows[0]["moved"]
+    assert "0 moves" not in rows[0]["stays"]
+    assert " - " in rows[0]["stays"]
+    assert rows[1]["bare"].split()[4:7] == ["-", "-", "-"]
 
 
 def test_top_refreshes(machine: Machine) -> None:

@@ -149,14 +149,15 @@ def _print_present(status: Status) -> None:
 def _running(tenant: TenantStatus, pod: PodStatus | None = None, *, several: bool = False) -> tuple[str, ...]:
     """`several` nodes: a card's number alone says too little."""
     shares = tenant.cards
+    cards = ",".join(str(share.index) for share in shares) or "-"
     pid, command = (tenant.pid, _command(tenant.command)) if pod is None else _first(pod)
     return (
         tenant.name,
         _user(tenant.uid if pod is None else pod.user),
         tenant.app_class,
         "-" if pid is None else str(pid),
-        (f"{tenant.node}/" if several and tenant.node else "") + ",".join(str(share.index) for share in shares),
-        "whole" if shares and shares[0].exclusive else memory(shares[0].limit_mib if shares else 0),
+        f"{tenant.node}/{cards}" if several and tenant.node else cards,
+        "-" if not shares else "whole" if shares[0].exclusive else memory(shares[0].limit_mib),
         compute(shares[0]) if shares else "-",
         ",".join(dict.fromkeys(_state(share) for share in shares)),
         duration(int(tenant.age_seconds)),

@@ -191,7 +191,7 @@ def _head(*, shared: bool, refused: bool, moved: bool, promised: bool) -> tuple[
 
 def _parked(share: ShareStatus) -> str:
     residency = share.residency
-    if residency is None:
+    if residency is None or not (residency.parked_bytes or residency.moves):
         return "-"
     slowly = ", by checkpoint" if residency.way is Way.CHECKPOINT else ""
     return f"{memory(residency.parked_bytes >> 20)}, {count(residency.moves, 'move')}{slowly}"
