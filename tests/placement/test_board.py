@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from aliquot.model.claim import AppClass, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
+from aliquot.model.withheld import MIG_MODE
 from aliquot.placement.board import CLOSED, Board, Occupant
 from kit.values.boards import occupants
 from kit.values.builders import GIB, a_board, a_node
@@ -152,7 +153,7 @@ _STATES: list[tuple[Card, list[Usage], tuple[int, int, int, int, int]]] = [
     (Card(0, 1000, max_slices=3), [Usage(400, 300, 200, 1, 1)], (600, 700, 800, CLOSED, 0)),
     (Card(0, 1, max_slices=3), [], (1, 1000, 1000, 3, 1000)),
     (Card(0, 1000, max_slices=3, healthy=False), [], (CLOSED,) * 4 + (0,)),
-    (Card(0, 1000, max_slices=3, withheld="MIG"), [], (CLOSED,) * 4 + (0,)),
+    (Card(0, 1000, max_slices=3, withheld=MIG_MODE), [], (CLOSED,) * 4 + (0,)),
     (Card(0, 0, max_slices=3), [], (CLOSED,) * 4 + (0,)),
 ]
 

@@ -13,6 +13,7 @@ from aliquot.model.claim import Claim, Slice, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Reason, Refusal
+from aliquot.model.withheld import MIG_MODE
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
@@ -343,5 +344,5 @@ def test_a_node_whose_cards_another_plugin_hands_out_says_so_and_nothing_else() 
 
 
 def test_a_card_that_is_withheld_is_not_unhealthy() -> None:
-    board = a_board(Node("n1", (Card(0, 16 * GIB, withheld="MIG mode is on"),), frozenset(Offer)))
+    board = a_board(Node("n1", (Card(0, 16 * GIB, withheld=MIG_MODE),), frozenset(Offer)))
     assert _refusals(board, asking(4)) == [Refusal("n1", 0, Reason.WITHHELD, 1, 0, never=False)]

@@ -11,6 +11,7 @@ import pynvml
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.services.runtime.cards import health
+from aliquot.wording.withheld import withheld_words
 
 
 def nvml_memory_limit(cgroup: str, limit: int) -> list[str | None]:
@@ -127,4 +128,4 @@ def nvml_withheld() -> list[str]:
     """Why each card is not offered."""
     nvml = Nvml()
     assert nvml.minors() == {card.uuid: card.index for card in nvml.cards()}
-    return [card.withheld for card in nvml.cards()]
+    return [withheld_words(card.withheld) if card.withheld else "" for card in nvml.cards()]

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec import UNSET, structs
 
-from aliquot.model.device import MIG_MODE
 from aliquot.model.node import Closed, NodeNote, NoteKind
-from aliquot.model.status.dashboard import MessageCode
+from aliquot.model.status.dashboard import Message, MessageCode
 from aliquot.model.status.machine import CardStatus
+from aliquot.model.withheld import CardHolder, WithheldCode
 from aliquot.wording import messages
 
 CARD = CardStatus(0, "GPU-a", "T4", 16 << 30, None, 0, 0.0, 0, None)
@@ -24,9 +25,25 @@ def test_card_that_is_out_is_explained_by_its_xid_and_not_by_its_words() -> None
     assert why_out(healthy=True) is None
 
 
-def test_card_in_mig_mode_has_a_code_of_its_own() -> None:
-    assert why_out(healthy=True, withheld=MIG_MODE) == ("withheld-mig", None)
-    assert why_out(healthy=True, withheld="Pod MIG/mode holds it by nvidia.com/gpu") == ("withheld", None)
+@pytest.mark.parametrize(
+    ("code", "holder", "text", "names", "more", "detail"),
+    [
+        ("mig", UNSET, "MIG mode is on", None, None, None),
+        ("held", CardHolder("a/b", "nvidia.com/gpu"), "Pod a/b holds it by nvidia.com/gpu", ["a/b", "nvidia.com/gpu"],
+         None, None),
+        ("held", CardHolder("a/b", "r", 2), "Pod a/b holds it by r, and 2 more", ["a/b", "r"], 2, None),
+        ("held", UNSET, "a Pod of another device plugin holds it", None, None, None),
+        ("unknown-holders", UNSET, "the kubelet does not say which cards Pods of other device plugins hold", None, None,
+         None),
+        ("of-a-newer-release", UNSET, "of-a-newer-release", None, None, "of-a-newer-release"),
+    ],
+)  # fmt: skip
+def test_withheld_card_is_explained_by_a_code_with_its_values(
+    code: str, holder: Any, text: str, names: list[str] | None, more: int | None, detail: str | None
+) -> None:
+    card = structs.replace(CARD, healthy=True, withheld=WithheldCode(code), held_by=holder)
+    message = Message(MessageCode.WITHHELD, f"not offered: {text}", name=code, names=names, more=more, detail=detail)
+    assert messages.why_out(card) == message
 
 
 def test_closed_node_is_explained_by_a_code() -> None:

@@ -25,7 +25,7 @@ export function App() {
   const link = useMemo(() => new Link(setSeen), []);
   const [route, setRoute] = useState<Route>(parseRoute(location.hash));
   const [language, setLanguage] = useState<Language>(languageOf(kept("language"), navigator.languages));
-  const [theme, setTheme] = useState(THEMES.find((each) => each === kept("theme")) ?? "auto");
+  const [theme, setTheme] = useState(THEMES.find((theme) => theme === kept("theme")) ?? "auto");
   const [help, setHelp] = useState(false);
   const dark = useDark(theme);
   const text = TEXTS[language];

@@ -125,7 +125,6 @@ export const MESSAGE_CODES = [
   "xid",
   "driver-silent",
   "withheld",
-  "withheld-mig",
   "out",
   "stranger",
   "trespasser",

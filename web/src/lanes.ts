@@ -35,16 +35,16 @@ export function bucketAt(
 export function nearestPreemption(all: readonly Preemption[], time: number, within: number): Preemption | null {
   let nearest: Preemption | null = null;
   let distance = within;
-  for (const each of all) {
-    const far = Math.abs(each.at - time);
-    if (far <= distance) [nearest, distance] = [each, far];
+  for (const preemption of all) {
+    const far = Math.abs(preemption.at - time);
+    if (far <= distance) [nearest, distance] = [preemption, far];
   }
   return nearest;
 }
 
 /** Marks of the axis in seconds ago: round ones, no closer than their text is wide. */
 export function axisSeconds(span: number, width: number): number[] {
-  const step = [1, 2, 5, 10, 15, 20, 30, 60].find((each) => (width * each) / span >= 56) ?? span;
+  const step = [1, 2, 5, 10, 15, 20, 30, 60].find((seconds) => (width * seconds) / span >= 56) ?? span;
   const marks: number[] = [];
   for (let ago = 0; ago <= span + 1e-9; ago += step) marks.push(ago);
   return marks;

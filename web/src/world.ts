@@ -176,13 +176,13 @@ function joined(known: CardTimeline | undefined, news: CardTimeline, window: Win
   // As with the buckets: what the news speak of is told anew. Times are rounded, so that the edge is a matter of taste.
   const told = new Set(news.preemptions.map(named));
   const earlier = (known?.preemptions ?? []).filter(
-    (each) => each.at >= window.oldest && each.at < window.newest + ROUNDED && !told.has(named(each)),
+    (preemption) => preemption.at >= window.oldest && preemption.at < window.newest + ROUNDED && !told.has(named(preemption)),
   );
   return { tenants, preemptions: [...earlier, ...news.preemptions] };
 }
 
-function named(each: Preemption): string {
-  return `${each.at} ${each.by} ${each.of}`;
+function named(preemption: Preemption): string {
+  return `${preemption.at} ${preemption.by} ${preemption.of}`;
 }
 
 function joinedLane(before: Lane | undefined, after: Lane | undefined, window: Window): Lane {

@@ -6,7 +6,7 @@ import { languageOf, TEXTS } from "../src/text";
 function flat(value: unknown, path = ""): [string, string][] {
   if (typeof value === "function") return [[path, String((value as (...all: string[]) => string)("1", "2"))]];
   if (typeof value === "object" && value !== null)
-    return Object.entries(value).flatMap(([key, each]) => flat(each, `${path}.${key}`));
+    return Object.entries(value).flatMap(([key, inner]) => flat(inner, `${path}.${key}`));
   return [[path, String(value)]];
 }
 

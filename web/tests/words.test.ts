@@ -38,6 +38,21 @@ describe("the server's sentences", () => {
     expect(WORDS.en.message(message)).toBe(message.text);
   });
 
+  it("of a newer release are shown as they come", () => {
+    const unknown = { ...english, code: "of-a-newer-release" } as unknown as Message;
+    expect([WORDS.en.message(unknown), WORDS.zh.message(unknown)]).toEqual([english.text, english.text]);
+    expect(WORDS.zh.message({ ...english, code: "withheld", name: "of-a-newer-release" })).toBe("不提供：of-a-newer-release");
+  });
+
+  it("say in Chinese why a card is withheld", () => {
+    const held = { ...english, code: "withheld", name: "held", names: ["default/theirs", "nvidia.com/gpu"] } as const;
+    const said = [{ ...held, names: [...held.names], more: 2 }, { ...english, code: "withheld", name: "mig" } as const];
+    expect(said.map(WORDS.zh.message)).toEqual([
+      "不提供：Pod default/theirs 通过 nvidia.com/gpu 占用，另有 2 个 Pod",
+      "不提供：MIG 模式已开启",
+    ]);
+  });
+
   it("name requests in both languages", () => {
     const wants = { text: "4 GiB, 30%", requests: [{ memory_mib: 4096, core: 30 }] };
     expect([WORDS.en.wants(wants), WORDS.zh.wants(wants)]).toEqual(["4 GiB, 30%", "4 GiB、30%"]);

@@ -184,7 +184,7 @@ describe("a timeline that goes on", () => {
       with_(timeline(10, 4, { x: [1, 1, 1, 1] }), 6.5, 9),
       with_(timeline(11, 3, { x: [1, 1, 1] }), 9, 10.5),
     );
-    expect(next!.cards["gpu"]!.preemptions.map((each) => each.at)).toEqual([9, 10.5]);
+    expect(next!.cards["gpu"]!.preemptions.map((preemption) => preemption.at)).toEqual([9, 10.5]);
   });
 
   it("counts a preemption once that is told again a few milliseconds off", () => {

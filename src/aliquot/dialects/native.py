@@ -31,6 +31,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
+from aliquot.model.withheld import CardHolder, Withheld, WithheldCode
 
 PREFIX = "aliquot.dev/"  # of all our annotations
 INVENTORY = "aliquot.dev/inventory"
@@ -74,7 +75,8 @@ class _Card(msgspec.Struct, kw_only=True, omit_defaults=True):
     model: str = ""
     healthy: bool = True
     numa: int | None = None
-    withheld: str = ""
+    withheld: WithheldCode | None = None
+    held_by: CardHolder | None = None
 
 
 class _Versioned(msgspec.Struct):
@@ -186,7 +188,8 @@ def render_inventory(cards: Iterable[Card]) -> dict[str, str]:
                 model=card.model,
                 healthy=card.healthy,
                 numa=card.numa,
-                withheld=card.withheld,
+                withheld=card.withheld.code if card.withheld else None,
+                held_by=card.withheld.holder if card.withheld else None,
             )
             for card in cards
         ],
@@ -243,10 +246,14 @@ def parse_inventory(annotations: Json, problems: list[Invalid]) -> tuple[Card, .
             problems.append(Invalid(field, twice, f"a unique {what} for every card"))
             return None
     cards = [
-        Card(card.index, card.memory_mib, card.uuid, card.model, card.healthy, card.numa, None, card.withheld)
+        Card(card.index, card.memory_mib, card.uuid, card.model, card.healthy, card.numa, None, _withheld(card))
         for card in wire.cards
     ]
     return tuple(cards if indexes == sorted(indexes) else sorted(cards, key=lambda card: card.index))
+
+
+def _withheld(card: _Card) -> Withheld | None:
+    return Withheld(card.withheld, card.held_by) if card.withheld else None
 
 
 def render_grant(grant: Grant) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from aliquot.model.value import value
+from aliquot.model.withheld import Withheld
 
 CORE_MILLI = 1000  # the compute of one card, in milli-GPU
 LEAST_FACTOR, MOST_FACTOR = 1.0, 8.0  # of oversubscription
@@ -38,9 +39,6 @@ def nominal_gib(memory_mib: int) -> int:
     return sold if sold and seen >= sold * _SOLD_GIB[sold] else round(seen)
 
 
-MIG_MODE = "MIG mode is on"  # `Card.withheld` in MIG mode; also in the inventory annotation, which other releases read
-
-
 @value
 class Card:
     """One GPU of a node. `index` is its number on the node today; `uuid` is who it is (order changes over reboots)."""
@@ -52,7 +50,7 @@ class Card:
     healthy: bool = True
     numa: int | None = None
     max_slices: int | None = None  # how many Pods may share it; None: as many as have room
-    withheld: str = ""  # why it is not offered although it is healthy: MIG mode, or a Pod of another plugin holds it
+    withheld: Withheld | None = None  # why it is not offered although it is healthy
     oversubscribe: float = 1.0  # times its memory that may be booked, with work whose memory may be parked
 
     def shared_by(self, pods: int | None, oversubscribe: float = 1.0) -> Card:

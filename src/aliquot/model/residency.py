@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from aliquot.model.opencode import OpenCode
+
 
 class Where(StrEnum):
     """Where a tenant's movable memory is."""
@@ -22,7 +24,7 @@ class Way(StrEnum):
     CHECKPOINT = "checkpoint"  # the driver takes the whole processes, ten times slower, to their own host memory
 
 
-class ParkReason(StrEnum):
+class ParkReason(OpenCode):
     """Why a tenant's memory is parked or on its way, or why it cannot be parked."""
 
     # parked or moving

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from aliquot.model.claim import AppClass, may_park
 from aliquot.model.node import Isolation
+from aliquot.model.opencode import OpenCode
 from aliquot.model.residency import Residency
 
 
@@ -66,7 +67,7 @@ class SharingRules:
     host_pool: int = 0  # bytes of host memory for what is parked; 0: nothing is
 
 
-class State(StrEnum):
+class State(OpenCode):
     """What a tenant currently does on a card."""
 
     IDLE = "idle"  # has submitted no work lately

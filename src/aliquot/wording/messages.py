@@ -12,7 +12,6 @@ from msgspec import UNSET
 from aliquot.dialects.dra import LABEL
 from aliquot.model.cardstate.control import ControlLevel
 from aliquot.model.claim import AppClass, Claim
-from aliquot.model.device import MIG_MODE
 from aliquot.model.node import Closed, Isolation, NodeNote
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.dashboard import FINDINGS, Message, PodCard, Refused, Wants
@@ -26,11 +25,13 @@ from aliquot.model.status.machine import (
     RequestStatus,
     requests_of,
 )
+from aliquot.model.withheld import Withheld
 from aliquot.wording import nodes, promises, shortage
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.control import control_words
 from aliquot.wording.requests import on_cards, wants
 from aliquot.wording.requests import requests as request_words
+from aliquot.wording.withheld import withheld_words
 
 _PRIORITIES = {
     "binpack": "the fullest of the nodes and cards with room",
@@ -252,9 +253,17 @@ def other_plugins(names: Sequence[str]) -> list[Message]:
     return [Message(Code.OTHER_PLUGIN, text, names=[*names])] if names else []
 
 
-def withheld(why: str) -> Message:
+def withheld(why: Withheld) -> Message:
     """Why a healthy card is not offered."""
-    return Message(Code.WITHHELD_MIG if why == MIG_MODE else Code.WITHHELD, f"not offered: {why}", detail=why)
+    words, holder = withheld_words(why), why.holder
+    return Message(
+        Code.WITHHELD,
+        f"not offered: {words}",
+        name=why.code.value,
+        names=None if holder is None else [holder.pod, holder.resource],
+        more=holder.more or None if holder is not None else None,
+        detail=None if why.code.known else words,
+    )
 
 
 def cards_out(count: int) -> list[Message]:
@@ -297,7 +306,7 @@ def why_out(card: CardStatus) -> Message | None:
         return None
     text = card.why_out or ""
     if card.withheld and card.healthy is not False:
-        return withheld(card.withheld)
+        return withheld(Withheld(card.withheld, card.held_by or None))
     if card.xid is not UNSET:
         return Message(Code.XID, text, number=card.xid, detail=text)
     return Message(Code.DRIVER_SILENT, text, detail=text) if text else OUT

@@ -26,7 +26,7 @@ _LEFT_FOR = {ParkReason.IDLE, ParkReason.ROOM, ParkReason.TURN, ParkReason.ASKED
 
 def reason_words(reason: ParkReason) -> str:
     """Part of a sentence."""
-    return _WORDS[reason]
+    return _WORDS.get(reason, reason.value)
 
 
 def left_parked_words(names: Sequence[str]) -> str:
@@ -39,7 +39,7 @@ def left_parked_words(names: Sequence[str]) -> str:
 
 def cannot_words(why: ParkReason, detail: str | None) -> str:
     """Why it cannot leave, and why the driver's checkpoint cannot take it either, where that is known."""
-    return _WORDS[why] if detail is None else f"{_WORDS[why]}, and {detail}"
+    return reason_words(why) if detail is None else f"{reason_words(why)}, and {detail}"
 
 
 def checkpoint_unasked_words() -> str:
@@ -72,7 +72,7 @@ def residency_words(where: Where, why: ParkReason | None, way: Way | None = None
     how = f"{where.value} by the driver's checkpoint" if way is Way.CHECKPOINT else where.value
     if where is Where.RETURNING and why in _LEFT_FOR:  # why it left is over
         return how
-    return how if why is None else f"{how}: {_WORDS[why]}"
+    return how if why is None else f"{how}: {reason_words(why)}"
 
 
 def arrival_words(arrival: Arrival, card: str, left_out: int) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError, Xid
 from aliquot.model.status.machine import HardwareStatus
+from aliquot.model.withheld import MIG_MODE, Withheld
 
 
 class PlayedError(Exception):
@@ -294,8 +295,8 @@ class TestReopen:
         assert set(answers) <= {(0, 1)}
 
 
-@pytest.mark.parametrize(("modes", "why"), [([1, 1], "MIG mode is on"), ([1, 0], "MIG mode is on"), ([0, 1], "")])
-def test_card_in_mig_mode_is_withheld(played: PlayedNvml, modes: list[int], why: str) -> None:
+@pytest.mark.parametrize(("modes", "why"), [([1, 1], MIG_MODE), ([1, 0], MIG_MODE), ([0, 1], None)])
+def test_card_in_mig_mode_is_withheld(played: PlayedNvml, modes: list[int], why: Withheld | None) -> None:
     """A mode that is only pending comes with the next reset."""
     played.answers["nvmlDeviceGetMigMode"] = modes
     (card,) = Nvml().cards()

@@ -20,6 +20,7 @@ from aliquot.dialects.dra.slices import (
 )
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
+from aliquot.model.withheld import MIG_MODE
 
 
 def devices(*cards: Card) -> list[dict[str, Any]]:
@@ -50,7 +51,11 @@ def test_card_is_a_device_that_claims_share() -> None:
 
 
 def test_cards_that_are_out_are_not_published() -> None:
-    cards = (Card(0, 16384, "GPU-0", healthy=False), Card(1, 16384, "GPU-1", withheld="MIG"), Card(2, 16384, "GPU-2"))
+    cards = (
+        Card(0, 16384, "GPU-0", healthy=False),
+        Card(1, 16384, "GPU-1", withheld=MIG_MODE),
+        Card(2, 16384, "GPU-2"),
+    )
     assert [device["name"] for device in devices(*cards)] == ["gpu-2"]
 
 

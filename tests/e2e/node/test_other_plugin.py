@@ -31,7 +31,14 @@ def _cards(node: RealNode) -> list[dict[str, Any]]:
 
 
 def _withheld(node: RealNode) -> dict[int, str]:
-    return {card["index"]: card["withheld"] for card in _cards(node) if card.get("withheld")}
+    """Of a card that is held, also by whom."""
+    cards = {card["index"]: card for card in _cards(node) if card.get("withheld")}
+    return {index: " ".join([card["withheld"], *_holder(card)]) for index, card in cards.items()}
+
+
+def _holder(card: dict[str, Any]) -> list[str]:
+    held_by = card.get("held_by")
+    return [held_by["pod"], held_by["resource"]] if held_by else []
 
 
 def _capacity(node: RealNode) -> str:
@@ -111,7 +118,7 @@ def test_cards_of_another_plugin_are_used_only_after_the_owner_opted_in_and_neve
 
     fleet.wired.label_node(node.name, {SHARE: "true", **MIXED, **GPUSHARE})
     wait_until(lambda: set(_withheld(node)) == {0, 1}, PATIENCE, "held cards are reported", saw=lambda: _cards(node))
-    assert set(_withheld(node).values()) == {f"Pod default/theirs holds it by {GPU}"}
+    assert set(_withheld(node).values()) == {f"held default/theirs {GPU}"}
 
     def placed() -> list[str]:
         return [name for name in ("ours-0", "ours-1", "ours-2") if fleet.node_of(name)]
@@ -138,7 +145,7 @@ def test_card_in_mig_mode_is_not_offered(fleet: Fleet) -> None:
     player = str(node.path("/run/aliquot/player/sock"))
     faults.set_mig(player, 3, on=True)
     try:
-        wait_until(lambda: _withheld(node) == {3: "MIG mode is on"}, PATIENCE, "it is reported")
+        wait_until(lambda: _withheld(node) == {3: "mig"}, PATIENCE, "it is reported")
         fleet.create(*(_ours(node, f"ours-{number}") for number in range(4)))
         wait_until(lambda: "(aliquot:" in " ".join(_why_waits(fleet, f"ours-{n}") for n in range(4)), PATIENCE, "waits")
         bound = [f"ours-{number}" for number in range(4) if fleet.node_of(f"ours-{number}")]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from aliquot.model.claim import AppClass, Claim, Role, Slice, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
+from aliquot.model.withheld import MIG_MODE
 from aliquot.placement.board import Board, Occupant
 from kit.values.builders import GIB, a_board, a_claim, a_container, a_node, a_slice, whole_node
 
@@ -56,7 +57,7 @@ def nodes(draw: st.DrawFn, name: str) -> Node:
             healthy=draw(st.integers(0, 5)) > 0,
             model=draw(st.sampled_from(["", "A"])),
             max_slices=draw(st.none() | st.integers(0, 4)),
-            withheld=draw(st.sampled_from(["", "", "", "MIG mode is on"])),
+            withheld=draw(st.sampled_from([None, None, None, MIG_MODE])),
             oversubscribe=draw(st.sampled_from([1.0, 1.0, 1.5, 2.0, 8.0])),
         )
         for index in range(draw(st.integers(0, 4)))

@@ -11,6 +11,7 @@ import pytest
 from aliquot.dialects import Rules, gpushare, hami, native
 from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.agent.devices.plugins import Allocation, Refused
+from aliquot.wording.withheld import withheld_words
 from kit.agents.agentnode import AgentNode, play
 from kit.agents.allocations import uid
 from kit.agents.grantedpods import NODE, Json
@@ -237,7 +238,7 @@ class TestHami:
         agent_node.labels = {hami.LABEL: "true"}
         agent_node.restart()
         play(agent_node.agent.held_cards.refresh())
-        return dict(agent_node.agent.held_cards.why)
+        return {uuid: withheld_words(why) for uuid, why in agent_node.agent.held_cards.why.items()}
 
     def test_pod_that_hami_placed_is_adopted_and_withholds_no_card(self, agent_node: AgentNode) -> None:
         pod = self.live(agent_node, "theirs", "GPU-1,NVIDIA,16384,100:;")

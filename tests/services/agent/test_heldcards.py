@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from aliquot.model.withheld import MIG_MODE
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
+from aliquot.wording.withheld import withheld_words
 from kit.agents.agentfakes import Clock
 from kit.agents.agentnode import AgentNode, play
 from kit.agents.grantedpods import CARDS, Json, a_qgpu_pod
@@ -43,7 +45,11 @@ def held(agent_node: AgentNode, **more: Any) -> HeldCards:
 def why(agent_node: AgentNode) -> dict[str, str]:
     found = held(agent_node)
     play(found.refresh())
-    return dict(found.why)
+    return words(found)
+
+
+def words(found: HeldCards) -> dict[str, str]:
+    return {uuid: withheld_words(why) for uuid, why in found.why.items()}
 
 
 @pytest.mark.parametrize("device", ["GPU-1", "GPU-1::0", "1"])
@@ -164,7 +170,7 @@ def test_last_answer_holds_while_the_kubelet_is_away(agent_node: AgentNode) -> N
     play(cards.refresh())
     agent_node.kubelet.unreachable, clock.now = True, 5.0
     play(cards.refresh())
-    assert cards.why == {"GPU-0": HELD}
+    assert words(cards) == {"GPU-0": HELD}
 
 
 def test_all_cards_are_withheld_while_the_kubelet_never_answered(agent_node: AgentNode) -> None:
@@ -200,7 +206,7 @@ def test_pod_that_has_the_card_may_restart_its_containers(agent_node: AgentNode)
 
 
 def test_new_pod_does_not_start_on_a_card_in_mig_mode(agent_node: AgentNode) -> None:
-    agent_node.health.cards = (replace(CARDS[0], withheld="MIG mode is on"), CARDS[1])
+    agent_node.health.cards = (replace(CARDS[0], withheld=MIG_MODE), CARDS[1])
     pod = agent_node.admitted(agent_node.bound(a_qgpu_pod(card=0)))
     with pytest.raises(Refused, match="MIG mode is on"):
         agent_node.started(pod)
@@ -211,7 +217,8 @@ def test_held_card_is_in_the_inventory_the_status_and_the_kubelets_devices(agent
     agent = agent_node.agent
     agent.held_cards.update(play(agent_node.kubelet.holders()))
     agent.reporter.publish(agent.cards, here=True)
-    assert f'"withheld":"{HELD}"' in agent.reporter._inventory["aliquot.dev/inventory"]
+    holder = '"withheld":"held","held_by":{"pod":"default/theirs","resource":"nvidia.com/gpu","more":0}'
+    assert holder in agent.reporter._inventory["aliquot.dev/inventory"]
     assert [(card.is_out, card.why_out) for card in agent.status().cards] == [(False, None), (True, HELD)]
     play(agent.upkeep.advertise())
     offered = agent.advertiser.offered[QGPU_CORE]

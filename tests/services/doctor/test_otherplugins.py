@@ -21,7 +21,8 @@ from kit.values.manifests import QGPU, QGPU_MEMORY, Json, a_container, a_node, a
 
 SHARE = "aliquot.dev/share-cards-with-other-plugins"
 GPU = "nvidia.com/gpu"
-HELD = "Pod ns/train holds it by nvidia.com/gpu"
+HELD, HOLDER = "Pod ns/train holds it by nvidia.com/gpu", {"pod": "ns/train", "resource": GPU}
+MIG = "MIG mode is on"
 SLICE = {
     "kind": "ResourceSlice",
     "metadata": {"name": "s"},
@@ -36,7 +37,7 @@ def a_gpu_node(
     node = a_node("n1", 16, 16, labels={**QGPU, **(labels or {})}, capacity=capacity)
     cards = json.loads(node["metadata"]["annotations"]["aliquot.dev/inventory"])
     for card, why in zip(cards["cards"], withheld, strict=True):
-        card["withheld"] = why
+        card |= {HELD: {"withheld": "held", "held_by": HOLDER}, MIG: {"withheld": "mig"}}.get(why, {"withheld": why})
     node["metadata"]["annotations"]["aliquot.dev/inventory"] = json.dumps(cards)
     return node
 
@@ -128,11 +129,20 @@ def test_views_read_resource_slices_by_kubectl(cluster: FakeCluster) -> None:
 
 
 def test_kubectl_aliquot_shows_cards_that_are_not_offered(cluster: FakeCluster) -> None:
-    cluster.show(a_gpu_node({SHARE: "true"}, withheld=("MIG mode is on", HELD)))
+    cluster.show(a_gpu_node({SHARE: "true"}, withheld=(MIG, HELD)))
     assert "not offered: GPU 0, 1" in invoked(aliquot).output
     assert HELD in invoked(aliquot, "--detail").output
     (node,) = json.loads(invoked(aliquot, "-o", "json").stdout)["nodes"]
-    assert [card["withheld"] for card in node["cards"]] == ["MIG mode is on", HELD]
+    assert [card["withheld"] for card in node["cards"]] == [MIG, HELD]
+
+
+def test_reason_of_another_release_is_shown_as_it_is(cluster: FakeCluster) -> None:
+    """Agents are upgraded before or after the scheduler and the command line."""
+    cluster.show(a_gpu_node({SHARE: "true"}, withheld=("too-hot", "")))
+    assert "not offered: GPU 0" in invoked(aliquot).output
+    assert "too-hot" in invoked(aliquot, "--detail").output
+    (finding,) = findings(a_gpu_node({SHARE: "true"}, withheld=("too-hot", "")))
+    assert (finding.level, finding.what) == (Level.NOTE, "is not offered: too-hot")
 
 
 def test_doctor_reports_the_node(cluster: FakeCluster) -> None:
@@ -146,11 +156,11 @@ def test_dashboard_says_why_node_and_card_are_not_offered() -> None:
     snapshot = take_snapshot([a_gpu_node()], policy="binpack", rules=DEFAULT_RULES)
     (trouble,) = Details(snapshot.cluster).trouble("n1")
     assert (trouble.code, trouble.names) == (MessageCode.OTHER_PLUGIN, [GPU])
-    shared = a_gpu_node({SHARE: "true"}, withheld=("MIG mode is on", ""))
+    shared = a_gpu_node({SHARE: "true"}, withheld=(MIG, ""))
     snapshot = take_snapshot([shared], policy="binpack", rules=DEFAULT_RULES)
     node = Details(snapshot.cluster).node("n1")
     assert node is not None
     why = node.cards[0].why_out
     assert why is not None
-    assert (why.code, why.detail) == (MessageCode.WITHHELD_MIG, "MIG mode is on")
+    assert (why.code, why.name, why.text) == (MessageCode.WITHHELD, "mig", f"not offered: {MIG}")
     assert node.cards[1].why_out is None

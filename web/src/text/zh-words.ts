@@ -83,8 +83,8 @@ function request({ count = 1, whole, node, memory_mib, memory_percent, core, off
 const requests = (all: readonly RequestStatus[] = []): string => all.map(request).join(" + ");
 
 function promised(wants: readonly RequestStatus[], count = 1, of = "", policy = ""): string {
-  if (wants.every((each) => each.whole)) return `承诺 ${count} 张整卡`;
-  const sizes = [...new Set(wants.map((each) => memory(each.memory_mib ?? 0)))].join(" + ");
+  if (wants.every((want) => want.whole)) return `承诺 ${count} 张整卡`;
+  const sizes = [...new Set(wants.map((want) => memory(want.memory_mib ?? 0)))].join(" + ");
   return `承诺 ${count === 1 ? "" : `${count} 张卡各 `}${sizes}，以及${computePromised(wants[0]?.core, of, policy)}`;
 }
 
@@ -133,7 +133,7 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   queued: ({ position, of }) => `排在第 ${position} 位，共 ${of} 个`,
   "no-fitting-node": ({ count, refusals = [], more }) =>
     `${count} 个节点都不合适：` +
-    [...refusals.map((each) => `${each.nodes} 个${refused(each)}`), ...(more ? [`还有 ${more} 种原因`] : [])].join("；"),
+    [...refusals.map((refusal) => `${refusal.nodes} 个${refused(refusal)}`), ...(more ? [`还有 ${more} 种原因`] : [])].join("；"),
   "no-node": () => "没有节点",
   "fits-on": ({ node }) => `所需的 GPU 在 ${node} 上放得下：kube-scheduler 有其他原因，或即将重试`,
   "not-tried": () => "kube-scheduler 还没有尝试",
@@ -177,8 +177,7 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   assumed: (message) => (NOTES[message.name ?? ""] ?? (() => "节点信息不完整，部分数值是推定的"))(message),
   xid: ({ number }) => `Xid ${number} 错误`,
   "driver-silent": () => "驱动没有响应",
-  withheld: () => "不提供：被其他设备插件的 Pod 占用",
-  "withheld-mig": () => "不提供：MIG 模式已开启",
+  withheld: (message) => `不提供：${(WITHHELD[message.name ?? ""] ?? (() => message.name ?? ""))(message)}`,
   out: () => "卡异常，被 ConfigMap 停用，或者节点的 agent 不在",
   stranger: ({ number }) => `${process(number)} 不属于任何租户，却在使用卡`,
   trespasser: ({ number }) => `${process(number)} 在使用没有分给它的卡`,
@@ -193,6 +192,15 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   "control-proven": ({ name }) => control("硬件控制（已验证）", name),
   "control-unproven": ({ name }) => control("硬件控制（未验证）", name),
   "control-gate": ({ name }) => control("闸门控制", name),
+};
+
+const WITHHELD: Record<string, (message: Message) => string> = {
+  mig: () => "MIG 模式已开启",
+  held: ({ names = [], more = 0 }) =>
+    names.length < 2
+      ? "被其他设备插件的 Pod 占用"
+      : `Pod ${names[0]} 通过 ${names[1]} 占用${more > 0 ? `，另有 ${more} 个 Pod` : ""}`,
+  "unknown-holders": () => "kubelet 没有说明其他设备插件的 Pod 占用哪些卡",
 };
 
 const NOTES: Record<string, (note: Message) => string> = {
@@ -229,7 +237,8 @@ function control(level: string, reason: string | undefined): string {
 }
 
 export const zhWords: Words = {
-  message: (message) => MESSAGES[message.code](message),
+  // A newer agent may send codes that this page does not know: they come with English words.
+  message: (message) => (Object.hasOwn(MESSAGES, message.code) ? MESSAGES[message.code](message) : message.text),
   refused,
   wants: (wants) => requests(wants.requests),
   detail: (from) => from.detail ?? null,

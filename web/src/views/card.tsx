@@ -40,19 +40,19 @@ export function CardView({ card }: { card: Card }) {
       <Bar
         name={text.memory}
         figure={`${booked} / ${all}`}
-        pieces={card.tenants.map((each) => memoryPiece(each, card, text))}
+        pieces={card.tenants.map((tenant) => memoryPiece(tenant, card, text))}
         tall
       />
       <Bar
         name={text.compute}
         figure={`${text.promised} ${Math.round(card.core_booked)}%`}
-        pieces={card.tenants.map((each) => promisedPiece(each, text))}
+        pieces={card.tenants.map((tenant) => promisedPiece(tenant, text))}
       />
       {measured && (
         <Bar
           name=""
-          figure={`${text.measured} ${percent(sum(card.tenants.map((each) => each.share ?? 0)))}`}
-          pieces={card.tenants.map((each) => measuredPiece(each, text))}
+          figure={`${text.measured} ${percent(sum(card.tenants.map((tenant) => tenant.share ?? 0)))}`}
+          pieces={card.tenants.map((tenant) => measuredPiece(tenant, text))}
         />
       )}
       {card.tenants.length > 0 ? (
@@ -108,7 +108,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
         <td class="state" title={stateHint(tenant, text)}>
           {away !== null && <span class="state-waiting">{text.residency[away]}</span>}
           {away === null && tenant.state !== null && (
-            <span class={`state-${tenant.state}`}>{text.states[tenant.state]}</span>
+            <span class={`state-${tenant.state}`}>{text.states[tenant.state] ?? tenant.state}</span>
           )}
         </td>
       )}

@@ -155,11 +155,11 @@ function marks(pen: CanvasRenderingContext2D, told: CardTimeline, timeline: Time
   const span = timeline.buckets * timeline.step;
   pen.strokeStyle = pen.fillStyle = resolved("var(--ink)", theme, 0.85);
   pen.lineWidth = 1;
-  for (const each of told.preemptions) {
-    const of = row.get(each.of);
+  for (const preemption of told.preemptions) {
+    const of = row.get(preemption.of);
     if (of === undefined) continue;
-    const by = each.by === null ? of : (row.get(each.by) ?? of);
-    const x = Math.round((1 - (timeline.until - each.at) / span) * width) + 0.5;
+    const by = preemption.by === null ? of : (row.get(preemption.by) ?? of);
+    const x = Math.round((1 - (timeline.until - preemption.at) / span) * width) + 0.5;
     const top = of * (LANE + GAP);
     pen.beginPath();
     pen.moveTo(x, by * (LANE + GAP) + LANE / 2);

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from aliquot.model.cardstate.health import DOUBLE_BIT_ECC
-from aliquot.model.device import MIG_MODE, Card
+from aliquot.model.device import Card
 from aliquot.model.status.machine import HardwareStatus
+from aliquot.model.withheld import MIG_MODE
 
 _MIB = 1 << 20
 _UNKNOWN_MEMORY = (1 << 64) - 1  # NVML's answer where the driver model does not know
@@ -115,7 +116,7 @@ class Nvml:
             numa = None
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB
-            model, withheld = _text(nvml.nvmlDeviceGetName(handle)), MIG_MODE if self._mig(handle) else ""
+            model, withheld = _text(nvml.nvmlDeviceGetName(handle)), MIG_MODE if self._mig(handle) else None
             card = Card(index, memory, uuid=uuid, model=model, numa=numa, withheld=withheld)
         except nvml.NVMLError:
             return replace(self._cards.get(uuid, Card(index, 0, uuid=uuid, numa=numa)), index=index, healthy=False)

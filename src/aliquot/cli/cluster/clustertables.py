@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from aliquot.cli.tables import table
+from aliquot.model.device import Card
 from aliquot.wording.amounts import count, duration, in_units, memory, memory_of
+from aliquot.wording.withheld import withheld_words
 
 if TYPE_CHECKING:
     from aliquot.model.claim import Usage
@@ -133,6 +135,13 @@ def _state(node: NodeStanding) -> list[str]:
     return [*node.trouble, *(f"{state}: GPU {', '.join(cards)}" for state, cards in states if cards)]
 
 
+def _why_out(card: Card) -> str:
+    """Empty where the card takes Pods."""
+    if card.withheld is not None:
+        return withheld_words(card.withheld)
+    return "" if card.healthy else "unhealthy"
+
+
 def _in_all(nodes: Sequence[NodeStanding]) -> str:
     used, total, core, cards = _sums(nodes)
     pods, online, offline = _people(nodes)
@@ -174,7 +183,7 @@ def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
                 "whole" if card.used.exclusive else f"{in_units(card.used.core_milli, 10)}/100%",
                 f"{in_units(card.used.greedy_milli, 10)}%" if card.used.greedy_milli else "-",
                 str(card.used.slices) + (f"/{card.card.max_slices}" if card.card.max_slices is not None else ""),
-                card.card.withheld or ("ok" if card.card.healthy else "unhealthy"),
+                _why_out(card.card) or "ok",
             ]
             for card in node.cards
         ]

@@ -16,6 +16,7 @@ from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
 from aliquot.model.text import printable_json
 from aliquot.wording.amounts import in_units
+from aliquot.wording.withheld import withheld_words
 
 if TYPE_CHECKING:
     from aliquot.services.explain.overview import NodeStanding, Overview, PodStanding
@@ -136,7 +137,7 @@ def _node_json(node: NodeStanding) -> Json:
                 "uuid": card.card.uuid,
                 "model": card.card.model,
                 "healthy": card.card.healthy,
-                "withheld": card.card.withheld or None,
+                "withheld": withheld_words(card.card.withheld) if card.card.withheld else None,
                 "memory_gib": in_units(card.card.memory_mib, 1024),
                 "memory_used_gib": in_units(card.used.memory_mib, 1024),
                 "core_used": in_units(card.used.booked_milli, 10),

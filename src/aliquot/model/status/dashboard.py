@@ -6,12 +6,12 @@ the same in English. `detail` holds words of others (a driver, a rule of a manif
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Literal
 
 from msgspec import Struct, field
 
 from aliquot.model.claim import AppClass
+from aliquot.model.opencode import OpenCode
 from aliquot.model.reason import Reason
 from aliquot.model.residency import ParkReason, Way, Where
 from aliquot.model.status.machine import RequestStatus
@@ -20,7 +20,7 @@ from aliquot.model.tenant import FindingKind, State
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 
-class MessageCode(StrEnum):
+class MessageCode(OpenCode):
     """What a message says."""
 
     # why a Pod or a run waits
@@ -71,8 +71,7 @@ class MessageCode(StrEnum):
     ASSUMED = "assumed"  # name: the NoteKind; names: its source and other; number; count: its other_number
     XID = "xid"  # number
     DRIVER_SILENT = "driver-silent"  # detail
-    WITHHELD = "withheld"  # detail: which Pod of another plugin holds the card
-    WITHHELD_MIG = "withheld-mig"  # MIG mode is on
+    WITHHELD = "withheld"  # name: the WithheldCode; names: the Pod that holds the card, its resource; more: holders
     OUT = "out"  # the scheduler does not know more
     # findings: see FindingKind; number: the pid; name: the tenant; detail
     STRANGER = "stranger"
@@ -131,7 +130,7 @@ class Message(Struct, omit_defaults=True):
     refusals: list[Refused] | None = None
 
 
-FINDINGS = {kind: MessageCode(kind.value) for kind in FindingKind}
+FINDINGS = {kind: MessageCode[kind.name] for kind in FindingKind}
 
 
 class Wants(Struct):

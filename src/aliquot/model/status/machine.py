@@ -10,6 +10,7 @@ from aliquot.model.node import Isolation
 from aliquot.model.reason import Reason
 from aliquot.model.residency import ParkReason, Way, Where
 from aliquot.model.tenant import FindingKind, Level, State
+from aliquot.model.withheld import CardHolder, WithheldCode
 
 
 class DaemonStatus(Struct):
@@ -95,7 +96,8 @@ class CardStatus(Struct):
     healthy: bool | UnsetType = UNSET  # of an agent
     why_out: str | UnsetType | None = UNSET
     xid: int | UnsetType = UNSET  # the error that took it out
-    withheld: str | UnsetType = UNSET  # why it is not offered although it is healthy
+    withheld: WithheldCode | UnsetType = UNSET  # why it is not offered although it is healthy
+    held_by: CardHolder | UnsetType = UNSET
     memory_unregistered_bytes: int = 0  # of processes whose memory nothing limits
     oversubscribe: float = 1.0  # times its memory that may be booked
     hardware: HardwareStatus | UnsetType = UNSET

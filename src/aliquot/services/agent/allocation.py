@@ -44,6 +44,7 @@ from aliquot.services.agent.injection import Injection, Injector
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.daemon.events import EventSink, pod_ref
 from aliquot.wording import reasons
+from aliquot.wording.withheld import withheld_words
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +257,8 @@ class Allocator:
         """Refuse a card that is not offered, except to a Pod that has it already: its containers may restart."""
         card = next((card for card in self._node().cards if card.uuid == uuid), None)
         if card is not None and card.withheld and pod.metadata.uid not in self._tenants.tenancies:
-            raise Refused(f"card {card.index} ({uuid}) is not offered: {card.withheld}; create the Pod again")
+            words = withheld_words(card.withheld)
+            raise Refused(f"card {card.index} ({uuid}) is not offered: {words}; create the Pod again")
 
     def container_of(self, uid: str) -> str:
         """The container of a Pod that asked for a card; empty if several did, or it is not known."""

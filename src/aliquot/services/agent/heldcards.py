@@ -22,6 +22,8 @@ from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.otherplugins import DRIVER, GROUP, CardIds, device_uuids, served_version
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from aliquot.model.device import Card
+from aliquot.model.withheld import UNKNOWN_HOLDERS, CardHolder, Withheld, WithheldCode
+from aliquot.wording.withheld import withheld_words
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,6 @@ _SELDOM = 10.0  # ... and where none is known
 _READ = 10.0  # seconds between two readings of ResourceSlices for a new name ...
 _SELDOM_READ = 600.0  # ... and for names that they did not explain
 _OWN_DRIVER = f"{DRIVER}{dra.DRIVER}"
-_UNKNOWN = "the kubelet does not say which cards Pods of other device plugins hold"
 
 
 class Kubelet(Protocol):
@@ -96,7 +97,7 @@ class HeldCards:
         clock: Callable[[], float],
         adopted: Callable[[], Collection[str]] = frozenset,  # UIDs of other plugins' Pods that count as our tenants
     ) -> None:
-        self.why: Mapping[str, str] = {}
+        self.why: Mapping[str, Withheld] = {}
         self._adopted = adopted
         self._kubelet, self._pods, self._cards, self._minors = kubelet, pods, cards, minors
         self._beside_others, self._claimed, self._clock = beside_others, claimed, clock
@@ -115,7 +116,7 @@ class HeldCards:
         except KubeletError as error:  # it restarts: the last answer is still the best guess
             log.warning("held_cards_unknown", extra={"data": {"why": str(error)}})
             if not self._answered and often:
-                self._set({card.uuid: _UNKNOWN for card in self._cards()})
+                self._set({card.uuid: UNKNOWN_HOLDERS for card in self._cards()})
             return
         await self._claimed.learn(_of_drivers(holders))
         self.update(holders)
@@ -126,15 +127,16 @@ class HeldCards:
         cards = tuple(self._cards())
         mig = frozenset(card.uuid for card in cards if card.withheld)
         ids = CardIds({card.uuid: card.index for card in cards}, self._minors, mig, self._claimed.uuids)
-        found: dict[str, set[str]] = {}
+        found: dict[str, set[tuple[str, str]]] = {}
         for pod, resource, devices in self._devices(holders):
             for uuid in {uuid for device in devices for uuid in ids.cards(resource, device)}:
-                found.setdefault(uuid, set()).add(f"Pod {pod} holds it by {resource}")
-        self._set({uuid: _first(sentences) for uuid, sentences in sorted(found.items())})
+                found.setdefault(uuid, set()).add((pod, resource))
+        self._set({uuid: _held(holders) for uuid, holders in sorted(found.items())})
 
-    def _set(self, why: Mapping[str, str]) -> None:
+    def _set(self, why: Mapping[str, Withheld]) -> None:
         if why != self.why:
-            log.info("cards_held_by_others", extra={"data": {"cards": dict(why)}})
+            words = {uuid: withheld_words(held) for uuid, held in why.items()}
+            log.info("cards_held_by_others", extra={"data": {"cards": words}})
         self.why = why
 
     def _devices(self, holders: Iterable[Holder]) -> Iterator[tuple[str, str, frozenset[str]]]:
@@ -173,6 +175,6 @@ def _of_drivers(holders: Iterable[Holder]) -> set[tuple[str, str]]:
     }
 
 
-def _first(sentences: set[str]) -> str:
-    first, *others = sorted(sentences)
-    return f"{first}, and {len(others)} more" if others else first
+def _held(holders: set[tuple[str, str]]) -> Withheld:
+    (pod, resource), *others = sorted(holders)
+    return Withheld(WithheldCode.HELD, CardHolder(pod, resource, len(others)))

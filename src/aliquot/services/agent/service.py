@@ -307,7 +307,7 @@ class Agent:
         cards, held = self.parts.health.cards, self.held_cards.why
         if not held:
             return cards
-        return tuple(replace(card, withheld=card.withheld or held.get(card.uuid, "")) for card in cards)
+        return tuple(replace(card, withheld=card.withheld or held.get(card.uuid)) for card in cards)
 
     def _why_unhealthy(self, uuid: str) -> str | None:
         health = self.parts.health

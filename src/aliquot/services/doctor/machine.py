@@ -164,7 +164,7 @@ def _cards(site: MachineSite) -> Iterator[Finding]:
         name = f"card {card.index}"
         if card.is_out:
             yield found(
-                "cards", name, f"is not offered: {card.why_out or card.withheld}", "nvidia-smi -q shows its state"
+                "cards", name, f"is not offered: {card.why_out or 'no reason given'}", "nvidia-smi -q shows its state"
             )
         levels = {share.level for tenant in site.status.tenants for share in tenant.cards if share.uuid == card.uuid}
         if card.control and card.control.level is ControlLevel.PROVEN and Control.GATE not in levels:

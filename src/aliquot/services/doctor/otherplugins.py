@@ -11,6 +11,7 @@ from aliquot.model.node import Node
 from aliquot.model.numbers.quantity import QuantityError, parse_count
 from aliquot.services.doctor.findings import Finding, Level, found
 from aliquot.services.explain.snapshot import Snapshot
+from aliquot.wording.withheld import withheld_words
 
 _WHOLE = "nvidia.com/gpu"  # of this resource one device is one card, unless cards are time-sliced
 _FIX = (
@@ -39,15 +40,15 @@ def other_plugin_findings(snapshot: Snapshot) -> Iterator[Finding]:
 def _withheld(node: Node, ours: Mapping[tuple[str, int], list[str]]) -> Iterator[Finding]:
     """Cards that the agent does not offer."""
     for card in node.cards:
-        if not card.withheld:
+        if card.withheld is None:
             continue
         about, pods = f"{node.name}, GPU {card.index}", ours.get((node.name, card.index), [])
         if pods:
-            what = f"is allocated twice: {card.withheld}, and aliquot gave it to {', '.join(pods[:5])}"
+            what = f"is allocated twice: {withheld_words(card.withheld)}, and aliquot gave it to {', '.join(pods[:5])}"
             fix = "delete one of these Pods; then let one product hand out the node's cards: docs/migration.md"
             yield found("over-allocated", about, what, fix)
         else:
-            yield Finding("other-plugins", Level.NOTE, (about,), f"is not offered: {card.withheld}")
+            yield Finding("other-plugins", Level.NOTE, (about,), f"is not offered: {withheld_words(card.withheld)}")
 
 
 def _too_many(node: Node, ours: Mapping[tuple[str, int], list[str]], requested: int) -> Iterator[Finding]:

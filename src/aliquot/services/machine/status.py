@@ -35,6 +35,7 @@ from aliquot.services.runtime.standings import (
     share_statuses,
     unregistered_memory,
 )
+from aliquot.wording.withheld import withheld_words
 
 
 def status(
@@ -98,8 +99,8 @@ def _card(
         core_booked=board.usage(node.nodes[row].name, card.index).booked_milli / 10,
         tenants=int(board.used_slices[row, card.index]),
         utilisation=reading.utilisation,
-        why_out=card.withheld or UNSET,
-        withheld=card.withheld or UNSET,
+        why_out=withheld_words(card.withheld) if card.withheld else UNSET,
+        withheld=card.withheld.code if card.withheld else UNSET,
         memory_unregistered_bytes=unregistered,
         oversubscribe=card.oversubscribe,
         hardware=reading.hardware or UNSET,

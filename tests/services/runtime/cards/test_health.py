@@ -11,6 +11,7 @@ import pytest
 
 from aliquot.adapters.gpu.nvml import NvmlError, Xid
 from aliquot.model.device import Card
+from aliquot.model.withheld import MIG_MODE
 from aliquot.services.runtime.cards import health as module
 from aliquot.services.runtime.cards.health import CardHealth
 from kit.cards.arbiterd import until
@@ -261,9 +262,9 @@ class TestThreads:
 def test_mig_mode_is_noticed_when_it_is_switched_on_and_off() -> None:
     driver = PlayedDriver(*CARDS)
     health = CardHealth(driver)
-    for withheld in ("MIG mode is on", ""):
+    for withheld in (MIG_MODE, None):
         driver.listed = (replace(CARDS[0], withheld=withheld), CARDS[1])
         for _ in range(module._RELIST):
             health.check()
-        assert [card.withheld for card in health.cards] == [withheld, ""]
+        assert [card.withheld for card in health.cards] == [withheld, None]
         assert all(card.healthy for card in health.cards), "it is not sick"

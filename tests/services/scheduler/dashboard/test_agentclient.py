@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from aliquot.model.status.dashboard import Node
 from aliquot.services.scheduler.dashboard import agentclient
-from aliquot.services.scheduler.dashboard.agentclient import AgentClient
+from aliquot.services.scheduler.dashboard.agentclient import AgentClient, merged
 
 NODE = Node("n1", [], "best-effort", 0.1)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -69,6 +69,33 @@ def test_agent_client_ignores_answers_that_are_no_node(body: str) -> None:
         return web.Response(text=body)
 
     assert asked(odd, "n1") == [None]
+
+
+def test_agent_client_keeps_codes_of_a_newer_agent() -> None:
+    """Agents are upgraded one by one: a code that the scheduler does not know must not hide all that an agent sees."""
+    note = {"code": "of-a-newer-release", "text": "the card is too hot", "number": 95}
+    tenant = {"key": "ns/a", "class": "normal", "dialect": "qgpu", "memory_mib": 1, "memory_used_mib": 1, "core": None}
+    tenant |= {"greedy": False, "exclusive": False, "state": "floating", "why_parked": "moonlight"}
+    card = {"index": 0, "uuid": "GPU-0", "model": "T4", "healthy": True, "why_out": note, "memory_mib": 1, "busy": None}
+    card |= {"memory_booked_mib": 0, "memory_used_mib": 0, "core_booked": 0.0, "greedy_booked": 0.0, "exclusive": False}
+    body = {
+        "name": "n1",
+        "offers": [],
+        "policy": "best-effort",
+        "notes": [note],
+        "cards": [{**card, "tenants": [tenant]}],
+    }
+
+    async def newer(request: web.Request) -> web.StreamResponse:
+        return web.json_response(body)
+
+    (node,) = asked(newer, "n1")
+    assert node is not None
+    shown = msgspec.to_builtins(merged(msgspec.structs.replace(node, notes=[]), node))
+    assert shown["notes"] == [note]
+    assert shown["cards"][0]["why_out"] == note
+    (shown_tenant,) = shown["cards"][0]["tenants"]
+    assert (shown_tenant["state"], shown_tenant["why_parked"]) == ("floating", "moonlight")
 
 
 def test_agent_client_ignores_other_programs_at_the_port() -> None:

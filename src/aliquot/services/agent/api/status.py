@@ -25,6 +25,7 @@ from aliquot.services.runtime.standings import (
     share_statuses,
     unregistered_memory,
 )
+from aliquot.wording.withheld import withheld_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ def resource_statuses(offered: Mapping[str, Sequence[Token]], registered: frozen
 def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy], unregistered: int) -> CardStatus:
     reading = node.seen.get(card.uuid, NOT_READ)
     shares = [share for tenancy in tenancies for share in tenancy.shares if share.uuid == card.uuid]
+    withheld = card.withheld
     booked = sum((share.usage() for share in shares), start=Usage())
     return CardStatus(
         index=card.index,
@@ -89,9 +91,10 @@ def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy], unregistere
         tenants=len(shares),
         utilisation=reading.utilisation,
         healthy=card.healthy,
-        why_out=node.why.get(card.uuid, card.withheld or None),
+        why_out=node.why.get(card.uuid, withheld_words(withheld) if withheld else None),
         xid=node.xids.get(card.uuid, UNSET),
-        withheld=card.withheld or UNSET,
+        withheld=withheld.code if withheld else UNSET,
+        held_by=(withheld.holder if withheld else None) or UNSET,
         memory_unregistered_bytes=unregistered,
         oversubscribe=node.rules.oversubscribe,
         hardware=reading.hardware or UNSET,

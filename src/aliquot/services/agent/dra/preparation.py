@@ -32,6 +32,7 @@ from aliquot.placement.crowding import crowded
 from aliquot.services.agent.injection import CdiInjector, Injection
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.wording import reasons
+from aliquot.wording.withheld import withheld_words
 
 log = logging.getLogger(__name__)
 
@@ -217,8 +218,10 @@ class ClaimPreparer:
         cards = {card.uuid: card for card in node.cards}
         for device in claim.devices:
             why, card = self._why_unhealthy(device.uuid), cards[device.uuid]
-            if why is not None or card.withheld:
-                raise Refused(why or f"card {card.index} ({card.uuid}) is not offered: {card.withheld}")
+            if why is None and card.withheld:
+                why = f"card {card.index} ({card.uuid}) is not offered: {withheld_words(card.withheld)}"
+            if why is not None:
+                raise Refused(why)
 
     def _tenancy(self, claim: AllocatedClaim) -> Tenancy:
         numbers = {card.index: card.uuid for card in self._node().cards}

@@ -247,7 +247,7 @@ def _card(card: device.Card, used: Usage, tenants: list[Tenant]) -> Card:
 def _why_out(card: device.Card) -> Message | None:
     if card.usable:
         return None
-    return messages.withheld(card.withheld) if card.healthy else messages.OUT
+    return messages.withheld(card.withheld) if card.healthy and card.withheld else messages.OUT
 
 
 def _node(
