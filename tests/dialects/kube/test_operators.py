@@ -135,6 +135,20 @@ def test_any_group_of_ray_is_read_or_named(group: Json) -> None:
     assert isinstance(operators.operator_pods(obj), list | Invalid)
 
 
+@pytest.mark.parametrize(("given", "wanted"), [({}, None), ({"t9kScheduler": {"queue": "q"}}, "t9k-scheduler")])
+def test_scheduler_of_a_t9k_job_is_that_of_its_pods(given: Json, wanted: str | None) -> None:
+    spec = {"scheduler": given, "replicaSpecs": [{"type": "Worker", "template": TEMPLATE}]}
+    (pod,) = pods_of("batch.tensorstack.dev/v1beta1", "GenericJob", spec)
+    assert (pod["metadata"]["name"], pod["spec"].get("schedulerName")) == ("n-worker-0", wanted)
+
+
+def test_service_of_t9k_has_the_containers_of_its_template_and_resources() -> None:
+    own = {"template": {"spec": {"containers": [{"name": "a"}]}}, "containersResources": [{"name": "b"}]}
+    spec = {"releases": [{"name": "v1", "predictor": own}, {"name": "v2", "predictor": {}}]}
+    (pod,) = pods_of("tensorstack.dev/v1beta1", "MLService", spec)
+    assert [container["name"] for container in pod["spec"]["containers"]] == ["a", "b"]
+
+
 REF = {"name": "x"}
 
 
@@ -165,7 +179,8 @@ def test_any_json_is_read_or_named(key: tuple[str, str], spec: object, more: Jso
     keys = (
         "templates", "tasks", "replicatedJobs", "workerGroupSpecs", "headGroupSpec", "predictor", "template",
         "leaderWorkerTemplate", "rayClusterSpec", "rayClusterConfig", "workflowSpec", "pytorchReplicaSpecs",
-        "workloadRef", "workflowTemplateRef",
+        "workloadRef", "workflowTemplateRef", "trainer", "runtimeRef", "replicaSpecs", "worker", "launcher", "releases",
+        "tensorflow", "custom", "scheduler",
     )  # fmt: skip
     for inner in (spec, {**more, **dict.fromkeys(keys, spec)}, {**more, **{name: [spec, more] for name in keys}}):
         obj = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "n", "labels": spec}, "spec": inner}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 3  # of a note; five thousand nodes may all need the same assumption
 _WIDEST_NAME = 60
+_WHY_NONE = {"DaemonSet": ": it selects none of the nodes, or does not tolerate their taints"}
 _NO_NODES = "kubectl get nodes,pods -A -o yaml prints"
 
 
@@ -74,13 +75,13 @@ def explain(
 ) -> None:
     """Show where Pods would go on a cluster, or every reason why they do not fit.
 
-    POD is on the cluster already. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their replicas, a
-    DaemonSet as one Pod per node it selects, a CronJob as one run; PyTorchJobs, RayClusters, LeaderWorkerSets, JobSets,
-    Volcano's Jobs, Argo's Workflows, Knative's and KServe's services as the Pods of their templates) are placed in
-    order, each booked before the next. A ResourceQuota that is used up refuses a Pod; only requests and the number of
-    Pods are counted, not limits. The cluster is the one kubectl talks to, or CLUSTER.yaml. Nothing is changed.
-    Assumptions about the cluster are notes on stderr. Exit code 0 if all fit, 1 if some do not, 2 if the input cannot
-    be read.
+    POD is on the cluster already. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their replicas,
+    a DaemonSet as one Pod per node it selects, a CronJob as one run; PyTorchJobs, T9k's jobs, RayClusters,
+    LeaderWorkerSets, JobSets, Volcano's Jobs, Argo's Workflows, Knative's and KServe's services as the Pods of their
+    templates) are placed in order, each booked before the next. A ResourceQuota that is used up refuses a Pod; only
+    requests and the number of Pods are counted, not limits. The cluster is the one kubectl talks to, or CLUSTER.yaml.
+    Nothing is changed. Assumptions about the cluster are notes on stderr. Exit code 0 if all fit, 1 if some do not, 2
+    if the input cannot be read.
 
     \b
     aliquot explain my-pod -n team
@@ -188,22 +189,33 @@ def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str
 
 
 def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) -> list[dict[str, Any]]:
-    from aliquot.dialects.kube.manifests import WORKLOADS, expand
-    from aliquot.dialects.kube.operators import known
+    from aliquot.dialects.kube.manifests import expand
+    from aliquot.dialects.kube.operators import elsewhere
     from aliquot.model.refusal import Invalid
+    from aliquot.services.explain.snapshot import pod_key
 
     found: list[dict[str, Any]] = []
     for manifest in manifests:
         made = expand(manifest.value, nodes, operators=True)
         if isinstance(made, Invalid):
             raise manifest.error(made.sentence())
+        if not made and _makes_pods(manifest) and elsewhere(manifest.value) is None:
+            text = "makes no Pods now" + _WHY_NONE.get(str(manifest.value["kind"]), ": suspended, or with 0 replicas")
+            click.echo(f"note: {printable(pod_key(manifest.value))}: {text}", err=True)
         found += made
     kinds = sorted({str(manifest.value["kind"]) for manifest in manifests})
     # A workload may well make no Pod, with "replicas: 0": such a file is read, and all of its no Pods fit.
-    if not found and not any(manifest.value["kind"] in WORKLOADS or known(manifest.value) for manifest in manifests):
+    if not found and not any(map(_makes_pods, manifests)):
         only = f", only {', '.join(kinds)}" if kinds else ""
         raise InputError(f"{path}:1:1: has no Pod in it{only}: a Pod, Deployment, StatefulSet or Job is wanted")
     return found
+
+
+def _makes_pods(manifest: Manifest) -> bool:
+    from aliquot.dialects.kube.manifests import WORKLOADS
+    from aliquot.dialects.kube.operators import known
+
+    return manifest.value["kind"] in WORKLOADS or known(manifest.value)
 
 
 def _noted(notes: Iterable[Note]) -> Iterator[str]:

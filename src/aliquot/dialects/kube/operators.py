@@ -13,34 +13,25 @@ its Pods later is not known here; on a cluster the webhook and the scheduler see
     argoproj.io                Workflow, CronWorkflow, WorkflowTemplate, ClusterWorkflowTemplate: each template with a
                                container once; Rollout
     apps.kruise.io             CloneSet
+    trainer.kubeflow.org       TrainJob: as many as its nodes, with what it writes for each
+    tensorstack.dev            T9k's own jobs and services (tensorstack.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from aliquot.dialects.kube import tensorstack
 from aliquot.dialects.kube.shapes import mapping, sequence
+from aliquot.dialects.kube.templates import MOST, Json, Parts, WrongTemplate, lower, number_of, template_of
 from aliquot.model.refusal import Invalid
 
-Json = dict[str, Any]
-MOST = 150_000  # Pods, as of every workload
 _UNBOUNDED = 2**31 - 1  # KubeRay's maxReplicas where none is written
 _MIN_SCALES = ("autoscaling.knative.dev/min-scale", "autoscaling.knative.dev/minScale")
 _OF_WORKFLOW = ("nodeSelector", "tolerations", "affinity", "schedulerName", "priorityClassName", "volumes")
 _COPIED = ("labels", "annotations")
 _PREDICTORS = ("model", "pytorch", "tensorflow", "triton", "huggingface", "onnx", "sklearn", "xgboost", "custom")
-
-
-class _Wrong(Exception):
-    """A shape that the operator would refuse too."""
-
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(field)
-        self.invalid = Invalid(field, value, allowed)
-
-
-_Parts = Iterator[tuple[str, int, Json]]  # name, how many, template
 
 
 def known(obj: Mapping[str, Any]) -> bool:
@@ -56,6 +47,14 @@ def copies_metadata(obj: Mapping[str, Any]) -> bool:
 def elsewhere(obj: Mapping[str, Any]) -> str | None:
     """Where the template of an object is, if another object has it; None: it has its own."""
     (group, kind), spec = _key(obj), mapping(obj.get("spec"))
+    if (group, kind) == ("trainer.kubeflow.org", "TrainJob"):
+        ref = mapping(spec.get("runtimeRef"))
+        runtime = f"{ref.get('kind') or 'ClusterTrainingRuntime'} {ref.get('name')}"
+        if "resourcesPerNode" in mapping(spec.get("trainer")):
+            return f"the rest of its template is in {runtime}: only spec.trainer.resourcesPerNode is counted"
+        return f"its template is in {runtime}, and spec.trainer.resourcesPerNode is missing: its Pods are not counted"
+    if (group, kind) == ("tensorstack.dev", "MLService"):
+        return "the rest of its template is in its runtime: only the resources that it writes itself are counted"
     if group != "argoproj.io":
         return None
     if kind == "Rollout" and _by_reference(spec):
@@ -90,7 +89,7 @@ def operator_pods(obj: Mapping[str, Any], path: str = "") -> list[Json] | Invali
                 found.append({**template, "apiVersion": "v1", "kind": "Pod", "metadata": own})
                 if len(found) > MOST:
                     return Invalid(f"{path}spec", len(found), f"no more than {MOST:,} Pods in all")
-    except _Wrong as wrong:
+    except WrongTemplate as wrong:
         return wrong.invalid
     return found
 
@@ -112,31 +111,7 @@ def _copied(given: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
     }
 
 
-def _number(spec: Mapping[str, Any], key: str, path: str, default: int = 1, most: int = MOST) -> int:
-    number = spec.get(key)
-    number = default if number is None else number
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most:
-        raise _Wrong(f"{path}.{key}", number, f"a whole number, 0 to {most}")
-    return number
-
-
-def _template(spec: Mapping[str, Any], key: str, path: str) -> Json:
-    template = spec.get(key)
-    inner = mapping(template).get("spec")
-    if (
-        not isinstance(template, dict)
-        or not isinstance(inner, dict)
-        or not isinstance(template.get("metadata", {}), (dict, type(None)))
-    ):
-        raise _Wrong(f"{path}.{key}", template, "a Pod template with a spec")
-    return template
-
-
-def _lower(text: object) -> str:
-    return str(text).lower()
-
-
-def _training(spec: Json, path: str) -> _Parts:
+def _training(spec: Json, path: str) -> Parts:
     """The roles of a training job: mapping xReplicaSpecs."""
     if mapping(spec.get("runPolicy")).get("suspend") is True:
         return
@@ -145,72 +120,72 @@ def _training(spec: Json, path: str) -> _Parts:
         allowed = (
             "roles with replicas and a template: a PyTorchJob's; of other kinds tfReplicaSpecs, mpiReplicaSpecs ..."
         )
-        raise _Wrong(f"{path}.pytorchReplicaSpecs", None, allowed)
+        raise WrongTemplate(f"{path}.pytorchReplicaSpecs", None, allowed)
     for role, part in spec[roles].items():
         where = f"{path}.{roles}.{role}"
-        yield _lower(role), _number(mapping(part), "replicas", where), _template(mapping(part), "template", where)
+        yield lower(role), number_of(mapping(part), "replicas", where), template_of(mapping(part), "template", where)
 
 
-def _ray_cluster(spec: Json, path: str) -> _Parts:
+def _ray_cluster(spec: Json, path: str) -> Parts:
     if spec.get("suspend") is True:
         return
     head = mapping(spec.get("headGroupSpec"))
-    yield "head", 1, _template(head, "template", f"{path}.headGroupSpec")
+    yield "head", 1, template_of(head, "template", f"{path}.headGroupSpec")
     for index, group in enumerate(map(mapping, sequence(spec.get("workerGroupSpecs")))):
         where = f"{path}.workerGroupSpecs[{index}]"
-        least = _number(group, "minReplicas", where, 0)
-        most = _number(group, "maxReplicas", where, _UNBOUNDED, _UNBOUNDED)
-        replicas = _number(group, "replicas", where, least)
+        least = number_of(group, "minReplicas", where, 0)
+        most = number_of(group, "maxReplicas", where, _UNBOUNDED, _UNBOUNDED)
+        replicas = number_of(group, "replicas", where, least)
         replicas = least if replicas < least else min(replicas, most)
-        number = 0 if group.get("suspend") is True else replicas * _number(group, "numOfHosts", where)
-        yield _lower(group.get("groupName") or f"group{index}"), number, _template(group, "template", where)
+        number = 0 if group.get("suspend") is True else replicas * number_of(group, "numOfHosts", where)
+        yield lower(group.get("groupName") or f"group{index}"), number, template_of(group, "template", where)
 
 
-def _ray_under(key: str) -> Callable[[Json, str], _Parts]:
-    def read(spec: Json, path: str) -> _Parts:
+def _ray_under(key: str) -> Callable[[Json, str], Parts]:
+    def read(spec: Json, path: str) -> Parts:
         if spec.get("suspend") is not True and key in spec:
             yield from _ray_cluster(dict(mapping(spec[key])), f"{path}.{key}")
 
     return read
 
 
-def _leader_workers(spec: Json, path: str) -> _Parts:
-    groups, inner = _number(spec, "replicas", path), mapping(spec.get("leaderWorkerTemplate"))
+def _leader_workers(spec: Json, path: str) -> Parts:
+    groups, inner = number_of(spec, "replicas", path), mapping(spec.get("leaderWorkerTemplate"))
     where = f"{path}.leaderWorkerTemplate"
-    size = _number(inner, "size", where)
-    workers = _template(inner, "workerTemplate", where)
-    leaders = _template(inner, "leaderTemplate", where) if inner.get("leaderTemplate") else workers
+    size = number_of(inner, "size", where)
+    workers = template_of(inner, "workerTemplate", where)
+    leaders = template_of(inner, "leaderTemplate", where) if inner.get("leaderTemplate") else workers
     for group in range(groups):
         yield f"{group}-leader", min(size, 1), leaders
         yield f"{group}-worker", max(size - 1, 0), workers
 
 
-def _job_set(spec: Json, path: str) -> _Parts:
+def _job_set(spec: Json, path: str) -> Parts:
     if spec.get("suspend") is True:
         return
     for index, jobs in enumerate(map(mapping, sequence(spec.get("replicatedJobs")))):
         where = f"{path}.replicatedJobs[{index}]"
         job = mapping(mapping(jobs.get("template")).get("spec"))
         inside = f"{where}.template.spec"
-        at_once = _number(job, "parallelism", inside)
-        at_once = min(at_once, _number(job, "completions", inside, at_once))
-        number = _number(jobs, "replicas", where) * at_once
-        yield _lower(jobs.get("name") or index), number, _template(job, "template", inside)
+        at_once = number_of(job, "parallelism", inside)
+        at_once = min(at_once, number_of(job, "completions", inside, at_once))
+        number = number_of(jobs, "replicas", where) * at_once
+        yield lower(jobs.get("name") or index), number, template_of(job, "template", inside)
 
 
-def _volcano_job(spec: Json, path: str) -> _Parts:
+def _volcano_job(spec: Json, path: str) -> Parts:
     given = {"schedulerName": spec.get("schedulerName") or "volcano"}
     if spec.get("priorityClassName"):
         given["priorityClassName"] = spec["priorityClassName"]
     for index, task in enumerate(map(mapping, sequence(spec.get("tasks")))):
         where = f"{path}.tasks[{index}]"
-        number, template = _number(task, "replicas", where), _template(task, "template", where)
+        number, template = number_of(task, "replicas", where), template_of(task, "template", where)
         own = {key: value for key, value in template["spec"].items() if value or key not in given}
-        yield _lower(task.get("name") or f"task{index}"), number, {**template, "spec": {**given, **own}}
+        yield lower(task.get("name") or f"task{index}"), number, {**template, "spec": {**given, **own}}
 
 
-def _knative(spec: Json, path: str) -> _Parts:
-    template = _template(spec, "template", path)
+def _knative(spec: Json, path: str) -> Parts:
+    template = template_of(spec, "template", path)
     annotations = mapping(mapping(template.get("metadata")).get("annotations"))
     scale = next((annotations[key] for key in _MIN_SCALES if key in annotations), "")
     least = int(scale) if isinstance(scale, str) and scale.isascii() and scale.isdigit() and len(scale) < 6 else 1
@@ -225,9 +200,9 @@ def _knative(spec: Json, path: str) -> _Parts:
     yield "revision", max(least, 1), {**template, "spec": inner}
 
 
-def _predictor(spec: Json, path: str) -> _Parts:
+def _predictor(spec: Json, path: str) -> Parts:
     predictor = dict(mapping(spec.get("predictor")))
-    number = max(_number(predictor, "minReplicas", f"{path}.predictor"), 1)
+    number = max(number_of(predictor, "minReplicas", f"{path}.predictor"), 1)
     metadata = {key: predictor[key] for key in ("labels", "annotations") if key in predictor}
     containers = list(sequence(predictor.get("containers")))
     models = [predictor[key] for key in _PREDICTORS if isinstance(predictor.get(key), dict)]
@@ -235,7 +210,7 @@ def _predictor(spec: Json, path: str) -> _Parts:
     yield "predictor", number, {"metadata": metadata, "spec": {**predictor, "containers": containers}}
 
 
-def _workflow(spec: Json, path: str) -> _Parts:
+def _workflow(spec: Json, path: str) -> Parts:
     shared = {key: spec[key] for key in _OF_WORKFLOW if key in spec}
     for index, template in enumerate(map(mapping, sequence(spec.get("templates")))):
         main = template.get("container") or template.get("script")
@@ -250,10 +225,10 @@ def _workflow(spec: Json, path: str) -> _Parts:
         inner = {**shared, **own, "containers": [*parts, *sidecars], **({"initContainers": init} if init else {})}
         about, every = mapping(template.get("metadata")), mapping(spec.get("podMetadata"))
         metadata = {key: {**mapping(every.get(key)), **mapping(about.get(key))} for key in ("labels", "annotations")}
-        yield _lower(template.get("name") or f"template{index}"), 1, {"metadata": metadata, "spec": inner}
+        yield lower(template.get("name") or f"template{index}"), 1, {"metadata": metadata, "spec": inner}
 
 
-def _cron_workflow(spec: Json, path: str) -> _Parts:
+def _cron_workflow(spec: Json, path: str) -> Parts:
     if spec.get("suspend") is not True:
         yield from _workflow(dict(mapping(spec.get("workflowSpec"))), f"{path}.workflowSpec")
 
@@ -262,22 +237,31 @@ def _by_reference(spec: Mapping[str, Any]) -> bool:
     return isinstance(spec.get("workloadRef"), dict) and spec.get("template") is None
 
 
-def _rollout(spec: Json, path: str) -> _Parts:
+def _rollout(spec: Json, path: str) -> Parts:
     if not _by_reference(spec):
         yield from _replicated(spec, path)
 
 
-def _replicated(spec: Json, path: str) -> _Parts:
-    yield "replica", _number(spec, "replicas", path), _template(spec, "template", path)
+def _replicated(spec: Json, path: str) -> Parts:
+    yield "replica", number_of(spec, "replicas", path), template_of(spec, "template", path)
 
 
-def _notebook(spec: Json, path: str) -> _Parts:
-    yield "notebook", 1, _template(spec, "template", path)
+def _notebook(spec: Json, path: str) -> Parts:
+    yield "notebook", 1, template_of(spec, "template", path)
+
+
+def _train_job(spec: Json, path: str) -> Parts:
+    """The template is in its runtime; what the job says of a node's resources goes before that."""
+    trainer = mapping(spec.get("trainer"))
+    if spec.get("suspend") is not True and isinstance(trainer.get("resourcesPerNode"), dict):
+        node = {"name": "node", "image": trainer.get("image") or "of-the-runtime"}
+        container = {**node, "resources": trainer["resourcesPerNode"]}
+        yield "node", number_of(trainer, "numNodes", f"{path}.trainer"), {"spec": {"containers": [container]}}
 
 
 _TRAINING = ("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob")
 _WORKFLOWS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate")
-_READERS: dict[tuple[str, str], Callable[[Json, str], _Parts]] = {
+_READERS: dict[tuple[str, str], Callable[[Json, str], Parts]] = {
     **{("kubeflow.org", kind): _training for kind in _TRAINING},
     ("kubeflow.org", "Notebook"): _notebook,
     ("ray.io", "RayCluster"): _ray_cluster,
@@ -293,6 +277,8 @@ _READERS: dict[tuple[str, str], Callable[[Json, str], _Parts]] = {
     ("argoproj.io", "CronWorkflow"): _cron_workflow,
     ("argoproj.io", "Rollout"): _rollout,
     ("apps.kruise.io", "CloneSet"): _replicated,
+    ("trainer.kubeflow.org", "TrainJob"): _train_job,
+    **tensorstack.READERS,
 }
 _COPYING = (("kubeflow.org", "Notebook"), ("serving.kserve.io", "InferenceService"))
 KINDS = tuple(sorted({kind for _, kind in _READERS}))

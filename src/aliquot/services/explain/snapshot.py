@@ -34,6 +34,7 @@ from aliquot.placement.board import Bools, Ints
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.services.explain.claims import PodClaims
 from aliquot.services.explain.groups import GroupMembers
+from aliquot.services.explain.others import why_not_ours
 from aliquot.services.explain.quotas import Quotas
 from aliquot.services.explain.residents import Residents
 from aliquot.services.explain.verdicts import Note, Preemption, Verdict
@@ -214,7 +215,7 @@ class Snapshot:
         if claim is None and (claims := self.claims.of(manifest, cluster.board.node, bool(cluster.reported.by_claims))):
             return Verdict(key, claims=claims)
         if claim is None:
-            return Verdict(key, remark="requests no GPU in any of the dialects: Aliquot does not place it")
+            return Verdict(key, remark=why_not_ours(manifest, cluster.rules))
         if not isinstance(claim, Claim):
             return Verdict(key, broken=claim)
         if claim.key in self.running:
