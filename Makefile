@@ -197,7 +197,7 @@ fuzz: native $(TOOLS) ## fuzz every parser of untrusted input, SECONDS=60 each: 
 COUNT ?= 90
 SEED  ?= 1
 
-mutants: $(TOOLS) ## make COUNT=90 small wrong changes to arbiter, placement and dialects, one at a time: how many no test notices; half an hour
+mutants: $(TOOLS) ## make COUNT=90 small wrong changes to arbiter, placement and dialects, one at a time: how many no test notices; some minutes
 	PYTHONPATH=tests $(BIN)/python tests/mutants/run.py --count $(COUNT) --seed $(SEED) $(ARGS)
 
 audit: $(TOOLS) ## list what is shipped with licences and known vulnerabilities; asks the services of pip-audit and npm

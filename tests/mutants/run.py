@@ -2,9 +2,10 @@
 
 python tests/mutants/run.py [--count 90] [--seed 1] [-o json] [PATH[:LINE] ...]
 
-Each change is tried in a process of its own with the tests of its package (few examples each, the same every time),
-until the first fails. The files stay as they are: the changed module is compiled in memory, when it is imported.
-(mutmut and cosmic-ray write the changes into files, and try all of them: 5,000 here.)
+Each change is tried in a process of its own with the tests of its package that reach it (few examples each, the same
+every time), until the first fails: see reaching.py. A change of code that also runs while modules are imported is tried
+again, if it survived, with all tests of the package and the changed module imported afresh. The files stay as they
+are: code is compiled in memory. (mutmut and cosmic-ray write the changes into files.)
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -33,6 +34,7 @@ import numpy  # noqa: F401  # imported once here: every process below has it
 import pytest
 
 from mutants.mutations import Mutation, mutations
+from mutants.reaching import Answer, Bench
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src" / "aliquot"
@@ -120,10 +122,47 @@ def not_equivalent(file: Path) -> list[Mutation]:
 
 
 def _try_all(chosen: Sequence[Mutation]) -> Iterator[Tried]:
-    for mutation in chosen:
+    """What a process answers that has collected the tests. This one has not: its copies can import changed modules."""
+    if not chosen:
+        return
+    reading, writing = os.pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        child = os.fork()
+        if not child:
+            os.close(reading)
+            _child(lambda: _answer(chosen, writing, Path(folder)), Path(folder))
+        os.close(writing)
         began = time.monotonic()
-        survived = all(_passes(tests, mutation, _seconds(tests)) for tests in stages(mutation.file))
-        yield Tried(mutation, survived, time.monotonic() - began)
+        try:
+            with open(reading) as answers:
+                for mutation, answer in zip(chosen, answers, strict=False):
+                    survived = answer.strip() == Answer.SURVIVED.name or (
+                        answer.strip() == Answer.UNKNOWN.name
+                        and all(_passes(tests, mutation, _seconds(tests)) for tests in stages(mutation.file))
+                    )
+                    yield Tried(mutation, survived, time.monotonic() - began)
+                    began = time.monotonic()
+        except BaseException:
+            os.kill(child, signal.SIGTERM)
+            raise
+        finally:
+            _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit((Path(folder) / "output").read_text())
+
+
+def _answer(chosen: Sequence[Mutation], writing: int, folder: Path) -> int:
+    """Collect the tests once, and try each change with those that reach it."""
+
+    def work(bench: Bench) -> None:
+        for mutation in chosen:
+            stem, among = mutation.file.stem, ROOT / "tests" / package_of(mutation.file)
+            tests = bench.reaching(mutation, lambda test, stem=stem: stem in test.stem, among)  # type: ignore[misc]
+            os.write(writing, f"{bench.try_(mutation, tests).name}\n".encode())
+
+    packages = sorted({package_of(mutation.file) for mutation in chosen})
+    words = [*_words(folder), "-s", *(f"tests/{package}" for package in packages)]
+    return int(pytest.main(words, plugins=[_FewExamples(), Bench(SOURCES, work)]) is not pytest.ExitCode.OK)
 
 
 @functools.cache
@@ -152,7 +191,7 @@ def _passes(tests: tuple[str, ...], mutation: Mutation | None, seconds: float) -
     with tempfile.TemporaryDirectory() as folder:
         child = os.fork()
         if not child:
-            _child(tests, mutation, Path(folder))
+            _child(lambda: _run(tests, mutation, Path(folder)), Path(folder))
         deadline = time.monotonic() + seconds
         try:
             while True:
@@ -173,8 +212,8 @@ def _passes(tests: tuple[str, ...], mutation: Mutation | None, seconds: float) -
         return code == pytest.ExitCode.OK
 
 
-def _child(tests: Sequence[str], mutation: Mutation | None, folder: Path) -> None:
-    """Run the tests with the changed module, and end."""
+def _child(run: Callable[[], int], folder: Path) -> None:
+    """Run in a folder with the output in a file, and end."""
     code = 70
     try:
         os.setpgid(0, 0)
@@ -183,15 +222,23 @@ def _child(tests: Sequence[str], mutation: Mutation | None, folder: Path) -> Non
         os.dup2(output, 2)
         os.environ["HYPOTHESIS_PROFILE"] = "quick"
         os.chdir(ROOT)
-        if mutation is not None:
-            sys.meta_path.insert(0, _Changed(mutation))
-        words = ["-x", "--tb=no", "--hypothesis-seed=0", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
-        words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is imported already
-        code = int(pytest.main([*words, *tests], plugins=[_FewExamples()]))
+        code = run()
     except BaseException as error:  # a module that fails when it is imported is noticed
         print(repr(error), flush=True)
     finally:
         os._exit(code)
+
+
+def _run(tests: Sequence[str], mutation: Mutation | None, folder: Path) -> int:
+    """Run the tests with the changed module."""
+    if mutation is not None:
+        sys.meta_path.insert(0, _Changed(mutation))
+    return int(pytest.main(["-x", "--tb=no", *_words(folder), *tests], plugins=[_FewExamples()]))
+
+
+def _words(folder: Path) -> list[str]:
+    words = ["--hypothesis-seed=0", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
+    return [*words, "-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is imported already
 
 
 class _FewExamples:
