@@ -125,6 +125,10 @@ def test_group_shares_the_card_in_space_and_has_one_tenant_s_time_also_after_a_r
 
     until(fair, "the group's time is divided between its members")
     until(lambda: all(abs(part - 0.5) < 0.08 for part in groups.busy(pids)), "all three have half of the card's time")
+    for command in (("ps",), ("top", "--once")):
+        lines = [line.split() for line in machine.aliquot(*command).stdout.splitlines()]
+        assert any("TOGETHER" in line for line in lines)
+        assert {line[0] for line in lines if "team" in line} == {"a", "b"}
     control = groups.control()
     machine.kill()
     machine.up()

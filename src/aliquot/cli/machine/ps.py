@@ -30,6 +30,7 @@ _DROPPABLE = (
     "SINCE",
     "PID",
     "LATENCY",
+    "TOGETHER",
     "CORE",
     "CLASS",
     "CARDS",
@@ -132,11 +133,10 @@ def _print_present(status: Status) -> None:
         click.echo("nothing runs")
         return
     if any(tenant.latency_seconds is not None for tenant in status.tenants):
-        at = head.index("STATE")
         words = [latency_words(tenant, tenant.cards) for tenant in status.tenants]
-        words += ["-"] * (len(rows) - len(words))
-        head = (*head[:at], "LATENCY", *head[at:])
-        rows = [(*row[:at], word, *row[at:]) for row, word in zip(rows, words, strict=True)]
+        head, rows = _with_column(head, rows, "LATENCY", words)
+    if any(tenant.together for tenant in status.tenants):
+        head, rows = _with_column(head, rows, "TOGETHER", [tenant.together or "-" for tenant in status.tenants])
     columns, cells = narrowed(head, rows, terminal_width(), _DROPPABLE)
     click.echo(table(columns, cells, right=frozenset(at for at, name in enumerate(columns) if name == "PID")))
     for entry in status.queue:
@@ -144,6 +144,16 @@ def _print_present(status: Status) -> None:
             click.echo(printable(f"{entry.name} waits ({entry.position} of {entry.of}): {reason(entry)}"))
     for line in waiting_lines(pending):
         click.echo(line)
+
+
+_Rows = list[tuple[str, ...]]
+
+
+def _with_column(head: tuple[str, ...], rows: _Rows, name: str, words: list[str]) -> tuple[tuple[str, ...], _Rows]:
+    """Another column before the state; `words` are of the first rows, and others have none."""
+    at = head.index("STATE")
+    words = words + ["-"] * (len(rows) - len(words))
+    return (*head[:at], name, *head[at:]), [(*row[:at], word, *row[at:]) for row, word in zip(rows, words, strict=True)]
 
 
 def _running(tenant: TenantStatus, pod: PodStatus | None = None, *, several: bool = False) -> tuple[str, ...]:

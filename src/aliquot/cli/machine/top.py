@@ -36,6 +36,7 @@ _DROPPABLE = (
     "REFUSED",
     "PARKED",
     "LATENCY",
+    "TOGETHER",
 )  # on a narrow terminal, in this order
 _RIGHT = ("CORE", "SHARE", "PAUSED", "REFUSED")
 _BAR = 10
@@ -66,6 +67,7 @@ def top(output: str, once: bool, interval: float) -> None:
     REFUSED    allocations past the memory limit; shown where there were any
     PARKED     memory in the host's pool, and moves out and in; shown where memory has moved
     LATENCY    what may be added to requests, and seconds in which it was more; shown where a run has --latency
+    TOGETHER   the group with which it runs side by side; shown where a run has --together
     STATE      running, idle, paused (with the online tenant that has the card), waiting (for its turn)
     """
     answer = ask({"op": "status"})
@@ -95,7 +97,8 @@ def view(status: Status, width: int | None = None) -> str:
     users = {tenant.uid for tenant in status.tenants if isinstance(tenant.uid, int)}
     moved = any(share.residency and share.residency.moves for tenant in status.tenants for share in tenant.cards)
     promised = any(tenant.latency_seconds is not None for tenant in status.tenants)
-    head = _head(shared=len(users) > 1, refused=refused, moved=moved, promised=promised)
+    grouped = any(tenant.together for tenant in status.tenants)
+    head = _head(shared=len(users) > 1, refused=refused, moved=moved, promised=promised, grouped=grouped)
     empty = _empty(status) if len(status.cards) > _MANY else []
     for card in status.cards:
         if card in empty:
@@ -181,11 +184,13 @@ def _pool_words(status: Status) -> str:
     return f", host pool {used} in use, {booked} of {size} booked"
 
 
-def _head(*, shared: bool, refused: bool, moved: bool, promised: bool) -> tuple[str, ...]:
+def _head(*, shared: bool, refused: bool, moved: bool, promised: bool, grouped: bool) -> tuple[str, ...]:
     user, refusals = ("USER",) if shared else (), ("REFUSED",) if refused else ()
     parked, latency = ("PARKED",) if moved else (), ("LATENCY",) if promised else ()
+    together = ("TOGETHER",) if grouped else ()
     return (
-        "NAME", *user, "CLASS", "CORE", "SHARE", "", "MEMORY", *parked, "LEVEL", "PAUSED", *latency, *refusals, "STATE"
+        "NAME", *user, *together, "CLASS", "CORE", "SHARE", "", "MEMORY", *parked, "LEVEL", "PAUSED", *latency,
+        *refusals, "STATE",
     )  # fmt: skip
 
 
@@ -212,6 +217,7 @@ def _row(tenant: TenantStatus, share: ShareStatus, head: tuple[str, ...]) -> tup
     return (
         tenant.name,
         *([user_name(tenant.uid) if isinstance(tenant.uid, int) else "-"] if "USER" in head else []),
+        *([tenant.together or "-"] if "TOGETHER" in head else []),
         tenant.app_class,
         compute(share),
         "-" if share.share is None else f"{share.share:6.1%}",  # a fixed width: nothing moves from look to look

@@ -188,6 +188,7 @@ class TenantStatus(Struct):
     parkable: bool = False
     park_after_seconds: float | None = None  # idle, after which it may be parked; null: by its class
     latency_seconds: float | None = None  # that online work accepts to have added to its requests; null: not said
+    together: str | None = None  # the group whose members run side by side with it; null: none
 
 
 class RefusalStatus(Struct):

@@ -125,6 +125,7 @@ def _tenant(tenancy: Tenancy, standings: Mapping[str, Standing], node: str | Non
         parkable=tenant.parkable,
         park_after_seconds=tenancy.park_after,
         latency_seconds=tenancy.latency,
+        together=tenancy.group or None,
     )
 
 

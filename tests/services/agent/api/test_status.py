@@ -127,6 +127,16 @@ def test_top_shows_refused_allocations() -> None:
     assert [line.split()[-2] for line in (train, serve)] == ["2", "0"]
 
 
+def test_status_and_top_name_the_group_of_a_pod() -> None:
+    train, serve = a_scene().tenancies
+    found = of(a_scene(tenancies=[replace(train, group="llm"), serve]), 1060.0)
+    assert [tenant.together for tenant in found.tenants] == ["llm", None]
+    lines = view(found).splitlines()[3:6]
+    assert lines[0].startswith("NAME")
+    assert [line.split()[1] for line in lines] == ["TOGETHER", "llm", "-"]
+    assert "TOGETHER" not in view(of(a_scene(), 1060.0))
+
+
 def test_top_hides_refused_allocations_without_any() -> None:
     quiet = FakeAgent(scene=a_scene(standings=[replace(RUNS_ON_A, refused=0)]))
     assert "REFUSED" not in view(quiet.status())

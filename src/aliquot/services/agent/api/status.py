@@ -120,4 +120,5 @@ def _tenant(tenancy: Tenancy, ended: bool, standings: Mapping[str, Standing], no
         parkable=tenancy.tenant.parkable,
         park_after_seconds=tenancy.park_after,
         latency_seconds=tenancy.latency,
+        together=tenancy.group or None,
     )
