@@ -30,6 +30,24 @@ def test_failed_install_rolls_back_to_settled_installation(api: FakeApi) -> None
     assert api.deleted == []
 
 
+@pytest.mark.parametrize(
+    ("ready", "said"),
+    [("True", "rolled back: nothing is left"), ("Unknown", "node n1 is not ready")],
+)
+def test_failed_first_install_says_what_is_left_when_it_is_rolled_back(api: FakeApi, ready: str, said: str) -> None:
+    node = {
+        "metadata": {"name": "n1", "annotations": {"aliquot.dev/agent": "0.0.1"}},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    }
+    api.answers["/api/v1/nodes"] = {"items": [node]}
+    api.answers["/api/v1/namespaces/aliquot-system/pods/aliquot-sweep-n1"] = {"status": {"phase": "Succeeded"}}
+    words = ("--timeout", "0s", "--kube-scheduler-image", "kube-scheduler:v1.36.4")
+    result = invoked(install, *words)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert ("rolled back: what is named above is left: run `aliquot uninstall`" in result.stderr) is (ready != "True")
+
+
 def test_failed_install_says_why_no_pod_is_let_in(api: FakeApi) -> None:
     """As in a namespace where Pod Security is enforced: its Pods do not exist, so none of them has an event."""
     why = 'Error creating: pods "aliquot-agent-x" is forbidden: violates PodSecurity "baseline:latest": host namespaces'

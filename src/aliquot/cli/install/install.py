@@ -317,7 +317,8 @@ async def _roll_back(kube: Kube, installer: Installer, record: Record, steps: St
         await uninstaller.delete_objects(record, namespace, objects, sweep_again=cleaned.files_left)
     except InstallError as error:
         raise InputError(f"rolling back: {error}; run `aliquot uninstall` to finish", code=1) from error
-    click.echo("aliquot: rolled back: nothing is left", err=True)
+    left = "what is named above is left: run `aliquot uninstall` to finish" if cleaned.problems else "nothing is left"
+    click.echo(f"aliquot: rolled back: {left}", err=True)
 
 
 def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> None:
