@@ -215,6 +215,14 @@ def test_run_name_is_unique_while_running(machine: Machine) -> None:
     assert machine.detach("--name", "mine", "--memory", "1", "--", "true") == "mine"
 
 
+def test_run_gets_the_name_of_one_that_is_about_to_end(machine: Machine) -> None:
+    """As in a loop of a shell: the last processes of a run end a little after the first."""
+    for _ in range(3):
+        words = ["run", "--name", "again", "--memory", "1", "--", "sh", "-c", "sleep 0.3 & exit 3"]
+        result = machine.aliquot(*words)
+        assert (result.returncode, result.stderr) == (3, "")
+
+
 # --- without a daemon --------------------------------------------------------------------------------------------
 
 

@@ -60,6 +60,7 @@ _BACKLOG = 1024
 _BETWEEN_STARTS = 0.01  # seconds at least between two looks at the whole queue
 _BETWEEN_UPDATES = 0.1  # and between two rounds of updates
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.1  # seconds between checks whether a run has ended
+_NAME_PATIENCE = 2.0  # seconds that a run waits for the name of one that is about to end
 _AT_ONCE = 64  # processes, before others have their turn: a run may have thousands
 
 Send = Callable[[dict[str, Any]], None]
@@ -186,6 +187,7 @@ class ControlServer:
 
         if self.machine.move_on(caller):
             await self.pods.sweeper.look()
+        await self._until_free(run_request.name)
         entry = self.machine.admission.submit(run_request, caller, time.time(), notify)
         if done.is_set():
             return
@@ -197,6 +199,15 @@ class ControlServer:
             left.cancel()
             ended.cancel()
             self.machine.admission.leave(entry, time.time())
+
+    async def _until_free(self, name: str | None) -> None:
+        """The run of that name, if its first process has ended, keeps it until the last one is seen to have ended: in a
+        loop of a shell the next run of the name may ask before that."""
+        deadline, pause = time.monotonic() + _NAME_PATIENCE, _FIRST_PAUSE
+        while name is not None and self.machine.is_ending(name) and time.monotonic() < deadline:
+            await self.pods.sweeper.look()
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
 
     # --- operations --------------------------------------------------------------------------------------------
 

@@ -154,6 +154,13 @@ class LocalMachine:
             self._registry.orphans.root_ended(tenancy)
             self.tenant_orphaned()
 
+    def is_ending(self, name: str) -> bool:
+        """Whether the run of that name has lost its first process, and others may be left."""
+        return any(
+            tenancy.tenant.name == name and not self._registry.orphans.has_root(tenancy)
+            for tenancy in self.tenancies.values()
+        )
+
     def suspects(self) -> dict[str, int]:
         """Tenants that may have no process left, and their users."""
         return self._registry.orphans.suspects(self.tenancies)
