@@ -26,7 +26,7 @@ _BACKLOG = 1024
 _AT_ONCE = 64  # connections, before others have their turn
 _ACCEPT_AGAIN = 1.0  # seconds
 _UNREAD = 64 << 20  # bytes
-_PIECE = 64 << 10  # bytes of an answer that are sent at once
+PIECE = 64 << 10  # bytes of an answer that are sent at once
 IDLE = 300.0  # seconds that a connection may be open without a request; Prometheus asks more often
 
 
@@ -110,10 +110,9 @@ class Limits:
             return False
         victim = min(idle, key=lambda one: self._used.get(one, 0.0))
         self._ended.add(victim)
-        transport = victim.transport
+        if victim.transport is not None:
+            abort(victim.transport)  # aiohttp closes it, and with TLS waits for the peer's answer to that
         victim.force_close()
-        if transport is not None:
-            transport.abort()  # aiohttp closes it, and with TLS waits for the peer's answer to that
         return True
 
     def join(self, task: asyncio.Task[None]) -> None:
@@ -151,17 +150,11 @@ class Limits:
         """Send the whole answer, to somebody who reads it. aiohttp would keep it as long as the connection lasts."""
         body = answer.body if isinstance(answer.body, (bytes, bytearray)) else b""
         size = len(body)
-        present = sum(self._unread.values())
-        for oldest in [*self._unread]:
-            if present + size <= self._most_unread:
-                break
-            present -= self._unread.pop(oldest)
-            oldest.abort()
-        self._unread[transport] = size
+        self.sending(transport, size)
         reading = Reading(transport, self.read_seconds)
         try:
             await answer.prepare(request)
-            if size > _PIECE and request.method != "HEAD" and not answer.compression:
+            if size > PIECE and request.method != "HEAD" and not answer.compression:
                 await _send_pieces(answer, body, transport, reading)
             else:
                 await answer.write_eof()
@@ -169,7 +162,22 @@ class Limits:
             pass  # aiohttp meets it again, and ends the connection
         finally:
             reading.end()
-            self._unread.pop(transport, None)
+            self.sent(transport)
+
+    def sending(self, transport: asyncio.Transport, size: int) -> None:
+        """An answer of that size waits to be read; ends others if all of them are too large together."""
+        others = [one for one in self._unread if one is not transport]
+        present = sum(self._unread[one] for one in others)
+        for oldest in others:
+            if present + size <= self._most_unread:
+                break
+            present -= self._unread.pop(oldest)
+            abort(oldest)
+        self._unread[transport] = size
+
+    def sent(self, transport: asyncio.Transport) -> None:
+        """It waits no longer."""
+        self._unread.pop(transport, None)
 
     def arrived(self, size: int) -> bool:
         """Count bytes of bodies that are not complete; less than 0: they are gone. False: there is no room for them."""
@@ -208,13 +216,19 @@ async def _send_pieces(
 ) -> None:
     """Send the body, each piece when most of those before it have gone. With TLS asyncio hands whatever is written in
     one piece to the connection below at once, and does not say that it waits there."""
-    transport.set_write_buffer_limits(_PIECE)
+    transport.set_write_buffer_limits(PIECE)
     rest = memoryview(body)
     while rest:
-        await answer.write(rest[:_PIECE])
-        rest = rest[_PIECE:]
+        await answer.write(rest[:PIECE])
+        rest = rest[PIECE:]
         reading.went_on()
     await web.StreamResponse.write_eof(answer)  # aiohttp's for whole answers would send the body again
+
+
+def abort(transport: asyncio.Transport) -> None:
+    """Close it without waiting for the peer. With TLS asyncio raises if it was closed twice before."""
+    with contextlib.suppress(AttributeError):
+        transport.abort()
 
 
 class Reading:
@@ -225,9 +239,12 @@ class Reading:
         self._timer = asyncio.get_running_loop().call_later(self._every, self._look)
 
     def _look(self) -> None:
-        left = self._transport.get_write_buffer_size()
+        try:
+            left = self._transport.get_write_buffer_size()
+        except AttributeError:  # with TLS, once it is closed
+            return
         if left and left == self._left:
-            self._transport.abort()
+            abort(self._transport)
             return
         self._left = left
         self._timer = asyncio.get_running_loop().call_later(self._every, self._look)
@@ -309,7 +326,7 @@ class Accepting:
             # asyncio closes the transport. After a handshake it waits half a minute for the peer to agree.
             transport = getattr(made[0], "transport", None) if made else None
             if transport is not None:
-                transport.abort()
+                abort(transport)
             raise
         except OSError:  # it speaks no TLS, say: anybody can do that
             pass

@@ -78,8 +78,10 @@ class Rig:
             await runner.cleanup()
 
     @contextlib.asynccontextmanager
-    async def visitor(self, sent: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await asyncio.open_connection(*self.address)
+    async def visitor(
+        self, sent: bytes = b"", tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection(*self.address, ssl=tls)
         writer.write(sent)
         try:
             yield reader, writer
@@ -120,11 +122,12 @@ def run(
     idle: float = 60.0,
     silent: float = 60.0,
     connections: int = 8,
+    tls: ssl.SSLContext | None = None,
     **limits: Any,
 ) -> tuple[Any, Rig]:
     async def scenario() -> tuple[Any, Rig]:
         rig = Rig(Limits(connections, **{"unfinished": 1 << 20, **limits}), idle, silent)
-        async with rig.serving():
+        async with rig.serving(tls):
             return await scene(rig), rig
 
     return asyncio.run(scenario())
@@ -168,11 +171,18 @@ def test_connection_is_kept_and_given_to_aiohttp_at_the_first_other_request() ->
     assert run(scene)[0] == [b"direct 3", b"direct 0", b"direct 90000", b"aiohttp 2", b"aiohttp 3"]
 
 
-def test_connection_with_tls_is_given_to_aiohttp_too() -> None:
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of the server, and of its clients."""
     authority = make_authority("test", time.time(), 1e6)
     context = server_context()
     present(context, issue(authority, ("aliquot.example",), time.time(), 1e5))
     client = ssl.create_default_context(cadata=authority.certificate.decode())
+    client.check_hostname = False
+    return context, client
+
+
+def test_connection_with_tls_is_given_to_aiohttp_too() -> None:
+    context, client = contexts()
 
     async def scenario() -> list[bytes]:
         rig = Rig(Limits(8, unfinished=1 << 20))
@@ -437,8 +447,10 @@ def test_connection_given_to_aiohttp_is_kept_no_longer_than_those_of_other_ports
     assert run(scene)[0] <= 300.0
 
 
-def test_requests_of_a_peer_that_does_not_read_wait() -> None:
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_requests_of_a_peer_that_does_not_read_wait(encrypted: bool) -> None:
     """Its answers would fill our memory."""
+    served, trusting = contexts() if encrypted else (None, None)
 
     async def scene(rig: Rig) -> int:
         calls = 0
@@ -449,27 +461,94 @@ def test_requests_of_a_peer_that_does_not_read_wait() -> None:
             return b"x" * 4_000_000
 
         rig.server.answers = {b"/v": large}
-        async with rig.visitor(post() * 10) as (reader, _):
-            async with rig.visitor(post()) as (other, _):
+        async with rig.visitor(post() * 10, trusting) as (reader, _):
+            async with rig.visitor(post(), trusting) as (other, _):
                 await _answer(other)  # served meanwhile
             before = calls
             for _ in range(10):
                 await _answer(reader)
         return before
 
-    assert run(scene)[0] < 5
+    assert run(scene, tls=served)[0] < 5
 
 
-def test_peer_that_does_not_read_its_answer_is_disconnected() -> None:
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_peer_that_does_not_read_its_answer_is_disconnected(encrypted: bool) -> None:
+    """With TLS an answer counted as sent as soon as it was encrypted, and stayed in memory for an hour."""
+    served, trusting = contexts() if encrypted else (None, None)
+
     async def scene(rig: Rig) -> None:
         rig.server.answers = {b"/v": lambda _: b"x" * 32_000_000}
-        async with rig.visitor(post()), asyncio.timeout(_PATIENCE):
-            while not rig.server.own:
-                await asyncio.sleep(0.01)
-            while rig.server.own:
-                await asyncio.sleep(0.01)
+        async with deaf(rig, trusting):
+            await _until(lambda: bool(rig.server.own))
+            await _until(lambda: not rig.server.own)
 
-    run(scene, read_seconds=0.1)
+    run(scene, tls=served, read_seconds=0.1)
+
+
+@contextlib.asynccontextmanager
+async def deaf(rig: Rig, trusting: ssl.SSLContext | None) -> AsyncIterator[socket.socket]:
+    """A client that asks, and does not read."""
+
+    def ask() -> socket.socket:
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.connect(rig.address)
+        client = plain if trusting is None else trusting.wrap_socket(plain)
+        client.sendall(post())
+        return client
+
+    client = await asyncio.to_thread(ask)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_answers_that_nobody_reads_are_bounded_together_and_who_reads_is_served(encrypted: bool) -> None:
+    """A caller on loopback, or with the client certificate, had an answer kept for each of its 512 connections."""
+    served, trusting = contexts() if encrypted else (None, None)
+    size = 8_000_000
+
+    async def scene(rig: Rig) -> None:
+        rig.server.answers = {b"/v": lambda _: b"x" * size}
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(6):
+                await stack.enter_async_context(deaf(rig, trusting))
+            await _until(lambda: len(rig.server.own) == 2)
+            async with rig.visitor(post(), trusting) as (reader, _):
+                assert await _answer(reader) == b"x" * size
+
+    run(scene, tls=served, unread=20_000_000, read_seconds=1000.0)
+
+
+def test_connection_with_tls_that_was_closed_twice_raises_nothing() -> None:
+    """asyncio's transport then raises AttributeError where it is asked for its buffer, or aborted."""
+    served, trusting = contexts()
+    errors: list[Any] = []
+
+    async def scene(rig: Rig) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        rig.server.answers = {b"/v": lambda _: b"x" * 8_000_000}
+        async with deaf(rig, trusting):
+            await _until(lambda: bool(rig.limits._unread))
+            (connection,) = rig.server.own
+            assert connection.transport is not None
+            connection.transport.close()
+            connection.transport.close()
+            await asyncio.sleep(0.3)
+            connection.force_close()
+            rig.limits.sending(asyncio.Transport(), 1 << 40)
+
+    run(scene, tls=served, read_seconds=0.2)
+    assert errors == []
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import cast
 
 from aiohttp import web
 
-from aliquot.services.daemon.http import IDLE, BodyError, Connection, Limits, Reading
+from aliquot.services.daemon.http import IDLE, PIECE, BodyError, Connection, Limits, Reading, abort
 
 # Seconds; an hour, or kube-scheduler would find a connection closed that it is about to use. One that never sent a
 # request of its form is not kube-scheduler's.
@@ -106,6 +106,7 @@ class VerbConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None  # an answer that takes time
         self._paused = False  # reading is
         self._full = False  # the peer does not read what we write
+        self._unsent = memoryview(b"")  # of the answer that is being sent
         self._ending = False
         self._reading: Reading | None = None  # of a peer that has not read an answer yet
         self._idle: asyncio.TimerHandle | None = None
@@ -117,6 +118,7 @@ class VerbConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._server.own[self] = None
+        self.transport.set_write_buffer_limits(PIECE)
         loop = asyncio.get_running_loop()
         self._used = loop.time()
         self._idle = loop.call_later(self._server.silent, self._close_if_idle)
@@ -140,12 +142,13 @@ class VerbConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._full = False
         self._end_reading()
-        self._go_on()
+        self._send()
 
     # --- one request after the other ------------------------------------------------------------------------------
 
     def _may_answer(self) -> bool:
-        return self._task is None and not self._full and not self._ending and self.transport is not None
+        sent = not self._full and not self._unsent
+        return self._task is None and sent and not self._ending and self.transport is not None
 
     def _go_on(self) -> None:
         """With what was received meanwhile."""
@@ -230,30 +233,44 @@ class VerbConnection(asyncio.Protocol):
         self._write(body)
 
     def _write(self, body: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        self._used, self._served = loop.time(), True
+        self._used, self._served = asyncio.get_running_loop().time(), True
         self._limits.end(self)
-        if self.transport is None or self.transport.is_closing():
+        head = _ANSWER % (len(body), b"Connection: close\r\n" if self._ending else b"")
+        self._unsent = memoryview(head + body)
+        self._send()
+
+    def _send(self) -> None:
+        """As much of the answer as the peer reads. With TLS asyncio hands whatever is written in one piece to the
+        connection below at once, and does not say that it waits there."""
+        transport, size = self.transport, len(self._unsent)
+        if transport is None or transport.is_closing():
             return
-        self.transport.write(_ANSWER % (len(body), b"Connection: close\r\n" if self._ending else b"") + body)
+        while self._unsent and not self._full:
+            piece, self._unsent = self._unsent[:PIECE], self._unsent[PIECE:]
+            transport.write(piece)
+        if self._full:
+            self._limits.sending(transport, size)
+            return
+        self._limits.sent(transport)
         if self._ending:
-            self.transport.close()
+            transport.close()
         elif self._received or self._paused:
-            loop.call_soon(self._go_on)  # other connections come first
+            asyncio.get_running_loop().call_soon(self._go_on)  # other connections come first
 
     # --- its end --------------------------------------------------------------------------------------------------
 
     def force_close(self) -> None:
         """At once, also if the peer does not read its answer."""
         if self.transport is not None:
-            self.transport.abort()
+            abort(self.transport)
 
     async def finish(self, patience: float) -> None:
         """Close the connection once the request in progress is answered, or after that many seconds."""
         self._ending = True
         if self._task is not None:
             await asyncio.wait([self._task], timeout=patience)
-        if self.transport is not None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(self._unsent)
             self.transport.close()
 
     def _close_if_idle(self) -> None:
@@ -285,7 +302,9 @@ class VerbConnection(asyncio.Protocol):
         if self._request is not None:
             self._limits.end(self)
         self._end_request()
-        self.transport = None
+        if self.transport is not None:
+            self._limits.sent(self.transport)
+        self.transport, self._unsent = None, memoryview(b"")
         self._received.clear()
         self._server.own.pop(self, None)
         if self._idle is not None:
