@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.gpu.page import Page
+from aliquot.adapters.host.handedfiles import discard
 from aliquot.model.tenant import Allotment, Level
 from kit.cards.arbiterd import SUBDEVICE, FakeShim, Rig, open_files, until
 
@@ -129,7 +130,7 @@ def _line() -> Iterator[Check]:
                     with contextlib.suppress(link.LinkError, BlockingIOError):
                         found = link.receive(ours)
                         if isinstance(found, link.GroupSeen):
-                            link.discard(found.fd)
+                            discard(found.fd)
             assert open_files() == before
 
         yield check

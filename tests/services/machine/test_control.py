@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, ask
+from aliquot.adapters.host.handedfiles import Listener
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store
@@ -32,6 +34,7 @@ from aliquot.services.machine.control import ControlServer
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants.machine import LocalMachine
 from kit.machines.machine import PaperArbiter, cards
+from kit.running.lingering import SECONDS, hand_over, lingering
 
 ROOT = 0
 USERS = range(70001, 70006)
@@ -126,6 +129,32 @@ def test_root_and_another_user_are_served_beside_silent_connections_of_five_user
                 writer.close()
 
     asyncio.run(act())
+
+
+@pytest.mark.parametrize("kernel", ["before 6.16", "this one"])
+def test_file_that_a_user_hands_over_does_not_hold_up_the_daemon(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    """A socket whose close waits for its peer (SO_LINGER): the kernel closed it inside of the daemon's recv or close,
+    and one message of any user held root's daemon up for as long as its sender liked."""
+    if kernel != "this one":
+        monkeypatch.setattr(Listener, "refuse_files", lambda _: None)
+
+    async def act() -> None:
+        async with daemon.serving():
+            for message in (b'{"op": "hello"}\n', b"unfinished", b'{"op": "hello"}\nmore\n'):
+                connection = socket.socket(socket.AF_UNIX)
+                connection.connect(daemon.home.control)
+                with contextlib.suppress(PermissionError):
+                    hand_over(connection, message, attack.enter_context(lingering()))
+                await asyncio.sleep(0.05)
+                connection.close()
+                assert "ok" in await daemon.ask(70099, op="hello")
+
+    began = time.monotonic()
+    with contextlib.ExitStack() as attack:
+        asyncio.run(act())
+        assert time.monotonic() - began < SECONDS / 2
 
 
 def test_refused_client_reads_the_sentence_though_its_request_was_not_read(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from aliquot.services.mover.pool import UNIT, Part
 from aliquot.services.mover.store import Kept, Key, Store
 from aliquot.services.runtime.elastic.parking import Parking
 from aliquot.services.runtime.processes.registration import Tenancy
+from kit.running.lingering import SECONDS, hand_over, lingering
 
 SOME = control.Living([], [], complete=False, cards=[])
 DAEMONS: list[MoverClient] = []
@@ -224,6 +227,24 @@ def test_connections_of_one_tenant_that_wait_for_the_mover_are_bounded(folder: P
         made._take(made._inbox.get_nowait())
     assert not made._handed
     assert all(shim.fileno() < 0 for shim in shims)
+
+
+def test_files_whose_close_hangs_do_not_hold_up_the_mover(folder: Path) -> None:
+    """A tenant connects again and again, each time with such a file that nobody received: one too many is refused, and
+    was closed in the thread that answers the daemon."""
+    mover = client(folder, UNIT)
+    assert mover.living(SOME)
+    began = time.monotonic()
+    with contextlib.ExitStack() as attack:
+        for _ in range(6):
+            shim, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            attack.enter_context(shim)
+            hand_over(shim, b"x", attack.enter_context(lingering()))
+            assert mover.serve(ours, control.Serve("a", 0, 1, "GPU-" + "0" * 32, None))
+            ours.close()
+        assert mover.living(SOME)
+        assert time.monotonic() - began < SECONDS / 2
+    mover.close()
 
 
 def test_log_of_the_mover_is_bounded(folder: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.limits import audit, owners
 from aliquot.services.runtime.processes import registration
 from kit.cards.arbiterd import SUBDEVICE, UUIDS, FakeShim, Rig, open_files, until
+from kit.running.lingering import SECONDS, hand_over, lingering, nested
 
 quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -182,6 +184,29 @@ def test_a_passed_socket_with_linger_does_not_block_us(hostile: HostileTenant) -
         shim.done(1)
         shim.close()
         until(lambda: not hostile.rig.daemon._tenancies["bad"].processes)
+    hostile.is_in_order()
+
+
+@pytest.mark.parametrize("how", ["behind many files", "in a message that is never read", "within another socket"])
+def test_file_whose_close_hangs_does_not_hold_up_other_tenants(hostile: HostileTenant, how: str) -> None:
+    """The kernel closes what it has no room for, and what is left in a connection: in the thread that serves all."""
+    with lingering() as file, open(os.devnull) as null:
+        shim = hostile.attack().hello()
+        until(lambda: hostile.rig.daemon._tenancies["bad"].processes)
+        if how == "within another socket":
+            file = nested(file)
+        if how == "in a message that is never read":
+            with hostile.rig.daemon._lock:  # so that both are there before it reads the first
+                shim.say(9999)
+                shim.sock.send(b"no message")
+                hand_over(shim.sock, b"no message", file)
+        else:
+            hand_over(shim.sock, b"no message", file, *[null.fileno()] * 100)
+        until(lambda: not hostile.rig.daemon._tenancies["bad"].processes)
+        began = time.monotonic()
+        hostile.rig.standing("good")
+        assert time.monotonic() - began < SECONDS / 2
+        shim.close()
     hostile.is_in_order()
 
 

@@ -6,7 +6,6 @@ Files that come with a packet are closed unless its message is accepted.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import socket
@@ -14,7 +13,7 @@ import struct
 from dataclasses import dataclass
 
 from aliquot.adapters.gpu.page import CARDS, MAGIC, SLOTS, VERSION
-from aliquot.adapters.host import peers
+from aliquot.adapters.host import handedfiles, peers
 from aliquot.adapters.host.processes import number_of
 
 HELLO, GROUP, DONE, WAKE, MOVER = 1, 2, 3, 4, 16
@@ -26,7 +25,6 @@ _MOVER = struct.Struct("<4I")
 _GROUP = struct.Struct("<8I")
 _WORD = struct.Struct("<I")
 _LONGEST = _HEAD.size + _GROUP.size + 4 * CHANNELS
-_MOST_FILES = 8  # a hostile sender's files are received and closed; the kernel drops what does not fit
 
 
 class LinkError(Exception):
@@ -91,10 +89,7 @@ Message = Hello | GroupSeen | Done | Wake | MoverHello | Later
 
 def receive(connection: socket.socket) -> Message | None:
     """The next message; None when the other side is gone. Raises BlockingIOError when there is none yet."""
-    data, ancillary, flags, _ = connection.recvmsg(
-        _LONGEST + 1, socket.CMSG_SPACE(4 * _MOST_FILES), socket.MSG_CMSG_CLOEXEC
-    )
-    files = _files(ancillary)
+    data, files, flags = handedfiles.receive(connection, _LONGEST + 1)
     taken = False
     try:
         if not data:
@@ -107,7 +102,7 @@ def receive(connection: socket.socket) -> Message | None:
     finally:
         if not taken:
             for fd in files:
-                discard(fd)
+                handedfiles.discard(fd)
 
 
 def parse(data: bytes, files: list[int]) -> Message:
@@ -156,27 +151,6 @@ def _group(body: bytes, files: list[int]) -> GroupSeen:
         raise LinkError(f"a group of {count} channels in {len(body)} bytes")
     channels = struct.unpack_from(f"<{count}I", body, _GROUP.size)
     return GroupSeen(files[0], client, group, device, subdevice, engine, bool(compute), channels)
-
-
-def _files(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    files: list[int] = []
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            numbers = array.array("i")
-            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-            files += numbers
-    return files
-
-
-def discard(fd: int) -> None:
-    """Close a file that a tenant sent. A socket may be set to block its close (SO_LINGER)."""
-    try:
-        handed = socket.socket(fileno=fd)
-    except OSError:  # no socket
-        os.close(fd)
-        return
-    with handed, contextlib.suppress(OSError):
-        handed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aliquot.adapters.gpu.page import VERSION, Page, PageError
+from aliquot.adapters.host.handedfiles import Listener
 from aliquot.model.tenant import Allotment
 
 LAYOUT = "version"
@@ -27,7 +28,7 @@ LAYOUT = "version"
 
 def prepare_folder(
     directory: Path, allotments: Sequence[Allotment], uid: int | None, *, folder_too: bool = True
-) -> tuple[Page, socket.socket]:
+) -> tuple[Page, Listener]:
     """Create or adopt the folder. Returns its page, and its socket, which listens. `uid` None: for all users.
     `folder_too`: the folder itself belongs to the user as well; runtime/together/groups.py makes that of a group.
 
@@ -88,9 +89,9 @@ def _open_folder(directory: Path) -> None:
         os.close(folder)
 
 
-def _listen(path: Path, uid: int | None) -> socket.socket:
+def _listen(path: Path, uid: int | None) -> Listener:
     """The tenant's socket, which listens. It replaces the socket of an earlier daemon atomically."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = Listener(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         with contextlib.suppress(FileNotFoundError):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aliquot.adapters.host.control import LONGEST
+from aliquot.adapters.host.handedfiles import Listener
 from aliquot.adapters.host.peers import peer_of
 from aliquot.model.refusal import Invalid
 
@@ -44,10 +45,11 @@ def invalid(broken: Invalid) -> RefusedError:
     return RefusedError("invalid", field=broken.field, value=broken.value, allowed=broken.allowed)
 
 
-def listen(path: str) -> socket.socket:
+def listen(path: str) -> Listener:
     """The socket at that path. Every user of the machine may connect; what is answered depends on the caller."""
     unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.refuse_files()
     listener.bind(path)
     os.chmod(path, 0o666)  # noqa: S103 - see above
     listener.listen(128)

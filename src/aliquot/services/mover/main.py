@@ -23,6 +23,7 @@ import msgspec
 
 from aliquot import __version__
 from aliquot.adapters.gpu.page import Why
+from aliquot.adapters.host.handedfiles import Connection
 from aliquot.adapters.host.logs import start_text_logging
 from aliquot.services.mover import control, wire
 from aliquot.services.mover.cuda import Card, CudaError
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 class Session:
     """A connection of a shim, and the thread that serves it. `former`: the one that it waits for, if any."""
 
-    shim: socket.socket
+    shim: Connection
     request: control.Serve
     former: Session | None
     thread: threading.Thread = field(init=False)
@@ -152,7 +153,7 @@ class Process:
         match request:
             case control.Serve():
                 if files:
-                    self._begin_session(socket.socket(fileno=os.dup(files[0])), request)
+                    self._begin_session(Connection(fileno=os.dup(files[0])), request)
             case control.Living(processes, tenants, complete, cards):
                 self._mover.only(processes, None if complete else tenants)
                 for card in cards:
@@ -167,7 +168,7 @@ class Process:
                 log.info("mover_stopping")
                 os._exit(0)
 
-    def _begin_session(self, shim: socket.socket, request: control.Serve) -> None:
+    def _begin_session(self, shim: Connection, request: control.Serve) -> None:
         """One for each slot and card, so that no tenant has many: the one before is ended, and waited for in the new
         one's thread. The daemon waits for nobody: what one tenant does must not hold up the others."""
         which = request.tenant, request.slot, request.card

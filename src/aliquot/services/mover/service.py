@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
 import socket
 import threading
@@ -21,6 +20,7 @@ from ctypes import c_void_p
 from dataclasses import dataclass, field
 
 from aliquot.adapters.gpu.page import Why
+from aliquot.adapters.host.handedfiles import discard, receive
 from aliquot.services.mover import wire
 from aliquot.services.mover.cuda import Card, CudaError, Window
 from aliquot.services.mover.pool import Part, Pool, PoolFullError, without
@@ -257,7 +257,7 @@ class _Session:
             while True:
                 while self._under_way and (len(self._under_way) > _AHEAD or not self._readable()):
                     self._finish(self._under_way.popleft())
-                data, files, flags, _ = socket.recv_fds(self._connection, wire.LONGEST + 1, wire.AT_A_TIME)
+                data, files, flags = receive(self._connection, wire.LONGEST + 1)
                 try:
                     if not data:
                         return
@@ -266,7 +266,7 @@ class _Session:
                     self._begin(wire.read_pieces(data), files)
                 finally:
                     for file in files:
-                        os.close(file)
+                        discard(file)
         finally:
             for packet in self._under_way:
                 with contextlib.suppress(Exception):  # the others are waited for as well

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
+from aliquot.adapters.host.handedfiles import release
 from aliquot.adapters.host.hostmemory import room_of
 from aliquot.arbiter.residency import (
     Hearing,
@@ -216,10 +217,12 @@ class Parking:
             self._handed[request.tenant] -= 1
             if not self._handed[request.tenant]:
                 del self._handed[request.tenant]
-        with connection:
-            if self.mover.state is None:  # another one may be started for this: it is to have the permits before
-                self._permits.renew(self._sightings.seen)
-            self.mover.serve(connection, request)
+        if self.mover.state is None:  # another one may be started for this: it is to have the permits before
+            self._permits.renew(self._sightings.seen)
+        if self.mover.serve(connection, request):
+            release(connection)
+        else:
+            connection.close()
 
     def round(self, now: float) -> bool:
         """Decide for every card; True: something moves or waits."""

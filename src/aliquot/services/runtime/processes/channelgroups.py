@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from aliquot.adapters.gpu import link, rm
+from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.link import GroupSeen
+from aliquot.adapters.host.handedfiles import discard
 from aliquot.model.tenant import Level
 
 _NOWHERE = (None, Level.NONE)  # not a file of the driver, or no such object in that file
@@ -57,9 +58,7 @@ class ChannelGroups:
             elif uuid is not None:
                 proven |= mine & {uuid}
             if uuid is None or uuid not in mine:
-                link.discard(
-                    seen.fd
-                )  # copy engines are not shared out; the audit reports cards that are not the tenant's
+                discard(seen.fd)  # copy engines are not shared out; the audit reports cards that are not the tenant's
                 continue
             known.add((seen.client, seen.group))
             by_card.setdefault(uuid, []).append(group)

@@ -23,6 +23,7 @@ from typing import Protocol
 from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, MoverHello, Wake
 from aliquot.adapters.gpu.page import SLOTS, Page
+from aliquot.adapters.host.handedfiles import discard
 from aliquot.adapters.host.peers import has_ended
 from aliquot.model.tenant import Level, Tenant
 from aliquot.services.daemon.connections import FairShare, most_files
@@ -345,7 +346,7 @@ class Registrar:
                 self._join(tenancy, process, placement)
             else:  # it was disconnected meanwhile
                 for group in (group for on_card in placement.by_card.values() for group in on_card):
-                    link.discard(group.fd)
+                    discard(group.fd)
 
     def _join(self, tenancy: Tenancy, process: Process, placement: Placement) -> None:
         assert process.slot is not None
@@ -389,7 +390,7 @@ class Registrar:
         process.connection.close()
         os.close(process.pidfd)
         for seen in process.pending:
-            link.discard(seen.fd)
+            discard(seen.fd)
         for uuid in process.cards:
             self._loops[uuid].leave(context_name(process))
 

@@ -1,0 +1,182 @@
+"""Files that strangers hand over by unix sockets, as anybody may who can connect: kept from holding us up.
+
+To close the last reference to a file can take as long as its maker likes: a TCP socket with SO_LINGER waits for a peer
+that does not read, a file of FUSE for its file system. The kernel closes handed files where they are received without
+room for them, and those that nobody received where the connection is closed: in our thread, inside of that call. So
+every file is received, also at the end of a connection, and closed in a thread that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import queue
+import socket
+import struct
+import threading
+from typing import Any
+
+_MOST_FILES = 253  # with one message: SCM_MAX_FD of the kernel
+_ROOM = socket.CMSG_SPACE(4 * _MOST_FILES)
+_SO_PASSRIGHTS = 83  # Linux 6.16: the kernel refuses handed files for us
+_CREDENTIALS = socket.CMSG_SPACE(12)
+_PIECE = 1 << 16
+_MOST_QUEUED = 1 << 14  # messages in one connection; the kernel's limit on bytes allows some hundreds
+_MOST_THREADS = 64
+_MOST_WAITING = 1024  # files that wait for a thread
+_IDLE = 10.0  # seconds until a thread without work ends
+_NO_LINGER = struct.pack("ii", 0, 0)
+
+
+class _Closing:
+    """Threads that close files, as many as hang and one more."""
+
+    def __init__(self) -> None:
+        self._files: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = self._threads = 0
+
+    def close(self, file: int) -> None:
+        """Soon. When all threads hang and too many files wait, at once."""
+        with self._lock:
+            hangs = self._threads >= _MOST_THREADS and not self._idle and self._files.qsize() >= _MOST_WAITING
+            if not hangs:
+                self._files.put(file)
+                if self._idle < self._files.qsize() and self._threads < _MOST_THREADS:
+                    hangs = not self._start()
+        if hangs:
+            _close(file)
+
+    def _start(self) -> bool:
+        """With the lock held. False: there can be no more threads, and nobody else closes what waits."""
+        try:
+            threading.Thread(target=self._run, name="closing", daemon=True).start()
+        except RuntimeError:
+            return self._threads > 0 or not self._take_back()
+        self._threads += 1
+        return True
+
+    def _take_back(self) -> bool:
+        try:
+            self._files.get_nowait()
+        except queue.Empty:
+            return False
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            try:
+                file = self._files.get(timeout=_IDLE)
+            except queue.Empty:
+                file = -1
+            with self._lock:
+                self._idle -= 1
+                if file < 0 and self._files.empty():
+                    self._threads -= 1
+                    return
+            if file >= 0:
+                _close(file)
+
+
+def _close(file: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(file)
+
+
+_closing = _Closing()
+
+
+def discard(file: int) -> None:
+    """Close a file that a stranger handed over, without waiting for that."""
+    try:
+        handed = socket.socket(fileno=file)
+    except OSError:
+        pass  # no socket
+    else:
+        with contextlib.suppress(OSError):
+            handed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        handed.detach()
+    _closing.close(file)
+
+
+def receive(connection: socket.socket, size: int) -> tuple[bytes, list[int], int]:
+    """A message, the files that came with it, which are the caller's to close, and the kernel's flags."""
+    data, ancillary, flags, _ = connection.recvmsg(size, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    return data, _handed(ancillary), flags
+
+
+def release(connection: socket.socket) -> None:
+    """Close our own copy of a connection that another process has got: `close` would end it for both."""
+    with contextlib.suppress(OSError):
+        os.close(connection.detach())
+
+
+def _handed(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """The files that came with a message."""
+    files: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+            files += numbers
+    return files
+
+
+class Connection(socket.socket):
+    """A stranger's connection. `recv` discards the files that come with a message; `receive` does not."""
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """As a socket's."""
+        data, ancillary, _, _ = self.recvmsg(size, _ROOM, flags | socket.MSG_CMSG_CLOEXEC)
+        if ancillary:
+            for file in _handed(ancillary):
+                discard(file)
+        return data
+
+    def close(self) -> None:
+        """For all who have it: nothing can be sent to it any more, and what was not received is discarded."""
+        if self.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                self._empty()
+        super().close()
+
+    def _empty(self) -> None:
+        """Raises OSError: it is empty."""
+        self.shutdown(socket.SHUT_RD)
+        # Each message has its sender's credentials then, also an empty one; the end of all has nothing.
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        for _ in range(_MOST_QUEUED):
+            data, ancillary, _, _ = self.recvmsg(
+                _PIECE, _ROOM + _CREDENTIALS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+            for file in _handed(ancillary):
+                discard(file)
+            if not data and not ancillary:
+                return
+
+
+class Listener(socket.socket):
+    """Accepts connections of strangers."""
+
+    def refuse_files(self) -> None:
+        """For its connections: who hands over a file gets an error, where the kernel can do that."""
+        with contextlib.suppress(OSError):
+            self.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+
+    def accept(self) -> tuple[Connection, Any]:
+        """As a socket's."""
+        accepted, address = super().accept()
+        return Connection(self.family, self.type, self.proto, fileno=accepted.detach()), address
+
+    def close(self) -> None:
+        """Also those that nobody has accepted."""
+        if self.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                self.shutdown(socket.SHUT_RDWR)  # nobody can connect any more
+                self.setblocking(False)
+                while True:
+                    self.accept()[0].close()
+        super().close()

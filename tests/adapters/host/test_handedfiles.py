@@ -1,0 +1,136 @@
+"""A file that a stranger hands over holds nobody up, however long its close takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.host import handedfiles
+from aliquot.adapters.host.handedfiles import Connection, Listener, discard, release
+from kit.running.lingering import SECONDS, hand_over, lingering, nested
+
+KINDS = {"stream": socket.SOCK_STREAM, "packets": socket.SOCK_SEQPACKET}
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < SECONDS / 2
+
+
+@pytest.fixture(params=KINDS.values(), ids=list(KINDS))
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Connection, socket.socket]]:
+    """Ours, and the stranger's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, request.param)
+    with Connection(fileno=ours.detach()) as connection, theirs:
+        yield connection, theirs
+
+
+def test_received_file_is_closed_without_waiting(ends: tuple[Connection, socket.socket]) -> None:
+    ours, theirs = ends
+    with lingering() as file, open(os.devnull) as null:
+        hand_over(theirs, b"message", file, *[null.fileno()] * 100)
+        with at_once():
+            assert ours.recv(100) == b"message"
+
+
+def test_file_of_a_message_that_nobody_received_does_not_hold_up_the_close(
+    ends: tuple[Connection, socket.socket],
+) -> None:
+    ours, theirs = ends
+    with lingering() as file:
+        theirs.send(b"first")
+        hand_over(theirs, b"second", file)
+        with at_once():
+            ours.close()
+
+
+def test_file_behind_empty_packets_does_not_hold_up_the_close() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with lingering() as file, theirs:
+        for _ in range(5):
+            theirs.send(b"")
+        hand_over(theirs, b"", file)
+        with at_once():
+            Connection(fileno=ours.detach()).close()
+
+
+def test_file_in_the_queue_of_a_handed_socket_holds_nobody_up(ends: tuple[Connection, socket.socket]) -> None:
+    """SO_LINGER cannot be taken from it: only the close in another thread helps."""
+    ours, theirs = ends
+    with lingering() as file:
+        hand_over(theirs, b"message", nested(file))
+        with at_once():
+            ours.recv(100)
+            ours.close()
+
+
+def test_many_files_whose_close_hangs_are_all_left_to_threads() -> None:
+    with contextlib.ExitStack() as stack, at_once():
+        for _ in range(8):
+            discard(nested(stack.enter_context(lingering())).detach())
+
+
+def test_connection_that_nobody_accepted_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(tmp_path / "sock"))
+    listener.listen()
+    with socket.socket(socket.AF_UNIX) as stranger, lingering() as file:
+        stranger.connect(str(tmp_path / "sock"))
+        hand_over(stranger, b"message", file)
+        with at_once():
+            listener.close()
+
+
+def test_kernel_refuses_files_where_it_can(tmp_path: Path) -> None:
+    with Listener(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(os.devnull) as null:
+        listener.refuse_files()
+        listener.bind(str(tmp_path / "sock"))
+        listener.listen()
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(tmp_path / "sock"))
+            with listener.accept()[0] as accepted:
+                try:
+                    accepted.getsockopt(socket.SOL_SOCKET, handedfiles._SO_PASSRIGHTS)
+                except OSError:
+                    pytest.skip("Linux before 6.16")
+                with pytest.raises(PermissionError):
+                    socket.send_fds(stranger, [b"x"], [null.fileno()])
+                stranger.send(b"y")
+                assert accepted.recv(10) == b"y"
+
+
+def test_released_connection_goes_on_in_another_copy() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        connection = Connection(fileno=ours.detach())
+        with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+            release(connection)
+            theirs.send(b"x")
+            assert copy.recv(1) == b"x"
+
+
+def test_discarded_files_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(handedfiles, "_close", closed.append)
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
+    for file in files:
+        discard(file)
+    _until(lambda: len(closed) == 50)
+    assert sorted(closed) == sorted(files)
+    for file in files:
+        os.close(file)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
