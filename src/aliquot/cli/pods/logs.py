@@ -19,6 +19,7 @@ from aliquot.cli.client import NotFoundError, ask, parse_answer, read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import pods_and_runs
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Target, targets
+from aliquot.cli.pods.logtext import Escaping
 from aliquot.cli.pods.rows import local_status, namespace_in, selected, shortened
 from aliquot.cli.tables import date_time, printable
 from aliquot.model.status.answers import RunLog
@@ -26,6 +27,7 @@ from aliquot.model.status.machine import OwnerStatus, PodStatus
 
 _PIECE = 1 << 16
 _EVERY = 0.2  # seconds between checks
+_FARTHEST = 64 << 20  # bytes from the end of a log: how far back lines are counted
 _NOT_OURS = {errno.ELOOP: "it is a symbolic link, not a regular file"}
 _NO_PREVIOUS = "--previous is not supported: the log also contains the output from before the restart"
 
@@ -46,15 +48,17 @@ class _Output:
 @click.option("-n", "--namespace", help="Namespace of the Pod  [default: default]")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing while it runs")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Print only the last N lines")
+@click.option("--raw", is_flag=True, help="Print another user's output as it is on a terminal too")
 @click.option("-p", "--previous", is_flag=True, hidden=True)
 def logs(
-    name: str, container: str | None, namespace: str | None, follow: bool, tail: int | None, previous: bool
+    name: str, container: str | None, namespace: str | None, follow: bool, tail: int | None, raw: bool, previous: bool
 ) -> None:
     """Show the output of a Pod or of a run started with --detach.
 
     NAME is the name of a run or Pod, NAMESPACE/NAME, pod/NAME, or a workload such as sts/NAME (its first Pod). If a run
     and a Pod have the same name, the run is shown while it runs, then the Pod. After the output of a run that has
-    ended, a line on stderr has its exit code. Unlike in kubectl, the log continues when a container restarts.
+    ended, a line on stderr has its exit code. Unlike in kubectl, the log continues when a container restarts, and on a
+    terminal control characters in another user's output are escaped, except for colours.
 
     \b
     aliquot logs binpack-1-0 -f
@@ -70,12 +74,15 @@ def logs(
         time.sleep(_EVERY)
     try:
         with _open(output.path) as log:
-            reading = _Reading(output.path, log)
-            reading.begin(tail)
-            while follow and output.is_running():
-                time.sleep(_EVERY)
+            reading = _Reading(output.path, log, None if raw or not _is_for_others_eyes(log) else Escaping())
+            try:
+                reading.begin(tail)
+                while follow and output.is_running():
+                    time.sleep(_EVERY)
+                    reading.go_on()
                 reading.go_on()
-            reading.go_on()
+            finally:
+                reading.end()
     except OSError as error:
         raise InputError(f"{output.path}: {_NOT_OURS.get(error.errno or 0, error.strerror)}") from error
     if line := output.how_ended():
@@ -195,11 +202,16 @@ def _open(path: str) -> BinaryIO:
     return log
 
 
-class _Reading:
-    """A log and its older part (adapters/host/logfiles.py), as one."""
+def _is_for_others_eyes(log: BinaryIO) -> bool:
+    """Whether another user's program wrote it, and a terminal shows it."""
+    return sys.stdout.isatty() and os.fstat(log.fileno()).st_uid != os.geteuid()
 
-    def __init__(self, path: str, log: BinaryIO) -> None:
-        self._path, self._log = path, log
+
+class _Reading:
+    """A log and its older part (adapters/host/logfiles.py), as one. `escaping`: None prints it as it is."""
+
+    def __init__(self, path: str, log: BinaryIO, escaping: Escaping | None = None) -> None:
+        self._path, self._log, self._escaping = path, log, escaping
         self._older = self._number_of_older()
         self._was_short = False
 
@@ -210,8 +222,8 @@ class _Reading:
             with contextlib.suppress(FileNotFoundError), _open(self._path + OLDER) as older:
                 if missing is not None:
                     seek_lines(older, missing)
-                _copy(older)
-        _copy(self._log)
+                self._copy(older)
+        self._copy(self._log)
 
     def go_on(self) -> None:
         """Print what is new."""
@@ -222,13 +234,23 @@ class _Reading:
                 if older.seek(0, os.SEEK_END) < self._log.tell():
                     click.echo("aliquot: some output is lost: it was written too fast", err=True)
                 older.seek(self._log.tell())
-                _copy(older)
+                self._copy(older)
             self._log.seek(0)
         elif os.fstat(self._log.fileno()).st_size < self._log.tell():  # it is being cut, or another run has its name
             if self._was_short:
                 self._log.seek(0)
             self._was_short = not self._was_short
-        _copy(self._log)
+        self._copy(self._log)
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        if self._escaping is not None:
+            _write(self._escaping.shown(b"", last=True))
+
+    def _copy(self, log: BinaryIO) -> None:
+        sys.stdout.flush()
+        while piece := log.read(_PIECE):
+            _write(piece if self._escaping is None else self._escaping.shown(piece))
 
     def _number_of_older(self) -> tuple[int, int] | None:
         """Another one after each cut; an inode alone may be used again."""
@@ -240,14 +262,16 @@ class _Reading:
 
 
 def seek_lines(log: BinaryIO, lines: int) -> int:
-    """Seek to the start of the last N lines. An unterminated last line counts. Returns how many are missing."""
+    """Seek to the start of the last N lines. An unterminated last line counts. Returns how many are missing. A log can
+    be a hole of any size: what is farther from the end than _FARTHEST is not searched."""
     at = end = log.seek(0, os.SEEK_END)
+    begin = max(0, end - _FARTHEST)
     if end == 0 or lines == 0:
         return lines
     log.seek(end - 1)
     wanted = lines + (log.read(1) == b"\n")
-    while at > 0:
-        size = min(_PIECE, at)
+    while at > begin:
+        size = min(_PIECE, at - begin)
         at -= size
         log.seek(at)
         piece = log.read(size)
@@ -257,12 +281,13 @@ def seek_lines(log: BinaryIO, lines: int) -> int:
                 log.seek(at + found + 1)
                 return 0
             piece = piece[:found]
-    log.seek(0)
+    log.seek(begin)
+    if begin:
+        click.echo(f"aliquot: the last {_FARTHEST >> 20} MiB have fewer lines than that", err=True)
+        return 0
     return wanted - 1
 
 
-def _copy(log: BinaryIO) -> None:
-    sys.stdout.flush()
-    while piece := log.read(_PIECE):
-        while piece:
-            piece = piece[os.write(sys.stdout.fileno(), piece) :]
+def _write(piece: bytes) -> None:
+    while piece:
+        piece = piece[os.write(sys.stdout.fileno(), piece) :]
