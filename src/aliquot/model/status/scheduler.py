@@ -29,8 +29,17 @@ class PlacedStatus(Struct):
     cards: list[UseStatus]
 
 
+class HeldClaimStatus(Struct):
+    """A ResourceClaim with cards of a node: kube-scheduler allocated it."""
+
+    claim: str
+    app_class: AppClass = field(name="class")
+    cards: list[UseStatus]
+    pods: list[str]  # that use it
+
+
 class ClusterCardStatus(Struct):
-    """A card and what is booked on it."""
+    """A card and what is booked on it, by Pods and by ResourceClaims."""
 
     index: int
     uuid: str
@@ -42,13 +51,14 @@ class ClusterCardStatus(Struct):
 
 
 class ClusterNodeStatus(Struct):
-    """A node with its cards and Pods."""
+    """A node with its cards, Pods and ResourceClaims."""
 
     name: str
     offers: list[str]
     isolation: Isolation
     cards: list[ClusterCardStatus]
     pods: list[PlacedStatus]
+    claims: list[HeldClaimStatus] = []
 
 
 class PendingStatus(Struct):

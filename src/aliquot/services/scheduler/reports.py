@@ -13,6 +13,7 @@ from aliquot.model.node import OF_DEVICES, Node
 from aliquot.model.status.scheduler import (
     ClusterCardStatus,
     ClusterNodeStatus,
+    HeldClaimStatus,
     PendingStatus,
     PlacedStatus,
     SchedulerStatus,
@@ -20,6 +21,7 @@ from aliquot.model.status.scheduler import (
 )
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.scheduler.cluster import Cluster, Placed, booked_on
+from aliquot.services.scheduler.dashboard.claims import Claims, HeldClaim
 
 
 def inspect_answer(cluster: Cluster, name: str | None = None) -> dict[str, Any]:
@@ -62,14 +64,16 @@ def _holders(cluster: Cluster) -> dict[str, dict[int, list[tuple[Claim, int]]]]:
     return found
 
 
-def status_answer(cluster: Cluster, *, leading: bool, calls: Calls) -> SchedulerStatus:
-    """Everything, for people and for tools: each node with its cards, each Pod with its shares."""
+def status_answer(cluster: Cluster, *, leading: bool, calls: Calls, claims: Claims | None = None) -> SchedulerStatus:
+    """Everything, for people and for tools: each node with its cards, each Pod and ResourceClaim with its shares."""
     pods: dict[str, list[PlacedStatus]] = {}
     for placed in cluster.placements():
         pods.setdefault(placed.grant.node, []).append(_placed_status(placed, cluster.doubt(placed)))
     return SchedulerStatus(
         policy=cluster.policy,
-        nodes=[_node_status(cluster, node, pods.get(node.name, [])) for node in cluster.nodes()],
+        nodes=[
+            _node_status(cluster, node, pods.get(node.name, []), _held(claims, node.name)) for node in cluster.nodes()
+        ],
         pending=[PendingStatus(pod.key, pod.uid, pod.refused, pod.scheduler) for pod in cluster.pending.values()],
         unusable={name: [rule.sentence() for rule in broken] for name, broken in cluster.reported.unusable.items()},
         leading=leading,
@@ -91,8 +95,24 @@ def _placed_status(placed: Placed, doubt: str | None) -> PlacedStatus:
     )
 
 
-def _node_status(cluster: Cluster, node: Node, pods: list[PlacedStatus]) -> ClusterNodeStatus:
-    used = booked_on(cluster.board, node)
+def _held(claims: Claims | None, node: str) -> list[HeldClaim]:
+    return claims.on(node).held if claims is not None and node in claims.nodes else []
+
+
+def _claim_status(held: HeldClaim) -> HeldClaimStatus:
+    cards = [
+        UseStatus(card, use.memory_mib, use.booked_milli / 10, bool(use.exclusive)) for card, use in held.usage.items()
+    ]
+    return HeldClaimStatus(held.claim.key, held.claim.app_class, cards, list(held.users))
+
+
+def _node_status(cluster: Cluster, node: Node, pods: list[PlacedStatus], claims: list[HeldClaim]) -> ClusterNodeStatus:
+    used, by_claims = booked_on(cluster.board, node), [_claim_status(held) for held in claims]
+    memory = {card.index: used[card.index].memory_mib for card in node.cards}
+    core = {card.index: used[card.index].booked_milli / 10 for card in node.cards}
+    for use in (use for claim in by_claims for use in claim.cards):
+        memory[use.index] += use.memory_mib
+        core[use.index] += use.core
     return ClusterNodeStatus(
         name=node.name,
         offers=sorted(map(str, node.offers - OF_DEVICES)),
@@ -104,10 +124,11 @@ def _node_status(cluster: Cluster, node: Node, pods: list[PlacedStatus]) -> Clus
                 model=card.model,
                 healthy=card.healthy,
                 memory_mib=card.memory_mib,
-                used_memory_mib=used[card.index].memory_mib,
-                used_core=used[card.index].booked_milli / 10,
+                used_memory_mib=memory[card.index],
+                used_core=core[card.index],
             )
             for card in node.cards
         ],
         pods=pods,
+        claims=by_claims,
     )

@@ -125,6 +125,7 @@ class Scheduler:
             peers=lambda: self.verbs_keys.peers if self.verbs_keys is not None and self.verbs_keys.keys else None,
             clock=time.monotonic,
             evictor=self.evictor,
+            claims=self.claims.known,
         )
         self.ports = Ports(settings, self.extender, self.verbs_keys)
 
@@ -172,7 +173,8 @@ class Scheduler:
             *([self._keep_nodes] if self.upkeep is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
             *([self.ports.serve_with_tls] if self.settings.tls is not None else []),
-            *([self._show, self.claims.run] if self.ports.dashboard is not None else []),
+            self.claims.run,
+            *([self._show] if self.ports.dashboard is not None else []),
         ]
 
     async def _shut_down(self, tasks: Mapping[Callable[[], Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:

@@ -18,6 +18,7 @@ from aliquot.dialects.dra import CLAIMS, LABEL
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.model.device import Card
 from aliquot.model.status.dashboard import Node
+from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.tasks import run_forever
 from aliquot.services.dashboard.contract import FREE, MIXED, NORMAL, OFFLINE, WHOLE
 from aliquot.services.scheduler.cluster import Cluster
@@ -26,6 +27,7 @@ from aliquot.services.scheduler.dashboard.claims import Claims
 from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.resourceclaims import ResourceClaims
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
+from aliquot.services.scheduler.reports import status_answer
 from kit.agents.draclaims import a_claim, a_config, a_request, a_result, a_waiting_claim, parameters
 from kit.clusters.apiserver import until
 from kit.clusters.watchobjects import a_cluster, as_pod, live_node, live_pod, pod_json
@@ -84,6 +86,19 @@ class World:
 
 def column(answer: Json, name: str) -> list[int]:
     return [*b64decode(answer["cards"][name])]
+
+
+def test_status_of_the_scheduler_counts_what_claims_hold() -> None:
+    world = World()
+    world.hold("serve", 1, 4, 30, of="online", users="b a")
+    calls = Calls(lambda: "now")
+    n1, n2 = status_answer(world.cluster, leading=True, calls=calls, claims=world.claims).nodes
+    assert [(card.used_memory_mib, card.used_core) for card in n1.cards] == [(0, 0), (4096, 30)]
+    (held,) = n1.claims
+    assert (held.claim, held.app_class, held.pods) == ("ns/serve", "online", ["ns/a", "ns/b"])
+    assert [(use.index, use.memory_mib, use.core) for use in held.cards] == [(1, 4096, 30)]
+    assert n2.claims == []
+    assert [node.claims for node in status_answer(world.cluster, leading=True, calls=calls).nodes] == [[], []]
 
 
 # --- cards -----------------------------------------------------------------------------------------------------------

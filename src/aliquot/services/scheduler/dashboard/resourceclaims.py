@@ -1,4 +1,4 @@
-"""Follows the cluster's ResourceClaims for its dashboard, from when a node is labelled to hand out cards by them.
+"""Follows the ResourceClaims, for dashboard and status, from when a node is labelled to hand out cards by them.
 
 Before that nothing is asked, and no right is needed. Nothing is decided by claims: kube-scheduler allocates them.
 """

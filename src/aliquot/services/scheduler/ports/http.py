@@ -28,6 +28,7 @@ from aliquot.services.daemon.http import BodyError, Limits
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.dashboard.claims import Claims
 from aliquot.services.scheduler.ports.verbserver import Answer
 from aliquot.services.scheduler.preemption.evictor import Evictor
 
@@ -72,9 +73,10 @@ class Extender:
         peers: Callable[[], ssl.SSLContext | None] = lambda: None,
         clock: Callable[[], float],
         evictor: Evictor | None = None,
+        claims: Claims | None = None,
     ) -> None:
         self._cluster, self._binder, self._calls = cluster, binder, calls
-        self._evictor = evictor
+        self._evictor, self._claims = evictor, claims
         self._synced, self._leading, self._leader_address = synced, leading, leader_address
         self._peers, self._clock = peers, clock
         self.limits = Limits(_CONNECTIONS, unfinished=_ALL_BODIES)
@@ -260,8 +262,8 @@ class Extender:
         return _json(found)
 
     def status(self) -> SchedulerStatus:
-        """Every node, card and Pod as known here."""
-        return reports.status_answer(self._cluster, leading=self._leading(), calls=self._calls)
+        """Every node, card, Pod and ResourceClaim with cards as known here."""
+        return reports.status_answer(self._cluster, leading=self._leading(), calls=self._calls, claims=self._claims)
 
     def unready(self) -> str:
         """Why this instance is not ready; "" once it is."""
