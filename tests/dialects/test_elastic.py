@@ -12,7 +12,7 @@ from aliquot.dialects.wire.advertising import adverts
 from aliquot.dialects.wire.objects import Metadata, NodeObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
-from aliquot.model.node import Node
+from aliquot.model.node import Node, NodeNote
 from aliquot.wording import nodes as words
 
 LIMITS = {
@@ -131,3 +131,32 @@ def test_kubelet_is_offered_as_much_memory_as_may_be_booked() -> None:
 def test_agent_reports_what_the_reader_reads() -> None:
     assert elastic.render_node(2048, 1.5) == {elastic.POOL: "2048", elastic.OVERSUBSCRIBE: "1.5"}
     assert elastic.pool_mib(elastic.render_node(2048, 1.0)) == 2048
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [("999999999", 999_999_999), ("1000000000", 0), ("7", 7), ("-7", 0), ("٣", 0), ("", 0), (7, 0), (None, 0)],
+)
+def test_pool_is_a_number_of_at_most_nine_digits(text: object, mib: int) -> None:
+    assert elastic.pool_mib({elastic.POOL: text}) == mib
+
+
+@pytest.mark.parametrize(("label", "factor"), [("1", 1.0), ("1.0", 1.0), ("8", 8.0), ("8.0", 8.0)])
+def test_factor_at_the_limits(label: str, factor: float) -> None:
+    notes: list[NodeNote] = []
+    assert elastic.factor_of({elastic.OVERSUBSCRIBE: label}, {elastic.POOL: "1"}, notes) == factor
+    assert not notes
+
+
+def test_factor_of_one_needs_no_pool() -> None:
+    notes: list[NodeNote] = []
+    assert elastic.factor_of({elastic.OVERSUBSCRIBE: "1"}, {}, notes) == 1.0
+    assert not notes
+
+
+def test_factor_holds_on_cards_whose_sharing_has_no_limit() -> None:
+    node = a_node()
+    node.metadata.labels = {"gpushare": "true", elastic.OVERSUBSCRIBE: "2"}
+    read = parse_node(node)
+    assert isinstance(read, Node)
+    assert {card.oversubscribe for card in read.cards} == {2.0}

@@ -393,3 +393,8 @@ def test_any_assignment_parses_or_is_refused(value: object) -> None:
 def test_any_text_of_an_assignment_parses_or_is_refused(text: str) -> None:
     found = granted(text, {GPU: 1, MEM: 1})
     assert isinstance(found, (tuple, list))
+
+
+@pytest.mark.parametrize("priority", ["high", "-1", 2, "0.5", None])
+def test_priority_that_is_neither_0_nor_1_is_refused(priority: object) -> None:
+    assert "0 (high: online) or 1 (low: offline)" in refusal_of({GPU: 1, PRIORITY: priority})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.dialects import PodReader, Rules, parse_node, parse_pod
+from aliquot.dialects import PodReader, Rules, kai, parse_node, parse_pod
 from aliquot.dialects.kai import LABEL, MARKS, PREFIX
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import PodObject
@@ -50,6 +50,9 @@ def refusal_of(annotations: Json, *limits: Json, rules: Rules = RULES) -> str:
         ({f"{OF_C0}.request": "8Gi", f"{OF_C0}.limit": "8Gi"}, Slice(8192), 1),
         ({f"{OF_C0}.request": "4096Mi", f"{OF_C0}.limit": "8192Mi"}, Slice(8192), 1),
         ({f"{OF_C0}.limit": "1G"}, Slice(954), 1),
+        ({f"{OF_C0}.limit": "1Mi"}, Slice(1), 1),
+        ({f"{OF_C0}.limit": "1000000000Mi"}, Slice(10**9), 1),
+        ({"gpu-fraction": "0.01"}, Slice(memory_percent=1), 1),
         ({"gpu-fraction": "0.5", MODE: "time-slicing"}, Slice(memory_percent=50), 1),
         ({"gpu-fraction": "0.5", "kai.scheduler/gpu-compute-sharing-mode": "time-slicing"}, Slice(0, 50), 1),
         ({"gpu-fraction": "0.5", "mps": "false", "pod-group-name": "g"}, Slice(memory_percent=50), 1),
@@ -89,6 +92,11 @@ def test_part_of_each_card(annotations: Json, part: Slice, count: int) -> None:
         ({f"{OF_C0}.request": "4Gi", "gpu-fraction-container-name": "c1"}, "the same container as in"),
         ({f"{OF_C0}.request": "8Gi", f"{OF_C0}.limit": "4Gi"}, "at most the limit, 4Gi"),
         ({f"{OF_C0}.request": "4"}, "a Kubernetes quantity of at least 1Mi"),
+        ({f"{OF_C0}.request": "1023Ki"}, "a Kubernetes quantity of at least 1Mi"),
+        ({f"{OF_C0}.request": "1000000001Mi"}, "a Kubernetes quantity of at least 1Mi"),
+        ({f"{OF_C0}.request": 4194304}, "a Kubernetes quantity of at least 1Mi"),
+        ({f"nvidia.com/container.{'c' * 233}.gpu-memory.requests": "4Gi"}, "did you mean"),
+        ({f"nvidia.com/container.{'c' * 234}.gpu-memory.requests": "4Gi"}, "known are"),
         ({f"{OF_C0}.request": "much"}, "a Kubernetes quantity of at least 1Mi"),
         ({f"{OF_C0}.requests": "4Gi"}, f"did you mean {OF_C0}.request?"),
         ({"nvidia.com/container.c0.gpus": "1"}, "known are nvidia.com/container.NAME.gpu-memory.request"),
@@ -228,3 +236,22 @@ def test_card_place_written_by_hand_is_refused() -> None:
     assert 'limits["aliquot.dev/card-place"]: 1 is not allowed: only the webhook writes it' in refusal_of({}, place)
     assert isinstance(parsed({"gpu-fraction": "0.5"}, place), Claim)
     assert parsed({}, place, rules=Rules()) is None
+
+
+@pytest.mark.parametrize(
+    ("annotations", "spelled"),
+    [
+        ({"gpu-fraction": "0.5"}, {"gpu-fraction": "50e-2"}),
+        ({"gpu-fraction": "0.125"}, {"gpu-fraction": "12.5e-2"}),
+        (
+            {"gpu-memory": "2000", "gpu-fraction-num-devices": "3"},
+            {"gpu-memory": "2000", "gpu-fraction-num-devices": "3"},
+        ),
+    ],
+)
+def test_claim_in_words_has_whole_percents_and_the_number_of_cards(annotations: Json, spelled: Json) -> None:
+    claim = parsed(annotations)
+    assert isinstance(claim, Claim), claim
+    words = kai.words(claim)
+    assert words.annotations == {**spelled, "gpu-fraction-container-name": "c0"}
+    assert words.limits == {"c0": {"aliquot.dev/card-place": claim.containers[0].count}}

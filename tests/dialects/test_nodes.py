@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects import parse_node, render_inventory
+from aliquot.dialects import MemoryUnit, Rules, advertised_gpushare_unit, nodes, parse_node, render_inventory
+from aliquot.dialects.nodereading import NodeReader, qgpu_bars_whole_cards
 from aliquot.model.device import Card
-from aliquot.model.node import Node
+from aliquot.model.node import Node, NodeNote
+from aliquot.model.refusal import Invalid
 from aliquot.wording import nodes as words
+from kit.clusters.watchobjects import as_node
+from kit.values.manifests import QGPU, WHOLE_BESIDE_QGPU, XGN, a_node
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 QMEM, QCORE = "tke.cloud.tencent.com/qgpu-memory", "tke.cloud.tencent.com/qgpu-core"
@@ -165,3 +169,67 @@ def test_a_node_that_cannot_be_read_is_an_error_that_names_the_field(manifest: o
     parsed = parse_node(manifest)
     assert isinstance(parsed, tuple)
     assert [problem.field for problem in parsed] == [field]
+
+
+@pytest.mark.parametrize(
+    ("percent", "cards", "noted"),
+    [(None, None, False), (0, None, False), (50, 1, True), (100, 1, False), (250, 2, True)],
+)
+def test_number_of_cards_by_percent(percent: int | None, cards: int | None, noted: bool) -> None:
+    notes: list[NodeNote] = []
+    found = nodes.advertised_percent("p", percent, notes)
+    assert (found and found.number, bool(notes)) == (cards, noted)
+
+
+def test_a_node_has_no_more_cards_than_kubernetes_nodes_have() -> None:
+    def read(number: int) -> tuple[object, list[Invalid]]:
+        problems: list[Invalid] = []
+        return nodes.cards_from([nodes.Capacity(nodes.Advertised("c", number))], [], problems), problems
+
+    most, problems = read(nodes.MOST_CARDS)
+    assert (len(most), problems) == (nodes.MOST_CARDS, [])  # type: ignore[arg-type]
+    none, problems = read(nodes.MOST_CARDS + 1)
+    assert (none, [problem.value for problem in problems]) == ((), [nodes.MOST_CARDS + 1])
+    assert nodes.cards_from([nodes.Capacity()], [], []) == ()
+
+
+@pytest.mark.parametrize(
+    ("served", "barred"),
+    [({"qgpu", "t9k"}, True), ({"qgpu", "t9k", "gpushare"}, True), ({"qgpu"}, False), ({"t9k"}, False)],
+)
+def test_qgpu_bars_whole_cards_unless_they_are_mixed(served: set[str], barred: bool) -> None:
+    both = {**XGN, **QGPU}
+    assert qgpu_bars_whole_cards(both, frozenset(served)) is barred
+    assert not qgpu_bars_whole_cards({**both, **WHOLE_BESIDE_QGPU}, frozenset(served))
+    assert not qgpu_bars_whole_cards(QGPU, frozenset(served))
+    assert not qgpu_bars_whole_cards(XGN, frozenset(served))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "unit"),
+    [
+        ({MEM: 1000}, MemoryUnit.GIB),
+        ({MEM: 1001}, MemoryUnit.MIB),
+        ({MEM: 2000, COUNT: 2}, MemoryUnit.GIB),
+        ({MEM: 2001, COUNT: 2}, MemoryUnit.MIB),
+        ({MEM: 0}, None),
+        ({}, None),
+    ],
+)
+def test_unit_follows_from_memory_that_no_card_has_in_gib(capacity: dict[str, int], unit: MemoryUnit | None) -> None:
+    assert advertised_gpushare_unit([as_node(node(capacity))]) is unit
+
+
+def test_readers_keep_every_kind_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = NodeReader(Rules())
+    monkeypatch.setattr(NodeReader, "_MOST", 2)
+    kept = []
+    for labels in (QGPU, XGN, {}):
+        reader.read(as_node(a_node("n", 16, labels=labels)))
+        kept.append(len(reader._known))
+    assert kept == [1, 2, 1]
+
+
+def test_reader_refuses_what_parsing_refuses() -> None:
+    for wrong in (a_node(""), node(inventory="{")):
+        assert NodeReader(Rules()).read(as_node(wrong)) == parse_node(as_node(wrong), Rules())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects import QgpuRules, Rules, parse_node, parse_pod
+from aliquot.dialects import QgpuRules, Rules, parse_node, parse_pod, qgpu
 from aliquot.model.claim import AppClass, ContainerClaim, Role, Slice
 from aliquot.model.node import Isolation, Node, Offer
 from aliquot.model.refusal import Invalid
@@ -329,3 +329,24 @@ def test_a_card_of_32_gib_takes_8_slices_by_the_seed_and_16_by_the_later_rules()
     assert [card.max_slices for card in good(node(32, 100, None, **enabled)).cards] == [8]
     assert [card.max_slices for card in good(node(32, 100, LATER, **enabled)).cards] == [16]
     assert [card.max_slices for card in good(node(32, 100)).cards] == [None]
+
+
+@pytest.mark.parametrize(
+    ("amounts", "rules"),
+    [
+        ({"memory": 4, "core": 20}, QgpuRules.SEED),
+        ({"memory": 4}, QgpuRules.SEED),
+        ({"core": 300}, QgpuRules.Y2026),
+        ({"memory": 8, "core": 150}, QgpuRules.Y2026),
+        ({"memory": 8, "core": 101}, QgpuRules.Y2026),
+        ({"memory": 9, "core": 201}, QgpuRules.Y2026),
+        ({"memory": 9, "core": 299}, QgpuRules.Y2026),
+    ],
+)
+def test_claim_in_words_is_the_same_claim(amounts: dict[str, int], rules: QgpuRules) -> None:
+    asked = claim(pod(asking(**amounts)), Rules(qgpu=rules))
+    (limits,) = qgpu.words(asked).limits.values()
+    assert only_piece(pod({"resources": {"limits": limits}}), Rules(qgpu=rules)) == (
+        asked.containers[0].slice,
+        asked.containers[0].count,
+    )

@@ -96,3 +96,8 @@ def test_claim_of_several_slices_is_never_parked(counts: tuple[int | None, ...])
         ContainerClaim(f"c{at}", at, Role.MAIN, Slice(memory_mib=1024), count) for at, count in enumerate(counts)
     )
     assert not Claim("u", "ns", "n", "run", Offer.ANY, containers, app_class=AppClass.OFFLINE).parkable
+
+
+@pytest.mark.parametrize(("count", "cards"), [(1, 1), (3, 3), (None, 1)])
+def test_cards_of_a_container_where_a_dialect_says_a_number(count: int | None, cards: int) -> None:
+    assert ContainerClaim("c", 0, Role.MAIN, Slice(memory_mib=1024), count).cards == cards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from aliquot.dialects.pods import Json, Pod
@@ -31,7 +32,7 @@ def park_after(pod: Pod, claim: Claim) -> float | Invalid | None:
         return None
     text = pod.annotations[PARK]
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else LONGEST_PARK + 1
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else math.inf
     if seconds > LONGEST_PARK:
         return Invalid(_FIELD, text, _ALLOWED)
     if claim.whole_node or any(container.slice.exclusive for container in claim.containers):

@@ -289,7 +289,7 @@ def _only_by_policy(piece: Slice) -> bool:
 def _spell(container: ContainerClaim, offer: Offer) -> dict[str, int]:
     piece = container.slice
     shared = offer is Offer.HAMI_SHARED and container.count == 1 and not piece.exclusive
-    spelled = {SHARED if shared else CARDS: container.count or 1}
+    spelled = {SHARED if shared else CARDS: container.cards}
     if piece == _WHOLE:
         return spelled
     if piece.memory_mib:

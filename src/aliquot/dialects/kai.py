@@ -19,6 +19,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from fractions import Fraction
 
 from aliquot.dialects import native
@@ -53,6 +54,7 @@ LABEL = "aliquot.dev/serve-kai"  # of a Node, by its owner; "true": takes such P
 LABELS = (LABEL,)
 
 _DECIMAL = re.compile(r"(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?\Z", re.ASCII)
+_MOST_MIB = 10**9
 _LONGEST = 32  # characters of a number
 _LEAST = Fraction(1, native.PLACES)
 
@@ -105,7 +107,7 @@ def _named(pod: Pod, problems: list[Invalid]) -> dict[str, dict[str, object]]:
 def _known(rest: str) -> str:
     """What to write instead of an annotation that begins with PREFIX."""
     name, dot, suffix = rest.partition(".")
-    close = difflib.get_close_matches(dot + suffix, _SUFFIXES, 1, 0.8) if len(rest) <= 253 else []
+    close = difflib.get_close_matches(dot + suffix, _SUFFIXES, cutoff=0.8) if len(rest) <= 253 else []
     if close and name:
         return f"unknown; did you mean {PREFIX}{name}{close[0]}?"
     return f"unknown; known are {', '.join(f'{PREFIX}NAME{suffix}' for suffix in _SUFFIXES)}"
@@ -205,12 +207,9 @@ def _digits(value: object, field: str, problems: list[Invalid], allowed: str) ->
 
 def _quantity(key: str, value: object, problems: list[Invalid]) -> int | None:
     """In MiB, rounded up."""
-    try:
-        amount = parse_quantity(value) if isinstance(value, str) else Fraction(0)
-    except QuantityError:
-        amount = Fraction(0)
-    if 1 <= (mib := -(-amount // MIB)) <= 10**9 and amount >= MIB:
-        return int(mib)
+    with suppress(QuantityError):
+        if isinstance(value, str) and MIB <= (amount := parse_quantity(value)) <= _MOST_MIB * MIB:
+            return -int(-amount // MIB)
     allowed = "a Kubernetes quantity of at least 1Mi, such as 4096Mi or 8Gi"
     problems.append(Invalid(annotation_field(key), value, allowed))
     return None
@@ -250,7 +249,7 @@ def words(claim: Claim) -> Words:
     annotations = {**_spell(container), CONTAINER: container.name}
     if container.count != 1:
         annotations[DEVICES] = str(container.count)
-    return Words({container.name: {native.PLACE: container.count or 1}}, annotations)
+    return Words({container.name: {native.PLACE: container.cards}}, annotations)
 
 
 def _spell(container: ContainerClaim) -> dict[str, str]:

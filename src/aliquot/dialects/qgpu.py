@@ -173,7 +173,7 @@ def _core_of_seed(container: Container, problems: list[Invalid]) -> int | None:
 
 def _core_of_2026(container: Container, problems: list[Invalid]) -> int | None:
     allowed = "5 to 95 in steps of 5, or 100 and more for several cards"
-    core = container.count(CORE, problems, least=5, allowed=allowed)
+    core = container.count(CORE, problems, allowed=allowed)
     if core is not None and core < 100 and core % 5:
         problems.append(Invalid(container.field(CORE), container.value(CORE), allowed))
         return None
@@ -206,7 +206,7 @@ def words(claim: Claim) -> Words:
 
 
 def _spell(container: ContainerClaim) -> dict[str, int]:
-    piece, cards = container.slice, container.count or 1
+    piece, cards = container.slice, container.cards
     if piece.exclusive:
         return {CORE: cards * 100}
     spelled = {MEMORY: piece.memory_mib * cards // GIB}

@@ -298,7 +298,7 @@ def places(claim: Claim, rules: Rules = DEFAULT_RULES) -> dict[str, int]:
         return gpushare.places(claim)
     if claim.dialect != kai.DIALECT:
         return {}
-    return {container.name: container.count or 1 for container in claim.containers}
+    return {container.name: container.cards for container in claim.containers}
 
 
 def parse_grant(pod: object, claim: Claim, node: Node | None) -> Grant | tuple[Invalid, ...] | None:

@@ -57,6 +57,11 @@ class ContainerClaim:
     slice: Slice
     count: int | None = 1
 
+    @property
+    def cards(self) -> int:
+        """How many cards it gets, where its dialect says a number; 1 in place of every card of a node."""
+        return self.count or 1
+
 
 @value
 class CardFilter:

@@ -83,3 +83,19 @@ def test_device_class_that_is_no_name_is_none_of_ours(name: Any) -> None:
     claim = read({"name": "gpu", "exactly": {"deviceClassName": name}})
     assert requested(claim) == ()
     assert requested_class(claim) is AppClass.NORMAL
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, 1),
+        ({"count": 1}, 1),
+        ({"count": 3}, 3),
+        ({"count": 0}, 1),
+        ({"count": "3"}, 1),
+        ({"allocationMode": "All"}, None),
+    ],
+)
+def test_number_of_cards_of_a_request(fields: Json, count: int | None) -> None:
+    (container,) = requested(read(a_request(**fields)))
+    assert container.count == count

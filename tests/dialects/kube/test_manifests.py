@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import parse_pod
+from aliquot.dialects.kube import manifests
 from aliquot.dialects.kube.manifests import expand
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
@@ -139,3 +140,65 @@ def test_a_manifest_of_the_wrong_shape_is_an_error_that_names_the_field(manifest
 @pytest.mark.parametrize("item", [5, "Pod", [1]])
 def test_item_of_a_list_that_is_no_object_is_invalid(kind: str, item: object) -> None:
     assert isinstance(expand({"kind": kind, "items": [pod(), item]}), Invalid)
+
+
+def cron(suspend: object = None, **job: object) -> dict[str, Any]:
+    template = {"metadata": {"labels": {"l": "x"}}, "spec": {**workload("Job")["spec"], **job}}
+    return {"kind": "CronJob", "metadata": {"name": "c"}, "spec": {"suspend": suspend, "jobTemplate": template}}
+
+
+def test_cron_job_has_the_pods_of_one_run() -> None:
+    assert names(cron()) == ["c-0"]
+    assert names(cron(parallelism=2)) == ["c-0", "c-1"]
+    assert names(cron(suspend=True)) == []
+    assert names(cron(suspend=False)) == ["c-0"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "field"),
+    [
+        ({**cron(), "metadata": {}}, "metadata.name"),
+        ({**cron(), "metadata": {"name": ""}}, "metadata.name"),
+        (cron(suspend="yes"), "spec.suspend"),
+        ({**cron(), "spec": {"jobTemplate": {"spec": None}}}, "spec.jobTemplate"),
+        (cron(suspend=True, parallelism=-1), "spec.jobTemplate.spec.parallelism"),
+        (workload("Job", suspend="yes"), "spec.suspend"),
+        (workload("Deployment", replicas=150_001), "spec.replicas"),
+        ({**workload("Deployment"), "metadata": {"name": 7}}, "metadata.name"),
+        ({**workload("Deployment"), "spec": []}, "spec"),
+    ],
+)
+def test_wrong_field_of_a_workload_is_named(manifest: dict[str, Any], field: str) -> None:
+    wrong = expand(manifest)
+    assert isinstance(wrong, Invalid)
+    assert wrong.field == field
+    inner = expand({"kind": "List", "items": [pod(), manifest]})
+    assert isinstance(inner, Invalid)
+    assert inner.field == f"items[1].{field}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "number"),
+    [
+        ({}, 1),
+        ({"parallelism": 3}, 3),
+        ({"parallelism": 3, "completions": 2}, 2),
+        ({"parallelism": 2, "completions": 3}, 2),
+        ({"completions": -1}, 0),
+        ({"suspend": True}, 0),
+        ({"suspend": False}, 1),
+        ({"suspend": None}, 1),
+    ],
+)
+def test_job_has_as_many_pods_as_run_at_once(spec: dict[str, Any], number: int) -> None:
+    assert len(pods_of(workload("Job", **spec))) == number
+
+
+def test_too_many_pods_in_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "MOST_PODS", 5)
+    assert len(pods_of({"kind": "List", "items": [workload("Deployment", replicas=5)]})) == 5
+    wrong = expand({"kind": "List", "items": [workload("Deployment", replicas=3)] * 2})
+    assert isinstance(wrong, Invalid)
+    assert (wrong.field, wrong.value) == ("items[1]", 6)
+    several = workload("Deployment", replicas=6)
+    assert isinstance(expand(several), Invalid)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects.kube import operators
 from aliquot.dialects.kube.manifests import expand
+from aliquot.dialects.kube.templates import MOST
 from aliquot.model.refusal import Invalid
 from kit.values.strategies import anything
 
@@ -50,13 +51,22 @@ def test_without_the_operators_only_kubernetes_own_kinds_are_read() -> None:
         ({"spec": {"tasks": [{"replicas": True, "template": TEMPLATE}]}}, "spec.tasks[0].replicas"),
         ({"spec": {"tasks": [{"template": {"spec": []}}]}}, "spec.tasks[0].template"),
         ({"spec": {"tasks": [{"template": {"spec": {}, "metadata": 7}}]}}, "spec.tasks[0].template"),
-        ({"spec": {"tasks": [{"replicas": 150_000, "template": TEMPLATE}] * 2}}, "spec"),
     ],
 )
 def test_wrong_shape_is_named(change: Json, field: str) -> None:
     wrong = operators.operator_pods({**VOLCANO, **change})
     assert isinstance(wrong, Invalid)
     assert wrong.field == field
+
+
+def test_too_many_pods_in_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MOST == 150_000
+    monkeypatch.setattr(operators, "MOST", 5)
+    task = {"replicas": 3, "template": TEMPLATE}
+    assert isinstance(operators.operator_pods({**VOLCANO, "spec": {"tasks": [{**task, "replicas": 5}]}}), list)
+    wrong = operators.operator_pods({**VOLCANO, "spec": {"tasks": [task, task]}})
+    assert isinstance(wrong, Invalid)
+    assert (wrong.field, wrong.value) == ("spec", 6)
 
 
 def pods_of(api: str, kind: str, spec: Json, **metadata: Any) -> list[Json]:

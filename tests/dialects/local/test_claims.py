@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import DEFAULT_RULES, QgpuRules
 from aliquot.dialects.hami import CARDS
-from aliquot.dialects.local.claims import accepted_claim, parse_local_pod
+from aliquot.dialects.local.claims import accepted_claim, chosen_cards, largest_request, parse_local_pod
 from aliquot.model.claim import Claim, Role
 from kit.values.manifests import MEM, QGPU_CORE, QGPU_MEMORY
 
@@ -65,3 +65,42 @@ def test_claim_accepted_under_either_version_of_the_rules_is_read_back(core: int
     accepted = [claim for rules in (DEFAULT_RULES, Y2026) if isinstance(claim := parse_local_pod(pod, rules), Claim)]
     assert all(claim == accepted[0] for claim in accepted)
     assert accepted_claim(pod) == (accepted[0] if accepted else None)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "chosen"),
+    [
+        ({}, None),
+        ({"other": "x"}, None),
+        ({"nvidia.com/use-gpuuuid": "GPU-0"}, ('metadata.annotations["nvidia.com/use-gpuuuid"]', "GPU-0")),
+        ({"aliquot.dev/card-models": "H200"}, ('metadata.annotations["aliquot.dev/card-models"]', "H200")),
+        (
+            {"aliquot.dev/card-models": "H200", "nvidia.com/use-gpuuuid": "GPU-0"},
+            ('metadata.annotations["nvidia.com/use-gpuuuid"]', "GPU-0"),
+        ),
+    ],
+)
+def test_annotation_that_chooses_cards(annotations: dict[str, str], chosen: object) -> None:
+    pod = a_pod({CARDS: 1})
+    pod["metadata"]["annotations"] = annotations
+    assert chosen_cards(pod) == chosen
+    assert chosen_cards(7) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "largest"),
+    [
+        ([{MEM: 3}], (0, MEM, 3)),
+        ([{MEM: 3}, {MEM: 4}, {"cpu": 1}], (1, MEM, 4)),
+        ([{MEM: 4}, {MEM: 3}], (0, MEM, 4)),
+        ([{CARDS: 1}, {CARDS: 3}], (1, CARDS, 3)),
+        ([{CARDS: 3}, {CARDS: 1}], (0, CARDS, 3)),
+    ],
+)
+def test_largest_request_is_named_by_its_field(limits: list[dict[str, Any]], largest: tuple[int, str, int]) -> None:
+    pod = a_pod(*limits)
+    claim = parse_local_pod(pod)
+    assert isinstance(claim, Claim)
+    at, resource, value = largest
+    assert largest_request(pod, claim) == (f'spec.containers[{at}].resources.limits["{resource}"]', value)
+    assert largest_request({}, claim) == ("spec.containers", f"c{at}")

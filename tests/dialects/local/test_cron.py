@@ -86,3 +86,8 @@ def _matches(schedule: Schedule, at: datetime) -> bool:
 @given(st.text(max_size=20) | st.none() | st.integers())
 def test_any_value_is_read_without_an_error(value: object) -> None:
     parse_schedule(value)
+
+
+@pytest.mark.parametrize(("text", "valid"), [("0000 * * * *", True), ("00000 * * * *", False), ("0 0 1 JAN *", True)])
+def test_numbers_have_at_most_four_digits(text: str, valid: bool) -> None:
+    assert (parse_schedule(text) is not None) is valid

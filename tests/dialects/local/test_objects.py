@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects.local.objects import Amounts, LocalObject, amounts_of, pod_of, read_objects, template_of
+from aliquot.dialects.local.objects import (
+    Amounts,
+    LocalObject,
+    amounts_of,
+    pod_of,
+    read_objects,
+    run_of,
+    scheduled_of,
+    template_of,
+    template_pod_of,
+)
 from aliquot.model.refusal import Invalid
 
 SPEC = {"containers": [{"name": "main", "command": ["true"]}]}
@@ -164,3 +174,128 @@ def test_whole_numbers_of_a_cron_job(field: str, value: object, allowed: bool) -
         assert [item.name for item in read(job)] == ["web"]
     else:
         assert refused(job).field == f"CronJob default/web: spec.{field}"
+
+
+def a_cron_job(name: str = "c", **spec: Any) -> dict[str, Any]:
+    job = {"spec": a_workload("Job")["spec"]}
+    metadata = {"name": name, "namespace": "team"}
+    return {"kind": "CronJob", "metadata": metadata, "spec": {"schedule": "* * * * *", "jobTemplate": job, **spec}}
+
+
+def test_run_of_a_cron_job_is_known_by_its_owner_and_name() -> None:
+    (cron,) = read(a_cron_job("c"))
+    run = run_of(cron.manifest, 29_000_000)
+    assert (run["kind"], run["metadata"]["name"], run["metadata"]["namespace"]) == ("Job", "c-29000000", "team")
+    assert scheduled_of(run, "c") == 29_000_000
+    assert scheduled_of(run, "other") is None
+
+
+OWNER = {"kind": "CronJob", "name": "c"}
+POLICY = "spec.template.spec.restartPolicy"
+
+
+@pytest.mark.parametrize(
+    ("name", "owners", "at"),
+    [
+        ("c-7", [OWNER], 7),
+        ("c-7", [{"kind": "Job", "name": "c"}, OWNER], 7),
+        ("c-7", [7, OWNER], 7),
+        ("c-12345678901", [OWNER], 12_345_678_901),
+        ("c-123456789012", [OWNER], None),
+        ("c-x", [OWNER], None),
+        ("c-7", [{"kind": "Job", "name": "c"}], None),
+        ("c-7", [{"kind": "CronJob", "name": "d"}], None),
+        ("c-7", [], None),
+        ("c-7", None, None),
+        ("c-7", OWNER, None),
+    ],
+)
+def test_job_of_a_cron_job(name: str, owners: object, at: int | None) -> None:
+    assert scheduled_of({"metadata": {"name": name, "ownerReferences": owners}}, "c") == at
+
+
+def test_pod_that_an_object_makes() -> None:
+    (pod,) = read(a_pod("p"))
+    assert template_pod_of(pod.manifest) == pod.manifest
+    for manifest in (a_workload("Deployment"), a_cron_job("web")):
+        (found,) = read(manifest)
+        made = template_pod_of(found.manifest)
+        assert (made["kind"], made["metadata"]["name"], made["spec"]["containers"]) == (
+            "Pod",
+            "web",
+            SPEC["containers"],
+        )
+
+
+def test_digest_of_the_template_is_of_what_pods_are_made_of() -> None:
+    cron, (pod,) = a_cron_job(), read(a_pod("p"))
+    assert template_of(cron) == template_of({**cron, "spec": {**cron["spec"], "schedule": "0 * * * *"}})
+    assert template_of(cron) != template_of({**cron, "spec": {**cron["spec"], "jobTemplate": {"spec": {}}}})
+    on_node = {**pod.manifest, "spec": {**pod.manifest["spec"], "nodeName": "n1"}}
+    labelled = {**pod.manifest, "metadata": {**pod.manifest["metadata"], "labels": {"a": "b"}}}
+    annotated = {**pod.manifest, "metadata": {**pod.manifest["metadata"], "annotations": {"a": "b"}}}
+    other = {**pod.manifest, "spec": {**pod.manifest["spec"], "hostNetwork": True}}
+    assert template_of(on_node) == template_of(pod.manifest)
+    assert len({template_of(each) for each in (pod.manifest, labelled, annotated, other)}) == 4
+    assert len(template_of(cron)) == 10
+
+
+@pytest.mark.parametrize(
+    ("manifest", "amounts"),
+    [
+        (a_cron_job(), Amounts(0)),
+        (a_cron_job(suspend=True), Amounts(0, suspended=True)),
+        (a_workload("Job"), Amounts(1, 1)),
+        (a_workload("Job", parallelism=2), Amounts(2, 1, workers=True)),
+        (a_workload("Job", parallelism=2, completions=5, backoffLimit=0), Amounts(2, 5, 0)),
+        (a_workload("Job", suspend=True), Amounts(1, 1, suspended=True)),
+        (a_workload("Deployment", replicas=0), Amounts(0)),
+        (a_workload("StatefulSet"), Amounts(1)),
+    ],
+)
+def test_pods_that_a_workload_wants(manifest: dict[str, Any], amounts: Amounts) -> None:
+    assert amounts_of(manifest) == amounts
+
+
+@pytest.mark.parametrize(
+    ("manifest", "field"),
+    [
+        (a_cron_job("c" * 53), "metadata.name"),
+        (a_cron_job(schedule="* * * *"), "spec.schedule"),
+        (a_cron_job(concurrencyPolicy="Never"), "spec.concurrencyPolicy"),
+        (a_cron_job(jobTemplate={"spec": {"template": {"spec": SPEC}}}), f"spec.jobTemplate.{POLICY}"),
+        (a_workload("Job", template={"spec": {**SPEC, "restartPolicy": "Always"}}), POLICY),
+        (a_workload("Deployment", template={"spec": {**SPEC, "restartPolicy": "Never"}}), POLICY),
+        (a_workload("Deployment", replicas=257), "spec.replicas"),
+        (a_workload("Job", completions=-1), "spec.completions"),
+        (a_workload("Job", completions=True), "spec.completions"),
+        (a_workload("Job", completions=1001), "spec.completions"),
+        (a_workload("Job", backoffLimit="3"), "spec.backoffLimit"),
+    ],
+)
+def test_wrong_field_of_a_workload_is_named(manifest: dict[str, Any], field: str) -> None:
+    assert refused(manifest).field.partition(": ")[2] == field
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        a_cron_job("c" * 52),
+        *(a_cron_job(concurrencyPolicy=policy) for policy in (None, "Allow", "Forbid", "Replace")),
+        a_workload("Job", template={"spec": {**SPEC, "restartPolicy": "OnFailure"}}, completions=0, backoffLimit=0),
+        a_workload("Deployment", template={"spec": {**SPEC, "restartPolicy": "Always"}}, replicas=256),
+        a_workload("Job", completions=1000, backoffLimit=1000),
+    ],
+)
+def test_workload_is_taken_at_the_limits(manifest: dict[str, Any]) -> None:
+    assert read(manifest)[0].makes_pods
+
+
+def test_text_that_utf8_cannot_spell_is_refused() -> None:
+    assert "surrogate" in refused(a_pod("p", annotations={"a": "\ud800"})).allowed
+
+
+def test_256_objects_are_read_at_once() -> None:
+    many = [{"kind": "Other", "metadata": {"name": f"o{at}"}} for at in range(257)]
+    assert len(read(*many[:256])) == 256
+    assert (refused(*many).field, refused(*many).value) == ("objects", 257)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects.local.objects import read_objects
-from aliquot.dialects.local.pods import SAMPLE, PodPlan, _expanded_length, expand, notes_of, plan_of
+from aliquot.dialects.local.pods import SAMPLE, PodPlan, _expanded_length, expand, notes_of, plan_of, restart_policy_of
 from aliquot.model.refusal import Invalid
 from kit.values.anyjson import any_json
 
@@ -214,3 +214,14 @@ def test_no_json_is_more_than_it_can_bear(value: Any, kind: str) -> None:
     read_objects(
         [{"kind": kind, "metadata": {"name": "x"}, "spec": {"template": {"spec": value}, "containers": [value]}}]
     )
+
+
+def test_policy_of_a_valid_pod_is_always_unless_it_is_written() -> None:
+    assert restart_policy_of(a_pod({})) == "Always"
+    assert restart_policy_of(a_pod({}, restartPolicy="Never")) == "Never"
+
+
+def test_pod_of_the_most_containers_is_taken() -> None:
+    most = [{"name": f"c{at}", "command": ["x"]} for at in range(32)]
+    assert len(planned(*most).containers) == 32
+    assert isinstance(plan_of(a_pod(*most, {"name": "more", "command": ["x"]})), Invalid)

@@ -72,3 +72,10 @@ def test_others_see_the_names_of_variables_but_not_what_they_are() -> None:
 def test_a_label_that_is_called_env_stays_as_it_is() -> None:
     shown = {"metadata": {"labels": {"env": "prod"}, "annotations": {"env": 5}}}
     assert without_values(shown) == shown
+
+
+def test_job_counts_its_pods_by_phase() -> None:
+    workload = Workload("Job", "default", "w", {"metadata": {}}, "", SOMEBODY, 7.0)
+    phases = (Phase.PENDING, Phase.RUNNING, Phase.SUCCEEDED, Phase.FAILED, Phase.FAILED)
+    shown = render_workload(workload, [a_pod(phase=phase) for phase in phases], 1, lambda seconds: f"at {seconds:g}")
+    assert shown["status"] == {"active": 2, "succeeded": 1, "failed": 2}

@@ -59,3 +59,9 @@ def test_account_of_a_deployment(name: str | None, account: str | None) -> None:
 @given(anything)
 def test_account_of_anything_never_raises(deployment: object) -> None:
     account_of_deployment(deployment)
+
+
+@given(st.integers(1, 12))
+def test_account_is_read_from_payloads_of_any_length(letters: int) -> None:
+    name = "a" * letters
+    assert account_of_token(_token({"sub": f"system:serviceaccount:team:{name}"})) == f"team/{name}"

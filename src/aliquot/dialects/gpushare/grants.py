@@ -77,7 +77,7 @@ def _from_allocation(value: object, claim: Claim) -> tuple[ContainerGrant, ...] 
 
 def _shares(amounts: dict[str, int], container: ContainerClaim) -> tuple[Share, ...] | None:
     """The annotation has no unit; the container's request has, and both must be equal."""
-    total, total_mib = sum(amounts.values()), container.slice.memory_mib * (container.count or 1)
+    total, total_mib = sum(amounts.values()), container.slice.memory_mib * container.cards
     unit = next((unit.mib for unit in MemoryUnit if total * unit.mib == total_mib), None)
     if unit is None or any(amount < 0 for amount in amounts.values()):
         return None
@@ -92,7 +92,7 @@ def _shares(amounts: dict[str, int], container: ContainerClaim) -> tuple[Share, 
 
 
 def _evenly(cards: list[int], container: ContainerClaim) -> tuple[Share, ...]:
-    mib = -(-container.slice.memory_mib * (container.count or 1) // len(cards))
+    mib = -(-container.slice.memory_mib * container.cards // len(cards))
     return tuple(Share(card, mib, container.slice.core_milli) for card in cards)
 
 
@@ -106,7 +106,7 @@ def _from_index(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Inv
             container.name,
             container.index,
             container.role,
-            (Share(card, container.slice.memory_mib * (container.count or 1), container.slice.core_milli),),
+            (Share(card, container.slice.memory_mib * container.cards, container.slice.core_milli),),
         )
         for container in claim.containers
     ]

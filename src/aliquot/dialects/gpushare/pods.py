@@ -131,8 +131,8 @@ def _cards(pod: Pod, problems: list[Invalid]) -> int | None:
 def words(claim: Claim, unit: MemoryUnit) -> Words:
     """The claim in the words of this dialect."""
     if claim.containers[0].slice.exclusive:
-        return Words({container.name: {COUNT: container.count or 1} for container in claim.containers}, {})
-    cards = claim.containers[0].count or 1
+        return Words({container.name: {COUNT: container.cards} for container in claim.containers}, {})
+    cards = claim.containers[0].cards
     place = {native.PLACE: 1} if unit is MemoryUnit.MIB and claim.offer in BY_DEVICES else {}
     return Words(
         limits={container.name: _spell(container.slice, cards, unit) | place for container in claim.containers},

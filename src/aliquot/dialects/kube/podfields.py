@@ -107,6 +107,6 @@ def _check(fields: Mapping[str, Any], known: frozenset[str], path: str, what: st
     for field in fields:
         if field not in known:
             shown = str(field)[:_LONGEST]
-            close = difflib.get_close_matches(shown, sorted(known), 1)
+            close = difflib.get_close_matches(shown, sorted(known))
             hint = f"did you mean {close[0]}?" if close else "it is ignored"
             yield f"{path}.{shown} is not a field of {what}: {hint}"

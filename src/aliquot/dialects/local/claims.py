@@ -42,9 +42,7 @@ def chosen_cards(pod: object) -> tuple[str, object] | None:
 
 def largest_request(pod: object, claim: Claim) -> tuple[str, object]:
     """The field with the largest request of the claim, and its value."""
-    largest = max(
-        claim.containers, key=lambda part: (part.slice.memory_mib, part.slice.memory_percent, part.count or 0)
-    )
+    largest = max(claim.containers, key=lambda part: (part.slice.memory_mib, part.slice.memory_percent, part.cards))
     view = read_pod(pod)
     for container in view.containers if view is not None else ():
         for resource in RESOURCES:

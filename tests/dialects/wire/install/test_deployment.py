@@ -225,3 +225,19 @@ def test_example_pod_is_of_the_mode(mode: str) -> None:
     assert isinstance(claim, Claim)
     assert claim.dialect == ("qgpu" if mode.startswith("all") else mode)
     assert deployment.label_arguments(mode)
+
+
+def test_driver_folder_is_mounted_right_after_the_folder_of_specs() -> None:
+    agent = _by_kind(driver_folder="/opt/driver")["DaemonSet"]["spec"]["template"]["spec"]
+    for entries in (agent["containers"][0]["volumeMounts"], agent["volumes"]):
+        names = [entry["name"] for entry in entries]
+        assert names[names.index("cdi") + 1] == "driver-cdi"
+        assert names.count("driver-cdi") == 1
+
+
+def test_simulated_cards_mount_only_the_folder_of_sockets() -> None:
+    cards = _daemon_sets(simulate="4x16GiB")[deployment.SIMULATED_CARDS]["spec"]["template"]["spec"]
+    (container,) = cards["containers"]
+    assert [mount["name"] for mount in container["volumeMounts"]] == ["run"]
+    assert [volume["name"] for volume in cards["volumes"]] == ["run"]
+    assert [variable["name"] for variable in container["env"]] == ["NODE_NAME"]
