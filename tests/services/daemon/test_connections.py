@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.adapters.host.control import LONGEST
+from aliquot.model.status.answers import Event
 from aliquot.services.daemon import connections
 from aliquot.services.daemon.connections import Client, Clients, FairShare
 from aliquot.services.daemon.control import Caller, RefusedError, request_of
@@ -63,7 +64,7 @@ async def client_of(clients: Clients, uid: int = ANNA) -> AsyncIterator[tuple[Cl
             await asyncio.sleep(0.01)  # it closes the socket
 
 
-def waiting(number: int) -> dict[str, Any]:
+def waiting(number: int) -> Event:
     return {"event": {"waiting": {"position": number, "why": "x" * 500}}}
 
 

@@ -38,7 +38,7 @@ def test_close_connection_gives_up_on_a_client_that_never_reads(monkeypatch: pyt
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             _, writer = await asyncio.open_unix_connection(sock=ours)
-            send(writer, {"ok": "x" * 50_000})  # more than the kernel takes, and not enough to be waited for
+            send(writer, {"ok": {"text": "x" * 50_000}})  # more than the kernel takes, and not enough to be waited for
             await asyncio.wait_for(close_connection(writer), 10)
 
     asyncio.run(act())

@@ -112,7 +112,7 @@ class Bookings(RuleBasedStateMachine):
         program = data.draw(st.sampled_from(self.programs))
         pid = program.process.pid
         caller = Caller(pid, os.geteuid(), os.getegid(), processes.start_time(pid))
-        answers: list[dict[str, Any]] = []
+        answers: list[Any] = []
         request = RunRequest(("x",), memory_mib=gib * 1024, wait=False)
         try:
             self.machine.admission.submit(request, caller, 1.0, answers.append)

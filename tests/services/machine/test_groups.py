@@ -59,7 +59,7 @@ class Rig:
         child = subprocess.Popen(["sleep", "600"])
         self.children.append(child)
         caller = Caller(child.pid, os.geteuid(), os.getegid(), processes.start_time(child.pid))
-        answers: list[dict[str, Any]] = []
+        answers: list[Any] = []
         request = RunRequest(("x",), name, **{"memory_mib": 4096, "group": group, "wait": False, **more})
         self.machine.admission.submit(request, caller, float(len(self.children)), answers.append)
         assert "ok" in answers[-1], answers

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from aliquot.adapters.host import processes
@@ -65,7 +66,7 @@ class Rig:
         self.processes.append(subprocess.Popen(["sleep", "600"]))
         pid = self.processes[-1].pid
         caller = Caller(pid, ME.uid, ME.gid, processes.start_time(pid))
-        heard: list[dict[str, Any]] = []
+        heard: list[Any] = []
         request = parse_run_request({"command": ["x"], "name": name, "memory_mib": gib * 1024, **more})
         assert isinstance(request, RunRequest)
         self.machine.admission.submit(request, caller, 0.0, heard.append)
@@ -73,8 +74,9 @@ class Rig:
 
     def move(self, verb: str, name: str, **more: Any) -> dict[str, Any]:
         """`aliquot park` or `wake`."""
-        answer: dict[str, Any] = asyncio.run(self.parking.operations[verb]({"name": name, **more}, ME, lambda _: None))
-        return answer
+        answer = asyncio.run(self.parking.operations[verb]({"name": name, **more}, ME, lambda _: None))
+        plain: dict[str, Any] = msgspec.to_builtins(answer)
+        return plain
 
     def booked(self) -> list[int]:
         """GiB of each card."""

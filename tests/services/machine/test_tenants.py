@@ -20,6 +20,7 @@ from aliquot.adapters.storage.store import Store
 from aliquot.cli.machine.top import view
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
+from aliquot.model.status.answers import Answer
 from aliquot.model.status.machine import DaemonStatus
 from aliquot.model.status.reading import CardReading
 from aliquot.model.tenancy import Tenancy, TenantEnvironment
@@ -78,9 +79,9 @@ class Rig:
         child.kill()
         child.wait()
 
-    def submit(self, caller: Caller | None = None, **more: Any) -> list[dict[str, Any]]:
+    def submit(self, caller: Caller | None = None, **more: Any) -> list[Any]:
         """The messages to the run."""
-        messages: list[dict[str, Any]] = []
+        messages: list[Any] = []
         self.machine.admission.submit(RunRequest(("x",), **more), caller or self.process(), 1.0, messages.append)
         return messages
 
@@ -303,7 +304,7 @@ def test_restore_after_kill_at_any_step_adopts_living_tenants(
 
     put(rig, kill)
     coming = rig.process()
-    messages: list[dict[str, Any]] = []
+    messages: list[Any] = []
 
     def live() -> None:
         rig.machine.admission.submit(RunRequest(("x",), memory_mib=4096), coming, 1.0, messages.append)
@@ -424,7 +425,7 @@ def test_user_with_few_runs_reads_that_the_daemon_is_full_and_why(rig: Rig) -> N
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
 def test_pods_do_not_count_as_runs(rig: Rig) -> None:
     class Silent:
-        def notify(self, message: dict[str, Any]) -> None: ...
+        def notify(self, message: Answer) -> None: ...
         def on_grant(self, *granted: Any) -> None: ...
 
     rig.machine.admission._most_runs = 8

@@ -1,6 +1,7 @@
 """What programs report about themselves, as msgspec structs: producers build them, consumers decode them.
 
 machine    the status of a machine's daemon and of a node's agent: `aliquot ps`, `top`, metrics, doctor
+requests   what is asked of a daemon over its control socket
 answers    what a machine's daemon answers to single operations
 reading    what NVML reported last of a card, of which the status is made
 probe      what `aliquot probe` measured

@@ -1,11 +1,44 @@
-"""What the machine's daemon answers to single operations of its control socket."""
+"""What a daemon answers on its control socket."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict, final
 
 from msgspec import UNSET, Struct, UnsetType
 
 from aliquot.model.node import Isolation
 from aliquot.model.status.machine import EndedStatus
+
+# --- the lines of a connection: see adapters/host/control.py ----------------------------------------------------------
+
+
+@final
+class Ok(TypedDict):
+    """The last line: what was asked for."""
+
+    ok: Struct | Mapping[str, object]
+
+
+@final
+class Event(TypedDict):
+    """What happens meanwhile, under its name."""
+
+    event: Mapping[str, object]
+
+
+@final
+class Failure(TypedDict):
+    """The last line: a refusal, with its kind."""
+
+    error: Mapping[str, object]
+
+
+Answer = Ok | Event | Failure
+Send = Callable[[Answer], None]
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------
 
 
 class PolicyStatus(Struct):
@@ -37,3 +70,72 @@ class RunLog(Struct):
     pid: int | UnsetType | None = UNSET  # while it runs
     output: str | UnsetType | None = UNSET  # where its output goes without a log
     ended: EndedStatus | UnsetType | None = UNSET  # afterwards; null: there is no record of it any more
+
+
+class Done(Struct):
+    """Of an operation that has nothing to tell."""
+
+
+class StoppedRun(Struct):
+    """Of `stop`."""
+
+    name: str
+    was: str  # waiting, running
+    signal: str | UnsetType = UNSET  # that ended it
+
+
+class EndedRuns(Struct):
+    """Of `ended`: the last runs."""
+
+    ended: list[EndedStatus]
+
+
+class StoppingDaemon(Struct):
+    """Of `down`: what goes on without it."""
+
+    pid: int
+    tenants: list[str]  # names
+    waiting: list[str]
+    parked: list[str]
+
+
+class MovedMemory(Struct):
+    """Of `park` and `wake`: where a run's memory is now."""
+
+    name: str
+    resident_bytes: int
+    parked_bytes: int
+    returned: bool | UnsetType = UNSET  # it was parked, and the run has called it back since
+
+
+class AppliedObjects(Struct):
+    """Of `apply`."""
+
+    results: list[AppliedObject]
+
+
+class DeletedPods(Struct):
+    """Of `delete`."""
+
+    deleted: list[str]
+
+
+class ShownObject(Struct):
+    """Of `object`: the manifest with its status, as kubectl prints objects."""
+
+    object: Mapping[str, Any]
+
+
+class PodLog(Struct):
+    """Of `pod-logs`: where the output of a container is."""
+
+    pod: str
+    container: str
+    log: str | None
+    running: bool
+
+
+class SeenProcesses(Struct):
+    """Of `processes`, by an agent: the number of processes of each Pod, by UID."""
+
+    pods: dict[str, int]

@@ -7,15 +7,14 @@ several users together leave some for the next, and the limits of all users neve
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import resource
 import socket
 from collections import Counter
-from typing import Any
 
 from aliquot.adapters.host.control import LONGEST
-from aliquot.services.daemon.control import Caller, RefusedError
+from aliquot.model.status.answers import Answer
+from aliquot.services.daemon.control import Caller, RefusedError, encode_answer
 
 CONNECTIONS = 1024  # of all users together; root and the daemon's owner have as many once more
 CONNECTIONS_OF_ONE = 256
@@ -131,7 +130,7 @@ class Client:
         self.silent_since: float | None = self._loop.time()  # None: it has sent a request
         self._counted = True
         self._buffer = bytearray()
-        self._update: dict[str, Any] | None = None  # not sent yet
+        self._update: Answer | None = None  # not sent yet
         self._timer: asyncio.TimerHandle | None = None
         self._pause = _BETWEEN_UPDATES
         writer.transport.max_size = PIECE  # type: ignore[attr-defined]  # else the transport reads 256 KiB at once
@@ -168,15 +167,15 @@ class Client:
 
     # --- what it gets ------------------------------------------------------------------------------------------
 
-    def send(self, answer: dict[str, Any]) -> None:
+    def send(self, answer: Answer) -> None:
         """Send a line. Of updates of its place in the queue, the newest replaces those that were not sent yet."""
-        if "waiting" in answer.get("event", ()):
+        if "event" in answer and "waiting" in answer["event"]:
             self._update = answer
             if self._timer is None:
                 self._send_update()
             return
         self._update = None
-        self.send_line(json.dumps(answer).encode())
+        self.send_line(encode_answer(answer))
 
     def send_line(self, line: bytes) -> None:
         """A client that leaves too much unread is dropped."""
@@ -197,7 +196,7 @@ class Client:
             self._pause = min(self._pause * 2, _LONGEST_BETWEEN)
         else:
             update, self._update, self._pause = self._update, None, _BETWEEN_UPDATES
-            self.send_line(json.dumps(update).encode())
+            self.send_line(encode_answer(update))
         self._timer = self._loop.call_later(self._pause, self._send_update)
 
     def expect_updates(self) -> None:

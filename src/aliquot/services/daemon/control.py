@@ -11,13 +11,17 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from aliquot.adapters.host.control import LONGEST
 from aliquot.adapters.host.handedfiles import Listener
 from aliquot.adapters.host.peers import peer_of
 from aliquot.model.refusal import Invalid
+from aliquot.model.status.answers import Answer
 
 REQUEST_TIMEOUT = 10.0  # seconds in which a connection must have sent its request
 
@@ -73,8 +77,8 @@ class Lines(Protocol):
     async def readline(self) -> bytes: ...
 
 
-async def request_of(reader: Lines) -> dict[str, Any]:
-    """The request. Raises RefusedError."""
+async def request_of(reader: Lines) -> Mapping[str, object]:
+    """The request, as it came: requests.py makes a struct of it. Raises RefusedError."""
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT):  # wait_for may swallow a cancellation that comes with the line
             line = await reader.readline()
@@ -88,10 +92,15 @@ async def request_of(reader: Lines) -> dict[str, Any]:
     return request
 
 
-def send(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
+def send(writer: asyncio.StreamWriter, answer: Answer) -> None:
     """Send one line, unless the connection is closed."""
     if not writer.is_closing():
-        writer.write(json.dumps(answer).encode() + b"\n")
+        writer.write(encode_answer(answer) + b"\n")
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """One line, without its end. By the json module: it reads back the paths that are no UTF-8."""
+    return json.dumps(msgspec.to_builtins(answer)).encode()
 
 
 async def close_connection(writer: asyncio.StreamWriter) -> None:

@@ -18,26 +18,32 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
-
-import msgspec
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.encoding import encode_json
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import StoreError
 from aliquot.dialects import QgpuRules
-from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
-from aliquot.model.status.answers import PolicyStatus, RunLog
+from aliquot.model.status.answers import Answer, EndedRuns, PolicyStatus, RunLog, Send, StoppedRun, StoppingDaemon
 from aliquot.model.status.machine import DaemonStatus, Status
+from aliquot.model.status.requests import (
+    NameRequest,
+    Nothing,
+    PolicyRequest,
+    StopRequest,
+    SupervisorRequest,
+    UsageRequest,
+)
+from aliquot.model.status.usage import UsageReport
 from aliquot.model.tenancy import Tenancy
-from aliquot.model.tenant import AUTO
 from aliquot.services.daemon.connections import PIECE, Client, Clients
 from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of, send
 from aliquot.services.daemon.pace import Steps
+from aliquot.services.daemon.requests import Operation, parse_request
 from aliquot.services.daemon.tasks import termination_signal
 from aliquot.services.machine.history import ended_status
 from aliquot.services.machine.parking import Parking
@@ -55,15 +61,12 @@ from aliquot.services.runtime.usage.report import answer_usage
 
 _LOG = logging.getLogger("aliquot.control")
 _SWEEP = 0.25  # seconds between checks of tenants without a root process
-_LONGEST_DELAY = 60.0
 _BACKLOG = 1024
 _BETWEEN_STARTS = 0.01  # seconds at least between two looks at the whole queue
 _BETWEEN_UPDATES = 0.1  # and between two rounds of updates
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.1  # seconds between checks whether a run has ended
 _NAME_PATIENCE = 2.0  # seconds that a run waits for the name of one that is about to end
 _AT_ONCE = 64  # processes, before others have their turn: a run may have thousands
-
-Send = Callable[[dict[str, Any]], None]
 
 
 class ControlServer:
@@ -91,14 +94,14 @@ class ControlServer:
         self._for_good = False  # `aliquot down`; over a restart, queued runs keep waiting
         self._clients = Clients()
         self._next_status: asyncio.Future[bytes] | None = None  # for all who ask before it is made
-        self._operations: dict[str, Callable[[dict[str, Any], Caller, Send], Awaitable[dict[str, Any]]]] = {
-            "hello": self._hello,
-            "policy": self._policy,
-            "stop": self._stop,
-            "logs": self._logs,
-            "ended": self._ended,
-            "usage": self._usage,
-            "down": self._down,
+        self._operations: dict[str, Operation[Any]] = {
+            "hello": Operation(Nothing, self._hello),
+            "policy": Operation(PolicyRequest, self._policy),
+            "stop": Operation(StopRequest, self._stop),
+            "logs": Operation(NameRequest, self._logs),
+            "ended": Operation(Nothing, self._ended),
+            "usage": Operation(UsageRequest, self._usage),
+            "down": Operation(Nothing, self._down),
             **self._parking.operations,
             **self._pod_api.operations,
         }
@@ -164,7 +167,7 @@ class ControlServer:
             client.expect_updates()
             await self._run(request, caller, client)
         elif name == "keep":
-            await self._pod_api.serve_supervisor(request, caller, client)
+            await self._pod_api.serve_supervisor(parse_request(request, SupervisorRequest), caller, client)
         elif name == "status":
             client.send_line(await self._status())
         elif name in self._operations:
@@ -173,14 +176,14 @@ class ControlServer:
             known = ", ".join(("run", "status", *self._operations))
             raise RefusedError("malformed", text=f"unknown operation; known are {known}")
 
-    async def _run(self, request: dict[str, Any], caller: Caller, client: Client) -> None:
+    async def _run(self, request: Mapping[str, object], caller: Caller, client: Client) -> None:
         """Returns when the run has its answer. The run leaves the queue when its connection closes."""
         run_request = parse_run_request(request)
         if isinstance(run_request, Invalid):
             raise invalid(run_request)
         done = asyncio.Event()
 
-        def notify(answer: dict[str, Any]) -> None:
+        def notify(answer: Answer) -> None:
             client.send(answer)
             if "event" not in answer:
                 done.set()
@@ -211,8 +214,8 @@ class ControlServer:
 
     # --- operations --------------------------------------------------------------------------------------------
 
-    async def _hello(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
-        return _as_json(self.about)
+    async def _hello(self, _request: Nothing, _caller: Caller, _send: Send) -> DaemonStatus:
+        return self.about
 
     async def _status(self) -> bytes:
         """The answer to `status`. It is made once for all who have asked by then, however many they are."""
@@ -234,34 +237,24 @@ class ControlServer:
         """The answer to `status`."""
         return status(self.machine, self._meter.readings, time.time(), self.about, self.pods)
 
-    async def _policy(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
-        rules = self.machine.rules
-        policy, delay = request.get("policy"), request.get("release_delay")
-        if policy is not None:
-            try:
-                rules = replace(rules, isolation=Isolation(policy))
-            except ValueError:
-                raise invalid(Invalid("policy", policy, ", ".join(Isolation))) from None
+    async def _policy(self, request: PolicyRequest, caller: Caller, _send: Send) -> PolicyStatus:
+        rules, delay = self.machine.rules, request.release_delay
+        if request.policy is not None:
+            rules = replace(rules, isolation=request.policy)
         if delay is not None:
-            known = not isinstance(delay, bool) and isinstance(delay, int | float) and 0 <= delay <= _LONGEST_DELAY
-            if delay != AUTO and not known:
-                raise invalid(Invalid("release-delay", delay, "auto, or 0 to 60s, for example 100ms"))
-            rules = replace(rules, release_delay=None if delay == AUTO else float(delay))
-        if (factor := request.get("oversubscribe")) is not None:
-            await self._parking.set_factor(factor, request.get("card"), caller)
-        if policy is not None or delay is not None:
+            rules = replace(rules, release_delay=None if isinstance(delay, str) else delay)
+        if request.oversubscribe is not None:
+            await self._parking.set_factor(request.oversubscribe, request.card, caller)
+        if request.policy is not None or delay is not None:
             if rules != self.machine.rules:
                 self._owner_only(caller, "change the policy")
             await self.machine.change_rules(rules)
         parking = self._parking
-        return _as_json(PolicyStatus(rules.isolation, rules.release_delay, parking.factors(), parking.notes()))
+        return PolicyStatus(rules.isolation, rules.release_delay, parking.factors(), parking.notes())
 
-    async def _stop(self, request: dict[str, Any], caller: Caller, send: Send) -> dict[str, Any]:
+    async def _stop(self, request: StopRequest, caller: Caller, send: Send) -> StoppedRun:
         """SIGTERM to all processes of the run, SIGKILL to those left after the timeout."""
-        timeout = request.get("timeout", 10.0)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= 86400:
-            raise invalid(Invalid("timeout", timeout, "0 to 24h"))
-        found = self.machine.find(request.get("name"))
+        found = self.machine.find(request.name)
         name = found.name if isinstance(found, QueuedRequest) else found.tenant.name
         if any(pod.key == name for pod in self.pods.pods.values()):
             raise RefusedError("failed", text=f"{name} is a Pod: use `aliquot delete pod {name}`")
@@ -269,10 +262,10 @@ class ControlServer:
             self._owner_only(caller, f"stop {found.name}", found.uid)
             found.notify({"error": {"kind": "stopped", "text": "`aliquot stop` removed it from the queue"}})
             self.machine.admission.leave(found, time.time())
-            return {"name": found.name, "was": "waiting"}
+            return StoppedRun(found.name, "waiting")
         tenant = found.tenant
         self._owner_only(caller, f"stop {tenant.name}", tenant.uid)
-        for number, patience in ((signal.SIGTERM, float(timeout)), (signal.SIGKILL, 5.0)):
+        for number, patience in ((signal.SIGTERM, request.timeout), (signal.SIGKILL, 5.0)):
             living = await self._processes(found)
             send({"event": {"signal": number.name, "pids": sorted(living)}})
             await _signal_all(living, number, caller.uid)
@@ -289,7 +282,7 @@ class ControlServer:
                     await asyncio.sleep(0.02)  # `watch_root` calls it first: that knows the exit code
                     self.machine.ended(tenant.id, time.time())
             if tenant.id not in self.machine.tenancies:
-                return {"name": tenant.name, "was": "running", "signal": number.name}
+                return StoppedRun(tenant.name, "running", number.name)
         left = ", ".join(map(str, sorted(await self._processes(found)))) or "none"
         raise RefusedError("failed", text=f"{tenant.name} has not ended; processes left: {left}")
 
@@ -300,23 +293,23 @@ class ControlServer:
             return {}
         return self.machine.members(tenancy, found)
 
-    async def _logs(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+    async def _logs(self, request: NameRequest, caller: Caller, _send: Send) -> RunLog:
         """The path of the output. The caller reads it with its own permissions."""
-        name = request.get("name")
+        name = request.name
         try:
             found = self.machine.find(name)
         except RefusedError:
-            if isinstance(name, str) and (ended := self._log_of_ended(name, caller)) is not None:
-                return _as_json(ended)
+            if name is not None and (ended := self._log_of_ended(name, caller)) is not None:
+                return ended
             raise
         owner = found.uid if isinstance(found, QueuedRequest) else found.tenant.uid
         self._owner_only(caller, f"read the output of {name}", owner)
         if isinstance(found, QueuedRequest):
-            return _as_json(RunLog(found.name, found.log, running=True, pid=found.pid, output=None))
+            return RunLog(found.name, found.log, running=True, pid=found.pid, output=None)
         pid = found.tenant.root
         output = None if pid is None else processes.output_of(pid)
         output = output if processes.lives(pid, found.started) else None  # else it may be another process's
-        return _as_json(RunLog(found.tenant.name, found.log, running=True, pid=pid, output=output))
+        return RunLog(found.tenant.name, found.log, running=True, pid=pid, output=output)
 
     def _log_of_ended(self, name: str, caller: Caller) -> RunLog | None:
         """None if no run of that name has ended. Its output outlives the record of how it ended."""
@@ -330,13 +323,13 @@ class ControlServer:
         self._owner_only(caller, f"read the output of {name}", owner)
         return RunLog(name, path, running=False, ended=None if run is None else ended_status(run))
 
-    async def _ended(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
-        return {"ended": msgspec.to_builtins(self.machine.history.status())}
+    async def _ended(self, _request: Nothing, _caller: Caller, _send: Send) -> EndedRuns:
+        return EndedRuns(self.machine.history.status())
 
-    async def _usage(self, request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
+    async def _usage(self, request: UsageRequest, _caller: Caller, _send: Send) -> UsageReport:
         return await answer_usage(self._billing, request)
 
-    async def _down(self, _request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+    async def _down(self, _request: Nothing, caller: Caller, _send: Send) -> StoppingDaemon:
         self._owner_only(caller, "stop the daemon")
         self._for_good = True
         suspended: set[str] = set()
@@ -347,17 +340,12 @@ class ControlServer:
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
         names = sorted({tenancy.tenant.name for tenancy in self.machine.tenancies.values()} - suspended)
         waiting = [entry.name for entry in self.machine.queue]
-        return {"pid": os.getpid(), "tenants": names, "waiting": waiting, "parked": parked}
+        return StoppingDaemon(os.getpid(), names, waiting, parked)
 
     def _owner_only(self, caller: Caller, what: str, *also: int | None) -> None:
         if caller.uid not in (0, os.geteuid(), *also):
             owner = also[0] if also else os.geteuid()
             raise RefusedError("denied", text=f"only root{f' and {user_name(owner)}' if owner else ''} may {what}")
-
-
-def _as_json(answer: msgspec.Struct) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(answer)
-    return found
 
 
 def watch_root(machine: LocalMachine, tenancy: Tenancy) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+
+from msgspec import UNSET
 
 from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
 from aliquot.model.refusal import Invalid
 from aliquot.model.residency import Residency, Where
+from aliquot.model.status.answers import MovedMemory, Send
+from aliquot.model.status.requests import FACTOR_ALLOWED, MoveRequest
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
+from aliquot.services.daemon.requests import Operation
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.wording.amounts import memory
 from aliquot.wording.parking import cannot_words, reason_words
 
-_PATIENCE = 60.0  # seconds for a move, if the caller names none
-_LONGEST_PATIENCE = 3600.0
-_FACTOR_ALLOWED = f"{LEAST_FACTOR} to {MOST_FACTOR}, for example 1.5"
 _LOOK = 0.02  # seconds between two looks at a move
 _NEWCOMER = 2.0  # seconds until memory that a tenant has allocated is known: a round of the arbiter, and a busy machine
 
-Send = Callable[[dict[str, Any]], None]
 OwnerOnly = Callable[..., None]  # (caller, what, *users who may too); raises RefusedError
 
 
@@ -33,7 +33,7 @@ class Parking:
     def __init__(self, machine: LocalMachine, owner_only: OwnerOnly) -> None:
         self._machine = machine
         self._owner_only = owner_only
-        self.operations = {"park": self._park, "wake": self._wake}
+        self.operations = {"park": Operation(MoveRequest, self._park), "wake": Operation(MoveRequest, self._wake)}
 
     # --- the factor --------------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ class Parking:
         """Change the factor of the card with that number or UUID; None: of all cards. Both come from a stranger. Raises
         RefusedError and StoreError; then nothing has changed."""
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not LEAST_FACTOR <= factor <= MOST_FACTOR:
-            raise invalid(Invalid("oversubscribe", factor, _FACTOR_ALLOWED))
+            raise invalid(Invalid("oversubscribe", factor, FACTOR_ALLOWED))
         if factor > LEAST_FACTOR and not self._machine.pool_mib:
             why = f"{LEAST_FACTOR} without a host pool: start the daemon with --host-pool, for example 64GiB"
             raise invalid(Invalid("oversubscribe", factor, why))
@@ -81,23 +81,16 @@ class Parking:
 
     # --- by hand -----------------------------------------------------------------------------------------------
 
-    async def _park(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+    async def _park(self, request: MoveRequest, caller: Caller, _send: Send) -> MovedMemory:
         return await self._move(request, caller, leave=True)
 
-    async def _wake(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+    async def _wake(self, request: MoveRequest, caller: Caller, _send: Send) -> MovedMemory:
         return await self._move(request, caller, leave=False)
 
-    async def _move(self, request: dict[str, Any], caller: Caller, *, leave: bool) -> dict[str, Any]:
+    async def _move(self, request: MoveRequest, caller: Caller, *, leave: bool) -> MovedMemory:
         """Answers when the memory is where it should be."""
-        patience = request.get("timeout", _PATIENCE)
-        if (
-            isinstance(patience, bool)
-            or not isinstance(patience, int | float)
-            or not 0 <= patience <= _LONGEST_PATIENCE
-        ):
-            raise invalid(Invalid("timeout", patience, "0 to 1h"))
         verb = "park" if leave else "wake"
-        found = self._machine.find(request.get("name"))
+        found = self._machine.find(request.name)
         if isinstance(found, QueuedRequest):
             self._owner_only(caller, f"{verb} {found.name}", found.uid)
             raise RefusedError("failed", text=f"{found.name} waits for room: it has no memory on a card yet")
@@ -120,7 +113,7 @@ class Parking:
             there = self._machine.arbiter.residencies(tenant.id)
             said = "cannot leave" if leave else "cannot return" if there else "is not parked"
             raise RefusedError("failed", text=f"{tenant.name} {said}: {why}")
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + request.timeout
         wanted, returned = Where.PARKED if leave else Where.RESIDENT, False
         while not _is_there(moved := self._machine.arbiter.residencies(tenant.id), wanted):
             # A run that works calls its memory back at once, maybe between two looks.
@@ -135,12 +128,12 @@ class Parking:
             if time.monotonic() >= deadline:
                 raise RefusedError("failed", text=f"{tenant.name} has not {_past(leave)} yet{_why_now(moved)}")
             await asyncio.sleep(_LOOK)
-        answer = {
-            "name": tenant.name,
-            "resident_bytes": sum(residency.resident for residency in moved),
-            "parked_bytes": sum(residency.parked for residency in moved),
-        }
-        return answer | {"returned": True} if returned else answer
+        return MovedMemory(
+            tenant.name,
+            resident_bytes=sum(residency.resident for residency in moved),
+            parked_bytes=sum(residency.parked for residency in moved),
+            returned=True if returned else UNSET,
+        )
 
 
 def _moves(moved: list[Residency]) -> int:

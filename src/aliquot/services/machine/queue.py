@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from msgspec import UNSET
@@ -19,6 +18,7 @@ from aliquot.model.choice import Choice
 from aliquot.model.claim import CardFilter, Claim, Slice
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
+from aliquot.model.status.answers import Send
 from aliquot.model.status.machine import QueuePosition, RefusalStatus
 from aliquot.model.tenancy import Tenancy
 from aliquot.placement.board import Board
@@ -28,7 +28,6 @@ from aliquot.placement.seat import grant_on
 from aliquot.services.machine.requests import RunRequest
 
 _SHORT = 32  # requests in a queue whose reasons are computed whenever they are shown
-Notify = Callable[[dict[str, Any]], None]  # an answer, as it goes over the socket
 
 
 @dataclass(eq=False, slots=True)
@@ -42,7 +41,7 @@ class QueuedRequest:
     gid: int
     started: int
     since: float  # on the machine's monotonic clock: neither order nor waiting time depend on the wall clock
-    notify: Notify
+    notify: Send
     log: str | None = None
     last_position: QueuePosition | None = field(default=None)  # sent last
     on_grant: Callable[[Tenancy, Grant, Choice | None], None] | None = None  # for a Pod: called instead of `notify`

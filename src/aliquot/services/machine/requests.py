@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,17 +76,16 @@ class RunRequest:
         )  # fmt: skip
 
 
-def parse_rules(message: dict[str, Any], default: QgpuRules = QgpuRules.SEED) -> QgpuRules | Invalid:
-    """The version of qGPU's rules that the request names."""
-    named = message.get("rules")
+def parse_rules(named: object, default: QgpuRules = QgpuRules.SEED) -> QgpuRules | Invalid:
+    """The version of qGPU's rules that a request names."""
     if named is None:
         return default
-    if named in tuple(QgpuRules):
+    if isinstance(named, str) and named in tuple(QgpuRules):
         return QgpuRules(named)
     return Invalid("rules", named, " or ".join(QgpuRules))
 
 
-def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
+def parse_run_request(message: Mapping[str, Any]) -> RunRequest | Invalid:
     """The request, or its first invalid field."""
     command = message.get("command")
     if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
@@ -98,7 +97,7 @@ def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
         app_class = AppClass(message.get("class", "normal"))
     except ValueError:
         return Invalid("class", message.get("class"), "online, offline or normal")
-    rules = parse_rules(message)
+    rules = parse_rules(message.get("rules"))
     if isinstance(rules, Invalid):
         return rules
     several = rules is QgpuRules.Y2026 and app_class is AppClass.NORMAL  # a core above 100 is that of several cards

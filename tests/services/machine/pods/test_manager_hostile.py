@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aliquot.adapters.host import processes
@@ -17,6 +18,7 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import Store
 from aliquot.model.containers.localpod import Applier
+from aliquot.model.status.requests import SupervisorRequest
 from aliquot.model.tenancy import TenantEnvironment
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.control import ControlServer
@@ -77,7 +79,8 @@ class Rig:
     async def apply(self, user: int, *objects: Json, **env: str) -> list[Json]:
         request = {"objects": list(objects), "cwd": "/", "env": env}
         caller = Caller(os.getpid(), user, user)
-        results: list[Json] = (await self.api.operations["apply"](request, caller, lambda _: None))["results"]
+        answer = await self.api.operations["apply"](request, caller, lambda _: None)
+        results: list[Json] = msgspec.to_builtins(answer)["results"]
         return results
 
 
@@ -254,7 +257,7 @@ def test_supervisor_has_one_connection_however_often_it_connects(rig: Rig) -> No
         await rig.apply(ANNA, pod("p", container(command=["true"])))
         ((uid, child),) = rig.supervisors.children.items()
         caller = Caller(child.pid, ANNA, ANNA, processes.start_time(child.pid))
-        request = {"op": "keep", "uid": uid, "granted": True}
+        request = SupervisorRequest(uid, granted=True)
         connections = [_Connection() for _ in range(20)]
         served = []
         for connection in connections:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from aliquot.arbiter.bill import HOUR
+from aliquot.model.status.requests import UsageRequest
 from aliquot.model.usage import IDLE, OTHERS, Payer, Spent, UsageRow
 from aliquot.services.runtime.usage.report import MOST_ENTRIES, MOST_PLACES, answer_usage, usage_report
 
@@ -63,11 +64,11 @@ def test_those_who_ask_while_an_answer_about_usage_is_made_share_it() -> None:
 
         billing: Any = SimpleNamespace(rows=slowly, asking=asyncio.Lock(), answered=None)
         hours = [HOUR + 1, HOUR + 2.5, HOUR + 3, 5 * HOUR]
-        first, *others, later = await asyncio.gather(*(answer_usage(billing, {"since": since}) for since in hours))
+        first, *others, later = await asyncio.gather(*(answer_usage(billing, UsageRequest(since)) for since in hours))
         assert others == [first, first]
-        assert later["since"] == 5 * HOUR
+        assert later.since == 5 * HOUR
         assert read == [HOUR + 1, 5 * HOUR]
-        await answer_usage(billing, {"since": 5 * HOUR})  # it asks when that is ready: what happened since then counts
+        await answer_usage(billing, UsageRequest(5 * HOUR))  # asked when that is ready: what happened since counts
         assert read == [HOUR + 1, 5 * HOUR, 5 * HOUR]
 
     asyncio.run(act())
@@ -88,13 +89,13 @@ def test_answers_about_usage_are_made_one_after_the_other_beside_the_loop() -> N
             return there
 
         billing: Any = SimpleNamespace(rows=read, asking=asyncio.Lock(), answered=None)
-        asked = [asyncio.create_task(answer_usage(billing, {"since": HOUR * at})) for at in range(5)]
+        asked = [asyncio.create_task(answer_usage(billing, UsageRequest(HOUR * at))) for at in range(5)]
         turns, began = 0, time.monotonic()
         while not all(task.done() for task in asked):
             await asyncio.sleep(0.001)
             turns += 1
         for task in asked:
-            assert len((await task)["entries"]) <= MOST_ENTRIES + 2
+            assert len((await task).entries) <= MOST_ENTRIES + 2
         return turns / (time.monotonic() - began)
 
     assert asyncio.run(act()) > 5, "turns of the loop in a second"

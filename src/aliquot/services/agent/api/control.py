@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -22,8 +23,12 @@ import msgspec
 from aliquot.adapters.host.cgroups import pods_seen
 from aliquot.adapters.host.control import LONGEST
 from aliquot.dialects.qgpu import POLICY_LABEL
-from aliquot.model.status.machine import DaemonStatus, Status
+from aliquot.model.status.answers import Done, SeenProcesses, Send
+from aliquot.model.status.machine import DaemonStatus, RulesStatus, Status
+from aliquot.model.status.requests import AgentPolicyRequest, Nothing, UsageRequest
+from aliquot.model.status.usage import UsageReport
 from aliquot.services.daemon.control import (
+    Caller,
     RefusedError,
     caller_of,
     close_connection,
@@ -32,6 +37,7 @@ from aliquot.services.daemon.control import (
     send,
     unlink,
 )
+from aliquot.services.daemon.requests import Operation
 from aliquot.services.runtime.usage.billing import Billing
 from aliquot.services.runtime.usage.report import answer_usage
 
@@ -67,14 +73,14 @@ class AgentControl:
     def __init__(self, agent: Agent, path: str) -> None:
         self._agent, self._path = agent, path
         self._connections = 0
-        self._operations: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
-            "hello": self._hello,
-            "status": self._status,
-            "usage": self._usage,
-            "policy": self._policy,
-            "processes": self._processes,
-            "live": self._live,
-            "ready": self._ready,
+        self._operations: dict[str, Operation[Any]] = {
+            "hello": Operation(Nothing, self._hello),
+            "status": Operation(Nothing, self._status),
+            "usage": Operation(UsageRequest, self._usage),
+            "policy": Operation(AgentPolicyRequest, self._policy),
+            "processes": Operation(Nothing, self._processes),
+            "live": Operation(Nothing, self._live),
+            "ready": Operation(Nothing, self._ready),
         }
 
     async def run(self) -> None:
@@ -89,9 +95,11 @@ class AgentControl:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
         try:
-            if self._connections > _MOST_CONNECTIONS and caller_of(writer).uid:
+            caller = caller_of(writer)
+            if self._connections > _MOST_CONNECTIONS and caller.uid:
                 raise RefusedError("failed", text="too many connections at once")
-            send(writer, {"ok": await self._answer(await request_of(reader))})
+            request = await request_of(reader)
+            send(writer, {"ok": await self._answer(request, caller, partial(send, writer))})
         except RefusedError as refused:
             send(writer, {"error": refused.details})
         except ConnectionError:
@@ -103,10 +111,10 @@ class AgentControl:
             self._connections -= 1
             await close_connection(writer)
 
-    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, request: Mapping[str, object], caller: Caller, send: Send) -> msgspec.Struct:
         name = str(request.get("op"))
         if name in self._operations:
-            return await self._operations[name](request)
+            return await self._operations[name](request, caller, send)
         if name in _ELSEWHERE:
             raise self._not_here(name)
         known = ", ".join(self._operations)
@@ -117,35 +125,32 @@ class AgentControl:
         instead = _ELSEWHERE[name].format(node=about.node, pid=about.pid, value=value)
         return RefusedError("denied", text=f"Kubernetes manages the cards of this machine: {instead}")
 
-    async def _hello(self, request: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = msgspec.to_builtins(self._agent.about)
-        return answer
+    async def _hello(self, _request: Nothing, _caller: Caller, _send: Send) -> DaemonStatus:
+        return self._agent.about
 
-    async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = msgspec.to_builtins(self._agent.status())
-        return answer
+    async def _status(self, _request: Nothing, _caller: Caller, _send: Send) -> Status:
+        return self._agent.status()
 
-    async def _usage(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _usage(self, request: UsageRequest, _caller: Caller, _send: Send) -> UsageReport:
         return await answer_usage(self._agent.billing, request)
 
-    async def _policy(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request.get("policy") is not None:
-            raise self._not_here("policy", str(request["policy"]))
-        if request.get("release_delay") is not None:
+    async def _policy(self, request: AgentPolicyRequest, _caller: Caller, _send: Send) -> RulesStatus:
+        if request.policy is not None:
+            raise self._not_here("policy", str(request.policy))
+        if request.release_delay is not None:
             raise self._not_here("release-delay")
-        rules: dict[str, Any] = msgspec.to_builtins(self._agent.status().rules)
-        return rules
+        return self._agent.status().rules
 
-    async def _processes(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _processes(self, _request: Nothing, _caller: Caller, _send: Send) -> SeenProcesses:
         """Counts in a thread: there may be thousands."""
-        return {"pods": await asyncio.to_thread(pods_seen)}
+        return SeenProcesses(await asyncio.to_thread(pods_seen))
 
-    async def _live(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _live(self, _request: Nothing, _caller: Caller, _send: Send) -> Done:
         """Any answer means alive."""
-        return {}
+        return Done()
 
-    async def _ready(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _ready(self, _request: Nothing, _caller: Caller, _send: Send) -> Done:
         waits_for = self._agent.ready()
         if waits_for is not None:
             raise RefusedError("not-ready", text=waits_for)
-        return {}
+        return Done()

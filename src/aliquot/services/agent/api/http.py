@@ -15,6 +15,7 @@ from aliquot.adapters.host.encoding import encode_json
 from aliquot.adapters.storage.database import StoreError
 from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import Status
+from aliquot.model.status.requests import UsageRequest
 from aliquot.services.agent.api.metrics import agent_exposition
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import RefusedError
@@ -88,7 +89,7 @@ class AgentHttp:
         """For `kubectl aliquot usage`: the hours since then, in seconds since 1970."""
         try:
             since = float(request.query.get("since", "0"))
-            answer = await answer_usage(self._agent.billing, {"since": since})
+            answer = await answer_usage(self._agent.billing, UsageRequest(since))
         except ValueError:
             return web.Response(status=400, text="since: seconds since 1970\n")
         except RefusedError as refused:
@@ -97,7 +98,7 @@ class AgentHttp:
             )
         except StoreError as error:
             return web.Response(status=503, text=f"{error}\n")
-        return web.json_response(answer)
+        return web.Response(body=encode_json(answer), content_type="application/json")
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.Response(body=encode_json(self._agent.status()), content_type="application/json")

@@ -10,11 +10,9 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-
-import msgspec
 
 from aliquot.adapters.host.users import user_name
 from aliquot.dialects import QgpuRules, Rules
@@ -29,15 +27,16 @@ from aliquot.dialects.local.objects import (
     template_of,
     template_pod_of,
 )
-from aliquot.dialects.local.pods import LONGEST_GRACE
 from aliquot.dialects.local.status import without_values
 from aliquot.dialects.native import TOGETHER
 from aliquot.dialects.pods import annotation_field
 from aliquot.model.containers.localpod import Applier, LocalPod, Workload
 from aliquot.model.refusal import Invalid
-from aliquot.model.status.answers import AppliedObject
+from aliquot.model.status.answers import AppliedObject, AppliedObjects, DeletedPods, PodLog, Send, ShownObject
+from aliquot.model.status.requests import ApplyRequest, DeleteRequest, ObjectRequest, PodLogRequest, SupervisorRequest
 from aliquot.services.daemon.connections import Client
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
+from aliquot.services.daemon.requests import Operation
 from aliquot.services.machine.pods.creation import new_pod
 from aliquot.services.machine.pods.cron import CronJobs, zone_of
 from aliquot.services.machine.pods.manager import PodManager
@@ -54,9 +53,6 @@ _LONG = 5.0  # seconds after which the long steps begin
 _BETWEEN_REPORTS = 0.02  # seconds at least: every report may be a write
 _OVER_GRACE = 20.0  # seconds after the grace period until `delete` gives up waiting
 
-Send = Callable[[dict[str, Any]], None]
-Operation = Callable[[dict[str, Any], Caller, Send], Awaitable[dict[str, Any]]]
-
 
 class PodApi:
     """See the module docstring."""
@@ -67,22 +63,22 @@ class PodApi:
         self._storing = asyncio.Lock()  # between a check and the write, nothing else is written
         self._checking: asyncio.Task[None] | None = None  # the next check of all who wait for Pods to be gone
         self._waits_since = 0.0  # when the last of them began to wait, on the loop's clock
-        self.operations: dict[str, Operation] = {
-            "apply": self._apply,
-            "delete": self._delete,
-            "object": self._object,
-            "pod-logs": self._logs,
+        self.operations: dict[str, Operation[Any]] = {
+            "apply": Operation(ApplyRequest, self._apply),
+            "delete": Operation(DeleteRequest, self._delete),
+            "object": Operation(ObjectRequest, self._object),
+            "pod-logs": Operation(PodLogRequest, self._logs),
         }
 
     # --- apply -------------------------------------------------------------------------------------------------
 
-    async def _apply(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+    async def _apply(self, request: ApplyRequest, caller: Caller, _send: Send) -> AppliedObjects:
         """Apply all objects or none. Others have their turn after each object: hundreds take a third of a second."""
         self._pods.machine.admission.may_run(caller)
-        rules = parse_rules(request, self._rules)
+        rules = parse_rules(request.rules, self._rules)
         if isinstance(rules, Invalid):
             raise invalid(rules)
-        objects = await asyncio.to_thread(read_objects, request.get("objects"), Rules(rules))
+        objects = await asyncio.to_thread(read_objects, request.objects, Rules(rules))
         if isinstance(objects, Invalid):
             raise invalid(objects)
         for item in objects:
@@ -108,7 +104,7 @@ class PodApi:
         bare = [item for item in applied if isinstance(item, LocalPod)]
         workloads = [item for item in applied if isinstance(item, Workload)]
         self._check_count(bare, workloads, replaced, caller.uid)
-        if request.get("dry_run") is not True:
+        if not request.dry_run:
             if replaced:  # two Pods cannot have one name
                 await self._pods.delete(workload=None, pods=replaced, grace=None)
                 await self._until_gone([pod.uid for pod in replaced])
@@ -120,7 +116,7 @@ class PodApi:
             for result in results:
                 await asyncio.sleep(0)
                 result.pods = self._names(result)
-        return {"results": msgspec.to_builtins(results)}
+        return AppliedObjects(results)
 
     def _check_here(self, item: LocalObject) -> None:
         """Refuse what this machine can never run."""
@@ -231,26 +227,21 @@ class PodApi:
 
     # --- delete ------------------------------------------------------------------------------------------------
 
-    async def _delete(self, request: dict[str, Any], caller: Caller, send: Send) -> dict[str, Any]:
-        grace = request.get("grace")
-        if grace is not None and (
-            isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= LONGEST_GRACE
-        ):
-            raise invalid(Invalid("grace", grace, "0 to 86400 seconds"))
+    async def _delete(self, request: DeleteRequest, caller: Caller, send: Send) -> DeletedPods:
         async with self._storing:
-            found = self._find(request)
+            found = self._find(request.kind, request.namespace, request.name)
             workload = found if isinstance(found, Workload) else None
             kind = POD if workload is None else workload.kind
             self._owner_only(caller.uid, f"delete {kind} {found.namespace}/{found.name}", found.applier.user)
             going = self._pods.owned(found) if isinstance(found, Workload) else [found]
-            await self._pods.delete(workload=workload, pods=going, grace=None if grace is None else float(grace))
+            await self._pods.delete(workload=workload, pods=going, grace=request.grace)
         for pod in going:
             send({"event": {"deleting": pod.key}})
         uids = [pod.uid for pod in going]
         if workload is not None and workload.kind == CRON_JOB:
-            uids += self._cron_jobs.delete_jobs(workload, None if grace is None else float(grace))
+            uids += self._cron_jobs.delete_jobs(workload, request.grace)
         await self._until_gone(uids)
-        return {"deleted": [pod.key for pod in going]}
+        return DeletedPods([pod.key for pod in going])
 
     async def _until_gone(self, uids: list[str]) -> None:
         ending = [self._pods.pods[uid] for uid in uids if uid in self._pods.pods]
@@ -276,37 +267,36 @@ class PodApi:
 
     # --- queries -----------------------------------------------------------------------------------------------
 
-    async def _object(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
-        found = self._find(request)
+    async def _object(self, request: ObjectRequest, caller: Caller, _send: Send) -> ShownObject:
+        found = self._find(request.kind, request.namespace, request.name)
         shown = workload_object(self._pods, found) if isinstance(found, Workload) else pod_object(self._pods, found)
         permitted = caller.uid in (0, os.geteuid(), found.applier.user)
-        return {"object": shown if permitted else without_values(shown)}
+        return ShownObject(shown if permitted else without_values(shown))
 
-    async def _logs(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+    async def _logs(self, request: PodLogRequest, caller: Caller, _send: Send) -> PodLog:
         """The path of the output. The caller reads it with its own permissions."""
-        pod = self._find({**request, "kind": POD})
+        pod = self._find(POD, request.namespace, request.name)
         assert isinstance(pod, LocalPod)
         self._owner_only(caller.uid, f"read the output of {pod.key}", pod.applier.user)
         mains = [container.name for container in pod.state.containers if not container.init]
-        name = mains[0] if request.get("container") is None else request["container"]
+        name = mains[0] if request.container is None else request.container
         found = next((container for container in pod.state.containers if container.name == name), None)
         if found is None:
             names = sorted(container.name for container in pod.state.containers)
-            raise RefusedError("unknown-name", name=str(name)[:80], names=names)
+            raise RefusedError("unknown-name", name=name[:80], names=names)
         running = not pod.state.phase.over
-        return {"pod": pod.key, "container": found.name, "log": found.log, "running": running}
+        return PodLog(pod.key, found.name, found.log, running)
 
-    def _find(self, request: Mapping[str, Any]) -> LocalPod | Workload:
+    def _find(self, kind: str | None, namespace: str | None, name: str | None) -> LocalPod | Workload:
         """Raises RefusedError with the existing names."""
-        kind, name = request.get("kind"), request.get("name")
-        namespace = request.get("namespace") or "default"
+        namespace, name = namespace or "default", name or ""
         if kind == POD:
-            pod = self._pods.named(str(namespace), str(name))
+            pod = self._pods.named(namespace, name)
             if pod is not None:
                 return pod
             names = [pod.key for pod in self._pods.pods.values()]
-        elif isinstance(kind, str) and kind in WORKLOADS:
-            workload = self._pods.workloads.get((str(kind), str(namespace), str(name)))
+        elif kind in WORKLOADS:
+            workload = self._pods.workloads.get((kind, namespace, name))
             if workload is not None:
                 return workload
             names = [
@@ -324,7 +314,7 @@ class PodApi:
 
     # --- supervisors -------------------------------------------------------------------------------------------
 
-    async def serve_supervisor(self, request: dict[str, Any], caller: Caller, client: Client) -> None:
+    async def serve_supervisor(self, request: SupervisorRequest, caller: Caller, client: Client) -> None:
         """Until its connection closes. A supervisor runs as its Pod's user, who may have taken it over: it has one
         connection, the newest. That does not count among the user's: the number of Pods is limited already."""
         send = client.send
@@ -339,7 +329,9 @@ class PodApi:
             if self._supervising.get(uid) is client:
                 del self._supervising[uid]
 
-    async def _listen_to_supervisor(self, request: dict[str, Any], caller: Caller, client: Client, send: Send) -> None:
+    async def _listen_to_supervisor(
+        self, request: SupervisorRequest, caller: Caller, client: Client, send: Send
+    ) -> None:
         pod, entry = await self._pods.connect_supervisor(request, caller, send)
         try:
             while line := await client.readline():
@@ -366,14 +358,11 @@ def _owner(owner: Applier, changing: Applier, notes: list[str]) -> Applier:
     return owner
 
 
-def _applier(request: Mapping[str, Any], caller: Caller) -> Applier:
-    folder, environment = request.get("cwd", "/"), request.get("env", {})
-    if not isinstance(folder, str) or not folder.startswith("/") or not _is_for_kernel(folder):
+def _applier(request: ApplyRequest, caller: Caller) -> Applier:
+    folder, environment = request.cwd, request.env
+    if not folder.startswith("/") or not _is_for_kernel(folder):
         raise invalid(Invalid("cwd", folder, "an absolute path"))
-    if not isinstance(environment, dict) or not all(
-        isinstance(value, str) and _is_for_kernel(name + value) and name and "=" not in name
-        for name, value in environment.items()
-    ):
+    if not all(_is_for_kernel(name + value) and name and "=" not in name for name, value in environment.items()):
         raise invalid(Invalid("env", environment, "a mapping of names to strings"))
     size = sum(len(name) + len(value) for name, value in environment.items())
     if size > _LONGEST_ENVIRONMENT:  # every container gets it

@@ -14,10 +14,9 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE
@@ -32,11 +31,13 @@ from aliquot.model.choice import Choice
 from aliquot.model.containers.launch import render_launch
 from aliquot.model.containers.localpod import LocalPod, Phase, Workload
 from aliquot.model.grant import Grant
+from aliquot.model.status.answers import Answer, Send
+from aliquot.model.status.requests import SupervisorRequest
 from aliquot.model.tenancy import Tenancy, TenantEnvironment
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.pods import creation, launchspec
 from aliquot.services.machine.pods.controllers import decide
-from aliquot.services.machine.pods.ending import PodEnding, Send, send_signal
+from aliquot.services.machine.pods.ending import PodEnding, send_signal
 from aliquot.services.machine.pods.records import PodRecords, as_owner, owner_of, workload_key
 from aliquot.services.machine.pods.reports import PodReport, with_report
 from aliquot.services.machine.pods.startorder import StartOrder
@@ -257,20 +258,20 @@ class PodManager(PodRecords):
 
     # --- supervisors -------------------------------------------------------------------------------------------
 
-    def check_supervisor(self, request: Mapping[str, Any], caller: Caller) -> str:
+    def check_supervisor(self, request: SupervisorRequest, caller: Caller) -> str:
         """The uid of the caller's Pod. Raises RefusedError if it has none."""
-        pod = self.pods.get(str(request.get("uid")))
+        pod = self.pods.get(request.uid)
         if pod is None or pod.supervisor != (caller.pid, caller.started):
             raise RefusedError("denied", text="this process is not the supervisor of any Pod here")
         return pod.uid
 
     async def connect_supervisor(
-        self, request: Mapping[str, Any], caller: Caller, send: Send
+        self, request: SupervisorRequest, caller: Caller, send: Send
     ) -> tuple[LocalPod, QueuedRequest | None]:
         """A supervisor has connected. Raises RefusedError if its Pod is gone or has another one: it ends then."""
         pod = self.pods[self.check_supervisor(request, caller)]
         self._connections[pod.uid] = send
-        wants_grant = pod.ending is None and request.get("granted") is not True
+        wants_grant = pod.ending is None and not request.granted
         if wants_grant:
             if self.machine.move_on(caller):  # an earlier grant never reached it
                 await self.sweeper.look()
@@ -407,7 +408,7 @@ class _QueuedPod:
     def __init__(self, pods: PodManager, uid: str, send: Send) -> None:
         self._pods, self._uid, self._send = pods, uid, send
 
-    def notify(self, message: dict[str, Any]) -> None:
+    def notify(self, message: Answer) -> None:
         if "error" in message:
             self._send(message)
 

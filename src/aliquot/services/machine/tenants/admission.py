@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -25,11 +25,12 @@ from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
+from aliquot.model.status.answers import Answer, Send
 from aliquot.model.tenancy import Tenancy, TenantEnvironment, shares_of
 from aliquot.placement.book import occupant_of
 from aliquot.services.daemon.connections import FairShare, most_files
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
-from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
+from aliquot.services.machine.queue import Queue, QueuedRequest
 from aliquot.services.machine.requests import RunRequest, never_fits
 from aliquot.services.machine.tenants.registry import Registry
 from aliquot.services.machine.tenants.runfiles import RunNames, make_folder, new_id, new_log, remove_log
@@ -41,7 +42,7 @@ _MOST_RUNS = 2048  # at once, also where the daemon may have any number of files
 class GrantListener(Protocol):
     """A Pod in the queue."""
 
-    def notify(self, message: dict[str, Any]) -> None: ...
+    def notify(self, message: Answer) -> None: ...
     def on_grant(self, tenancy: Tenancy, grant: Grant, choice: Choice | None) -> None: ...
 
 
@@ -71,7 +72,7 @@ class Admission:
         self.room_changed: Callable[[], None] = lambda: _exhaust(self.start_waiting())
         self.queue_changed: Callable[[], None] = lambda: _exhaust(self.notify_waiting())
 
-    def submit(self, request: RunRequest, caller: Caller, now: float, notify: Notify) -> QueuedRequest:
+    def submit(self, request: RunRequest, caller: Caller, now: float, notify: Send) -> QueuedRequest:
         """Request a slice for a run. `notify` gets every answer. Raises RefusedError if the run cannot even wait."""
         broken = never_fits(request, [node.cards for node in self._nodes()])
         if broken is not None:

@@ -10,12 +10,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from aliquot.adapters.host.processes import boot_id
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.usagestore import UsageStore
 from aliquot.arbiter.bill import FORGET, HOUR, Bill, Checkpoint, Key
+from aliquot.model.status.usage import UsageReport
 from aliquot.model.tenant import Tenant
 from aliquot.model.usage import Payer, Spent, Stretch, UsageRow
 
@@ -38,7 +39,7 @@ class Answered(NamedTuple):
 
     hour: float  # of `since`
     ended: float  # by the monotonic clock
-    answer: dict[str, Any]
+    answer: UsageReport
 
 
 class Billing:

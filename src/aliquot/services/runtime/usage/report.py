@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from aliquot.arbiter.bill import HOUR, Key
 from aliquot.model.device import Card
 from aliquot.model.refusal import Invalid
+from aliquot.model.status.requests import UsageRequest
 from aliquot.model.status.usage import UsageEntry, UsageReport
 from aliquot.model.usage import Spent, UsageRow, as_others, place_of
 from aliquot.services.daemon.control import RefusedError, invalid
@@ -37,10 +36,10 @@ _OF_CARDS = (
 )
 
 
-async def answer_usage(billing: Billing | None, request: Mapping[str, Any]) -> dict[str, Any]:
+async def answer_usage(billing: Billing | None, request: UsageRequest) -> UsageReport:
     """The answer to `usage`. Raises RefusedError, StoreError."""
-    since, now = request.get("since", 0), time.time()
-    if isinstance(since, bool) or not isinstance(since, int | float) or not 0 <= since <= now:
+    since, now = request.since, time.time()
+    if not 0 <= since <= now:
         raise invalid(Invalid("since", since, "seconds since 1970, not in the future"))
     if billing is None:
         raise RefusedError("failed", text="no usage is kept: usage.db cannot be opened, see the log of the daemon")
@@ -51,14 +50,9 @@ async def answer_usage(billing: Billing | None, request: Mapping[str, Any]) -> d
         if last is not None and last.hour == hour and max(asked, time.monotonic() - _SHARED) <= last.ended:
             return last.answer
         rows = await billing.rows(since)
-        answer = await asyncio.to_thread(_answer, rows, since, now)
+        answer = await asyncio.to_thread(usage_report, rows, since, now)
         billing.answered = Answered(hour, time.monotonic(), answer)
         return answer
-
-
-def _answer(rows: Sequence[UsageRow], since: float, until: float) -> dict[str, Any]:
-    answer: dict[str, Any] = msgspec.to_builtins(usage_report(rows, since, until))
-    return answer
 
 
 def usage_report(rows: Iterable[UsageRow], since: float, until: float) -> UsageReport:

@@ -1,0 +1,109 @@
+"""What is asked of a daemon over its control socket. services/daemon/requests.py reads them.
+
+A field's `title` is its name in an answer, where that differs; its `description` says what is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
+from aliquot.model.node import Isolation
+
+LONGEST_GRACE = 86400.0  # seconds
+
+FACTOR_ALLOWED = f"{LEAST_FACTOR} to {MOST_FACTOR}, for example 1.5"
+
+_Name = Annotated[str | None, Meta(description="a name")]
+_Delay = Annotated[float, Meta(ge=0, le=60)]
+_Grace = Annotated[float, Meta(ge=0, le=LONGEST_GRACE)]
+
+
+class Nothing(Struct):
+    """Of an operation that needs no values."""
+
+
+class PolicyRequest(Struct):
+    """Of `policy`; all null: what is it?"""
+
+    policy: Annotated[Isolation | None, Meta(description=", ".join(Isolation))] = None
+    release_delay: Annotated[
+        Literal["auto"] | _Delay | None,
+        Meta(title="release-delay", description="auto, or 0 to 60s, for example 100ms"),
+    ] = None
+    oversubscribe: Annotated[float | None, Meta(description=FACTOR_ALLOWED)] = None
+    card: Annotated[int | str | None, Meta(title="--card", description="the number or the UUID of a card")] = None
+
+
+class AgentPolicyRequest(Struct):
+    """Of `policy`, to an agent, which refuses whatever is set: the policy is a label of the Node."""
+
+    policy: object = None
+    release_delay: object = None
+
+
+class NameRequest(Struct):
+    """Of `logs`: a run."""
+
+    name: _Name = None
+
+
+class StopRequest(Struct):
+    """Of `stop`."""
+
+    name: _Name = None
+    timeout: Annotated[float, Meta(ge=0, le=86400, description="0 to 24h")] = 10.0  # seconds until SIGKILL
+
+
+class MoveRequest(Struct):
+    """Of `park` and `wake`."""
+
+    name: _Name = None
+    timeout: Annotated[float, Meta(ge=0, le=3600, description="0 to 1h")] = 60.0  # seconds for the move
+
+
+class UsageRequest(Struct):
+    """Of `usage`."""
+
+    since: Annotated[float, Meta(ge=0, description="seconds since 1970, not in the future")] = 0.0
+
+
+class ApplyRequest(Struct):
+    """Of `apply`."""
+
+    objects: object = None  # the manifests: dialects/local/objects.py reads them
+    rules: Annotated[str | None, Meta(description="the name of a version of qGPU's rules")] = None  # null: the daemon's
+    cwd: Annotated[str, Meta(description="an absolute path")] = "/"
+    env: Annotated[dict[str, str], Meta(description="a mapping of names to strings")] = {}
+    dry_run: bool = False
+
+
+class ObjectRequest(Struct):
+    """Of `object`: a Pod, or what makes Pods."""
+
+    kind: _Name = None
+    name: _Name = None
+    namespace: _Name = None  # null: default
+
+
+class DeleteRequest(ObjectRequest):
+    """Of `delete`."""
+
+    grace: Annotated[_Grace | None, Meta(description="0 to 86400 seconds")] = None  # null: the Pod's own
+
+
+class PodLogRequest(Struct):
+    """Of `pod-logs`."""
+
+    name: _Name = None
+    namespace: _Name = None
+    container: _Name = None  # null: the first
+
+
+class SupervisorRequest(Struct):
+    """Of `keep`: the supervisor of a Pod connects."""
+
+    uid: str = ""
+    granted: bool = False  # true: its containers run already
