@@ -83,13 +83,13 @@ _OUR_ANNOTATIONS = frozenset(
 
 
 def parse_pod(
-    pod: object, rules: Rules = DEFAULT_RULES, *, created: bool = False
+    pod: object | PodObject, rules: Rules = DEFAULT_RULES, *, created: bool = False
 ) -> Claim | tuple[Invalid, ...] | None:
     """The Pod's claim, every rule it violates, or None for a Pod without GPUs. Accepts any JSON, never raises.
 
     `created`: the Pod exists, and no webhook adds anything to it any more.
     """
-    view = read_pod(pod)
+    view = pod_view(pod) if isinstance(pod, PodObject) else read_pod(pod)
     if view is None:
         return None
     claim = _parse(view, rules, created=created)[0]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from aliquot.cli.cluster.doctor import doctor
+from aliquot.cli.cluster.doctor import _served, doctor
 from kit.agents.fakenode import FakeNode
 from kit.agents.kubelet import a_folder
-from kit.agents.nodesite import UID, the_node, the_pod
+from kit.agents.nodesite import UID, the_agent, the_node, the_pod, the_site
 from kit.clusters.kubectl import FakeCluster, invoked
 from kit.values.manifests import Json
 
@@ -194,3 +194,10 @@ def test_doctor_reports_an_unknown_node_name(node: FakeNode, api: FakeCluster) -
 
 
 _LIMITS = {"tke.cloud.tencent.com/qgpu-memory": "4"}
+
+
+def test_node_is_checked_by_the_dialects_that_its_agent_serves() -> None:
+    agent = the_agent()
+    assert _served(the_site(agent=agent)) == frozenset({"qgpu", "t9k", "gpushare"}), "it does not say"
+    agent.daemon.dialects = ["qgpu", "hami"]
+    assert _served(the_site(agent=agent)) == {"qgpu", "hami"}

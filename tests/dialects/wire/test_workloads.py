@@ -8,7 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.dialects.wire.workloads import not_ready, rollout_status
+from aliquot.dialects.wire.workloads import RolloutStatus, StartedPod, WorkloadObject, read_pod, read_workload
+from aliquot.dialects.wire.workloads import not_ready as why_not_ready
+from aliquot.dialects.wire.workloads import rollout_status as status_of
+from aliquot.model.refusal import Invalid
+from kit.values.anyjson import any_json
+
+
+def rollout_status(obj: Any) -> RolloutStatus:
+    read = read_workload(obj)
+    assert isinstance(read, WorkloadObject)
+    return status_of(read)
+
+
+def not_ready(pod: Any) -> str | None:
+    return why_not_ready(read_pod(pod))
 
 
 def _deployment(**status: int) -> Any:
@@ -81,3 +95,22 @@ def test_not_ready_reports_scheduler_message() -> None:
 
 def test_not_ready_is_none_for_ready_pod() -> None:
     assert not_ready(_pod(conditions=[{"type": "Ready", "status": "True"}])) is None
+
+
+def test_workload_that_cannot_be_read_is_a_broken_rule_with_its_field() -> None:
+    read = read_workload({"kind": "Deployment", "metadata": {"name": "a"}, "spec": {"replicas": "two"}})
+    assert isinstance(read, Invalid)
+    assert (read.field, read.value) == ("spec.replicas", "two")
+
+
+@pytest.mark.parametrize("broken", [{"spec": {"containers": 7}}, {"status": []}, {"spec": {"nodeName": ["n"]}}])
+def test_pod_that_cannot_be_read_keeps_its_name(broken: Any) -> None:
+    """Otherwise it would count as gone, and what it holds as left behind."""
+    pod = read_pod({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, **broken})
+    assert (pod.metadata.name, pod.metadata.namespace, pod.metadata.uid, pod.finished) == ("p", "ns", "u", False)
+
+
+@given(any_json())
+def test_reading_a_pod_never_raises(value: Any) -> None:
+    assert isinstance(read_pod(value), StartedPod)
+    assert isinstance(read_pod({"metadata": value, "status": value}), StartedPod)

@@ -10,7 +10,10 @@ import msgspec
 import pytest
 
 from aliquot.dialects import MemoryUnit, Rules
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.device import Card
+from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Finding as OnCard
 from aliquot.model.tenant import FindingKind
 from aliquot.services.doctor.agent import agent_findings
@@ -22,8 +25,12 @@ from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, Json
 NO_AGENT: Json = {"agent": None, "agent_problem": "no program listens on /run/aliquot/control.sock", "processes": None}
 
 
+def _read(node: Json) -> NodeObject | Invalid:
+    return read_object(node, NodeObject, "node")
+
+
 def findings(site: Site | None = None, node: Json | None = None, *, unseen: bool = False) -> list[Finding]:
-    return list(agent_findings(site or the_site(), None if unseen else node or the_node(), Rules()))
+    return list(agent_findings(site or the_site(), None if unseen else _read(node or the_node()), Rules()))
 
 
 def test_a_node_that_is_well_has_a_line_per_check_and_nothing_to_do() -> None:
@@ -284,7 +291,7 @@ def test_amount_that_the_agent_counts() -> None:
     for amount, level in (("163840", Level.OK), ("0", Level.FINDING)):
         capacity = {"aliyun.com/gpu-count": "2", "aliquot.dev/card-place": "2000", "aliyun.com/gpu-mem": amount}
         node = the_node(labels={"gpushare": "true"}, annotations=inventory(*huge), capacity=capacity)
-        found = agent_findings(site, node, Rules(gpushare_unit=MemoryUnit.MIB))
+        found = agent_findings(site, _read(node), Rules(gpushare_unit=MemoryUnit.MIB))
         about = [finding for finding in found if "gpu-mem" in finding.what]
         assert [finding.level for finding in about] == [level], about
 
@@ -293,7 +300,7 @@ def test_amount_of_a_node_that_has_lost_cards_is_still_counted() -> None:
     capacity = {"aliyun.com/gpu-count": "2", "aliquot.dev/card-place": "2000", "aliyun.com/gpu-mem": "32768"}
     marked = {**inventory(*CARDS), "aliquot.dev/counted-resources": "aliyun.com/gpu-mem"}
     node = the_node(labels={"gpushare": "true"}, annotations=marked, capacity=capacity)
-    found = agent_findings(the_site(agent=the_agent()), node, Rules(gpushare_unit=MemoryUnit.MIB))
+    found = agent_findings(the_site(agent=the_agent()), _read(node), Rules(gpushare_unit=MemoryUnit.MIB))
     (about,) = (finding for finding in found if "gpu-mem" in finding.what)
     assert about.level is Level.OK
 

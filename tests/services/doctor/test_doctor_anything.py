@@ -13,6 +13,7 @@ from aliquot.cli.cluster.kubectl_aliquot import as_json
 from aliquot.cli.cluster.kubectl_inspect import detailed, shared_nodes, summary
 from aliquot.dialects import Rules
 from aliquot.dialects.wire.leases import parse_lease
+from aliquot.dialects.wire.webhook.configuration import read_configuration
 from aliquot.model.refusal import Invalid
 from aliquot.services.doctor.findings import grouped
 from aliquot.services.doctor.nodes import node_findings
@@ -97,7 +98,7 @@ def test_cluster_findings_and_views_for_any_changed_value(data: st.DataObject) -
     findings = [
         *lease_findings(lease, "l", NOW),
         *call_findings(None if isinstance(lease, Invalid) else lease, seen.snapshot, NOW),
-        *webhook_findings(whole["webhook"], "eA==", Probe(None, "no"), Probe(None, "no")),
+        *webhook_findings(read_configuration(whole["webhook"]), "eA==", Probe(None, "no"), Probe(None, "no")),
         *node_findings(seen.snapshot),
         *pod_findings(seen.snapshot, NOW),
         *waiting_findings(seen),

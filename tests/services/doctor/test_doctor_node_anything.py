@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.dialects import Rules
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.workloads import read_pod
 from aliquot.services.doctor.agent import agent_findings
 from aliquot.services.doctor.findings import grouped
 from aliquot.services.doctor.holdings import holding_findings
@@ -30,8 +33,9 @@ def test_node_findings_for_any_changed_value(data: st.DataObject) -> None:
     places = [path for path in places_in(WHOLE) if len(path) > 1 and path[-1] != "kind"]
     whole: Any = changed(WHOLE, data.draw(st.sampled_from(places)), data.draw(anything))
     site = data.draw(st.sampled_from(SITES))
+    node = read_object(whole["node"], NodeObject, "node")
     findings = [
-        *agent_findings(site, whole["node"], Rules()),
-        *holding_findings(site, whole["node"], [whole["pod"]], Rules()),
+        *agent_findings(site, node, Rules()),
+        *holding_findings(site, node, [read_pod(whole["pod"])], Rules()),
     ]
     assert all(group.what and (group.advice is None or group.advice) for group in grouped(findings))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from aliquot.dialects import Rules
+from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.workloads import read_pods
 from aliquot.model.grant import Share
 from aliquot.model.tenant import Level as HeldBy
 from aliquot.model.tenant import Standing, State
@@ -17,8 +20,12 @@ from kit.agents.nodesite import SHARE, UID, the_agent, the_node, the_one, the_po
 from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, Json
 
 
+def _node() -> NodeObject:
+    return msgspec.convert(the_node(), NodeObject)
+
+
 def findings(site: Site | None = None, *pods: Json) -> list[Finding]:
-    return list(holding_findings(site or the_site(), the_node(), list(pods or [the_pod()]), Rules()))
+    return list(holding_findings(site or the_site(), _node(), read_pods(pods or [the_pod()]), Rules()))
 
 
 def test_a_node_that_is_well_has_one_line() -> None:
@@ -61,7 +68,7 @@ def test_where_no_agent_runs_leftovers_are_for_the_next_one() -> None:
 def test_a_pod_that_is_gone_but_whose_processes_are_not() -> None:
     standing = Standing(UID, "GPU-a", State.RUNNING, HeldBy.HARDWARE, 0.5, 0, 0, (41, 42), 0, 0.0, 0)
     site = the_site(agent=the_agent(ended=True, standings=[standing]), held=())
-    found = list(holding_findings(site, the_node(), [], Rules()))
+    found = list(holding_findings(site, _node(), [], Rules()))
     finding = the_one(found)
     assert finding.what == "Pod default/train is over, but processes of it still hold its cards: 41, 42"
 

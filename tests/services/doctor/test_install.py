@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from aliquot.services.doctor.findings import Level
-from aliquot.services.doctor.install import installation_findings
+from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.workloads import read_pods, read_workload
+from aliquot.services.doctor import install
+from aliquot.services.doctor.findings import Finding, Level
 
 RELEASE = "0.1.0"
+
+
+def installation_findings(workloads: list[Any], pods: list[Any], nodes: list[Any], version: str) -> list[Finding]:
+    read = [msgspec.convert(node, NodeObject) for node in nodes]
+    return [*install.installation_findings(map(read_workload, workloads), read_pods(pods), read, version)]
 
 
 def _workload(
@@ -86,3 +94,10 @@ def test_a_program_of_another_release_than_the_cluster_is_a_note() -> None:
     *_, finding = installation_findings(_both(), [], [], "0.2.0")
     assert finding.level is Level.NOTE
     assert finding.what.startswith("is of release 0.1.0, this program of 0.2.0")
+
+
+def test_workload_that_cannot_be_read_is_a_finding() -> None:
+    broken = {**_workload("DaemonSet", "agent"), "status": {"numberAvailable": "many"}}
+    finding, well = installation_findings([_workload("Deployment", "scheduler"), broken], [], [], RELEASE)
+    assert (finding.level, well.level) == (Level.FINDING, Level.OK)
+    assert finding.what.startswith("cannot be read: status.numberAvailable")

@@ -12,7 +12,7 @@ import pytest
 from aliquot import dialects
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.dialects.wire.leases import LeaseObject, parse_lease
-from aliquot.dialects.wire.webhook.configuration import webhook_configuration
+from aliquot.dialects.wire.webhook.configuration import read_configuration, webhook_configuration
 from aliquot.model.refusal import Invalid
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.scheduler import (
@@ -213,7 +213,8 @@ def looked(
     configuration: Json | None, broken: Probe = REFUSED, exclusive: Probe | None = None, ca: bytes | None = CA
 ) -> list[Finding]:
     secret = None if ca is None else base64.b64encode(ca).decode()
-    return list(webhook_findings(configuration, secret, broken, exclusive or tolerating()))
+    read = None if configuration is None else read_configuration(configuration)
+    return list(webhook_findings(read, secret, broken, exclusive or tolerating()))
 
 
 CONFIGURED = webhook_configuration(CA + b"-----BEGIN CERTIFICATE-----\nolder\n", "https://10.0.0.1:9443")
@@ -250,6 +251,12 @@ def test_webhook_fault_is_a_finding_with_a_fix(findings: list[Finding], what: st
     problems = [finding for finding in findings if finding.level is Level.FINDING]
     assert [what in finding.what for finding in problems] == [True]
     assert problems[0].fix
+
+
+def test_webhook_that_cannot_be_read_is_a_finding() -> None:
+    finding, *trials = looked({**CONFIGURED, "webhooks": {"name": "x"}})
+    assert [trial.level for trial in trials] == [Level.OK, Level.OK]
+    assert (finding.level, finding.what.startswith("cannot be read: webhooks")) == (Level.FINDING, True)
 
 
 def test_missing_webhook_is_a_note() -> None:

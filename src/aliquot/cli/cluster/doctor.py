@@ -22,12 +22,15 @@ from aliquot.cli.cluster.objects import hands_out_claims
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options
 from aliquot.cli.tables import printable
+from aliquot.dialects.kube.shapes import mapping
 from aliquot.model.text import printable_json
-from aliquot.services.doctor.findings import Finding, Json, Level, grouped, ok, part
+from aliquot.services.doctor.findings import Finding, Json, Level, grouped, ok
 from aliquot.services.doctor.locate import SchedulerLocation, default_location, find_scheduler
 from aliquot.services.doctor.site import Places, Site
 
 if TYPE_CHECKING:
+    from aliquot.dialects.wire.workloads import WorkloadObject
+    from aliquot.model.refusal import Invalid
     from aliquot.services.doctor.scheduler import Control, Probe
     from aliquot.services.explain.overview import Overview
 
@@ -140,7 +143,7 @@ def _diagnosed(cluster: _Cluster, rules: str | None, places: Places | None, node
     unseen: KubectlError | None = None
     try:
         version = cluster.kubectl.get("/version")  # the one thing that everybody may read
-        cluster.findings.append(ok("api", f"Kubernetes {part(version, 'gitVersion')} answers"))
+        cluster.findings.append(ok("api", f"Kubernetes {mapping(version).get('gitVersion')} answers"))
         yield from cluster.findings
         cluster.location = find_scheduler(cluster.kubectl)
         if cluster.guessed:
@@ -194,38 +197,38 @@ class _Cluster:
         from msgspec import UNSET
 
         from aliquot.dialects.wire.leases import leases_path, parse_lease
-        from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, CONFIGURATIONS_PATH
+        from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, CONFIGURATIONS_PATH, read_configuration
         from aliquot.services.doctor.scheduler import Control, trial_pods
 
         lease = self._one("scheduler", f"{leases_path(self.lease_namespace)}/{self.lease_name}")
         webhook = self._one("webhook", f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
         read = None if lease is None else parse_lease(lease) if lease else UNSET
-        control = Control(f"{self.lease_namespace}/{self.lease_name}", read, webhook)
+        configuration = None if webhook is None else read_configuration(webhook) if webhook else UNSET
+        control = Control(f"{self.lease_namespace}/{self.lease_name}", read, configuration)
         if not webhook:
             return control
         broken, exclusive = trial_pods(self.location.served)
         return replace(control, trials=(self.trial(broken), self.trial(exclusive)), authority=self.authority())
 
-    def workloads(self) -> list[Json]:
+    def workloads(self) -> list[WorkloadObject | Invalid]:
         """Deployments and DaemonSets with our label; none where it was put there in another way, or may not be seen."""
         from aliquot.dialects.wire.install.deployment import SELECTOR
+        from aliquot.dialects.wire.workloads import read_workload
 
         found: list[Json] = []
         for path, kind in (("deployments", "Deployment"), ("daemonsets", "DaemonSet")):
             with contextlib.suppress(KubectlError):
                 found += self.kubectl.items(f"/apis/apps/v1/{path}", kind, labelSelector=SELECTOR)
-        return found
+        return [read_workload(workload) for workload in found]
 
     def authority(self) -> str | None:
         """The certificate that signs the webhook's; Secrets are seldom readable, and the trials show as much."""
-        from aliquot.dialects.wire.webhook.configuration import CA_CERTIFICATES, SECRET, secrets_path
+        from aliquot.dialects.wire.webhook.configuration import SECRET, read_authority, secrets_path
 
         try:
-            secret = self.kubectl.get(f"{secrets_path(self.lease_namespace)}/{SECRET}")
+            return read_authority(self.kubectl.get(f"{secrets_path(self.lease_namespace)}/{SECRET}"))
         except KubectlError:
             return None
-        certificates = part(secret, "data", CA_CERTIFICATES)
-        return certificates if isinstance(certificates, str) else None
 
     def trial(self, pod: Json) -> Probe:
         """What the API server would make of the Pod."""
@@ -268,6 +271,7 @@ class _Cluster:
 
 
 def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
+    from aliquot.dialects.wire.workloads import read_pods
     from aliquot.services.doctor.install import installation_findings
     from aliquot.services.doctor.locate import UnknownOptionError
     from aliquot.services.doctor.scheduler import control_findings
@@ -289,7 +293,9 @@ def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
     control = cluster.control()
     yield from cluster.findings[1:]  # what we may not read
     cluster.findings[1:] = []
-    yield from installation_findings(cluster.workloads(), pods or [], nodes or [], aliquot.__version__)
+    yield from installation_findings(
+        cluster.workloads(), read_pods(pods or []), overview.snapshot.nodes.values(), aliquot.__version__
+    )
     yield from control_findings(control, overview.snapshot, now)
     if nodes is not None:
         yield from _of_objects(overview, now, with_pods=pods is not None)
@@ -316,6 +322,9 @@ def _of_objects(overview: Overview, now: datetime, *, with_pods: bool) -> Iterat
 def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rules: str | None) -> Iterator[Finding]:
     """`unseen`: why the cluster could not be read; then the checks of nodes and Pods run for this node alone."""
     from aliquot import dialects
+    from aliquot.dialects.wire.objectreading import read_object
+    from aliquot.dialects.wire.objects import NodeObject
+    from aliquot.dialects.wire.workloads import read_pods
     from aliquot.services.doctor.agent import agent_findings, bystander
     from aliquot.services.doctor.holdings import holding_findings, living
     from aliquot.services.doctor.site import settled
@@ -325,24 +334,25 @@ def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rul
     yield from about_api
     unit = dialects.guess_gpushare_unit([node] if node else [])
     rules = dialects.Rules(dialects.QgpuRules(qgpu_rules or "seed"), unit, _served(site))
-    if bystander(site, node, rules):
+    read, seen = None if node is None else read_object(node, NodeObject, "node"), read_pods(pods)
+    if bystander(site, read, rules):
         what = "no agent runs here, and the labels ask for none: this machine was not checked"
         yield Finding("agent", Level.NOTE, (site.node_name,), what, "--no-node leaves this line out")
         return
-    yield from agent_findings(site, node, rules)
-    if node is None:
+    yield from agent_findings(site, read, rules)
+    if node is None or read is None:
         return
     if unseen is not None:
         yield from _of_objects(look([node, *pods], rules), datetime.now(UTC), with_pods=True)
-    yield from holding_findings(settled(site, frozenset(living(pods))), node, pods, rules.whole)
+    yield from holding_findings(settled(site, frozenset(living(seen))), read, seen, rules.whole)
 
 
 def _served(site: Site) -> frozenset[str]:
     """The dialects that the agent says it serves; all where it does not say."""
     from aliquot.dialects.rules import DIALECTS, EVERY
 
-    named = part(site.agent, "daemon", "dialects")
-    return frozenset(name for name in EVERY if name in named) if isinstance(named, list) else frozenset(DIALECTS)
+    named = site.agent.daemon.dialects if site.agent else None
+    return frozenset(name for name in EVERY if name in named) if named else frozenset(DIALECTS)
 
 
 def _node_objects(

@@ -2,4 +2,6 @@
 
 webhook/  our admission webhook, as the API server sees it
 install/  our own objects in a cluster
+
+JSON becomes structs by `objectreading`, which never raises: a field of a wrong type is an `Invalid`.
 """

@@ -6,17 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_fields
+
 from aliquot import dialects
 from aliquot.dialects import Rules, gpushare, native, qgpu
 from aliquot.dialects.wire.advertising import adverts
 from aliquot.dialects.wire.cdi import passes_cdi, reads_cdi
+from aliquot.dialects.wire.objects import NodeInfo, NodeObject, NodeStatus
 from aliquot.model.cardstate.control import INERT
 from aliquot.model.device import Card
 from aliquot.model.node import Node
 from aliquot.model.numbers.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import FindingKind
-from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part, with_memory
+from aliquot.services.doctor.findings import Finding, Level, found, ok, with_memory
 from aliquot.services.doctor.site import Site
 from aliquot.wording.amounts import memory, unlike
 from aliquot.wording.control import control_words
@@ -39,7 +42,7 @@ _ON_A_CARD = {
 }
 
 
-def agent_findings(site: Site, node: Json | None, rules: Rules) -> Iterator[Finding]:
+def agent_findings(site: Site, node: NodeObject | Invalid | None, rules: Rules) -> Iterator[Finding]:
     """All that is wrong with the agent and what it stands on. `node` is its Node; None: it could not be seen."""
     yield from _kubelet(site)
     yield from _agent(site)
@@ -48,16 +51,16 @@ def agent_findings(site: Site, node: Json | None, rules: Rules) -> Iterator[Find
     yield from _disks(site)
     yield from _driver(site)
     yield from _cards(site)
-    parsed = None if node is None else dialects.parse_node(node, rules)
-    if node is not None and isinstance(parsed, Node):  # a broken one is a finding of nodes.py
+    parsed = dialects.parse_node(node, rules) if isinstance(node, NodeObject) else None
+    if isinstance(node, NodeObject) and isinstance(parsed, Node):  # a broken one is a finding of nodes.py
         yield from _resources(site, node, rules)
         yield from _inventory(site, node, parsed)
     yield from _cdi(site, node)
 
 
-def bystander(site: Site, node: Json | None, rules: Rules) -> bool:
+def bystander(site: Site, node: NodeObject | Invalid | None, rules: Rules) -> bool:
     """Whether this machine neither has an agent nor asks for one: people run the doctor there too."""
-    parsed = None if node is None else dialects.parse_node(node, rules)
+    parsed = dialects.parse_node(node, rules) if isinstance(node, NodeObject) else None
     traces = site.agent or site.lock_holder or site.nvml_cards or site.specs or site.folders
     return isinstance(parsed, Node) and not parsed.offers and not traces
 
@@ -206,19 +209,19 @@ def _on_cards(site: Site, out: set[str]) -> Iterator[Finding]:
         yield found("processes", site.node_name, what, fix)
 
 
-def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
+def _resources(site: Site, node: NodeObject, rules: Rules) -> Iterator[Finding]:
     """The resources that the labels ask for, against those that the kubelet accepted and the Node advertises."""
     here = cards_here(site)
     if here is None and not _has_inventory(node):
         return  # a finding of its own
     # As the agent does it: what the Node advertises is its doing, or left of a plugin that was here before.
-    bare = {**node, "status": {}}
+    bare = replace_fields(node, status=NodeStatus())
     if here is not None:
-        bare["metadata"] = {**node["metadata"], "annotations": dialects.render_inventory(here)}
+        bare.metadata = replace_fields(node.metadata, annotations=dialects.render_inventory(here))
     parsed = dialects.parse_node(bare, rules)
     if not isinstance(parsed, Node):
         return  # a finding of nodes.py
-    marked = native.counts(node["metadata"].get("annotations") or {}, gpushare.MEMORY)
+    marked = native.counts(node.metadata.annotations or {}, gpushare.MEMORY)
     wanted = adverts(replace(parsed, cards=parsed.cards if here is None else here), rules, marked=marked)
     if isinstance(wanted, Invalid):
         fix = f"correct it: kubectl edit node {site.node_name}; kubectl describe node shows the same as an event"
@@ -234,7 +237,7 @@ def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
     yield from _counted(site, node, [advert.resource for advert in wanted if advert.counted])
 
 
-def _counted(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
+def _counted(site: Site, node: NodeObject, names: list[str]) -> Iterator[Finding]:
     """The resources whose amounts the agent itself writes into the Node's status."""
     absent = [name for name in names if runs(site) and not _allocatable(node, name)]
     if absent:
@@ -245,7 +248,7 @@ def _counted(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
         yield ok("resources", f"{', '.join(names)}: counted by the agent in the Node's status")
 
 
-def _advertised(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
+def _advertised(site: Site, node: NodeObject, names: list[str]) -> Iterator[Finding]:
     resources = site.agent.agent.resources if site.agent and site.agent.agent else {}
     registered = {name for name, resource in resources.items() if resource.registered}
     refused = [name for name in names if runs(site) and name not in registered]
@@ -264,14 +267,14 @@ def _advertised(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
         yield ok("resources", f"{', '.join(names)}: accepted by the kubelet")
 
 
-def _allocatable(node: Json, resource: str) -> int:
+def _allocatable(node: NodeObject, resource: str) -> int:
     try:
-        return parse_count(part(node, "status", "allocatable", resource))
+        return parse_count((node.status.allocatable or {}).get(resource))
     except QuantityError:
         return 0
 
 
-def _inventory(site: Site, node: Json, parsed: Node) -> Iterator[Finding]:
+def _inventory(site: Site, node: NodeObject, parsed: Node) -> Iterator[Finding]:
     """The cards of the Node's annotation, against the driver's."""
     here = cards_here(site)
     if not _has_inventory(node):
@@ -293,8 +296,8 @@ def _inventory(site: Site, node: Json, parsed: Node) -> Iterator[Finding]:
         yield ok("inventory", "the Node has the cards that the driver reports")
 
 
-def _has_inventory(node: Json) -> bool:
-    return part(node, "metadata", "annotations", native.INVENTORY) is not None
+def _has_inventory(node: NodeObject) -> bool:
+    return native.INVENTORY in (node.metadata.annotations or {})
 
 
 def _difference(annotated: Iterable[Card], here: Iterable[Card]) -> str | None:
@@ -324,9 +327,9 @@ def _names(cards: Iterable[Card]) -> str:
 # --- the runtime -----------------------------------------------------------------------------------------------------
 
 
-def _cdi(site: Site, node: Json | None) -> Iterator[Finding]:
-    info = part(node, "status", "nodeInfo")
-    runtime, kubelet = (str(part(info, key) or "") for key in ("containerRuntimeVersion", "kubeletVersion"))
+def _cdi(site: Site, node: NodeObject | Invalid | None) -> Iterator[Finding]:
+    info = (node.status.node_info if isinstance(node, NodeObject) else None) or NodeInfo()
+    runtime, kubelet = info.container_runtime_version, info.kubelet_version
     without = runtime if runtime and not reads_cdi(runtime) else ""
     without = without or (f"kubelet {kubelet}" if kubelet and not passes_cdi(kubelet) else "")
     if site.places.cdi is None or (without and not runs(site)):

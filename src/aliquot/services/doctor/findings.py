@@ -84,10 +84,3 @@ def moment(text: object) -> datetime | None:
     except ValueError:
         return None
     return when if when is not None and when.tzinfo is not None else None
-
-
-def part(value: object, *path: str) -> Any:
-    """What stands at that path of a Kubernetes object; None where it is not, or something is in the way."""
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value

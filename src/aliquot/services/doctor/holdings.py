@@ -3,24 +3,24 @@ the Pods' annotations. What was seen in, findings out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from aliquot import dialects
 from aliquot.dialects import QgpuRules, Rules, gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.wire.cdi import VENDOR
-from aliquot.dialects.wire.objectreading import read_object
-from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.dialects.wire.webhook.admission import reads_environment
+from aliquot.dialects.wire.workloads import StartedPod
 from aliquot.model.claim import Claim
 from aliquot.model.containers.edits import Spec
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
 from aliquot.model.numbers.quantity import QuantityError, parse_count
+from aliquot.model.refusal import Invalid
 from aliquot.services.doctor.agent import restarting, runs
-from aliquot.services.doctor.findings import Finding, Json, found, ok, part
+from aliquot.services.doctor.findings import Finding, found, ok
 from aliquot.services.doctor.site import Held, Site
-from aliquot.services.explain.snapshot import pod_key
 
 _RESOURCES = frozenset((*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, native.PLACE))
 
@@ -30,19 +30,14 @@ def _resources(node: Node) -> frozenset[str]:
     return _RESOURCES.union(hami.COUNTED) if Offer.HAMI in node.offers else _RESOURCES
 
 
-def living(pods: list[Json]) -> dict[str, Json]:
+def living(pods: Iterable[StartedPod]) -> dict[str, StartedPod]:
     """The Pods that are not over, by UID."""
-    return {str(part(pod, "metadata", "uid")): pod for pod in pods if not _finished(pod)}
+    return {pod.metadata.uid: pod for pod in pods if not pod.finished}
 
 
-def _finished(pod: Json) -> bool:
-    read = read_object(pod, PodObject, "pod")
-    return isinstance(read, PodObject) and read.finished
-
-
-def holding_findings(site: Site, node: Json, pods: list[Json], rules: Rules) -> Iterator[Finding]:
+def holding_findings(site: Site, node: NodeObject | Invalid, pods: list[StartedPod], rules: Rules) -> Iterator[Finding]:
     """All that Pods hold here and should not, and the other way round. `pods` are those of this node."""
-    parsed = dialects.parse_node(node, rules)
+    parsed = None if isinstance(node, Invalid) else dialects.parse_node(node, rules)
     here = parsed if isinstance(parsed, Node) else Node(site.node_name)
     wrong = [
         *_leftovers(site, living(pods)),
@@ -61,7 +56,7 @@ def holding_findings(site: Site, node: Json, pods: list[Json], rules: Rules) -> 
 # --- what Pods that are gone have left behind ------------------------------------------------------------------------
 
 
-def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
+def _leftovers(site: Site, pods: Mapping[str, StartedPod]) -> Iterator[Finding]:
     tenants = site.agent.tenants if site.agent and runs(site) else []
     lingering = {tenant.id: tenant for tenant in tenants if tenant.ended}
     known = {tenant.id for tenant in tenants}  # ResourceClaims are tenants too, and no Pods
@@ -103,7 +98,7 @@ def _file(site: Site, spec: Spec) -> str:
 # --- what Pods have, against what they were granted ------------------------------------------------------------------
 
 
-def granted(pod: Json, node: Node, rules: Rules) -> tuple[Claim, Grant] | None:
+def granted(pod: PodObject, node: Node, rules: Rules) -> tuple[Claim, Grant] | None:
     """The claim and grant, by whichever version of the rules the grant was made."""
     for version in sorted(QgpuRules, key=lambda version: version is not rules.qgpu):
         claim = dialects.parse_pod(pod, replace(rules, qgpu=version))
@@ -113,7 +108,7 @@ def granted(pod: Json, node: Node, rules: Rules) -> tuple[Claim, Grant] | None:
     return None
 
 
-def _specs(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> Iterator[Finding]:
+def _specs(site: Site, pods: Mapping[str, StartedPod], node: Node, rules: Rules) -> Iterator[Finding]:
     for spec in site.specs:
         lost = sorted(mount.host for mount in spec.edits.mounts if mount.host in site.absent)
         if lost and spec.pod_uid in pods:
@@ -136,34 +131,37 @@ def _specs(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> It
             yield found("cdi", _file(site, spec), what, f"{fix} this file, or the Pod's annotation {native.GRANT}?")
 
 
-def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iterator[Finding]:
-    by_name = {pod_key(pod): pod for pod in pods}
+def _allocations(site: Site, pods: list[StartedPod], node: Node, rules: Rules) -> Iterator[Finding]:
+    by_name = {_key(pod): pod for pod in pods}
     for held in site.held or ():
         ours = {resource: count for resource, count in held.amounts.items() if resource in _resources(node)}
         pod = by_name.get(f"{held.namespace}/{held.pod}")
-        if not ours or pod is None or _finished(pod):
+        if not ours or pod is None or pod.finished:
             continue
         if granted(pod, node, rules) is None:
             what = f"container {held.container} holds {_amounts(ours)}, but the Pod was granted no card: it was placed"
             fix = "kubectl delete pod POD once kube-scheduler asks Aliquot: `aliquot manifests scheduler-config`"
-            yield found("allocations", pod_key(pod), f"{what} without Aliquot", fix)
+            yield found("allocations", _key(pod), f"{what} without Aliquot", fix)
             continue
         asked = _limits(pod, held, _resources(node))
         for resource, count in ours.items():
             if asked is not None and asked.get(resource) != count:
                 what = f"container {held.container} holds {count} of {resource}, but asks for {asked.get(resource, 0)}"
                 fix = "kubectl delete pod POD; if it happens again, restart the kubelet: its own records are wrong"
-                yield found("allocations", pod_key(pod), what, fix)
+                yield found("allocations", _key(pod), what, fix)
 
 
-def _limits(pod: Json, held: Held, resources: frozenset[str]) -> dict[str, int] | None:
+def _limits(pod: PodObject, held: Held, resources: frozenset[str]) -> dict[str, int] | None:
     """What a container asks for; None where the Pod has none of that name."""
-    lists = [part(pod, "spec", kind) for kind in ("initContainers", "containers")]
-    for container in (container for items in lists if isinstance(items, list) for container in items):
-        if part(container, "name") == held.container:
-            limits = part(container, "resources", "limits")
-            return {limit: _count(limits[limit]) for limit in limits if limit in resources} if limits else {}
+    for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
+        if container.name == held.container:
+            limits = (container.resources and container.resources.limits) or {}
+            return {limit: _count(limits[limit]) for limit in limits if limit in resources}
     return None
+
+
+def _key(pod: PodObject) -> str:
+    return f"{pod.metadata.namespace or 'default'}/{pod.metadata.name or '(no name)'}"
 
 
 def _count(value: object) -> int:
@@ -180,14 +178,14 @@ def _amounts(ours: Mapping[str, int]) -> str:
 # --- whether the agent can see them ----------------------------------------------------------------------------------
 
 
-def _unseen(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
+def _unseen(site: Site, pods: Mapping[str, StartedPod]) -> Iterator[Finding]:
     """A running Pod has at least one process, and the agent must know whose each is."""
     if site.processes is None or site.agent is None:
         return
     running = [
         tenant
         for tenant in site.agent.tenants
-        if part(pods.get(tenant.id), "status", "phase") == "Running" and not tenant.ended
+        if (pod := pods.get(tenant.id)) is not None and pod.runs and not tenant.ended
     ]
     unseen = [tenant.name for tenant in running if not site.processes.get(tenant.id)]
     if unseen and len(unseen) == len(running):
@@ -196,34 +194,30 @@ def _unseen(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
         yield found("processes", site.node_name, what, fix)
 
 
-def _unresolved(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
+def _unresolved(site: Site, pods: Mapping[str, StartedPod]) -> Iterator[Finding]:
     """Containers for which the runtime did not find our files, though we wrote them."""
     for pod in pods.values():
-        lists = [part(pod, "status", kind) for kind in ("initContainerStatuses", "containerStatuses")]
-        waiting = [part(status, "state", "waiting") for items in lists if isinstance(items, list) for status in items]
-        message = next((text for state in waiting if _NOT_FOUND in (text := str(part(state, "message")))), "")
+        messages = (status.waiting.message or "" for status in pod.container_statuses if status.waiting is not None)
+        message = next((text for text in messages if _NOT_FOUND in text), "")
         if f"{VENDOR}/" in message:
             what = f"the runtime does not see what the agent wrote into {site.places.cdi}: {message[:160]}"
             fix = f"is {site.places.cdi} among the cdi_spec_dirs of its configuration? If so, it does not watch it now:"
-            yield found("cdi", pod_key(pod), what, f"{fix} systemctl restart containerd; containers keep running")
+            yield found("cdi", _key(pod), what, f"{fix} systemctl restart containerd; containers keep running")
 
 
 _NOT_FOUND = "unresolvable CDI device"  # as the library says it that containerd and CRI-O share
 
 
-def _without_environment(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> Iterator[Finding]:
+def _without_environment(site: Site, pods: Mapping[str, StartedPod], node: Node, rules: Rules) -> Iterator[Finding]:
     """Without CDI, a container reads its environment from annotations, by references that our webhook has put in."""
     for pod in pods.values() if site.places.cdi is None else ():
         both = granted(pod, node, rules)
         if both is None:
             continue  # a finding of its own
-        read = read_object(pod, PodObject, "pod")
-        if not isinstance(read, PodObject):
-            continue
         promised = {
             container.name: dialects.render_env(*both, node, container.name, rules) for container in both[1].containers
         }
-        if any(env and not reads_environment(read, name, env) for name, env in promised.items()):
+        if any(env and not reads_environment(pod, name, env) for name, env in promised.items()):
             what = "the agent lets no container of it start: the runtime has no CDI, so that the webhook must have them"
             fix = "start the scheduler with --webhook-port and --env-by-annotation; then kubectl delete pod POD"
-            yield found("cdi", pod_key(pod), f"{what} read their environment, but has not seen the Pod", fix)
+            yield found("cdi", _key(pod), f"{what} read their environment, but has not seen the Pod", fix)

@@ -6,25 +6,34 @@ from collections.abc import Iterable, Iterator
 
 from aliquot.dialects import native
 from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, VERSION_LABEL
-from aliquot.dialects.wire.workloads import not_ready, rollout_status
-from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part
+from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.workloads import StartedPod, WorkloadObject, not_ready, rollout_status
+from aliquot.model.refusal import Invalid
+from aliquot.services.doctor.findings import Finding, Level, found, ok
 
 _UPGRADE = "`aliquot upgrade`, or `helm upgrade`, ends with all of them of one release"
 
 
 def installation_findings(
-    workloads: Iterable[Json], pods: Iterable[Json], nodes: Iterable[Json], version: str
+    workloads: Iterable[WorkloadObject | Invalid],
+    pods: Iterable[StartedPod],
+    nodes: Iterable[NodeObject],
+    version: str,
 ) -> Iterator[Finding]:
     """`workloads` are the Deployments and DaemonSets with our label; `version` is this program's."""
+    everyone = list(workloads)
     ours = [
         workload
-        for workload in workloads
-        if part(workload, "metadata", "labels", COMPONENT_LABEL) in ("scheduler", "agent")
+        for workload in everyone
+        if isinstance(workload, WorkloadObject) and workload.label(COMPONENT_LABEL) in ("scheduler", "agent")
     ]
+    for broken in everyone:
+        if isinstance(broken, Invalid):
+            yield found("installation", "a workload of Aliquot", f"cannot be read: {broken.sentence()}", _UPGRADE)
     if not ours:
         return
-    everyone = list(pods)
-    wrong = [finding for workload in ours for finding in _about(workload, everyone)]
+    theirs = list(pods)
+    wrong = [finding for workload in ours for finding in _about(workload, theirs)]
     wrong += _of_one_release(ours)
     wrong += _agents(nodes, _release(ours))
     yield from wrong
@@ -35,60 +44,57 @@ def installation_findings(
         yield Finding("installation", Level.NOTE, ("the cluster",), what, _UPGRADE)
 
 
-def _count(workload: Json) -> str:
+def _count(workload: WorkloadObject) -> str:
     status = rollout_status(workload)
-    return f"{status.ready} of {status.wanted} {part(workload, 'metadata', 'labels', COMPONENT_LABEL)}s ready"
+    return f"{status.ready} of {status.wanted} {workload.label(COMPONENT_LABEL)}s ready"
 
 
-def _release(workloads: list[Json]) -> str:
+def _release(workloads: list[WorkloadObject]) -> str:
     """By the scheduler's label; by another workload's where there is no scheduler."""
-    labels = [part(workload, "metadata", "labels") for workload in workloads]
-    chosen = next((label for label in labels if label.get(COMPONENT_LABEL) == "scheduler"), labels[0])
-    return str(chosen.get(VERSION_LABEL, "unknown"))
+    schedulers = (workload for workload in workloads if workload.label(COMPONENT_LABEL) == "scheduler")
+    return next(schedulers, workloads[0]).label(VERSION_LABEL) or "unknown"
 
 
-def _about(workload: Json, pods: list[Json]) -> Iterator[Finding]:
+def _about(workload: WorkloadObject, pods: list[StartedPod]) -> Iterator[Finding]:
     """A workload that is not complete, with the first of its Pods that says why."""
     if rollout_status(workload).complete:
         return
-    metadata = workload["metadata"]
-    name = f"{workload['kind']} {metadata['namespace']}/{metadata['name']}"
+    namespace, name = workload.metadata.namespace, workload.metadata.name
+    about = f"{workload.kind} {namespace}/{name}"
     for pod in pods:
-        theirs = part(pod, "metadata", "namespace") == metadata["namespace"]
-        if not theirs or not str(part(pod, "metadata", "name")).startswith(metadata["name"]):
+        if pod.metadata.namespace != namespace or not pod.metadata.name.startswith(name):
             continue
         why = not_ready(pod)
         if why is not None:
-            whose = f"{part(pod, 'metadata', 'name')} -n {metadata['namespace']}"
+            whose = f"{pod.metadata.name} -n {namespace}"
             fix = f"kubectl describe pod {whose}; kubectl logs {whose} --all-containers"
-            yield found("installation", name, f"{_count(workload)}: {part(pod, 'metadata', 'name')}: {why}", fix)
+            yield found("installation", about, f"{_count(workload)}: {pod.metadata.name}: {why}", fix)
             return
-    conditions = part(workload, "status", "conditions") or []
-    refused = [one for one in conditions if (one.get("type"), one.get("status")) == ("ReplicaFailure", "True")]
-    if refused:
-        fix = "allow it in that namespace: docs/install.md, Clusters with rules of their own"
-        yield found("installation", name, f"{_count(workload)}: {refused[0].get('message')}", fix)
-        return
-    fix = f"kubectl describe {workload['kind'].lower()} {metadata['name']} -n {metadata['namespace']}"
-    yield found("installation", name, f"{_count(workload)}, and no Pod of it says why", fix)
+    for condition in workload.status.conditions or ():
+        if (condition.type, condition.status) == ("ReplicaFailure", "True"):
+            fix = "allow it in that namespace: docs/install.md, Clusters with rules of their own"
+            yield found("installation", about, f"{_count(workload)}: {condition.message}", fix)
+            return
+    fix = f"kubectl describe {workload.kind.lower()} {name} -n {namespace}"
+    yield found("installation", about, f"{_count(workload)}, and no Pod of it says why", fix)
 
 
-def _of_one_release(workloads: list[Json]) -> Iterator[Finding]:
+def _of_one_release(workloads: list[WorkloadObject]) -> Iterator[Finding]:
     images = {}
     for workload in workloads:
-        containers = part(workload, "spec", "template", "spec", "containers") or [{}]
-        images[workload["metadata"]["name"]] = str(containers[0].get("image"))
+        containers = workload.spec.template.spec.containers
+        images[workload.metadata.name] = containers[0].image if containers else "without a container"
     if len(set(images.values())) > 1:
         shown = ", ".join(f"{name} {image}" for name, image in sorted(images.items()))
         yield found("installation", "images", f"scheduler and agents are not of one image: {shown}", _UPGRADE)
 
 
-def _agents(nodes: Iterable[Json], release: str) -> Iterator[Finding]:
+def _agents(nodes: Iterable[NodeObject], release: str) -> Iterator[Finding]:
     for node in nodes:
-        agent = part(node, "metadata", "annotations", native.AGENT)
+        agent = (node.metadata.annotations or {}).get(native.AGENT)
         if agent is None or agent == release:
             continue
-        name = str(part(node, "metadata", "name"))
+        name = node.metadata.name
         if agent == native.AWAY:
             what = "its agent is away, or the kubelet has not accepted its devices: no GPU Pod is sent there"
             fix = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError
 from aliquot.dialects import MemoryUnit, QgpuRules, Rules, guess_gpushare_unit, hami, kai
@@ -38,7 +38,7 @@ class SchedulerLocation(NamedTuple):
             )
         return value
 
-    def rules(self, qgpu: str | None, memory_unit: str, nodes: Sequence[dict[str, Any]]) -> Rules:
+    def rules(self, qgpu: str | None, memory_unit: str, nodes: Sequence[object]) -> Rules:
         """What the scheduler itself goes by, unless the user names something else. Raises UnknownOptionError.
 
         Where its options are not known, a dialect on request is served if a node is labelled for it.
@@ -49,7 +49,7 @@ class SchedulerLocation(NamedTuple):
         unit = guess_gpushare_unit(nodes) if memory_unit == "auto" else MemoryUnit(memory_unit)
         served = self.served
         for dialect in () if self.options else (hami, kai):
-            if any(dialect.labelled(mapping(mapping(node.get("metadata")).get("labels"))) for node in nodes):
+            if any(dialect.labelled(mapping(mapping(mapping(node).get("metadata")).get("labels"))) for node in nodes):
                 served |= {dialect.DIALECT}
         return Rules(QgpuRules(qgpu), unit, served, self.account)
 
@@ -77,12 +77,12 @@ def find_scheduler(kubectl: Kubectl) -> SchedulerLocation:
         return default_location()
 
 
-def options_of(deployment: dict[str, Any] | None) -> dict[str, str]:
+def options_of(deployment: object) -> dict[str, str]:
     """The options in the arguments of its containers, as in --rules=seed."""
-    return dict(re.findall(r"'--([a-z-]+)=([^']*)'", str((deployment or {}).get("spec"))))
+    return dict(re.findall(r"'--([a-z-]+)=([^']*)'", str(mapping(deployment).get("spec"))))
 
 
-def served_by(deployment: dict[str, Any] | None) -> frozenset[str]:
+def served_by(deployment: object) -> frozenset[str]:
     """The dialects of its --dialects option; all of them without one, or where it cannot be read."""
     return _served(options_of(deployment))
 

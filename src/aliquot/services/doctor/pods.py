@@ -8,10 +8,11 @@ from datetime import datetime
 from aliquot import dialects
 from aliquot.dialects import gpushare
 from aliquot.dialects.wire.views import pod_names
+from aliquot.dialects.wire.workloads import KubeletPodStatus, read_pod
 from aliquot.model.claim import Claim, Usage
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
-from aliquot.services.doctor.findings import Finding, Level, found, moment, ok, part
+from aliquot.services.doctor.findings import Finding, Level, found, moment, ok
 from aliquot.services.doctor.scheduler import PATIENCE
 from aliquot.services.explain.overview import Overview
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot
@@ -68,9 +69,10 @@ def pod_findings(snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
 
 
 def _turned_away(pod: ClusterPod) -> Iterator[Finding]:
-    reason = part(pod.manifest, "status", "reason")
+    status = read_pod(pod.manifest).status or KubeletPodStatus()
+    reason = status.reason
     if isinstance(reason, str) and (reason == _ADMISSION or reason.startswith("OutOf")):
-        message = str(part(pod.manifest, "status", "message") or "")[:200]
+        message = (status.message or "")[:200]
         what = f"the kubelet rejected it after it was bound ({reason}: {message})"
         fix = "kubectl delete pod POD, and its controller creates another; the node agent was not back"
         yield found("pods", pod.key, what, f"{fix} when the kubelet restarted, or the Pod was bound without Aliquot")

@@ -14,11 +14,11 @@ from aliquot import dialects
 from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.wire.leases import LeaseObject
 from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
-from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, WEBHOOK
+from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, WEBHOOK, WebhookConfigurationObject
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.machine import CallStatus
-from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok, part
+from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot
 from aliquot.wording.amounts import duration
 from aliquot.wording.reasons import codes
@@ -33,7 +33,7 @@ _NEW_CONFIG = "`aliquot manifests scheduler-config` prints the configuration and
 class Probe:
     """What the API server said to a Pod that was not meant to stay: the Pod as it would be, or the refusal."""
 
-    pod: Json | None
+    pod: object | None  # JSON, which the dialects read
     refusal: str | None
 
 
@@ -41,12 +41,12 @@ class Probe:
 class Control:
     """What was read of the scheduler's Lease and webhook, with kubectl or with our own client.
 
-    An object that is not there is None; one that may not be read is not judged: of the Lease UNSET, of the webhook {}.
+    An object that is not there is None; one that may not be read is not judged: it is UNSET.
     """
 
     lease_name: str  # namespace/name
     lease: LeaseObject | Invalid | UnsetType | None
-    webhook: Json | None
+    webhook: WebhookConfigurationObject | Invalid | UnsetType | None
     trials: tuple[Probe, Probe] = (Probe(None, None), Probe(None, None))  # of `trial_pods`, where there is a webhook
     authority: str | None = None  # the certificate that signs the webhook's, in base64, as a Secret has it
 
@@ -58,7 +58,7 @@ def control_findings(control: Control, snapshot: Snapshot, now: datetime, *, cal
     if calls:
         lease = control.lease if isinstance(control.lease, LeaseObject) else None
         yield from call_findings(lease, snapshot, now)
-    if control.webhook != {}:
+    if control.webhook is not UNSET:
         served = snapshot.cluster.rules.served
         yield from webhook_findings(control.webhook, control.authority, *control.trials, served=served)
 
@@ -222,7 +222,12 @@ def _probe(name: str, limits: dict[str, str]) -> Json:
 
 
 def webhook_findings(
-    configuration: Json | None, ca: str | None, broken: Probe, exclusive: Probe, *, served: frozenset[str] = _ALL
+    configuration: WebhookConfigurationObject | Invalid | None,
+    ca: str | None,
+    broken: Probe,
+    exclusive: Probe,
+    *,
+    served: frozenset[str] = _ALL,
 ) -> Iterator[Finding]:
     """Whether the webhook is there, trusted, and does its work. `ca` is in base64, as a Secret has it."""
     name = f"MutatingWebhookConfiguration {CONFIGURATION}"
@@ -236,12 +241,14 @@ def webhook_findings(
         level = Level.FINDING if kai.DIALECT in served else Level.NOTE
         yield Finding("webhook", level, (name,), what, fix)
         return
-    hooks = part(configuration, "webhooks")
-    bundles = [part(hook, "clientConfig", "caBundle") for hook in hooks] if isinstance(hooks, list) else []
-    if not bundles or not all(bundles):
+    hooks = () if isinstance(configuration, Invalid) else configuration.webhooks or ()
+    bundles = [hook.client_config.ca_bundle for hook in hooks]
+    if isinstance(configuration, Invalid):
+        yield found("webhook", name, f"cannot be read: {configuration.sentence()}", _ANEW)
+    elif not bundles or not all(bundles):
         what = "has no caBundle: the API server trusts no certificate there"
         yield found("webhook", name, what, _ANEW)
-    elif ca is not None and not all(_contains(bundle, ca) for bundle in bundles):
+    elif ca is not None and not all(_contains(bundle or "", ca) for bundle in bundles):
         what = "its caBundle is not of the authority that signed the webhook's certificate: calls to it fail"
         yield found("webhook", name, what, _ANEW)
     yield from _refuses(broken, name, served)
@@ -249,10 +256,10 @@ def webhook_findings(
         yield from _tolerates(exclusive, name)
 
 
-def _contains(bundle: object, ca: str) -> bool:
+def _contains(bundle: str, ca: str) -> bool:
     """Whether all the authorities are in the bundle: there are two while one follows the other."""
     try:
-        held, wanted = base64.b64decode(str(bundle)), base64.b64decode(ca)
+        held, wanted = base64.b64decode(bundle), base64.b64decode(ca)
     except ValueError:
         return False
     certificates = [word.strip() for word in wanted.split(_END) if word.strip()]

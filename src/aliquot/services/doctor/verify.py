@@ -10,11 +10,12 @@ from typing import Any
 
 from aliquot import dialects
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
+from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.native import INVENTORY
 from aliquot.dialects.wire.install.deployment import label_arguments
 from aliquot.dialects.wire.leases import leases_path, parse_lease
-from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, CONFIGURATIONS_PATH
-from aliquot.services.doctor.findings import Finding, Json, Level, grouped, part
+from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, CONFIGURATIONS_PATH, read_configuration
+from aliquot.services.doctor.findings import Finding, Json, Level, grouped
 from aliquot.services.doctor.locate import served_by
 from aliquot.services.doctor.nodes import node_findings
 from aliquot.services.doctor.scheduler import Control, Probe, control_findings, trial_pods
@@ -44,10 +45,15 @@ async def _examine(kube: Kube, namespace: str) -> list[Finding]:
     trials = (await _try(kube, broken), await _try(kube, exclusive))
     listed = await kube.get("/api/v1/nodes", timeout=60.0)
     nodes = [{**node, "kind": "Node"} for node in listed.get("items") or ()]
-    with_agent = [node for node in nodes if part(node, "metadata", "annotations", INVENTORY) is not None]
+    with_agent = [node for node in nodes if INVENTORY in mapping(mapping(node.get("metadata")).get("annotations"))]
     rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(nodes), served=served)
     snapshot = take_snapshot(with_agent, policy="binpack", rules=rules)
-    control = Control(f"{namespace}/{_SCHEDULER}", None if lease is None else parse_lease(lease), webhook, trials)
+    control = Control(
+        f"{namespace}/{_SCHEDULER}",
+        None if lease is None else parse_lease(lease),
+        None if webhook is None else read_configuration(webhook),
+        trials,
+    )
     findings = [*control_findings(control, snapshot, datetime.now(UTC), calls=False)]
     if not with_agent:
         what = "no node has an agent yet: none has a label of the mode, or of node feature discovery"

@@ -44,7 +44,8 @@ class Rollout:
             found = await self._objects.get(Identity("apps/v1", PROGRAMS[name][0], self.namespace, name))
         except Unreachable:
             return None
-        return None if found is None else workloads.rollout_status(found)
+        read = None if found is None else workloads.read_workload(found)
+        return workloads.rollout_status(read) if isinstance(read, workloads.WorkloadObject) else None
 
     async def _is_complete(self, name: str) -> bool:
         status = await self.status(name)
@@ -52,12 +53,12 @@ class Rollout:
 
     async def diagnose(self) -> str:
         """Each Pod that is not ready: its state, its last event, the end of its log. Where there is none: why."""
-        names = [pod["metadata"]["name"] for pod, _ in await self._unready_pods()]
+        names = [pod.metadata.name for pod, _ in await self._unready_pods()]
         missing = [owner for owner in PROGRAMS if not any(name.startswith(owner) for name in names)]
         refusals = {owner: await self._refusal(owner) for owner in missing if not await self._is_complete(owner)}
         lines = [f"  {owner} gets no Pods: {why}" for owner, why in refusals.items() if why]
         for pod, why in await self._unready_pods():
-            name = pod["metadata"]["name"]
+            name = pod.metadata.name
             lines.append(f"  Pod {name}: {why}")
             lines += [f"    event: {event}" for event in await self._events(name)]
             lines += [f"    log of {line}" for line in await self._logs(pod)]
@@ -65,8 +66,8 @@ class Rollout:
 
     async def _first_problem(self, owner: str) -> str:
         for pod, why in await self._unready_pods():
-            if pod["metadata"]["name"].startswith(owner):
-                return f" ({pod['metadata']['name']}: {why})"
+            if pod.metadata.name.startswith(owner):
+                return f" ({pod.metadata.name}: {why})"
         refusal = await self._refusal(owner)
         return f" ({refusal})" if refusal else ""
 
@@ -77,8 +78,8 @@ class Rollout:
         theirs = [event for event in found if str((event.get("involvedObject") or {}).get("name")).startswith(owner)]
         return "".join(str(event.get("message")) for event in _latest(theirs))
 
-    async def _unready_pods(self) -> list[tuple[Json, str]]:
-        pods = await self._items("pods", labelSelector=SELECTOR)
+    async def _unready_pods(self) -> list[tuple[workloads.StartedPod, str]]:
+        pods = workloads.read_pods(await self._items("pods", labelSelector=SELECTOR))
         return [(pod, why) for pod in pods if (why := workloads.not_ready(pod)) is not None]
 
     async def _items(self, kind: str, **params: str) -> list[Json]:
@@ -93,20 +94,20 @@ class Rollout:
         warnings = [event for event in found if event.get("type") == "Warning"] or found
         return [f"{event.get('reason')}: {event.get('message')}" for event in _latest(warnings)]
 
-    async def _logs(self, pod: Json) -> list[str]:
+    async def _logs(self, pod: workloads.StartedPod) -> list[str]:
         """Of the containers that ran and are not ready; of the previous run if they wait for a restart."""
         found = []
-        for status in workloads.container_statuses(pod):
-            restarting = bool((status.get("state") or {}).get("waiting"))
-            if status.get("ready") or (restarting and not status.get("restartCount")):
+        for status in pod.container_statuses:
+            restarting = status.waiting is not None
+            if status.ready or (restarting and not status.restart_count):
                 continue
-            params = {"container": status["name"], "tailLines": "5", "previous": "true" if restarting else "false"}
-            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/log"
+            params = {"container": status.name, "tailLines": "5", "previous": "true" if restarting else "false"}
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod.metadata.name}/log"
             try:
                 text: bytes = await self._objects.kube.get(path, params=params, into=bytes)
             except (ApiError, Unreachable):
                 continue
-            found += [f"{status['name']}: {line}" for line in text.decode(errors="replace").splitlines()]
+            found += [f"{status.name}: {line}" for line in text.decode(errors="replace").splitlines()]
         return found
 
 

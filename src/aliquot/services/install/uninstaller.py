@@ -262,7 +262,7 @@ class Uninstaller:
             text: bytes = await self._kube.get(f"{which.path}/log", params={"tailLines": "1"}, into=bytes)
         except ApiError:
             text = b""
-        state = f"{workloads.not_ready(pod)}; see Pod {which.namespace}/{which.name}"
+        state = f"{workloads.not_ready(workloads.read_pod(pod))}; see Pod {which.namespace}/{which.name}"
         return text.decode(errors="replace").strip() or state
 
     async def clean_nodes(

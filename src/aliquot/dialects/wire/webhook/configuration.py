@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from aliquot.dialects.pods import list_at, mapping_at
 from aliquot.dialects.rules import DIALECTS
+from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.webhook.matchconditions import (
     asks_for_gpu,
     asks_for_gpu_unreviewed,
@@ -21,6 +24,7 @@ from aliquot.dialects.wire.webhook.matchconditions import (
     may_mislead,
 )
 from aliquot.dialects.wire.webhook.slots import SLOTS
+from aliquot.model.refusal import Invalid
 
 PATH = "/review"
 CONFIGURATION = "aliquot"  # the object's name
@@ -39,6 +43,41 @@ SECRET = "aliquot-webhook-tls"  # noqa: S105  # its name
 VERBS_SECRET = "aliquot-extender-tls"  # noqa: S105  # likewise: of the port for kube-scheduler and the replicas
 TLS_CERTIFICATE, TLS_KEY, CA_CERTIFICATES, CA_KEY = "tls.crt", "tls.key", "ca.crt", "ca.key"
 CLIENT_CERTIFICATE, CLIENT_KEY = "client.crt", "client.key"
+
+
+class ClientConfig(msgspec.Struct, rename="camel"):
+    """Whom the API server calls, and whose certificates it trusts there."""
+
+    ca_bundle: str | None = None  # in base64
+
+
+class Hook(msgspec.Struct, rename="camel"):
+    """One webhook of a configuration."""
+
+    client_config: ClientConfig = msgspec.field(default_factory=ClientConfig)
+
+
+class WebhookConfigurationObject(msgspec.Struct):
+    """A MutatingWebhookConfiguration, with what is read of it."""
+
+    webhooks: list[Hook] | None = None
+
+
+class SecretObject(msgspec.Struct):
+    """A Secret, with what is read of it."""
+
+    data: dict[str, str] | None = None
+
+
+def read_configuration(value: object) -> WebhookConfigurationObject | Invalid:
+    """JSON of the API server, or of kubectl. Never raises."""
+    return read_object(value, WebhookConfigurationObject, "configuration")
+
+
+def read_authority(secret: object) -> str | None:
+    """The certificate that signs the webhook's, in base64, of our Secret; None where it has none."""
+    read = read_object(secret, SecretObject, "secret")
+    return None if isinstance(read, Invalid) else (read.data or {}).get(CA_CERTIFICATES)
 
 
 def _rule(group: str, resources: Sequence[str], *operations: str) -> dict[str, Any]:
