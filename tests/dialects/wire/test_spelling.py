@@ -19,7 +19,7 @@ from aliquot.dialects.wire.schedulerconfig import is_managed, known_schedulers
 from aliquot.dialects.wire.webhook.admission import env_annotation
 from aliquot.dialects.wire.webhook.configuration import InstallerMarks, parse_secret, secret_patch, secrets_path
 from aliquot.dialects.wire.webhook.slots import SLOT_LABEL, render_slot
-from aliquot.dialects.wire.workloads import not_ready, rollout_status
+from aliquot.dialects.wire.workloads import WorkloadObject, not_ready, read_pod, read_workload, rollout_status
 from kit.clusters.watchobjects import as_pod
 from kit.values.manifests import MEM, QGPU_MEMORY, Json, a_container, a_pod
 
@@ -175,12 +175,14 @@ def test_patch_of_a_secret_is_read_back() -> None:
     ],
 )
 def test_pod_that_is_not_ready_says_its_reason_or_phase(status: Json | None, sentence: str) -> None:
-    assert not_ready({"metadata": {"name": "p"}, "status": status}) == sentence
+    assert not_ready(read_pod({"metadata": {"name": "p"}, "status": status})) == sentence
 
 
 @pytest.mark.parametrize(("spec", "wanted"), [({}, 1), ({"replicas": 0}, 0), ({"replicas": 3}, 3)])
 def test_replicas_that_a_deployment_wants(spec: Json, wanted: int) -> None:
-    assert rollout_status({"kind": "Deployment", "metadata": {}, "spec": spec}).wanted == wanted
+    read = read_workload({"kind": "Deployment", "metadata": {}, "spec": spec})
+    assert isinstance(read, WorkloadObject)
+    assert rollout_status(read).wanted == wanted
 
 
 def test_devices_of_ours_by_their_form() -> None:
