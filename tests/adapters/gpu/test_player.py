@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -53,6 +55,31 @@ def test_play_refuses_other_cards_than_the_running_players_with_the_fix(
     monkeypatch.setenv("ALIQUOT_HOME", home.run)
     with pytest.raises(PlayerError, match="2x24GiB are simulated here already: `aliquot down` ends them"):
         player.play(home, 1, 24576)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of several users")
+def test_what_another_user_wrote_of_a_player_ends_no_process_that_they_could_not(home: Home) -> None:
+    """Root may ask any user's daemon to end (`aliquot down`): a forged player.json had root kill any process."""
+    for uid in (0, 65534):
+        with subprocess.Popen(["sleep", "600"], user=uid) as victim:
+            started = processes.start_time(victim.pid)
+            assert started is not None
+            forged = player.Playing(victim.pid, started, 1, 1024, "/x", boot=player._boot())
+            Path(home.player).write_text(json.dumps(forged._asdict()))
+            os.chown(home.player, 65534, 65534)
+            os.chown(home.run, 65534, 65534)
+            try:
+                assert player.known(home) is None
+                player.end(home)
+                assert (victim.poll() is None) == (uid == 0)
+            finally:
+                os.chown(home.run, 0, 0)
+                victim.kill()
+
+
+def test_pipe_in_the_place_of_what_is_known_of_a_player_blocks_nobody(home: Home) -> None:
+    os.mkfifo(home.player)
+    assert player.known(home) is None
 
 
 def test_player_end_allows_a_new_player(home: Home) -> None:

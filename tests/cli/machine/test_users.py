@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,58 @@ def test_up_refuses_home_of_other_user(tmp_path: Path) -> None:
     )
     assert result.returncode == 2
     assert result.stderr == f"aliquot: {home} belongs to user {NOBODY}: set ALIQUOT_HOME to a folder that you own\n"
+
+
+def a_pipe(home: Path) -> None:
+    os.mkfifo(home / "daemon.log", 0o666)
+
+
+def a_file_of_their_own(home: Path) -> None:
+    (home / "daemon.log").write_text("\x1b[2J")
+    os.chown(home / "daemon.log", NOBODY, NOBODY)
+
+
+def a_link(home: Path) -> None:
+    (home / "daemon.log").symlink_to(home.parent / "precious")
+
+
+def a_second_name(home: Path) -> None:
+    os.link(home.parent / "precious", home / "daemon.log")
+
+
+def a_held_lock(home: Path) -> None:
+    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o666)  # open as long as the test's process
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+@pytest.mark.parametrize("put", [a_pipe, a_file_of_their_own, a_link, a_second_name, a_held_lock])
+@pytest.mark.parametrize("words", [["up", "-d"], ["run", "--memory", "1", "--", "true"], ["up"], ["down"]])
+def test_home_that_another_user_prepared_is_refused_at_once_and_nothing_in_it_used(
+    tmp_path: Path, put: Callable[[Path], None], words: list[str]
+) -> None:
+    """A pipe as log blocked the command for ever, a held lock for a minute; a second name let it write to the file."""
+    home = tmp_path / "theirs"
+    home.mkdir()
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "precious").chmod(0o644)
+    put(home)
+    os.chown(home, NOBODY, NOBODY)
+    before = sorted(home.iterdir())
+    result = subprocess.run(
+        [*ALIQUOT, *words],
+        env={**os.environ, "ALIQUOT_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+        stdin=subprocess.DEVNULL,
+    )
+    if words == ["down"]:
+        assert result.stdout == "no daemon runs\n"
+    else:
+        assert result.returncode == 2
+        assert f"{home} belongs to user {NOBODY}: set ALIQUOT_HOME" in result.stderr
+    assert "\x1b" not in result.stderr
+    assert sorted(home.iterdir()) == before
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert (tmp_path / "precious").stat().st_mode & 0o777 == 0o644

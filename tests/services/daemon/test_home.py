@@ -56,6 +56,22 @@ def test_make_folder_refuses_another_users_link(tmp_path: Path) -> None:
     assert (tmp_path / "etc").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("above", ["open to all", "another user's"])
+def test_make_folder_refuses_a_place_where_others_can_replace_it(tmp_path: Path, above: str) -> None:
+    (tmp_path / "above").mkdir()
+    if above == "open to all":
+        (tmp_path / "above").chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(tmp_path / "above", 65534, 65534)
+    else:
+        pytest.skip("only root can give a folder away")
+    with pytest.raises(StartError, match="lets other users replace it"):
+        make_folder(str(tmp_path / "above" / "home"), 0o711)
+    (tmp_path / "above").chmod(0o1777)
+    if above == "open to all":
+        make_folder(str(tmp_path / "above" / "home"), 0o711)  # as in /tmp
+
+
 FILES = ("run/lock", "run/player.json", "state/player.log", "state/state.db", "state/state.db-wal",
          "state/state.db.damaged-x", "state/daemon.log", "state/daemon.log.1")  # fmt: skip
 FOLDERS = ("run", "run/t", "state", "state/logs", "state/logs/pods")

@@ -7,6 +7,7 @@ agent, starts that one. A second player of the same cards stands by.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -15,9 +16,11 @@ import re
 import select
 import shutil
 import socket
+import stat
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +31,7 @@ from aliquot.adapters.host.home import Home, open_private, own_home
 _SEPARATORS = re.compile(r"[\s:]")
 _PATIENCE = 10.0  # seconds until it must report that it is ready
 _LOOK = 0.05  # seconds between two looks whether it lives
+_LONGEST = 1 << 16  # bytes of what is known of a player
 _AGAIN = 1.0  # seconds until a player that cannot be started is tried again
 
 log = logging.getLogger(__name__)
@@ -85,12 +89,25 @@ def simulation() -> str:
 
 
 def known(home: Home) -> Playing | None:
-    """The player of this home that was started since the machine was, alive or not. `aliquot down` forgets it."""
+    """The player of this home that was started since the machine was, alive or not. `aliquot down` forgets it. What
+    another user wrote is not believed: it may name any process."""
     try:
-        found = Playing(**json.loads(Path(home.player).read_text()))
+        found = Playing(**json.loads(_read_own(home.player)))
     except (OSError, ValueError, TypeError):
         return None
     return found if found.boot == _boot() else None
+
+
+def _read_own(path: str) -> bytes:
+    """The file, if it is this user's or root's; a pipe would block for ever. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, "it is another user's", path)
+        return os.read(file, _LONGEST)
+    finally:
+        os.close(file)
 
 
 def playing(home: Home) -> Playing | None:
@@ -166,7 +183,16 @@ def _keep(home: Home, found: Playing) -> None:
 
 
 def end(home: Home) -> bool:
-    """End the simulation: programs stop waiting for the next player. False if there was none."""
+    """End the simulation: programs stop waiting for the next player. False if there was none.
+
+    Of another user's home root ends it with the rights of that user: they choose what is in their files and folders.
+    """
+    try:
+        owner = os.lstat(home.run)
+    except OSError:
+        return False
+    if owner.st_uid != os.geteuid():
+        return os.geteuid() == 0 and _as_user(owner.st_uid, owner.st_gid, lambda: end(home))
     found = playing(home)
     for path in (home.player, home.player_socket):
         Path(path).unlink(missing_ok=True)
@@ -175,6 +201,21 @@ def end(home: Home) -> bool:
     for folder in (os.path.dirname(home.player_socket), home.player_state):
         shutil.rmtree(folder, ignore_errors=True)
     return found is not None
+
+
+def _as_user(uid: int, gid: int, act: Callable[[], bool]) -> bool:
+    """Do it in a process of that user."""
+    child = os.fork()
+    if child == 0:
+        done = False
+        try:
+            os.setgroups([])
+            os.setgid(gid)
+            os.setuid(uid)
+            done = act()
+        finally:
+            os._exit(0 if done else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def _boot() -> str:

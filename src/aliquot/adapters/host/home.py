@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import BinaryIO, NamedTuple
@@ -118,9 +119,21 @@ class Home(NamedTuple):
 
 
 def open_private(path: str, flags: int) -> BinaryIO:
-    """Open the file to write, for this user alone from its creation on. `flags`: O_APPEND or O_TRUNC."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
-    os.fchmod(file, 0o600)  # it may be of an earlier release
+    """Open the file to write, for this user alone from its creation on. `flags`: O_APPEND or O_TRUNC. The folder may be
+    another user's: what they put there (a link, a pipe, a file of their own or with a second name) is refused."""
+    safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | safe | flags & ~os.O_TRUNC, 0o600)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "another user may have put it there", path)
+        os.fchmod(file, 0o600)  # it may be of an earlier release
+        os.set_blocking(file, True)
+        if flags & os.O_TRUNC:
+            os.ftruncate(file, 0)
+    except BaseException:
+        os.close(file)
+        raise
     return os.fdopen(file, "wb")
 
 

@@ -208,9 +208,9 @@ def down() -> None:
     try:
         answer = ask({"op": "down"})
     except NoDaemonRunsError:
-        if not simulated:
-            click.echo("no daemon runs")
-            return
+        ended = [player.end(home) for home in homes()]
+        click.echo("no daemon runs; simulated cards stopped" if simulated or any(ended) else "no daemon runs")
+        return
     pid = answer.get("pid")
     started = None if pid is None else processes.start_time(pid)
     deadline = time.monotonic() + 10
@@ -218,10 +218,10 @@ def down() -> None:
         if time.monotonic() > deadline:
             raise InputError(f"the daemon (pid {pid}) has not ended yet")
         time.sleep(0.02)
-    for home in homes():
-        player.end(home)
+    ended = [player.end(home) for home in homes()]
+    simulated = simulated or any(ended)
     names = answer.get("tenants", [])
-    click.echo("daemon stopped" if pid is not None else "no daemon runs; simulated cards stopped")
+    click.echo("daemon stopped")
     if names and not simulated:
         click.echo(f"{', '.join(names)}: still running; the next `aliquot up` or `aliquot run` adopts them")
     elif names:

@@ -47,7 +47,7 @@ def start(arguments: Sequence[str]) -> tuple[Connection, Home]:
     home = own_home()
     try:
         home.check()
-        os.makedirs(home.state, mode=0o711, exist_ok=True)
+        _make_folders(home)
         _rotate(home.daemon_log)
         _check_room(home)
     except HomeError as error:
@@ -62,6 +62,17 @@ def start(arguments: Sequence[str]) -> tuple[Connection, Home]:
         if answer.code not in (_RUNS_ALREADY, *_KILLED):
             raise answer  # another attempt would fail in the same way
     raise StartError(f"the daemon ended {_MOST_TRIES} times before it answered; the last time: {answer}", 1)
+
+
+def _make_folders(home: Home) -> None:
+    """Or of those that are there make sure that they are ours, before anything in them is used. Raises StartError."""
+    from aliquot.services.daemon import home as daemon_home
+
+    try:
+        for folder in dict.fromkeys((home.state, home.run)):
+            daemon_home.make_folder(folder, 0o711)
+    except daemon_home.StartError as error:
+        raise StartError(str(error)) from error
 
 
 def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connection | StartError:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from glob import escape, glob
 from pathlib import Path
@@ -55,6 +56,30 @@ def make_folder(
         raise StartError(f"{folder}: {error.strerror}: {advice}") from error
     if owner != os.geteuid():  # its owner could replace anything in it
         raise StartError(f"{folder} belongs to user {owner}: {as_root}{advice}")
+    if (above := _replaceable(folder)) is not None:
+        raise StartError(f"{folder}: {above} lets other users replace it: {as_root}{advice}")
+
+
+def _replaceable(folder: str) -> str | None:
+    """The folder above that another user can rename things in: everybody if it is not sticky, or its owner. Whom they
+    trust as that, users choose for themselves; root's daemon serves all users."""
+    for above in Path(os.path.realpath(folder)).parents:
+        found = os.stat(above)
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            return str(above)
+        if os.geteuid() == 0 and found.st_uid not in (0, _unmapped()):
+            return str(above)
+    return None
+
+
+def _unmapped() -> int | None:
+    """In a user namespace, the number of those who have none there, as root of the host; None: not in one."""
+    try:
+        if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
+            return None
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def check_mounted(folders: Iterable[str], *, mounts: Path = Path("/proc/self/mountinfo")) -> None:
