@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import PodReader, Rules, kai, parse_node, parse_pod
 from aliquot.dialects.kai import LABEL, MARKS, PREFIX
+from aliquot.dialects.registry import remarks
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
@@ -255,3 +256,22 @@ def test_claim_in_words_has_whole_percents_and_the_number_of_cards(annotations: 
     words = kai.words(claim)
     assert words.annotations == {**spelled, "gpu-fraction-container-name": "c0"}
     assert words.limits == {"c0": {"aliquot.dev/card-place": claim.containers[0].count}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "fields"),
+    [
+        (
+            a_pod("p", a_container("c0", {}), annotations={"gpu-memory": "1", "pod-group-name": "g"}),
+            ["annotations"],
+        ),
+        (a_pod("p", a_container("c0", {"nvidia.com/gpu": 1}), annotations={"pod-group-name": "g"}), ["annotations"]),
+        (a_pod("p", a_container("c0", {"nvidia.com/gpu": 1}), labels={"pod-group-name": "g"}), ["labels"]),
+        (a_pod("p", a_container("c0", {}), annotations={"pod-group-name": "g"}), []),
+        (a_pod("p", a_container("c0", {}), annotations={"gpu-fraction": "0.5"}), []),
+    ],
+)
+def test_group_of_kai_is_remarked_on_pods_with_cards(pod: Json, fields: list[str]) -> None:
+    said = "KAI's PodGroups are not read: the Pod starts by itself; docs/groups.md has the groups that are"
+    assert remarks(pod, RULES) == [f'metadata.{field}["pod-group-name"]: {said}' for field in fields]
+    assert remarks(pod, Rules()) == []

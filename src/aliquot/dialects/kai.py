@@ -46,6 +46,7 @@ PREFIX = "nvidia.com/container."  # of annotations with a container's name
 _REQUEST, _LIMIT, _MODE = ".gpu-memory.request", ".gpu-memory.limit", ".gpu-compute.mode"
 _SUFFIXES = (_REQUEST, _LIMIT, _MODE)
 _WRITTEN_BY_KAI = (".gpus.devices", ".gpu-compute.portion")  # when it has placed the Pod; not read here
+_GROUP = "pod-group-name"  # of KAI's own PodGroups: not read here
 ANNOTATIONS = (FRACTION, MEMORY, DEVICES, CONTAINER)
 MARKS = (*ANNOTATIONS, _MODE_OF_POD, _MPS)  # part of what a Pod requests, as all that begins with PREFIX
 _REQUESTS = (FRACTION, MEMORY, DEVICES)  # any of them, and the Pod is of this dialect
@@ -64,6 +65,14 @@ def first_mention(pod: Pod) -> str | None:
     keys = (*pod.annotations, *pod.misplaced)
     found = (key for key in keys if key in _REQUESTS or (isinstance(key, str) and key.startswith(PREFIX)))
     return next(map(annotation_field, found), None)
+
+
+def remarks(pod: Pod) -> list[str]:
+    """What is accepted of a Pod with cards and changes nothing here."""
+    fields = [annotation_field(_GROUP)] * (_GROUP in pod.annotations)
+    fields += [f'metadata.labels["{_GROUP}"]'] * (_GROUP in pod.labels)
+    text = "KAI's PodGroups are not read: the Pod starts by itself; docs/groups.md has the groups that are"
+    return [f"{field}: {text}" for field in fields]
 
 
 def container_annotations(annotations: Mapping[str, str] | None) -> object:

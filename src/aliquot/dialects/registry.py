@@ -105,7 +105,13 @@ def parse_pod(
 def remarks(pod: object, rules: Rules = DEFAULT_RULES) -> list[str]:
     """What is accepted of a Pod and changes nothing here, a sentence each. Accepts any JSON, never raises."""
     view = read_pod(pod)
-    return [] if view is None or hami.DIALECT not in rules.served else hami.remarks(view)
+    if view is None:
+        return []
+    found = hami.remarks(view) if hami.DIALECT in rules.served else []
+    of_kai = kai.remarks(view) if kai.DIALECT in rules.served else []
+    if of_kai and _parse(view, rules, created=False)[0] is not None:
+        found += of_kai
+    return found
 
 
 def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:

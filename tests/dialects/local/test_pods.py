@@ -145,6 +145,12 @@ def test_an_unknown_resource_is_named() -> None:
         "no card requested: amd.com/gpu is not a resource of qGPU, T9k, gpushare or HAMi"
     ]
     assert notes_of(pod, plan, frozenset({"a"})) == []
+    limits = {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000}
+    pod = a_pod({"name": "a", "command": ["x"], "resources": {"limits": limits}})
+    names = "volcano.sh/vgpu-memory, volcano.sh/vgpu-number"
+    assert notes_of(pod, plan, frozenset()) == [
+        f"no card requested: {names} are no resources of qGPU, T9k, gpushare or HAMi"
+    ]
 
 
 @pytest.mark.parametrize("side", ["limits", "requests"])

@@ -319,5 +319,6 @@ def _no_card(names: list[str]) -> str:
     """A note, because a misspelled resource looks like a Pod without cards."""
     unknown = [name for name in names if name not in RESOURCES]
     if unknown:
-        return f"no card requested: {', '.join(unknown)} is not a resource of qGPU, T9k, gpushare or HAMi"
+        are = "are no resources" if len(unknown) > 1 else "is not a resource"
+        return f"no card requested: {', '.join(unknown)} {are} of qGPU, T9k, gpushare or HAMi"
     return f"no card requested: {', '.join(names)} of 0 asks for nothing" if names else "no card requested"
