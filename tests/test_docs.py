@@ -157,6 +157,12 @@ def test_every_test_that_a_document_names_exists() -> None:
             assert found, f"{page.name} names {file}::{name}"
 
 
+def test_help_of_every_command_has_an_example() -> None:
+    sections = re.split(r"^## ", (ROOT / "docs/cli.md").read_text(), flags=re.MULTILINE)[1:]
+    example = re.compile(r"^  (aliquot|kubectl) ", re.MULTILINE)
+    assert [section.splitlines()[0] for section in sections if not example.search(section)] == []
+
+
 def test_cli_page_is_fresh() -> None:
     """`make docs` writes it. Runs in its own process, because click caches the first help it renders."""
     made = subprocess.run([sys.executable, "-m", "aliquot.cli.reference"], capture_output=True, text=True, check=True)

@@ -80,7 +80,12 @@ class SharedNode:
 @click.option("-n", "--namespace", hidden=True, expose_value=False)  # cards belong to no namespace
 @kubectl_options
 def inspect(node: str | None, details: bool, output: str, kubectl: Kubectl) -> None:
-    """Show how much GPU memory is allocated on the nodes that share it, or on NODE alone."""
+    """Show how much GPU memory is allocated on the nodes that share it, or on NODE alone.
+
+    \b
+    kubectl inspect gpushare
+    kubectl inspect gpushare -d gpu-7
+    """
     nodes, pods = _read_cluster(kubectl, node)
     shared, unit, notes = shared_nodes(nodes, pods)
     for note in notes:

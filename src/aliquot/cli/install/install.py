@@ -73,6 +73,10 @@ def upgrade(**given: Any) -> None:
     Options that are not given keep their values; '' removes one. Upgrades RBAC, then the agents node by node, then the
     scheduler. Running Pods are not affected, and new Pods are still scheduled: an agent announces its replacement, and
     for those seconds no Pod is bound to its node. If the rollout fails, it restores the objects of the old version.
+
+    \b
+    aliquot upgrade --dry-run
+    aliquot upgrade --image REGISTRY/aliquot/aliquot:VERSION
     """
     _run(given, upgrade=True)
 

@@ -20,6 +20,9 @@ def park(names: Sequence[str], timeout: float) -> None:
 
     Only of runs started with --park, and of offline runs started while `aliquot policy oversubscribe` was above 1. The
     next kernel, copy or allocation of the run brings its memory back; so does `aliquot wake`.
+
+    \b
+    aliquot park notebook
     """
     _move("park", names, timeout)
 
@@ -28,7 +31,11 @@ def park(names: Sequence[str], timeout: float) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=runs)
 @click.option("--timeout", type=Duration(), default="60s", show_default=True, help="Time to wait for the move")
 def wake(names: Sequence[str], timeout: float) -> None:
-    """Bring the memory of parked runs back to their cards, before they need it."""
+    """Bring the memory of parked runs back to their cards, before they need it.
+
+    \b
+    aliquot wake notebook
+    """
     _move("wake", names, timeout)
 
 

@@ -33,6 +33,11 @@ def policy(ctx: click.Context, output: str) -> None:
     best-effort   equal shares for all tenants that have work
     burst-share   in proportion to --core; idle time goes to tenants that have work
     fixed-share   never more than --core, even on an idle card
+
+    \b
+    aliquot policy
+    aliquot policy set burst-share
+    aliquot policy release-delay 100ms
     """
     if ctx.invoked_subcommand is None:
         _show(ask({"op": "policy"}), output)

@@ -46,6 +46,10 @@ def ps(everything: bool, output: str) -> None:
 
     With -a also the runs that have ended (the last 100 of each user), and the Pods that are over. The exit code of a
     run in the foreground is known on Linux 6.15 and later; elsewhere often only its shell knows it.
+
+    \b
+    aliquot ps
+    aliquot ps -a -o json
     """
     answer = ask({"op": "status"})
     status = parse_status(answer)

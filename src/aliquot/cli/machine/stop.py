@@ -28,6 +28,10 @@ def stop(names: Sequence[str], everything: bool, timeout: float) -> None:
 
     Send SIGTERM to all processes of a run, then SIGKILL to those that are left. A queued run leaves the queue. To stop
     Pods, use `aliquot delete`.
+
+    \b
+    aliquot stop train serve
+    aliquot stop --all --timeout 30s
     """
     if bool(names) == everything:
         raise click.UsageError("give either a NAME or --all", click.get_current_context())

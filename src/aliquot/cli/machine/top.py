@@ -69,6 +69,11 @@ def top(output: str, once: bool, interval: float) -> None:
     LATENCY    what may be added to requests, and seconds in which it was more; shown where a run has --latency
     TOGETHER   the group with which it runs side by side; shown where a run has --together
     STATE      running, idle, paused (with the online tenant that has the card), waiting (for its turn)
+
+    \b
+    aliquot top
+    aliquot top --once
+    aliquot top -o json
     """
     answer = ask({"op": "status"})
     if output == "json":

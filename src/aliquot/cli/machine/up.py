@@ -199,6 +199,9 @@ def down() -> None:
     Tenants keep running unpaused and with their memory limits; the next daemon adopts them. Memory that is parked stays
     in the host's memory, and its tenants wait for the next daemon. Simulated cards end, and with them everything that
     runs on them.
+
+    \b
+    aliquot down
     """
     from aliquot.adapters.gpu import player
     from aliquot.adapters.host import processes
