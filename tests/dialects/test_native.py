@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.dialects import parse_grant, parse_node, parse_pod, render_env, render_grant, render_inventory
-from aliquot.model.claim import Claim, Role
+from aliquot.dialects import native, parse_grant, parse_node, parse_pod, render_env, render_grant, render_inventory
+from aliquot.model.claim import AppClass, Claim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
+from aliquot.model.refusal import Invalid
 from kit.values.manifests import asking
 
 GRANT = "aliquot.dev/grant"
@@ -248,3 +249,112 @@ def test_gpushare_grant_is_not_read_if_ours_is_invalid() -> None:
     claim = parse_pod(said)
     assert isinstance(claim, Claim)
     assert isinstance(parse_grant(said, claim, NODE), tuple)
+
+
+def refused_grant(limits: dict[str, Any], cards: list[dict[str, Any]], *, whole_node: bool = False) -> str | None:
+    """Why a grant of these cards is none of a Pod with these limits."""
+    wire = {"v": 1, "node": "n1", "whole_node": whole_node, "containers": [{"name": "m", "cards": cards}]}
+    made = pod(json.dumps(wire))
+    made["spec"]["containers"] = [{"name": "m", "resources": {"limits": limits}}]
+    claim = parse_pod(made)
+    assert isinstance(claim, Claim)
+    found = parse_grant(made, claim, UNEQUAL)
+    assert found is not None
+    return found[0].allowed if isinstance(found, tuple) else None
+
+
+CARD = {"index": 0, "memory_mib": 16384, "exclusive": True}
+PART = {"index": 0, "memory_mib": 3072}
+THREE_GIB = {"aliyun.com/gpu-mem": 3}
+TEN_PERCENT = {"tensorstack.dev/nvidia-gpu-percent": 10}
+WHOLE_NODE = {"tensorstack.dev/nvidia-gpu-node": 1}
+TWO_CARDS = {"tensorstack.dev/nvidia-gpu": 2}
+
+
+@pytest.mark.parametrize(
+    ("limits", "cards", "whole_node", "why"),
+    [
+        (THREE_GIB, [PART], False, None),
+        (THREE_GIB, [{**PART, "memory_mib": 3073}], False, "as much memory as m requests"),
+        (THREE_GIB, [{**PART, "greedy_milli": 1}], False, "the compute that m requests"),
+        (THREE_GIB, [PART], True, "the whole node if the Pod requests one, and only then"),
+        (TEN_PERCENT, [{**PART, "memory_mib": 1}], False, None),
+        (TEN_PERCENT, [{**PART, "memory_mib": 0}], False, "as much memory as m requests"),
+        (TEN_PERCENT, [{**PART, "memory_mib": 2100}], False, None),
+        (TEN_PERCENT, [{**PART, "memory_mib": 2101}], False, "as much memory as m requests"),
+        (TWO_CARDS, [CARD, {**CARD, "index": 1}], False, None),
+        (TWO_CARDS, [CARD, CARD], False, "every card of m once"),
+        (TWO_CARDS, [CARD], False, "as many cards as m requests"),
+        (WHOLE_NODE, [CARD, {**CARD, "index": 1}], True, None),
+        (WHOLE_NODE, [CARD], True, None),
+        (WHOLE_NODE, [], True, "as many cards as m requests"),
+        (WHOLE_NODE, [CARD], False, "the whole node if the Pod requests one, and only then"),
+    ],
+)
+def test_grant_is_what_the_pod_requests(limits: Any, cards: Any, whole_node: bool, why: str | None) -> None:
+    assert refused_grant(limits, cards, whole_node=whole_node) == why
+
+
+@pytest.mark.parametrize(
+    ("cards", "part", "app_class"),
+    [
+        ([PART], Slice(3072), AppClass.NORMAL),
+        ([PART, {**PART, "index": 1}], Slice(3072), AppClass.NORMAL),
+        ([PART, {"index": 1, "memory_mib": 1}], Slice(memory_percent=100), AppClass.NORMAL),
+        ([{**PART, "greedy_milli": 200}], Slice(3072, greedy_milli=200), AppClass.OFFLINE),
+        ([{**PART, "core_milli": 200}], Slice(3072, core_milli=200), AppClass.NORMAL),
+    ],
+)
+def test_claim_of_a_grant_whose_request_cannot_be_read(cards: Any, part: Slice, app_class: AppClass) -> None:
+    wire = {"v": 1, "node": "n1", "containers": [{"name": "m", "cards": cards}, {"name": "i", "cards": [PART]}]}
+    claim = native.claim_of_grant({GRANT: json.dumps(wire)}, "u", "team", "p", {"i": Role.INIT})
+    assert claim is not None
+    first, second = claim.containers
+    assert (first.slice, first.count, first.role, claim.app_class) == (part, len(cards), Role.MAIN, app_class)
+    assert (second.name, second.index, second.role, claim.whole_node) == ("i", 1, Role.INIT, False)
+    empty = {**wire, "containers": [{"name": "m", "cards": cards}, {"name": "i", "cards": []}]}
+    assert native.claim_of_grant({GRANT: json.dumps(empty)}, "u", "team", "p", {}) is None
+    assert native.claim_of_grant({}, "u", "team", "p", {}) is None
+
+
+def test_claim_of_a_grant_of_a_whole_node_has_every_card() -> None:
+    wire = {"v": 1, "node": "n1", "whole_node": True, "containers": [{"name": "m", "cards": [CARD]}]}
+    claim = native.claim_of_grant({GRANT: json.dumps(wire)}, "u", "team", "p", {})
+    assert claim is not None
+    assert (claim.whole_node, claim.containers[0].count) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("cards", "value", "what"),
+    [
+        ([{"index": 1}, {"index": 0}, {"index": 0}], 0, "a unique index for every card"),
+        ([{"index": 0, "uuid": "a"}, {"index": 1, "uuid": "b"}, {"index": 2, "uuid": "b"}], "b", "a unique uuid"),
+    ],
+)
+def test_card_that_an_inventory_has_twice_is_named(cards: Any, value: object, what: str) -> None:
+    problems: list[Invalid] = []
+    text = json.dumps({"v": 1, "cards": [{"memory_mib": 1, **card} for card in cards]})
+    assert native.parse_inventory({native.INVENTORY: text}, problems) is None
+    assert [(problem.value, what in problem.allowed) for problem in problems] == [(value, True)]
+
+
+@pytest.mark.parametrize(
+    ("value", "another"),
+    [
+        (None, False),
+        (7, False),
+        ("x", False),
+        ('{"v": 1}', False),
+        ('{"v": 2}', True),
+        ('{"v": 0}', True),
+        ("{}", False),
+    ],
+)
+def test_grant_of_another_version(value: object, another: bool) -> None:
+    assert native.is_of_another_version({GRANT: value}) is another
+
+
+def test_inventory_that_is_no_text_is_refused() -> None:
+    problems: list[Invalid] = []
+    assert native.parse_inventory({native.INVENTORY: 7}, problems) is None
+    assert [problem.allowed for problem in problems] == ["JSON text"]

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import DEFAULT_RULES, PodReader, parse_pod
+from aliquot.dialects.pods import read_pod, user_of
 from aliquot.model.claim import Claim, Role
+from aliquot.model.refusal import Invalid
 from kit.clusters.watchobjects import as_pod
 from kit.values.builders import claim_of as claim
 
@@ -190,3 +192,19 @@ def test_pod_with_annotations_that_say_nothing_is_read_from_the_same_template() 
     assert isinstance(first, Claim)
     assert isinstance(second, Claim)
     assert second.containers is first.containers
+
+
+def test_annotation_that_is_no_text_is_empty_and_a_problem() -> None:
+    view = read_pod({"metadata": {"name": "p", "annotations": {"a": " x ", "b": 7}}, "spec": {}})
+    assert view is not None
+    problems: list[Invalid] = []
+    assert [view.text(key, problems) for key in ("a", "b", "c")] == ["x", "", ""]
+    assert [(problem.field, problem.value) for problem in problems] == [('metadata.annotations["b"]', 7)]
+
+
+def test_group_has_no_user_in_a_user_namespace() -> None:
+    view = read_pod({"metadata": {"name": "p"}, "spec": {"hostUsers": False, "securityContext": {"runAsUser": 7}}})
+    assert view is not None
+    problems: list[Invalid] = []
+    assert user_of(view, (), problems) is None
+    assert [(problem.field, problem.value) for problem in problems] == [("spec.hostUsers", False)]

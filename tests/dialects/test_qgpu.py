@@ -350,3 +350,17 @@ def test_claim_in_words_is_the_same_claim(amounts: dict[str, int], rules: QgpuRu
         asked.containers[0].slice,
         asked.containers[0].count,
     )
+
+
+def test_words_of_an_offline_claim_have_its_greedy_compute() -> None:
+    asked = claim(pod(asking(memory=4, core_greedy=30), app_class="offline"))
+    words = qgpu.words(asked)
+    assert list(words.limits.values()) == [{f"{PREFIX}qgpu-memory": 4, f"{PREFIX}qgpu-core-greedy": 30}]
+    assert words.annotations == {f"{PREFIX}app-class": "offline"}
+
+
+def test_policy_that_cannot_be_read_counts_as_best_effort() -> None:
+    problems: list[Invalid] = []
+    found = qgpu.isolation({qgpu.POLICY_LABEL: "x"}, problems, default=Isolation.FIXED_SHARE)
+    assert (found, len(problems)) == (Isolation.BEST_EFFORT, 1)
+    assert qgpu.isolation({}, [], default=Isolation.FIXED_SHARE) is Isolation.FIXED_SHARE

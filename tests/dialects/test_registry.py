@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects import parse_pod
+from aliquot.dialects import PodReader, Rules, parse_pod, render_pod
 from aliquot.dialects.registry import MOST_CONTAINERS, claim_for
 from aliquot.dialects.wire.views import Names
-from aliquot.model.claim import AppClass, CardFilter, Claim, Preference
-from aliquot.model.node import Order
+from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Role, Slice
+from aliquot.model.node import Offer, Order
 from aliquot.model.refusal import Invalid
+from kit.clusters.watchobjects import as_pod
 from kit.values import manifests
 from kit.values.builders import a_claim, a_container, a_slice
-from kit.values.manifests import MEM, QGPU_MEMORY, T9K_PERCENT, Json
+from kit.values.manifests import MEM, QGPU_MEMORY, T9K_PERCENT, Json, gpushare_pod
 
 OTHER: dict[str, Any] = {  # a value of its own for every field that has a default
     "app_class": AppClass.OFFLINE,
@@ -63,3 +64,27 @@ def test_pod_with_gpus_has_at_most_256_containers(limits: Json, init: int) -> No
 
 def test_pod_without_gpus_may_have_any_number_of_containers() -> None:
     assert parse_pod(_pod(3000, 0, {"cpu": "1"})) is None
+
+
+def test_rendered_pod_has_other_containers_where_the_claim_leaves_places() -> None:
+    parts = (
+        ContainerClaim("other-3", 2, Role.MAIN, Slice(memory_mib=1024)),
+        ContainerClaim("first", 1, Role.INIT, Slice(memory_mib=1024)),
+        ContainerClaim("other-5", 2, Role.SIDECAR, Slice(memory_mib=1024)),
+    )
+    spec = render_pod(Claim("u", "team", "p", "gpushare", Offer.GPUSHARE, parts))["spec"]
+    mains, inits = ([each["name"] for each in spec[key]] for key in ("containers", "initContainers"))
+    assert (mains[2:], inits[1], inits[2]) == (["other-3"], "first", "other-5")
+    assert len({*mains, *inits}) == 6
+    alone = render_pod(Claim("u", "team", "p", "gpushare", Offer.GPUSHARE, parts[1:2]))["spec"]
+    assert (len(alone["containers"]), len(alone["initContainers"])) == (1, 2)
+
+
+def test_claims_of_pods_are_kept_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = PodReader(Rules())
+    monkeypatch.setattr(PodReader, "_MOST", 2)
+    kept = []
+    for gib in (1, 2, 3):
+        reader.read(as_pod(gpushare_pod("p", gib)))
+        kept.append(len(reader._known))
+    assert kept == [1, 2, 1]

@@ -129,7 +129,7 @@ def _allowed(meant: str | None, owned: _Owned) -> str:
 def _closest(name: str, known: Iterable[str], close_at: float = _CLOSE) -> str | None:
     """The known name that is nearly this one. The domain is equal, so only the rest is compared, without separators."""
     bare = {_bare(candidate): candidate for candidate in known}
-    close = difflib.get_close_matches(_bare(name), bare, 1, close_at)
+    close = difflib.get_close_matches(_bare(name), bare, cutoff=close_at)
     return bare[close[0]] if close else None
 
 

@@ -354,7 +354,7 @@ def _mismatch(container: ContainerClaim, cards: list[_Share], largest: int | Non
     `largest` is the memory of the node's largest card, if known: the only bound for a percentage.
     """
     asked = container.slice
-    if len(cards) > 1 and len({card.index for card in cards}) != len(cards):
+    if len({card.index for card in cards}) != len(cards):
         return f"every card of {container.name} once"
     wanted = container.count or max(len(cards), 1)  # for a whole node: as many as it had
     if len(cards) != wanted:

@@ -100,3 +100,22 @@ def test_what_was_published_is_published(sizes: list[tuple[int, bool]], generati
     wanted = devices(*cards)
     assert is_published(published(*render_slices("n1", "u", wanted, generation)), wanted)
     assert [device["attributes"]["index"]["int"] for device in wanted] == [card.index for card in cards if card.healthy]
+
+
+def test_other_number_of_slices_is_not_what_was_published() -> None:
+    (found,) = published(*render_slices("n1", "uid", devices(Card(0, 1024, "GPU-0")), 1))
+    wanted = devices(Card(0, 1024, "GPU-0"))
+    assert is_published([found], wanted) is True
+    assert is_published([], wanted) is False
+    assert is_published([found, found], wanted) is False
+    strange = copy.deepcopy(found)
+    strange.spec["devices"][0]["capacity"]["memory"]["value"] = "much"
+    assert is_published([strange], wanted) is False
+    assert is_published([strange], strange.spec["devices"]) is True
+
+
+def test_newest_generation() -> None:
+    def of(*generations: object) -> list[PublishedSlice]:
+        return published(*({"metadata": {"name": "s"}, "spec": {"pool": {"generation": each}}} for each in generations))
+
+    assert [generation_of(of()), generation_of(of("x")), generation_of(of(3, 7, 5))] == [0, 0, 7]

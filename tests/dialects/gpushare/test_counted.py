@@ -20,6 +20,7 @@ from aliquot.dialects import (
     render_pod,
 )
 from aliquot.dialects.gpushare import CORE, COUNT, MEMORY
+from aliquot.dialects.gpushare.pods import lacks_place
 from aliquot.dialects.native import AGENT, AWAY, COUNTED, MOST_DEVICES, PLACE, render_inventory
 from aliquot.dialects.registry import places
 from aliquot.dialects.rules import EVERY
@@ -212,3 +213,14 @@ def test_node_whose_agent_is_away_gives_the_unit_only_where_no_other_does(
 ) -> None:
     """Its mark may be older than the unit: the cluster counted in MiB before."""
     assert advertised_gpushare_unit(nodes) is unit
+
+
+def test_claim_lacks_a_place_until_the_webhook_adds_it() -> None:
+    claim = claim_of(a_pod("p", a_container("main", {MEMORY: 4096})))
+    assert (lacks_place(claim), lacks_place(as_admitted(claim))) == (True, False)
+
+
+def test_words_in_mib_have_one_place_for_each_container() -> None:
+    claim = claim_of(a_pod("p", a_container("main", {MEMORY: 4096, PLACE: 1})))
+    (limits,) = (each["resources"]["limits"] for each in render_pod(claim, MIB)["spec"]["containers"])
+    assert limits == {MEMORY: "4096", PLACE: "1"}

@@ -20,7 +20,9 @@ from aliquot.dialects import (
     render_grant,
     render_inventory,
 )
-from aliquot.model.claim import Claim, Slice
+from aliquot.dialects.gpushare.grants import render_totals
+from aliquot.dialects.gpushare.names import card_number
+from aliquot.model.claim import Claim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
@@ -349,3 +351,20 @@ def test_gpushare_grant_without_annotation_is_none() -> None:
 def test_gpushare_grant_of_unbound_pod_is_none() -> None:
     manifest = pod({MEM: 3}, annotations={"ALIYUN_COM_GPU_MEM_IDX": "1"})
     assert parse_grant(manifest, claim(manifest), NODE) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("0", 0), ("7", 7), ("0007", 7), ("00007", None), ("-1", None), ("x", None), ("", None)]
+)
+def test_number_of_a_card_in_the_peers_form(text: str, number: int | None) -> None:
+    assert card_number(text) == number
+
+
+def test_size_in_the_annotations_is_that_of_the_first_card_of_the_pod() -> None:
+    node = Node("n1", (Card(0, 8192), Card(1, 16384), Card(2, 32768)))
+    parts = ContainerGrant("c", 0, Role.MAIN, (Share(2, 2048), Share(1, 1024)))
+    assert render_totals(Grant("u", "n1", (parts,)), node, MemoryUnit.GIB) == {
+        "ALIYUN_COM_GPU_MEM_IDX": "1",
+        "ALIYUN_COM_GPU_MEM_DEV": "16",
+        "ALIYUN_COM_GPU_MEM_POD": "3",
+    }

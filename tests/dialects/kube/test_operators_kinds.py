@@ -236,3 +236,26 @@ def test_job_of_t9k_without_roles_is_wrong(roles: object) -> None:
     wrong = operators.operator_pods(job)
     assert isinstance(wrong, Invalid)
     assert (wrong.field, wrong.value) == ("spec.replicaSpecs", roles)
+
+
+@pytest.mark.parametrize(
+    ("api", "kind", "spec", "said"),
+    [
+        ("trainer.kubeflow.org/v1", "TrainJob", {"runtimeRef": {"name": "r"}}, "is in ClusterTrainingRuntime r, and"),
+        (
+            "trainer.kubeflow.org/v1",
+            "TrainJob",
+            {"runtimeRef": {"name": "r", "kind": "TrainingRuntime"}, "trainer": {"resourcesPerNode": {}}},
+            "the rest of its template is in TrainingRuntime r: only",
+        ),
+        (T9K_APPS, "MLService", {}, "the rest of its template is in its runtime"),
+    ],
+)
+def test_template_that_is_in_a_runtime_is_named(api: str, kind: str, spec: Json, said: str) -> None:
+    assert said in str(operators.elsewhere({"apiVersion": api, "kind": kind, "spec": spec}))
+
+
+def test_other_kinds_of_a_group_have_templates_of_their_own() -> None:
+    for api, kind in (("trainer.kubeflow.org/v1", "Other"), (T9K_APPS, "Notebook"), ("other", "TrainJob")):
+        assert operators.elsewhere({"apiVersion": api, "kind": kind, "spec": {}}) is None
+        assert operators.known({"apiVersion": api, "kind": kind}) is (kind == "Notebook")

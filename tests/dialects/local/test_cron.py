@@ -91,3 +91,10 @@ def test_any_value_is_read_without_an_error(value: object) -> None:
 @pytest.mark.parametrize(("text", "valid"), [("0000 * * * *", True), ("00000 * * * *", False), ("0 0 1 JAN *", True)])
 def test_numbers_have_at_most_four_digits(text: str, valid: bool) -> None:
     assert (parse_schedule(text) is not None) is valid
+
+
+def test_last_day_of_a_long_month() -> None:
+    assert following("0 0 31 * *", 2026, 4, 1) == Moment(2026, 5, 31, 0, 0)
+    assert parse_schedule("0 0 32 * *") is None
+    assert parse_schedule("59 23 * 12 6") is not None
+    assert parse_schedule("60 23 * 12 6") is None

@@ -251,6 +251,7 @@ def test_digest_of_the_template_is_of_what_pods_are_made_of() -> None:
         (a_workload("Job", suspend=True), Amounts(1, 1, suspended=True)),
         (a_workload("Deployment", replicas=0), Amounts(0)),
         (a_workload("StatefulSet"), Amounts(1)),
+        (a_workload("DaemonSet"), Amounts(1)),
     ],
 )
 def test_pods_that_a_workload_wants(manifest: dict[str, Any], amounts: Amounts) -> None:
@@ -299,3 +300,9 @@ def test_256_objects_are_read_at_once() -> None:
     many = [{"kind": "Other", "metadata": {"name": f"o{at}"}} for at in range(257)]
     assert len(read(*many[:256])) == 256
     assert (refused(*many).field, refused(*many).value) == ("objects", 257)
+
+
+def test_objects_are_a_list() -> None:
+    found = read_objects({"kind": "Pod"})
+    assert isinstance(found, Invalid)
+    assert (found.field, found.allowed) == ("objects", "a list of Kubernetes objects")

@@ -231,3 +231,9 @@ def test_pod_of_the_most_containers_is_taken() -> None:
     most = [{"name": f"c{at}", "command": ["x"]} for at in range(32)]
     assert len(planned(*most).containers) == 32
     assert isinstance(plan_of(a_pod(*most, {"name": "more", "command": ["x"]})), Invalid)
+
+
+@pytest.mark.parametrize(("written", "folder"), [(None, None), ("", None), ("/data", "/data")])
+def test_folder_of_a_container(written: str | None, folder: str | None) -> None:
+    (container,) = planned({"name": "c", "command": ["x"], "workingDir": written}).containers
+    assert container.folder == folder

@@ -344,3 +344,15 @@ def test_our_own_slices_are_no_other_driver() -> None:
 def test_network_cards_of_nvidia_are_no_cards(resource: str) -> None:
     """Their owner names them; a node that has some is not another plugin's."""
     assert not is_other_resource(resource)
+
+
+def test_slice_of_an_unknown_driver_needs_one_card_among_its_devices() -> None:
+    card = {"name": "gpu-0", "attributes": {"uuid": {"string": UUIDS[0]}}}
+    for devices, has_cards in (([{"name": "nic"}, card], True), ([{"name": "nic"}], False), ([], False)):
+        found = msgspec.convert(a_slice(driver="cards.example.org", devices=devices), SliceObject)
+        assert found.has_cards is has_cards
+
+
+def test_resource_that_only_one_side_has_is_an_offer_of_that_side() -> None:
+    found = {"metadata": {"name": "n1"}, "status": {"capacity": {"cpu": "1"}, "allocatable": {GPU: "1"}}}
+    assert other_resources(msgspec.convert(found, NodeObject)) == (GPU,)

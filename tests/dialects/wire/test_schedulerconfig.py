@@ -96,3 +96,19 @@ def test_policy_form_spells_two_fields_differently() -> None:
     assert extender["enableHttps"] is False
     assert extender["httpTimeout"] == 5_000_000_000
     assert "enableHTTPS" not in extender
+
+
+def test_oldest_version_of_kubernetes_is_taken() -> None:
+    assert [parse_version(text) for text in ("1.11", "v1.11.0")] == [(1, 11), (1, 11)]
+    older = parse_version("1.10.9")
+    assert isinstance(older, Invalid)
+    assert older.allowed == "1.11 or later"
+    assert isinstance(parse_version("2.30"), Invalid)
+
+
+def test_keys_of_the_client_are_in_the_folder() -> None:
+    settings = KubeSchedulerSettings((1, 36), "https://x", tls_folder="/keys/")
+    (extender,) = render_config(settings)["extenders"]
+    assert extender["tlsConfig"]["caFile"] == "/keys/ca.crt"
+    assert extender["tlsConfig"]["certFile"] == "/keys/client.crt"
+    assert extender["tlsConfig"]["keyFile"] == "/keys/client.key"

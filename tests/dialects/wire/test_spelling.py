@@ -211,3 +211,16 @@ def test_long_names_end_with_a_mark_of_their_own() -> None:
     assert re.fullmatch(r"c+-[0-9a-f]{8}\.NVIDIA_VISIBLE_DEVICES", rest), long
     assert (prefix, len(rest)) == ("env.aliquot.dev", 63)
     assert env_annotation("c", "V") == "env.aliquot.dev/c.V"
+
+
+def test_first_event_of_the_core_group_counts_one() -> None:
+    about = ObjectRef("Pod", "web", "team", "uid-1")
+    seen = Occurrence(about, "Waiting", "no room", "Warning", "Place", "aliquot", "one", "2026-01-01T12:00:00Z")
+    event = render_event(Form.CORE, seen)
+    assert (event["count"], event["message"], event["involvedObject"]) == (1, "no room", about.render())
+
+
+def test_name_that_just_fits_is_not_cut() -> None:
+    room = 63 - len(".VARIABLE")
+    assert env_annotation("c" * room, "VARIABLE") == f"env.aliquot.dev/{'c' * room}.VARIABLE"
+    assert len(env_annotation("c" * (room + 1), "VARIABLE")) == len("env.aliquot.dev/") + 63

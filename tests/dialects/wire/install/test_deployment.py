@@ -241,3 +241,12 @@ def test_simulated_cards_mount_only_the_folder_of_sockets() -> None:
     assert [mount["name"] for mount in container["volumeMounts"]] == ["run"]
     assert [volume["name"] for volume in cards["volumes"]] == ["run"]
     assert [variable["name"] for variable in container["env"]] == ["NODE_NAME"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [("qgpu", "aliquot-scheduler"), ("t9k", "aliquot-scheduler,t9k=t9k-scheduler"), ("gpushare", "aliquot-scheduler")],
+)
+def test_scheduler_names_are_those_of_the_mode(mode: str, names: str) -> None:
+    (scheduler, *_) = _by_kind(mode=mode)["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert f"--scheduler-name={names}" in scheduler["args"]

@@ -479,3 +479,18 @@ def test_review_accepts_any_json(body: object, chosen: AdmissionSettings) -> Non
         assert said["response"]["uid"]
         assert isinstance(said["response"]["allowed"], bool)
         json.dumps(said, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(("number", "more"), [(9, ""), (10, ""), (11, "; and 1 more"), (12, "; and 2 more")])
+def test_violations_beyond_ten_are_counted(number: int, more: str) -> None:
+    wrong = [a_container(f"c{at}", {QGPU_MEMORY: "x"}) for at in range(number)]
+    status = answer(asked(a_pod("p", *wrong)))["status"]
+    assert status["message"].startswith(f"{number} errors: ")
+    assert len(status["details"]["causes"]) == min(number, 10)
+    assert status["message"].endswith(more) if more else " more" not in status["message"][-9:]
+
+
+@pytest.mark.parametrize(("limits", "reason"), [({QGPU_MEMORY: "x"}, "Invalid"), ({QGPU_CORE: 20}, "Required")])
+def test_cause_says_whether_a_field_is_wrong_or_missing(limits: Json, reason: str) -> None:
+    (cause,) = answer(asked(a_pod("p", a_container("c", limits))))["status"]["details"]["causes"]
+    assert cause["reason"] == f"FieldValue{reason}"

@@ -156,3 +156,10 @@ def test_secret_is_read_without_entries_that_are_no_base64() -> None:
 @given(anything)
 def test_anything_instead_of_a_secret_is_read(value: object) -> None:
     assert isinstance(parse_secret({"data": value}), dict)
+
+
+def test_api_server_waits_longer_only_for_the_last_attempt() -> None:
+    entries = webhook_configuration(b"", SERVICE)["webhooks"]
+    waits = [entry["timeoutSeconds"] for entry in entries if entry["name"].endswith("pods.aliquot.dev")]
+    assert waits[0] == waits[1] < waits[2]
+    assert sum(waits) < 30, "what the API server waits for all webhooks of a request"
