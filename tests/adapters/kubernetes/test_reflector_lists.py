@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.kubernetes import reflector as module
+from aliquot.adapters.kubernetes.paging import next_page
 from kit.clusters.apiserver import ApiServer, half_an_answer, hang_up, status, text, until
 from kit.clusters.reflection import Rig, play, sizes, three
 
@@ -69,7 +70,7 @@ def test_after_410_reflector_lists_and_reports_only_differences(in_stream: bool)
     ids=["another page", "the last", "another order", "another type", "half", "empty"],
 )
 def test_the_next_page_is_known_from_the_beginning_of_this_one(raw: bytes, token: str) -> None:
-    assert module.next_page(raw) == token
+    assert next_page(raw) == token
 
 
 def test_a_relist_is_read_in_smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ class Sink:
         self.versions: dict[str, list[int]] = {}
         self.drifts: list[int] = []
         self.in_list = False
+        self.broken = 0  # lists that broke off
 
     def listing(self) -> None:
         assert not self.in_list
@@ -53,6 +54,11 @@ class Sink:
         self.in_list = False
         self.drifts.append(drift)
 
+    def broke_off(self) -> None:
+        assert self.in_list
+        self.in_list = False
+        self.broken += 1
+
     def forget(self) -> None:
         """What was told so far is not what the test is about."""
         self.reported.clear()
@@ -63,8 +69,9 @@ class Rig:
 
     following: asyncio.Task[None]
 
-    def __init__(self, server: ApiServer, kube: Kube, **more: Any) -> None:
+    def __init__(self, server: ApiServer, kube: Kube, *, in_parts: bool = False, **more: Any) -> None:
         self.server, self.sink = server, Sink()
+        more |= {"broke_off": self.sink.broke_off} if in_parts else {}
         self.reflector: Reflector[Thing] = Reflector(kube, PATH, Thing, self.sink, chance=lambda: 0.0, **more)
 
     async def synced(self) -> None:
@@ -85,13 +92,15 @@ def play(
     *,
     before: Callable[[ApiServer], object] = lambda server: None,
     seconds: float = 20.0,
+    **more: Any,
 ) -> None:
-    """Run the scene with a reflector that follows a server; `before` it begins, the server is as that makes it."""
+    """Run the scene with a reflector that follows a server; `before` it begins, the server is as that makes it. `more`
+    is for the rig."""
 
     async def run() -> None:
         async with ApiServer() as server, server.kube() as kube:
             before(server)
-            rig = Rig(server, kube)
+            rig = Rig(server, kube, **more)
             rig.following = asyncio.create_task(rig.reflector.run())
             try:
                 await scene(rig)

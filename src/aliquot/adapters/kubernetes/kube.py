@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlencode
 
-import aiohttp
 import msgspec
 
 from aliquot.adapters.kubernetes.connections import Connections, NotSentError, can_connect
 from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, find_server, monotonic
+
+if TYPE_CHECKING:
+    import aiohttp  # loaded with its first request: the scheduler sends others before
 
 __all__ = ["ApiError", "Kube", "KubeConfigError", "NotSent", "Server", "Unreachable", "find_server"]
 
@@ -72,33 +74,46 @@ class Kube:
         self._agent = agent
         self._session: aiohttp.ClientSession | None = None
         self._direct: Connections | None = None  # where a request needs nothing that only aiohttp can do
+        self._entered = False
         self._login = asyncio.Lock()
 
     async def __aenter__(self) -> Kube:
+        if can_connect(self.server):
+            self._direct = Connections(self.server, self._headers(), _DIRECT)
+        self._entered = True
+        return self
+
+    def _headers(self) -> list[tuple[str, str]]:
         # No compression: near the API server, compressing a list of 5,000 nodes takes longer than sending it.
-        headers = [
+        return [
             ("User-Agent", self._agent),
             ("Accept", "application/json"),
             ("Accept-Encoding", "identity"),
             *self.server.headers,
         ]
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self.server.tls or True),
-            headers=headers,
-            proxy=self.server.proxy,
-            read_bufsize=_CHUNK,
-        )
-        if can_connect(self.server):
-            self._direct = Connections(self.server, headers, _DIRECT)
-        return self
+
+    def _http(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        assert self._entered, "a Kube is used as `async with Kube(server)`"
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self.server.tls or True),
+                headers=self._headers(),
+                proxy=self.server.proxy,
+                read_bufsize=_CHUNK,
+            )
+        return self._session
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._direct is not None:
             self._direct.close()
+        self._entered = False
         if self._session is not None:
             await self._session.close()
+            self._session = None
 
     async def get(
         self,
@@ -159,6 +174,8 @@ class Kube:
 
     async def watch(self, path: str, params: Mapping[str, str]) -> AsyncIterator[list[bytes]]:
         """The lines of a watch, as many at a time as have come. Ends when the server ends it. Raises both errors."""
+        import aiohttp
+
         limit = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=_SILENCE)
         rest = b""
         try:
@@ -190,12 +207,14 @@ class Kube:
                 if connect is not None and self._direct is not None:
                     status, raw = await self._send_directly(method, path, data, form, params, connect)
                 else:
+                    import aiohttp
+
                     limit = aiohttp.ClientTimeout(total=timeout, connect=connect)
                     async with await self._send(method, path, data, form, params, limit) as answer:
                         status, raw = answer.status, await answer.read()
         except NotSentError as error:
             raise NotSent(f"{method} {path}: {error}") from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except _failures() as error:
             raise Unreachable(f"{method} {path}: {_in_words(error)}") from error
         if status >= 400:
             raise _refusal(status, raw)
@@ -214,14 +233,14 @@ class Kube:
         timeout: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
         """Sent again with a fresh token if the first was not accepted: it may have expired."""
-        assert self._session is not None, "a Kube is used as `async with Kube(server)`"
+        session = self._http()
         headers = {} if form is None else {"Content-Type": form}
         token = None
         for fresh in (False, True):
             token = await self._token(token)
             if token is not None:
                 headers["Authorization"] = f"Bearer {token}"
-            answer = await self._session.request(
+            answer = await session.request(
                 method,
                 self.server.url + path,
                 data=data,
@@ -277,6 +296,13 @@ def _refusal(status: int, raw: bytes) -> ApiError:
     except msgspec.MsgspecError:  # not the API server itself: a proxy, or a server that is starting
         answer = _Status(message=raw[:200].decode(errors="replace").strip())
     return ApiError(status, answer.reason, answer.message or f"HTTP {status}", answer.details)
+
+
+def _failures() -> tuple[type[BaseException], ...]:
+    """What a request may raise."""
+    import aiohttp
+
+    return (aiohttp.ClientError, TimeoutError, OSError)
 
 
 def _in_words(error: BaseException) -> str:

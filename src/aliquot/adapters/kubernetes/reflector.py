@@ -1,6 +1,7 @@
 """Follows a collection of the API server: list, watch, resume, relist and compare.
 
-    list    in pages; the next one is requested before this one is decoded
+    list    in pages; the next one is requested before this one is decoded. Reported when all of it is there, or, the
+            first one and if the caller allows it, as it comes
     watch   from the list's version on, with bookmarks, so that a broken watch resumes where it stood
     410     the version is too old to resume: list again, and report only what differs from what was reported before
     else    wait, longer each time and never all clients at once, and resume
@@ -15,17 +16,20 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import closing
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
-from aliquot.adapters.kubernetes.paging import EndlessError, Pages
+from aliquot.adapters.kubernetes.paging import EndlessError, ListMeta, PagesAhead
 from aliquot.model.numbers.backoff import backoff
 
 log = logging.getLogger(__name__)
 
 _PAGE, _NEXT_PAGE = 1000, 200  # objects; smaller pages once we serve, whose callers wait while one is decoded
+_AHEAD = 4  # pages of a list that is reported as it comes
+_PART = 100  # objects that are reported before other tasks may run
 _WATCH_SECONDS = (240, 480)  # the server ends a watch after that long; spread, so that not all are renewed at once
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
 _SOUND = 20.0  # seconds; a watch that lasted so long, or brought anything, was healthy: the next failure is a first one
@@ -58,19 +62,6 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-class _ListMeta(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-    continue_: str = msgspec.field(name="continue", default="")
-
-
-class _ListHead(msgspec.Struct):
-    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
-
-
-_ITEMS, _LONGEST_HEAD = b'"items":[', 8192
-_read_head = msgspec.json.Decoder(_ListHead).decode
-
-
 class _Version(msgspec.Struct, rename="camel"):
     resource_version: str = ""
 
@@ -100,16 +91,17 @@ def _newer(version: str, than: str) -> bool:
     return version.isdigit() and (not than.isdigit() or int(version) > int(than))
 
 
-def next_page(raw: bytes) -> str:
-    """The token of the page after this one, from its beginning; empty if there is none, or its form is another.
+def request_pages(
+    kube: Kube, path: str, params: Mapping[str, str] | None = None, *, limit: int = _PAGE, most: int = 1
+) -> PagesAhead:
+    """Begin to list a collection: for the first list of a Reflector that may be made later."""
 
-    An API server writes `metadata` before `items`.
-    """
-    end = raw.find(_ITEMS, 0, _LONGEST_HEAD)
-    try:
-        return _read_head(raw[:end] + b'"items":[]}').metadata.continue_ if end > 0 else ""
-    except msgspec.MsgspecError:
-        return ""
+    async def ask(token: str) -> bytes:
+        asked = {**(params or {}), "limit": str(limit), **({"continue": token} if token else {})}
+        raw: bytes = await kube.get(path, params=asked, into=bytes, timeout=60.0, connect=10.0)
+        return raw
+
+    return PagesAhead(ask, path, most=most)
 
 
 class Reflector(Generic[T]):
@@ -124,6 +116,8 @@ class Reflector(Generic[T]):
         *,
         params: Mapping[str, str] | None = None,
         after: asyncio.Event | None = None,
+        broke_off: Callable[[], None] | None = None,
+        first: PagesAhead | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.path = path
@@ -133,8 +127,12 @@ class Reflector(Generic[T]):
         self.drift = 0  # differences they found that no watch had brought
         self._kube, self._sink, self._params, self._chance = kube, sink, dict(params or {}), chance
         self._after = after  # nothing is reported before that: Pods after the nodes they are on
+        # Given: the first list is reported as it comes, and this is called in place of `listed` if it breaks off.
+        self._broke_off = broke_off
+        self._first = first  # pages of the first list that were requested already
+        self._anew = False  # what was reported of a list that is under way must be reported again
         self._item = msgspec.json.Decoder(kind)
-        form = msgspec.defstruct("_Page", [("metadata", _ListMeta), ("items", list[kind])])  # type: ignore[valid-type]
+        form = msgspec.defstruct("_Page", [("metadata", ListMeta), ("items", list[kind])])  # type: ignore[valid-type]
         self._page: msgspec.json.Decoder[Any] = msgspec.json.Decoder(form)
         self._event = msgspec.json.Decoder(_Event)
         self._seen: dict[str, str] = {}  # key -> resourceVersion of all that was reported and exists
@@ -210,6 +208,7 @@ class Reflector(Generic[T]):
     def report_all_again(self) -> None:
         """With the next list, report everything as changed: it must be read by other rules."""
         self._seen = dict.fromkeys(self._seen, "")
+        self._anew = True
 
     async def relist(self) -> None:
         """Compare with the API server now; returns when that is done. What is known then is newer than the call."""
@@ -232,7 +231,10 @@ class Reflector(Generic[T]):
         """List everything; what was reported before and is not in the list is gone."""
         served, self._wanted = self._wanted, []
         try:
-            await self._list_pages()
+            if self._broke_off is not None and not self._seen and not self.synced.is_set():
+                await self._list_in_parts(self._broke_off)
+            else:
+                await self._list_pages()
         except BaseException:
             self._wanted = served + self._wanted
             raise
@@ -244,9 +246,10 @@ class Reflector(Generic[T]):
         version = ""
         pages: list[list[T]] = []
         # Nothing is reported before all is there: a list that breaks in the middle changes nothing.
-        async for at, items in self._pages():
-            version = at
-            pages.append(items)
+        with closing(self._request_pages()) as ahead:
+            async for at, items in self._pages(ahead):
+                version = at
+                pages.append(items)
         if self._after is not None:
             await self._after.wait()
         before, self._seen = self._seen, {}
@@ -265,6 +268,41 @@ class Reflector(Generic[T]):
         self._sink.listed(differences if self.synced.is_set() else 0)
         self.synced.set()
         self.answered.set()
+
+    async def _list_in_parts(self, broke_off: Callable[[], None]) -> None:
+        """The first list, reported as it comes: nobody looks at it before `synced`. Other tasks run in between, so that
+        the API server is not kept waiting. If it breaks off, the next list reports the rest, and what is gone."""
+        version = ""
+        ahead, self._first = self._first or self._request_pages(_AHEAD), None
+        with closing(ahead):
+            if self._after is not None:
+                await self._after.wait()
+            self._anew = False
+            self._sink.listing()
+            try:
+                async for at, items in self._pages(ahead):
+                    version = at
+                    for start in range(0, len(items), _PART):
+                        self._report_part(items[start : start + _PART])
+                        await asyncio.sleep(0)
+                    items.clear()
+                if self._anew:
+                    raise Expired("the rules changed during the list")
+            except BaseException:
+                broke_off()
+                raise
+        self._version = version
+        self._sink.listed(0)
+        self.synced.set()
+        self.answered.set()
+
+    def _report_part(self, items: list[T]) -> None:
+        for item in items:
+            key, listed = key_of(item), item.metadata.resource_version
+            known = self._seen.get(key)
+            if known is None or not _newer(known, listed):  # else observed while the list was under way
+                self._sink.changed(item)
+                self._seen[key] = listed
 
     def _report_list(self, pages: list[list[T]], before: dict[str, str], version: str) -> int:
         """Report what differs from `before`, which is empty afterwards; returns the number of differences."""
@@ -295,28 +333,18 @@ class Reflector(Generic[T]):
             del before[key]
         return differences
 
-    async def _pages(self) -> AsyncIterator[tuple[str, list[T]]]:
-        more, version, pages = "", "", Pages(self.path)
-        coming: asyncio.Task[Any] | None = self._ask_page("")
-        try:
-            while coming is not None:
-                raw, coming = await coming, None
-                more = next_page(raw)
-                coming = self._ask_page(pages.follow(more)) if more else None
-                await asyncio.sleep(0)  # it is sent now: the API server works on it while we decode
-                page = self._page.decode(raw)
-                version, more = page.metadata.resource_version or version, page.metadata.continue_
-                coming = self._ask_page(pages.follow(more)) if more and coming is None else coming
-                yield version, page.items
-        finally:
-            if coming is not None:
-                coming.cancel()
+    async def _pages(self, ahead: PagesAhead) -> AsyncIterator[tuple[str, list[T]]]:
+        version = ""
+        while (raw := await ahead.take()) is not None:
+            page = self._page.decode(raw)
+            del raw
+            version = page.metadata.resource_version or version
+            ahead.follow(page.metadata.continue_)
+            yield version, page.items
 
-    def _ask_page(self, more: str) -> asyncio.Task[Any]:
+    def _request_pages(self, most: int = 1) -> PagesAhead:
         limit = _NEXT_PAGE if self.synced.is_set() else _PAGE
-        params = {**self._params, "limit": str(limit), **({"continue": more} if more else {})}
-        ask = self._kube.get(self.path, params=params, into=bytes, timeout=60.0, connect=10.0)
-        return asyncio.get_running_loop().create_task(ask)
+        return request_pages(self._kube, self.path, self._params, limit=limit, most=most)
 
     # --- watch ---------------------------------------------------------------------------------------------------
 

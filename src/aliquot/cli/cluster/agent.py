@@ -287,9 +287,7 @@ def _find_server(kubeconfig: Path | None) -> Server:
 
 
 def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | None) -> None:
-    from aliquot.cli.cluster.scheduler import load_aiohttp
-
-    load_aiohttp()
+    import aliquot.services.daemon.loadaiohttp  # noqa: F401  # before anything else imports aiohttp
     from aliquot.dialects import MemoryUnit, Rules
     from aliquot.services.agent.assembly import run_agent
     from aliquot.services.agent.settings import Settings

@@ -163,52 +163,44 @@ def scheduler(**given: Any) -> None:
     qgpu-scheduler --priority=binpack        the same, by the vendor's name; reads $PORT
     """
     import asyncio
-    import gc
 
-    gc.disable()  # it would walk what is loaded again and again: 0.1 s of a start of 1.5 s
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads for matrices, which we do not have, busy-wait
-    try:
-        load_aiohttp()
-        from aliquot.adapters.host.logs import start_logging
-        from aliquot.adapters.kubernetes.kube import KubeConfigError, find_server
-        from aliquot.services.scheduler.service import Scheduler
-    finally:
-        gc.freeze()
-        gc.enable()
+    from aliquot.adapters.host.logs import start_logging
+    from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, find_server
+    from aliquot.services.scheduler.starting import run_scheduler
+
     options = _merged(given)
     log_level = options.pop("log_level", "info")
     kubeconfig = options.pop("kubeconfig", None)
-    settings = _settings(options)
     try:
         server = find_server(None if kubeconfig is None else Path(kubeconfig))
     except KubeConfigError as error:
+        _settings(options)  # what is wrong there comes first
         raise InputError(str(error)) from error
     start_logging(log_level)
-    if not _is_loopback(settings.bind_address):
-        log.warning("verbs_without_tls", extra={"data": {"address": settings.bind_address, "effect": _EXPOSED}})
+    made: list[Settings] = []
+
+    def settings() -> Settings:
+        made.append(_settings(options))
+        address = made[0].bind_address
+        if not _is_loopback(address):
+            log.warning("verbs_without_tls", extra={"data": {"address": address, "effect": _EXPOSED}})
+        return made[0]
+
     try:
-        asyncio.run(Scheduler(server, settings).run())
+        asyncio.run(run_scheduler(server, settings))
     except OSError as error:
-        more = [settings.webhook.port] if settings.webhook else []
-        more += [settings.tls.port] if settings.tls else []
-        more += [] if settings.metrics.usual or not settings.metrics.port else [settings.metrics.port]
-        more += [] if settings.dashboard.usual or not settings.dashboard.port else [settings.dashboard.port]
-        ports = " and ".join(map(str, [settings.port, *more]))
-        raise InputError(
-            f"cannot listen on {settings.bind_address}:{ports}: {error.strerror or error}; choose another --port"
-        ) from error
+        if not made:
+            raise
+        raise InputError(_taken(made[0], error)) from error
 
 
-def load_aiohttp() -> None:
-    """Import aiohttp without the machine's certificate authorities. It reads them twice, 150 ms of a start of 1.5 s,
-    for connections that we never make: those to the API server bring their own (adapters/kubernetes/kubeconfig.py)."""
-    kept = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
-    os.environ.update(dict.fromkeys(kept, os.devnull))
-    try:
-        import aiohttp  # noqa: F401  # cached for later imports
-    finally:
-        for name, value in kept.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+def _taken(settings: Settings, error: OSError) -> str:
+    more = [settings.webhook.port] if settings.webhook else []
+    more += [settings.tls.port] if settings.tls else []
+    more += [] if settings.metrics.usual or not settings.metrics.port else [settings.metrics.port]
+    more += [] if settings.dashboard.usual or not settings.dashboard.port else [settings.dashboard.port]
+    ports = " and ".join(map(str, [settings.port, *more]))
+    return f"cannot listen on {settings.bind_address}:{ports}: {error.strerror or error}; choose another --port"
 
 
 def _merged(given: dict[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from aliquot.services.scheduler.ports.http import Extender
 from aliquot.services.scheduler.ports.verbstls import VerbsKeys
 from aliquot.services.scheduler.preemption.evictor import Evictor
 from aliquot.services.scheduler.settings import Settings
+from aliquot.services.scheduler.watches.firstlists import AGENT, Started
 from aliquot.services.scheduler.watches.following import Watches
 
 log = logging.getLogger(__name__)
@@ -56,15 +57,17 @@ log = logging.getLogger(__name__)
 _BIND_GRACE = 10.0  # seconds that binds in progress have to finish at shutdown
 _LIST_GRACE = 1.0  # seconds that a review waits for the first list of Nodes; the API server waits 2 for us
 _START_GRACE = 10.0  # seconds that what is less urgent than the first answer waits for the first lists
+_FIRST_CALLS = 1.0  # seconds after the first lists that are kube-scheduler's alone
 _REVIEW_GRACE = 3.0  # seconds in which API servers still send reviews: they learn late that our endpoint is gone
 
 
 class Scheduler:
     """One instance and its parts."""
 
-    def __init__(self, server: Server, settings: Settings) -> None:
+    def __init__(self, server: Server, settings: Settings, started: Started | None = None) -> None:
         self.settings = settings
-        self.kube = kube = Kube(server, agent="aliquot-scheduler")
+        self._started = started
+        self.kube = kube = Kube(server, agent=AGENT) if started is None else started.kube
         rules = Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB, settings.served, _own_account(server))
         says_mib = settings.memory_unit is MemoryUnit.MIB
         self.cluster = cluster = Cluster(settings.priority, rules, settings.shortlist, says_mib=says_mib)
@@ -84,7 +87,8 @@ class Scheduler:
             else None
         )
         self.handover = AgentHandover(kube, cluster, leading=self._leading)
-        self.watches = Watches(kube, cluster, settings, self.upkeep, self.handover)
+        lists = None if started is None else started.lists
+        self.watches = Watches(kube, cluster, settings, self.upkeep, self.handover, lists)
         self.election = self._election()
         self.claims = ResourceClaims(kube, cluster)
         self.binder = Binder(
@@ -154,7 +158,8 @@ class Scheduler:
         """
         stop = termination_signal()
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self.kube)
+            if self._started is None:
+                await stack.enter_async_context(self.kube)
             await self.ports.open(stack, self._metrics, self.election.identity)
             tasks = {work: asyncio.create_task(run_forever(work)) for work in self._programs()}
             await stop.wait()
@@ -227,6 +232,12 @@ class Scheduler:
             async with asyncio.timeout(_START_GRACE):
                 await self.watches.pods.synced.wait()
 
+    async def _answering(self) -> None:
+        """The same, and what kube-scheduler asks then is answered: it cannot be while all nodes are laid out, a third
+        of a second for 15,000."""
+        await self._pods_listed()
+        await asyncio.sleep(_FIRST_CALLS)
+
     async def _show(self) -> None:
         assert self.ports.dashboard is not None
         port, addresses = self.settings.agent_port, self.cluster.reported.addresses
@@ -239,7 +250,7 @@ class Scheduler:
         )
         view = ClusterView(self.cluster, Details(self.cluster, self.claims.known), around)
         try:
-            await show(view, *self.ports.dashboard, before=self._pods_listed)
+            await show(view, *self.ports.dashboard, before=self._answering)
         finally:
             if ask is not None:
                 await ask.close()

@@ -11,10 +11,11 @@ from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.refusal import Invalid
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
+from aliquot.services.scheduler.watches import sinks
 from aliquot.services.scheduler.watches.sinks import ConfigSink, NodeSink, PodSink
-from kit.clusters.watchobjects import a_cluster, live_node, live_pod, unhealthy
+from kit.clusters.watchobjects import a_cluster, as_node, live_node, live_pod, unhealthy
 from kit.values.builders import GIB
-from kit.values.manifests import MEM
+from kit.values.manifests import COUNT, MEM
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 
@@ -157,3 +158,78 @@ def test_configmap_sink_works_without_upkeep() -> None:
     cluster = a_cluster(live_node("n1", 16, 16))
     ConfigSink(cluster, None).changed(unhealthy("n1", "1"))
     assert cluster.board.healthy[0].tolist() == [True, False]
+
+
+def test_first_node_list_is_applied_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "_PART", 2)
+    nodes = Nodes()
+    nodes.sink.listing()
+    for name in ("n1", "n2", "n3"):
+        nodes.sink.changed(live_node(name))
+    assert nodes.upkeep.seen == ["n1", "n2"]
+    nodes.sink.listed(0)
+    assert nodes.upkeep.seen == ["n1", "n2", "n3"]
+    nodes.list(live_node("n4"), live_node("n5"), live_node("n6"))  # a later one is applied at its end
+    assert nodes.upkeep.seen[3:] == ["n4", "n5", "n6"]
+
+
+def foreign(name: str, memory: int) -> NodeObject:
+    """With gpushare's own plugin: its card is what it advertises."""
+    return as_node({"metadata": {"name": name}, "status": {"capacity": {MEM: str(memory), COUNT: "1"}}})
+
+
+def test_nodes_are_applied_again_where_the_end_of_the_first_list_shows_another_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sinks, "_PART", 2)
+    nodes = Nodes()
+    nodes.list(foreign("n1", 900), foreign("n2", 900), foreign("n3", 16_000))
+    assert nodes.cluster.rules.gpushare_unit is MemoryUnit.MIB
+    assert [nodes.cluster.board.memory[row, 0] for row in range(3)] == [900, 900, 16_000]
+    assert nodes.upkeep.seen == ["n1", "n2", "n1", "n2", "n3"]
+
+
+def test_a_first_node_list_that_broke_off_counts_for_the_unit_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "_PART", 2)
+    nodes = Nodes()
+    nodes.sink.listing()
+    for name in ("n1", "n2", "n3"):
+        nodes.sink.changed(foreign(name, 900))
+    nodes.sink.broke_off()
+    assert nodes.upkeep.seen == ["n1", "n2", "n3"]
+    nodes.sink.listing()
+    nodes.sink.gone("n2")
+    nodes.sink.changed(foreign("n4", 16_000))
+    nodes.sink.listed(0)
+    assert nodes.cluster.rules.gpushare_unit is MemoryUnit.MIB
+    assert {node.name: node.cards[0].memory_mib for node in nodes.cluster.nodes()} == {
+        "n1": 900,
+        "n3": 900,
+        "n4": 16_000,
+    }
+
+
+def test_pods_without_named_cards_are_not_guessed_where_a_list_breaks_off() -> None:
+    cluster = a_cluster(live_node("n1", 16, 16))
+    sink = PodSink(cluster)
+    sink.listing()
+    sink.changed(live_pod("guessed", limits={MEM: "16"}, on="n1"))
+    sink.broke_off()
+    sink.listing()
+    sink.changed(live_pod("named", limits={MEM: "16"}, on="n1", annotations=ON_CARD_0))
+    sink.listed(0)
+    cards = {placed.claim.name: next(iter(placed.grant.usage())) for placed in cluster.placements()}
+    assert cards == {"named": 0, "guessed": 1}
+
+
+def test_nodes_listed_during_the_first_list_of_pods_do_not_end_it() -> None:
+    cluster = a_cluster(live_node("n1", 16, 16))
+    sink, nodes = PodSink(cluster), NodeSink(cluster, None, unit_known=True, reread=lambda: None)
+    sink.listing()
+    sink.changed(live_pod("guessed", limits={MEM: "16"}, on="n1"))
+    nodes.listing()
+    nodes.listed(0)
+    sink.changed(live_pod("named", limits={MEM: "16"}, on="n1", annotations=ON_CARD_0))
+    sink.listed(0)
+    cards = {placed.claim.name: next(iter(placed.grant.usage())) for placed in cluster.placements()}
+    assert cards == {"named": 0, "guessed": 1}

@@ -70,6 +70,7 @@ class Cluster:
     _node_reader: NodeReader = field(init=False)
     _unnamed: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # guessed when a list ends
     _batch: ExitStack | None = None
+    _lists: int = 0  # that are under way
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.board)
@@ -86,19 +87,27 @@ class Cluster:
 
     def begin(self) -> None:
         """Many changes follow; the board is worked out once, at their end."""
+        self._lists += 1
         if self._batch is None:
             self._batch = ExitStack()
             self._batch.enter_context(self.board.together())
 
     def end(self) -> None:
         """The list is complete. Pods whose cards no annotation names are guessed around those that have one."""
-        if self._batch is not None:
-            self._batch.close()
-            self._batch = None
-            self.reserved.renew_all()
+        self.break_off()
+        if self._lists:  # Nodes were listed while Pods are
+            return
         unnamed, self._unnamed = self._unnamed, {}
         for pod, claim, why in unnamed.values():
             self._guess(pod, claim, why)
+
+    def break_off(self) -> None:
+        """The list ends before it is complete, and another follows: nothing can be guessed yet."""
+        self._lists = max(0, self._lists - 1)
+        if self._batch is not None and not self._lists:
+            self._batch.close()
+            self._batch = None
+            self.reserved.renew_all()
 
     # --- nodes ------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.groups.following import PodGroups
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from aliquot.services.scheduler.settings import Settings
+from aliquot.services.scheduler.watches.firstlists import NODES, PODS, FirstLists
 from aliquot.services.scheduler.watches.resourceslices import ResourceSlices, SliceSink
 from aliquot.services.scheduler.watches.sinks import ConfigSink, NodeSink, PodSink
 
@@ -23,8 +24,15 @@ class Watches:
     """Nodes, Pods, ResourceSlices, PodGroups, and the ConfigMaps that take cards out of use -> `cluster`."""
 
     def __init__(
-        self, kube: Kube, cluster: Cluster, settings: Settings, upkeep: NodeUpkeep | None, handover: AgentHandover
+        self,
+        kube: Kube,
+        cluster: Cluster,
+        settings: Settings,
+        upkeep: NodeUpkeep | None,
+        handover: AgentHandover,
+        first: FirstLists | None = None,
     ) -> None:
+        first = first or FirstLists()
         self._settings = settings
         node_sink = NodeSink(
             cluster,
@@ -33,8 +41,17 @@ class Watches:
             reread=self._reread_pods,
             handover=handover,
         )
-        self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, node_sink)
-        self.pods = Reflector(kube, "/api/v1/pods", PodObject, PodSink(cluster), after=self.nodes.synced)
+        pod_sink = PodSink(cluster)
+        self.nodes = Reflector(kube, NODES, NodeObject, node_sink, broke_off=node_sink.broke_off, first=first.nodes)
+        self.pods = Reflector(
+            kube,
+            PODS,
+            PodObject,
+            pod_sink,
+            after=self.nodes.synced,
+            broke_off=pod_sink.broke_off,
+            first=first.pods,
+        )
         self.configs = Reflector(
             kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, ConfigSink(cluster, upkeep)
         )
@@ -84,6 +101,6 @@ class Watches:
             self._rereading_nodes = asyncio.get_running_loop().create_task(self.nodes.relist())
 
     def _reread_pods(self) -> None:
+        self.pods.report_all_again()
         if self.pods.synced.is_set():
-            self.pods.report_all_again()
             self._rereading = asyncio.get_running_loop().create_task(self.pods.relist())

@@ -14,9 +14,12 @@ from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 
 log = logging.getLogger(__name__)
 
+_PART = 100  # nodes
+
 
 class NodeSink:
-    """Applies Nodes. While the unit of gpu-mem is unknown, a list is read completely before it is applied."""
+    """Applies Nodes. The unit of gpu-mem follows from a whole list. The first list is applied as it comes, in the unit
+    that its beginning shows, and again in the rare case that the whole of it shows another."""
 
     def __init__(
         self,
@@ -31,18 +34,28 @@ class NodeSink:
         self._unit_known, self._reread = unit_known, reread
         self._unit_guessed = False
         self._list: list[NodeObject] | None = None
+        self._applied = 0  # of the list
+        self._first = True
 
     def listing(self) -> None:
-        self._list = []
+        if self._list is None:  # else the last list broke off
+            self._list = []
+        self.cluster.begin()
 
     def changed(self, item: NodeObject) -> None:
         if self._list is not None:
             self._list.append(item)
+            if self._first and len(self._list) >= self._applied + _PART:
+                self._apply_beginning(self._list)
             return
         self._learn_unit([item])
         self._apply(item)
 
     def gone(self, key: str) -> None:
+        if self._list is not None and self._applied:
+            kept = [item for item in self._list if item.metadata.name != key]
+            self._applied -= len(self._list) - len(kept)
+            self._list = kept
         self.cluster.drop_node(key)
         if self.upkeep is not None:
             self.upkeep.forget(key)
@@ -50,15 +63,30 @@ class NodeSink:
             self.handover.forget(key)
 
     def listed(self, drift: int) -> None:
-        items, self._list = self._list or [], None
-        self._learn_unit(items)
-        self.cluster.begin()
+        items, applied, unit = self._list or [], self._applied, self.cluster.rules.gpushare_unit
+        self._list, self._applied, self._first = None, 0, False
         try:
-            for item in items:
+            self._learn_unit(items)
+            for item in items[applied if unit is self.cluster.rules.gpushare_unit else 0 :]:
                 self._apply(item)
         finally:
             self.cluster.end()
         _log_drift("nodes", drift)
+
+    def broke_off(self) -> None:
+        """The rest of the first list comes with another one, which does not report again what came."""
+        try:
+            self._apply_beginning(self._list or [])
+        finally:
+            self.cluster.break_off()
+
+    def _apply_beginning(self, items: list[NodeObject]) -> None:
+        if not self._unit_known and not self._applied:
+            unit = dialects.advertised_gpushare_unit(item for item in items if not item.agent_away)
+            self.cluster.use_unit(unit or dialects.guess_gpushare_unit(items))
+        start, self._applied = self._applied, len(items)
+        for item in items[start:]:
+            self._apply(item)
 
     def _apply(self, item: NodeObject) -> None:
         self.cluster.set_node(item)
@@ -90,6 +118,9 @@ class PodSink:
 
     def listing(self) -> None:
         self.cluster.begin()
+
+    def broke_off(self) -> None:
+        self.cluster.break_off()
 
     def changed(self, item: PodObject) -> None:
         self.cluster.set_pod(item)

@@ -1,0 +1,42 @@
+"""The first lists of Nodes and Pods, requested before most of the scheduler is loaded: the API server works on them
+meanwhile. So this module imports little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aliquot.adapters.kubernetes.kube import Kube
+from aliquot.adapters.kubernetes.paging import PagesAhead
+from aliquot.adapters.kubernetes.reflector import request_pages
+
+AGENT = "aliquot-scheduler"
+NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
+_NODE_PAGES, _POD_PAGES = 3, 6  # of 1,000 objects, 5 to 10 MB and 2 to 5 MB, that are kept until they are read
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLists:
+    """None: not requested yet."""
+
+    nodes: PagesAhead | None = None
+    pods: PagesAhead | None = None
+
+    def close(self) -> None:
+        """Nobody reads the rest."""
+        for pages in (self.nodes, self.pods):
+            if pages is not None:
+                pages.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What is under way already when the scheduler is made."""
+
+    kube: Kube
+    lists: FirstLists
+
+
+def request_first_lists(kube: Kube) -> FirstLists:
+    """Begin to list both. Pods are read after the Nodes, so they come second where the API server is slow."""
+    nodes = request_pages(kube, NODES, most=_NODE_PAGES)
+    return FirstLists(nodes, request_pages(kube, PODS, most=_POD_PAGES))
