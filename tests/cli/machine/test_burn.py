@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from aliquot.adapters.gpu.burnkernel import PTX
 from aliquot.adapters.gpu.player import simulation
+from aliquot.model.status.burn import BurnResult, ProcessShare
 from aliquot.services.burn.gates import merged
 from aliquot.services.burn.measuring import Marks, percentiles
 from aliquot.services.burn.workload import Outcome, Plan
@@ -285,9 +287,10 @@ def test_burn_queue_covers_descheduling(kernel_us: float, least_us: float) -> No
 
 
 def test_burn_merge_keeps_longest_gap() -> None:
-    result = {"seconds": 1.0, "kernels": 5.0, "share": 0.5, "series": [0.5], "longest_gap_ms": 3.0, "right": True}
-    both = merged([Outcome(result), Outcome({**result, "longest_gap_ms": 9.0, "right": False})]).result
-    assert (both["share"], both["longest_gap_ms"], both["right"]) == (1.0, 9.0, False)
+    result = BurnResult("T4", 1.0, seconds=1.0, kernels=5.0, share=0.5, series=[0.5], longest_gap_ms=3.0, right=True)
+    both = merged([Outcome(result), Outcome(replace(result, longest_gap_ms=9.0, right=False))]).result
+    assert (both.share, both.longest_gap_ms, both.right) == (1.0, 9.0, False)
+    assert both.processes == [ProcessShare(5.0, 0.5, 3.0), ProcessShare(5.0, 0.5, 9.0)]
 
 
 def test_burn_kernel_is_ptx_for_volta() -> None:

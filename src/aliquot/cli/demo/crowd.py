@@ -103,7 +103,7 @@ def _three(scenario: Scenario, size: int, card_mib: int, tenants: list[Tenant]) 
     note(out, "it does not wake" if woken is None else f"it wakes: its first kernel took {woken:.2f} s{left}")
     scenario.outcome.append(promises.woken(woken, size=memory(size), bounds=scenario.bounds))
     scenario.watch(scenario.pace.read)
-    right = [tenant.finish().get("right") for tenant in (sleeper, *jobs)]
+    right = [tenant.finish().right is True for tenant in (sleeper, *jobs)]
     tenants[:] = [tenant for tenant in tenants if not tenant.over]
     kernels = sum(tenant.counter().done for tenant in (sleeper, *jobs))
     scenario.outcome.append(promises.memory_kept(right=all(right), kernels=kernels))

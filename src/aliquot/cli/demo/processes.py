@@ -22,6 +22,7 @@ from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError
 from aliquot.cli.demo.cleanup import HOME_VARIABLE, cleaned_up
 from aliquot.cli.demo.promises import Counter
 from aliquot.cli.errors import InputError
+from aliquot.model.status.burn import BurnResult
 from aliquot.model.status.machine import Status
 
 USUAL_PORT = 9478
@@ -104,12 +105,12 @@ class Tenant:
         """Create the file that ends it."""
         self._files.with_suffix(".end").touch()
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> BurnResult:
         """Ask it to end. Returns its result."""
         self.ask_to_end()
         return self.result()
 
-    def result(self, patience: float = _PATIENCE) -> dict[str, Any]:
+    def result(self, patience: float = _PATIENCE) -> BurnResult:
         """Its result, once it has ended."""
         try:
             code = self._process.wait(patience)
@@ -117,8 +118,7 @@ class Tenant:
             raise DemoError(f"{self.name} does not end") from None
         if code != 0:
             raise DemoError(f"{self.name}: {self._last_line()}")
-        result: dict[str, Any] = json.loads(self._files.with_suffix(".out").read_text())
-        return result
+        return msgspec.json.decode(self._files.with_suffix(".out").read_bytes(), type=BurnResult)
 
     @property
     def over(self) -> bool:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from aliquot.cli.demo import promises
 from aliquot.cli.demo.crowd import crowd
@@ -15,6 +14,7 @@ from aliquot.cli.demo.processes import DemoError, Sandbox, Tenant
 from aliquot.cli.demo.promises import Bounds, Pace, Promise, microseconds
 from aliquot.cli.pods.submit import PASSED_ON
 from aliquot.cli.yamlvalues import parse_yaml
+from aliquot.model.status.burn import BurnResult
 from aliquot.model.status.machine import PodStatus, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import memory
 
@@ -177,7 +177,7 @@ class Scenario:
         same = self._tenant("train").pid == pid == train.pid
         ended = train.finish()
         self.outcome.append(
-            promises.nothing_lost(right=ended.get("right"), same_process=same, kernels=train.counter().done)
+            promises.nothing_lost(right=ended.right is True, same_process=same, kernels=train.counter().done)
         )
 
     def _in_gaps(self, train: Tenant, alone: promises.Latency) -> None:
@@ -185,12 +185,12 @@ class Scenario:
         self._command(f"aliquot run --class online {self._typed} -- aliquot burn serve --kernel 1ms --period 10ms")
         self._note("release delay 0: the job runs between requests, which interrupt it")
         served = self._serve(self.pace.gaps)
-        begin, end = served["begin"], served["begin"] + served["seconds"]
+        begin, end = served.begin, served.begin + served.seconds
         share = train.counter().share(begin, end, _TRAIN_US)
         latency = _latencies(served)
-        bars(self.output, [Row("serve", "online", served["share"]), Row("train", "offline", share)])
+        bars(self.output, [Row("serve", "online", served.share), Row("train", "offline", share)])
         self._note(f"beside the job: {_latency(latency)}", 1)
-        self.outcome.append(promises.added(alone, latency, self.bounds, delay="0", requests=served["requests"]))
+        self.outcome.append(promises.added(alone, latency, self.bounds, delay="0", requests=served.requests or 0))
 
     def _kept_off(self, train: Tenant, alone: promises.Latency) -> None:
         """Release delay 100 ms: the server has the card to itself; offline work resumes when requests stop."""
@@ -218,7 +218,7 @@ class Scenario:
         paused = after.paused_seconds - before.paused_seconds
         self._note(f"beside the job: {_latency(latency)}", 1)
         self._note(f"train was interrupted {_times(times)} and paused for {paused:.1f} s", 1)
-        self.outcome.append(promises.added(alone, latency, self.bounds, delay="100 ms", requests=ended["requests"]))
+        self.outcome.append(promises.added(alone, latency, self.bounds, delay="100 ms", requests=ended.requests or 0))
         self.outcome.append(promises.kept_off(share, self.bounds))
         on = counter.first_after(end)
         gone = None if on is None else on - end
@@ -226,7 +226,7 @@ class Scenario:
         if gone is not None:
             self._note(f"{1000 * gone:.0f} ms after the last request, train had finished its next kernel", 1)
 
-    def _serve(self, seconds: float) -> dict[str, Any]:
+    def _serve(self, seconds: float) -> BurnResult:
         server = self._server(seconds)
         self.watch(seconds + 30, until=lambda: server.over)
         return server.result()
@@ -367,12 +367,11 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _latencies(result: dict[str, Any]) -> promises.Latency:
+def _latencies(result: BurnResult) -> promises.Latency:
     """The latencies that the server measured."""
-    found: promises.Latency | None = result["latency_us"]
-    if found is None:
+    if not result.latency_us:
         raise DemoError("the server finished no request")
-    return found
+    return result.latency_us
 
 
 def _latency(found: promises.Latency) -> str:

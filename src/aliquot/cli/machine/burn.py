@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
+import msgspec
+from msgspec import UNSET
 
 from aliquot.adapters.host.children import end_with
+from aliquot.adapters.host.encoding import encode_json
 from aliquot.cli.amounts import AmountError, parse_memory
 from aliquot.cli.errors import InputError
 from aliquot.cli.machine.burnprogress import shown_progress
 from aliquot.cli.tables import printable
+from aliquot.model.status.burn import BurnResult
 
 if TYPE_CHECKING:
     from aliquot.services.burn.gates import FileGate
@@ -257,9 +261,9 @@ def _calibrated(plan: Plan) -> Plan:
 
     def measure(gate: Any, _: int) -> Outcome:
         gate.begin()
-        return service.Outcome({"rate": service.calibrate(plan.device)[1]})
+        return service.Outcome(BurnResult(*service.calibrate(plan.device)))
 
-    rate = _guarded(lambda: float(spread(FileGate(warmup=0), 1, measure)[0].result["rate"]))
+    rate = _guarded(lambda: spread(FileGate(warmup=0), 1, measure)[0].result.iterations_per_us)
     text = f"measured {rate:.4f} iterations per us; if others used the card meanwhile, shares may be too large"
     click.echo(f"aliquot: {text} (set it with --iterations-per-us)", err=True)
     return replace(plan, iterations_per_us=rate)
@@ -290,31 +294,31 @@ def _fail(text: str) -> NoReturn:
 def _finish(mode: str, outcome: Outcome, timeline: Path | None, output: str) -> None:
     if timeline is not None:
         try:
-            timeline.write_text(json.dumps(outcome.timeline))
+            timeline.write_bytes(encode_json(outcome.timeline))
         except OSError as error:
             _fail(f"--timeline: {timeline}: {error.strerror or error}")
     result = outcome.result
     if output == "json":
-        click.echo(json.dumps({"mode": mode, **result}))
+        click.echo(json.dumps({"mode": mode, **msgspec.to_builtins(result)}))
     else:
         click.echo(_text(result))
-    if result.get("right") is False:
+    if result.right is False:
         _fail("wrong results: a kernel did not run exactly once, or one of its threads miscounted")
 
 
-def _text(result: dict[str, Any]) -> str:
+def _text(result: BurnResult) -> str:
     lines = [
-        f"{printable(result['device'])}: {result['kernels']:,.0f} kernels of {_time(result['kernel_us'])} in "
-        f"{result['seconds']:.1f} s: {100 * result['share']:.1f}% of the card"
+        f"{printable(result.device)}: {result.kernels:,.0f} kernels of {_time(result.kernel_us)} in "
+        f"{result.seconds:.1f} s: {100 * result.share:.1f}% of the card"
     ]
-    latency = result.get("latency_us")
-    if latency:
-        lines.append(f"  {result['requests']:,} requests: " + ", ".join(f"{k} {_time(v)}" for k, v in latency.items()))
-    elif "latency_us" not in result:
-        lines.append("  per second: " + " ".join(f"{100 * share:.1f}%" for share in result["series"]))
-        lines.append(f"  longest gap between finished kernels: {_time(1000 * result['longest_gap_ms'])}")
-    if "right" in result:
-        lines.append(f"  results: {'all correct' if result['right'] else 'WRONG'}")
+    if result.latency_us:
+        times = ", ".join(f"{name} {_time(micros)}" for name, micros in result.latency_us.items())
+        lines.append(f"  {result.requests:,} requests: {times}")
+    elif result.latency_us is UNSET:
+        lines.append("  per second: " + " ".join(f"{100 * share:.1f}%" for share in result.series))
+        lines.append(f"  longest gap between finished kernels: {_time(1000 * result.longest_gap_ms)}")
+    if result.right is not UNSET:
+        lines.append(f"  results: {'all correct' if result.right else 'WRONG'}")
     return "\n".join(lines)
 
 

@@ -6,7 +6,6 @@ contain the start of the measured window in seconds of CLOCK_MONOTONIC, so that 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -16,8 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from aliquot.adapters.gpu.cuda import NoDriverError
 from aliquot.adapters.host.children import end_with
+from aliquot.adapters.host.encoding import encode_json
+from aliquot.model.status.burn import ProcessShare
 from aliquot.services.burn.workload import Outcome
 
 _POLL_SECONDS = 0.002
@@ -90,6 +94,14 @@ class _WorkerGate:
         return self.gate.over(now)
 
 
+class _Report(msgspec.Struct):
+    """What a worker process sends when it ends."""
+
+    outcome: Outcome | None = None
+    error: str = "a worker process of this burn died"
+    no_driver: bool = False
+
+
 @dataclass(slots=True)
 class _Worker:
     pid: int
@@ -141,39 +153,38 @@ def _fork(gate: FileGate, index: int, run: Callable[[Any, int], Outcome], before
 
 def _report(
     gate: FileGate, index: int, run: Callable[[Any, int], Outcome], to_parent: int, from_parent: int
-) -> dict[str, Any]:
+) -> _Report:
     try:
         outcome = run(_WorkerGate(gate, to_parent, from_parent), index)
     except Exception as error:  # the parent reports it
-        return {"error": str(error) or repr(error), "no_driver": isinstance(error, NoDriverError)}
-    return {"result": outcome.result, "timeline": outcome.timeline}
+        return _Report(error=str(error) or repr(error), no_driver=isinstance(error, NoDriverError))
+    return _Report(outcome)
 
 
-def _write(pipe: int, report: dict[str, Any]) -> None:
+def _write(pipe: int, report: _Report) -> None:
     with os.fdopen(pipe, "wb") as stream:
-        stream.write(json.dumps(report).encode())
+        stream.write(encode_json(report))
 
 
-def _rest(worker: _Worker) -> dict[str, Any]:
+def _rest(worker: _Worker) -> _Report:
     """The rest of the worker's report."""
     while piece := os.read(worker.reader, 65536):
         worker.output += piece
     try:
-        report: dict[str, Any] = json.loads(worker.output)
-    except ValueError:
-        return {"error": "a worker process of this burn died"}
-    return report
+        return msgspec.json.decode(worker.output, type=_Report)
+    except msgspec.DecodeError:
+        return _Report()
 
 
-def _failure(report: dict[str, Any]) -> BurnFailedError:
-    return BurnFailedError(str(report["error"]), no_driver=bool(report.get("no_driver")))
+def _failure(report: _Report) -> BurnFailedError:
+    return BurnFailedError(report.error, no_driver=report.no_driver)
 
 
 def _outcome(worker: _Worker) -> Outcome:
     report = _rest(worker)
-    if "error" in report:
+    if report.outcome is None:
         raise _failure(report)
-    return Outcome(report["result"], report["timeline"])
+    return report.outcome
 
 
 def _end(worker: _Worker) -> None:
@@ -191,23 +202,23 @@ def merged(outcomes: list[Outcome]) -> Outcome:
     if len(outcomes) == 1:
         return outcomes[0]
     results = [outcome.result for outcome in outcomes]
-    sum_of: Callable[[str], float] = lambda key: sum(result[key] for result in results)  # noqa: E731
-    all_of = dict(results[0])
-    all_of |= {
-        "seconds": round(sum_of("seconds") / len(results), 6),
-        "kernels": round(sum_of("kernels"), 3),
-        "share": round(sum_of("share"), 5),
-        "series": [round(sum(second), 4) for second in zip(*(result["series"] for result in results), strict=False)],
-        "longest_gap_ms": max(result["longest_gap_ms"] for result in results),
-        "processes": [{key: result[key] for key in ("kernels", "share", "longest_gap_ms")} for result in results],
-    }
-    if "right" in all_of:
-        all_of["right"] = all(result["right"] for result in results)
+    all_of = replace(
+        results[0],
+        seconds=round(sum(result.seconds for result in results) / len(results), 6),
+        kernels=round(sum(result.kernels for result in results), 3),
+        share=round(sum(result.share for result in results), 5),
+        series=[round(sum(second), 4) for second in zip(*(result.series for result in results), strict=False)],
+        longest_gap_ms=max(result.longest_gap_ms for result in results),
+        processes=[ProcessShare(result.kernels, result.share, result.longest_gap_ms) for result in results],
+    )
+    if all_of.right is not msgspec.UNSET:
+        all_of.right = all(result.right is True for result in results)
     timelines = [outcome.timeline for outcome in outcomes if outcome.timeline]
-    timeline = dict(timelines[0]) if timelines else None
-    if timeline is not None:
-        timeline |= {key: sorted(span for part in timelines for span in part[key]) for key in ("spans", "stops")}
-    return Outcome(all_of, timeline)
+    if not timelines:
+        return Outcome(all_of)
+    spans = sorted(span for timeline in timelines for span in timeline.spans)
+    stops = sorted(span for timeline in timelines for span in timeline.stops)
+    return Outcome(all_of, replace(timelines[0], spans=spans, stops=stops))
 
 
 def _exists(path: Path) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from aliquot.adapters.gpu.burnkernel import PTX, RESULT_BYTES
 from aliquot.adapters.gpu.cuda import OUT_OF_MEMORY, Card, CudaError, Launch
+from aliquot.model.status.burn import BurnResult, BurnTimeline, SlowRequest
 from aliquot.services.burn.measuring import Marks, percentiles
 from aliquot.wording.amounts import memory
 
@@ -166,22 +167,22 @@ class Burner:
         results = self.card.read(self.results, 3 * self.places)
         return sum(results[::3]) == launched
 
-    def timeline(self) -> dict[str, Any]:
+    def timeline(self) -> BurnTimeline:
         """Start and end of the kernels in the card's nanoseconds, and when they were preempted in between."""
         words = self.card.read(self.results, 3 * self.places)
         spans = sorted((words[at + 1], words[at + 2]) for at in range(3, len(words), 3) if words[at])
         count, watched = self.card.read(self.stops, 2) if self.traced else (0, 0)
         words = self.card.read(self.stops + 16, 2 * min(count, _STOPS)) if count else []
         stops = sorted(zip(words[::2], words[1::2], strict=True))
-        return {"kernel_us": self.plan.kernel_us, "traced": bool(watched), "spans": spans, "stops": stops}
+        return BurnTimeline(self.plan.kernel_us, traced=bool(watched), spans=spans, stops=stops)
 
 
 @dataclass(slots=True)
 class Outcome:
     """The result and the timeline of a burn."""
 
-    result: dict[str, Any]
-    timeline: dict[str, Any] | None = None
+    result: BurnResult
+    timeline: BurnTimeline | None = None
 
 
 OnProgress = Callable[[float, float], None]  # seconds of the window so far, share so far
@@ -253,9 +254,9 @@ def load(plan: Plan, gate: Gate, index: int = 0, on_progress: OnProgress | None 
     marks.close()
     gc.enable()
     result = _window(plan, burner, marks, begin, end)
-    result["queued"] = batch * plan.batches
+    result.queued = batch * plan.batches
     if plan.check:
-        result["right"] = burner.checked(before + done)
+        result.right = burner.checked(before + done)
     return Outcome(result, burner.timeline() if plan.timeline else None)
 
 
@@ -286,24 +287,24 @@ def _batches(burner: Burner, stream: Any, batch: int) -> Launch:
     return many
 
 
-def _window(plan: Plan, burner: Burner, marks: Marks, begin: float, end: float) -> dict[str, Any]:
+def _window(plan: Plan, burner: Burner, marks: Marks, begin: float, end: float) -> BurnResult:
     """The figures of the window from `begin` to `end`."""
     elapsed = max(end - begin, 1e-9)
     kernels = marks.at(end) - marks.at(begin)
     share = plan.kernel_us * 1e-6
     edges = [begin + second for second in range(int(elapsed + 1e-6) + 1)]
     series = [share * (marks.at(after) - marks.at(before)) for before, after in pairwise(edges)]
-    return {
-        "device": burner.card.name,
-        "kernel_us": plan.kernel_us,
-        "iterations_per_us": round(burner.rate, 4),
-        "begin": round(begin, 6),
-        "seconds": round(elapsed, 6),
-        "kernels": round(kernels, 3),
-        "share": round(share * kernels / elapsed, 5),
-        "series": [round(value, 4) for value in series],
-        "longest_gap_ms": round(1000 * marks.longest_gap(begin, end), 3),
-    }
+    return BurnResult(
+        device=burner.card.name,
+        kernel_us=plan.kernel_us,
+        iterations_per_us=round(burner.rate, 4),
+        begin=round(begin, 6),
+        seconds=round(elapsed, 6),
+        kernels=round(kernels, 3),
+        share=round(share * kernels / elapsed, 5),
+        series=[round(value, 4) for value in series],
+        longest_gap_ms=round(1000 * marks.longest_gap(begin, end), 3),
+    )
 
 
 def serve(plan: Plan, gate: Gate, index: int = 0, on_progress: OnProgress | None = None) -> Outcome:
@@ -350,21 +351,19 @@ def serve(plan: Plan, gate: Gate, index: int = 0, on_progress: OnProgress | None
     marks.close()
     gc.enable()
     result = _window(plan, burner, marks, begin, started)
-    result |= {"requests": len(latencies), "late": late, "latency_us": percentiles(latencies)}
-    # Where the thread computed for less than it waited, it did not have a processor, or did not ask for one;
-    # `displaced` counts how often another thread took it.
-    result["slowest"] = [
-        {
-            "begin": round(begun, 6),
-            "us": round(1e6 * took, 1),
-            "launch_us": round(1e6 * launching, 1),
-            "processor_us": round(1e6 * computing, 1),
-            "displaced": displaced,
-        }
+    result.requests, result.late, result.latency_us = len(latencies), late, percentiles(latencies)
+    result.slowest = [
+        SlowRequest(
+            begin=round(begun, 6),
+            us=round(1e6 * took, 1),
+            launch_us=round(1e6 * launching, 1),
+            processor_us=round(1e6 * computing, 1),
+            displaced=displaced,
+        )
         for took, begun, launching, computing, displaced in sorted(slowest, reverse=True)
     ]
     if plan.check:
-        result["right"] = burner.checked((requests + 3) * plan.kernels)
+        result.right = burner.checked((requests + 3) * plan.kernels)
     return Outcome(result, burner.timeline() if plan.timeline else None)
 
 
