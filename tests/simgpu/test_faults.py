@@ -116,7 +116,7 @@ class TestHealth:
         keeper = two.start("nvml_health")
         becomes(keeper, [True, True])
         faults.lose(two.socket, 1, xid=None)
-        becomes(keeper, [True, False], "the driver does not answer for it: GPU is lost")
+        becomes(keeper, [True, False], "the driver does not answer for this card: GPU is lost")
         faults.restore(two.socket, 1)
         becomes(keeper, [True, True])
 

@@ -22,18 +22,20 @@ _NONE = (
 )
 _AGENT = (
     "this is a node of a cluster, where an agent runs: the dashboard is its scheduler's; `aliquot dashboard --cluster` "
-    "leads there from wherever kubectl works"
+    "opens it from wherever kubectl works"
 )
 _FORWARDING = re.compile(r"Forwarding from (127\.0\.0\.1:\d+) ")
 
 
 @click.command()
-@click.option("--open", "opens", is_flag=True, help="Open it in the browser")
-@click.option("--cluster", is_flag=True, help="Show the cluster's, through kubectl, until Ctrl-C")
+@click.option("--open", "opens", is_flag=True, help="Open the address in the browser")
+@click.option("--cluster", is_flag=True, help="Show the dashboard of the cluster, through kubectl, until Ctrl-C")
 @click.option("-n", "--namespace", help="Where the scheduler runs  [default: where the chart put it, else kube-system]")
-@click.option("--target", help="As kubectl port-forward's  [default: the chart's Deployment aliquot-scheduler]")
-@click.option("--port", type=click.IntRange(1, 65535), default=12346, show_default=True, help="The scheduler's own")
-@click.option("--local-port", type=click.IntRange(0, 65535), default=0, help="On this machine  [default: any]")
+@click.option("--target", help="Target of kubectl port-forward  [default: the chart's Deployment aliquot-scheduler]")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=12346, show_default=True, help="Port of the scheduler's dashboard"
+)
+@click.option("--local-port", type=click.IntRange(0, 65535), default=0, help="Port on this machine  [default: any]")
 @kubectl_options
 def dashboard(
     opens: bool, cluster: bool, namespace: str | None, target: str | None, port: int, local_port: int, kubectl: Kubectl

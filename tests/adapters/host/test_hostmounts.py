@@ -132,6 +132,6 @@ class TestAnOlderLinux:
     def test_listener_of_says_that_it_needs_the_hosts_pids(self, host: Path, kubelet: Path) -> None:
         code = (
             f"try:\n    {self.OLDER}except hostmounts.HostAccessError as error:\n"
-            "    print(json.dumps('does not say whose' in str(error)))\n"
+            "    print(json.dumps('cannot find out which process serves' in str(error)))\n"
         )
         assert contained(host, kubelet, code)

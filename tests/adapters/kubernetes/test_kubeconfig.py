@@ -230,7 +230,10 @@ def test_a_login_program_that_cannot_be_run_is_named_with_its_install_hint(
         ("print('[]')", "failed"),
         ("print(json.dumps({'status': {'clientCertificateData': 'x'}}))", "gave no token"),
         ("print('[' * 100_000)", "failed: "),
-        ("print(json.dumps({'status': {'token': 'a\\r\\nX-Remote-User: root'}}))", "signs that no token may have"),
+        (
+            "print(json.dumps({'status': {'token': 'a\\r\\nX-Remote-User: root'}}))",
+            "characters that a token cannot have",
+        ),
     ],
 )
 def test_a_login_program_that_fails_is_named(tmp_path: Path, body: str, why: str) -> None:
@@ -249,7 +252,7 @@ def test_a_login_program_that_prints_without_end_is_given_up_at_a_mebibyte(tmp_p
 
 def test_a_token_file_with_a_line_end_within_is_refused(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a\nX-Remote-User: root")
-    with pytest.raises(KubeConfigError, match="signs that no token may have"):
+    with pytest.raises(KubeConfigError, match="characters that a token cannot have"):
         Credential(file=tmp_path / "token").token(0.0)
 
 

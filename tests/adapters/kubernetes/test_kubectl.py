@@ -49,8 +49,8 @@ def test_a_list_that_expired_between_two_pages_is_asked_for_whole(
 @pytest.mark.parametrize(
     ("token", "says"),
     [
-        (lambda page: "again", "has no end: page 2 names a page as the next that was read already"),
-        (lambda page: f"{page % 3}", "has no end: page 4 names a page as the next that was read already"),
+        (lambda page: "again", "has no end: page 2 refers back to a page that was read already"),
+        (lambda page: f"{page % 3}", "has no end: page 4 refers back to a page that was read already"),
         (str, "has no end: 20 pages were read, and there are more"),
     ],
     ids=["the same page", "in a circle", "always another"],

@@ -117,7 +117,7 @@ def test_a_list_whose_pages_name_each_other_is_given_up_and_repeated(
         assert len(rig.server.asked(watch=False)) <= 6
 
     play(scene, before=before)
-    assert any("page 2 names a page as the next that was read already" in str(vars(each)) for each in caplog.records)
+    assert any("page 2 refers back to a page that was read already" in str(vars(each)) for each in caplog.records)
 
 
 @pytest.mark.parametrize(

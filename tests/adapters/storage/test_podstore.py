@@ -150,7 +150,7 @@ def test_podstore_recreates_a_deleted_file_on_the_next_write(tmp_path: Path) -> 
     again = a_store(tmp_path)
     assert again.tenancies() == [tenancy("a"), tenancy("b")]
     assert again.cards() == CARDS
-    assert store.notes == [f"{tmp_path}/agent.db was gone: all that is known was written to a new file"]
+    assert store.notes == [f"{tmp_path}/agent.db had disappeared: the agent wrote its state to a new file"]
 
 
 def test_podstore_recreates_a_deleted_file_on_an_unchanged_write(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_what_is_missing_or_of_another_machine_is_reported(source: Path, tmp_pat
     installed = install(source, tmp_path, "1", more=("simgpu/libsimrm.so",), machine="x86_64")
     assert "is for x86_64, and this host is aarch64" in str(examine(tmp_path, machine="aarch64"))
     (installed.folder / "libsimrm.so").unlink()
-    assert "names /usr/local/lib/aliquot/libsimrm.so, which is not beside it" in str(
+    assert "names /usr/local/lib/aliquot/libsimrm.so, which is missing in the same folder" in str(
         examine(tmp_path, machine="x86_64")
     )
     installed.library.unlink()

@@ -33,7 +33,9 @@ def test_listen_rejects_bad_addresses(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0.0.0.0:9478", "[::]:9478", "192.168.1.2:9478", "gpu.lab:9478"])
 def test_listen_beyond_loopback_requires_a_token(text: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is reached from other machines: name a file with a token \(--token-file\)"):
+    with pytest.raises(
+        InputError, match=r"can be reached from other machines: name a file with a token \(--token-file\)"
+    ):
         parse_listen(text, None, option="--listen")
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")

@@ -35,7 +35,7 @@ def test_describe_pod_shows_where_and_why(daemon: FakeDaemon) -> None:
     shown = flat(describe("pod", "train-0").stdout)
     assert shown[:4] == ["Name: train-0", "Namespace: default", "Owner: StatefulSet/train", shown[3]]
     assert shown[3] == "Status: Running (1 of 1 containers ready)"
-    assert "Class: normal, written as gpushare has it" in shown
+    assert "Class: normal, in the dialect gpushare" in shown
     assert shown[shown.index("Why:") + 1 :][:2] == ["asks for 3 GiB", "card 0 is fullest"]
 
 

@@ -223,7 +223,7 @@ def test_get_selector_filters_by_label(daemon: FakeDaemon) -> None:
         ("!app", ["bare"]), ("app, tier!=front", ["db-0"]),
     ):  # fmt: skip
         assert get("pods", "-l", selector, "-o", "name").stdout.split() == [f"pod/{name}" for name in names], selector
-    assert "nothing found with such labels" in get("pods", "-l", "app=ghost").stderr
+    assert "nothing found with these labels" in get("pods", "-l", "app=ghost").stderr
 
 
 @pytest.mark.parametrize("selector", ["", "=web", "app in (web)", "!app=web", "app=web,,"])

@@ -133,7 +133,7 @@ def test_a_process_that_is_of_no_pod_shows_on_the_node(fleet: Fleet) -> None:
     stranger = fleet.nodes[0].run([programs()["probe"], "alloc", "1GiB"], environment=_driver(simulation()))
     try:
         message = fleet.wired.await_event(
-            "n1", "GPUFinding", f"process {stranger.pid_there} ", "it is of no Pod", seconds=25
+            "n1", "GPUFinding", f"process {stranger.pid_there} ", "it belongs to no Pod", seconds=25
         )
         assert re.search(rf"card {CARD}: process \d+ uses the card without being a tenant", message)
     finally:

@@ -30,7 +30,7 @@ CARDS = (Card(0, 16384, "GPU-a", "A30"), Card(1, 16384, "GPU-b", "A30", healthy=
 TRAIN = Tenancy("u1", "ml", "train-0", AppClass.OFFLINE, (Share(0, 4096, 300, uuid="GPU-a"),), 1000.0)
 SERVE = Tenancy("u2", "web", "serve", AppClass.ONLINE, (Share(0, 8192, 500, uuid="GPU-a"),), 1040.0)
 RUNS_ON_A = Standing("u1", "GPU-a", State.PAUSED, Level.HARDWARE, 0.25, 5 << 20, 4096 << 20, (41, 42), 3, 1.5, 2)
-STRANGER = Finding("GPU-a", 77, FindingKind.STRANGER, "uses the card without being a tenant: it is of no Pod")
+STRANGER = Finding("GPU-a", 77, FindingKind.STRANGER, "uses the card without being a tenant: it belongs to no Pod")
 RESOURCE = "tke.cloud.tencent.com/qgpu-core"
 
 

@@ -206,11 +206,11 @@ def test_upkeep_reports_memory_that_left_its_card(agent_node: AgentNode) -> None
 def test_upkeep_reports_findings(agent_node: AgentNode, monkeypatch: pytest.MonkeyPatch) -> None:
     agent_node.run(pod := a_qgpu_pod("escapes"))
     uid = pod["metadata"]["uid"]
-    nobodys = Finding("GPU-0", 7, FindingKind.STRANGER, "is of no Pod")
+    nobodys = Finding("GPU-0", 7, FindingKind.STRANGER, "belongs to no Pod")
     its = Finding("GPU-0", 8, FindingKind.UNREGISTERED, "has not registered", uid)
     monkeypatch.setattr(agent_node.arbiter, "findings", lambda: [nobodys, its])
     one_round(agent_node)
-    assert (NODE, "GPUFinding", "card GPU-0: process 7 is of no Pod") in agent_node.emitted
+    assert (NODE, "GPUFinding", "card GPU-0: process 7 belongs to no Pod") in agent_node.emitted
     assert ("escapes", "GPUFinding", "card GPU-0: process 8 has not registered") in agent_node.emitted
 
 

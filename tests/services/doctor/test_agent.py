@@ -199,7 +199,7 @@ def test_a_card_that_is_out_with_the_reason() -> None:
 
 
 def test_a_process_on_a_card_without_a_tenant_is_found() -> None:
-    stranger = OnCard("GPU-b", 4711, FindingKind.STRANGER, "uses the card without being a tenant: it is of no Pod")
+    stranger = OnCard("GPU-b", 4711, FindingKind.STRANGER, "uses the card without being a tenant: it belongs to no Pod")
     finding = the_one(findings(the_site(agent=the_agent(findings=[stranger]))))
     assert finding.check == "processes"
     assert finding.what.startswith("on card 1: process 4711 uses the card without being a tenant")
@@ -207,7 +207,7 @@ def test_a_process_on_a_card_without_a_tenant_is_found() -> None:
 
 
 def test_a_process_that_escapes_its_share_is_reported_with_how_it_is_held() -> None:
-    text = "is tenant default/train's but has not registered: is it statically linked?"
+    text = "belongs to tenant default/train, but has not registered: is it statically linked?"
     finding = the_one(
         findings(the_site(agent=the_agent(findings=[OnCard("GPU-a", 7, FindingKind.UNREGISTERED, text)])))
     )

@@ -154,6 +154,6 @@ class TestRefusal:
         time.sleep(0.1)
         rig.driver.slices[11, 1] = 1_000_000
         until(lambda: rig.driver.slices[11, 1] == ALONE, "the slice again")
-        until(lambda: any("behind our back" in finding.text for finding in rig.daemon.findings()))
+        until(lambda: any("another program set its time slice" in finding.text for finding in rig.daemon.findings()))
         rig.shims[0].close()
         until(lambda: not rig.daemon.findings(), "nothing to tell of one that is gone")

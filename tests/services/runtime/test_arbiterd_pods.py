@@ -251,7 +251,7 @@ class TestAuditOfPods:
     def test_audit_reports_a_process_of_no_pod(self, rig: Rig) -> None:
         kind, owner, text = self.look(rig, rig.pid("x"))
         assert (kind, owner) == (FindingKind.STRANGER, None)
-        assert "is of no Pod" in text
+        assert "belongs to no Pod" in text
         assert "aliquot run" not in text
 
     def test_audit_does_not_report_the_daemon_itself(self, rig: Rig) -> None:

@@ -126,7 +126,7 @@ class Card:
         count, device = c_int(), c_int()
         driver.call("cuDeviceGetCount", byref(count))
         if not count.value:
-            raise NoDriverError("no GPU is to be seen here")
+            raise NoDriverError("this process sees no GPU")
         if not 0 <= index < count.value:
             raise NoDriverError(f"there is no card {index}: this process sees {count.value}, counted from 0")
         driver.call("cuDeviceGet", byref(device), index)

@@ -127,7 +127,11 @@ class Mps:
             child.kill()
             _children.pop(child.pid, None)  # `running` may have waited for it
             child.wait()
-            raise error if isinstance(error, MpsError) else MpsError(f"{CONTROL} cannot be noted: {error}") from error
+            raise (
+                error
+                if isinstance(error, MpsError)
+                else MpsError(f"the process of {CONTROL} cannot be written down: {error}")
+            ) from error
 
     @property
     def _preload(self) -> Sequence[str]:

@@ -87,7 +87,7 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             return  # it may have said why: the next `receive` returns that, or raises ControlError
         except OSError as error:
-            raise ControlError(f"the daemon does not listen: {error}") from error
+            raise ControlError(f"cannot send to the daemon: {error}") from error
 
     def receive(self, timeout: float | None = None) -> dict[str, Any]:
         """The next line. Raises TimeoutError when none comes in time (None: however long it takes), ControlError."""
@@ -104,7 +104,7 @@ class Connection:
                 raise ControlError("the daemon went away")
             self._buffer += piece
             if len(self._buffer) > _LONGEST_ANSWER:
-                raise ControlError("the daemon's answer has no end")
+                raise ControlError("the daemon's answer is too long")
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
             answer = json.loads(line)

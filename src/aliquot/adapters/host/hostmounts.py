@@ -51,7 +51,7 @@ def listener_of(path: Path) -> int:
         try:
             return peers.pidfd_of(probe)
         except OSError as error:
-            raise HostAccessError(f"this Linux does not say whose {path} is ({error.strerror})") from error
+            raise HostAccessError(f"cannot find out which process serves {path} ({error.strerror})") from error
 
 
 def is_seen(pidfd: int) -> bool:

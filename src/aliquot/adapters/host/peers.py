@@ -58,12 +58,12 @@ def pidfd_of(connection: socket.socket) -> int:
             raise
     pid, uid, _ = credentials(connection)
     if pid <= 0:
-        raise ProcessLookupError(errno.ESRCH, "its process id cannot be seen from here, and this Linux has no other")
+        raise ProcessLookupError(errno.ESRCH, "its process ID is not visible here, and this kernel has no SO_PEERPIDFD")
     handle = os.pidfd_open(pid)
     if processes.uid_of(pid) == uid and processes.may_signal(uid, pid) and not has_ended(handle):
         return handle
     os.close(handle)
-    raise ProcessLookupError(errno.ESRCH, "it is gone, and its number is another process's")
+    raise ProcessLookupError(errno.ESRCH, "it has ended, and another process has its ID")
 
 
 def has_ended(pidfd: int) -> bool:

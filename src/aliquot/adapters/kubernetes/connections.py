@@ -73,7 +73,7 @@ def read_head(received: bytes | mmap) -> Head | None:
         return Head(status, start, 0, keep)
     if coding is not None:
         if coding.lower() != b"chunked" or length is not None:
-            raise AnswerError(f"the coding {coding[:40]!r} is not known")
+            raise AnswerError(f"unknown Transfer-Encoding {coding[:40]!r}")
         return Head(status, start, None, keep)
     if length is None or not length.isdigit() or len(length) > 9:
         raise AnswerError("the answer has no length")
@@ -146,7 +146,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._filled += nbytes
         try:
             if self._waiter is None or self._waiter.done() or self._filled > _LARGEST:
-                raise AnswerError("more than the answer came")
+                raise AnswerError("data came after the end of the answer")
             answer = self._answer()
         except AnswerError as error:
             self._end(error)

@@ -124,7 +124,7 @@ class Credential:
             if not _is_token(self._token):
                 self._token = None
                 origin = f"of {self._file}" if self._plugin is None else f"that {self._plugin.words[0]} printed"
-                raise KubeConfigError(f"the token {origin} has signs that no token may have")
+                raise KubeConfigError(f"the token {origin} has characters that a token cannot have")
             self._read_at = now
         return self._token
 

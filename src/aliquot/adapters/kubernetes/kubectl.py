@@ -115,7 +115,7 @@ class Kubectl:
         try:
             return msgspec.json.decode(raw)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise KubectlError(Trouble.OTHER, f"what kubectl printed for {path} is no JSON ({error})") from error
+            raise KubectlError(Trouble.OTHER, f"kubectl printed no JSON for {path} ({error})") from error
 
     def items(self, path: str, kind: str, **query: str) -> list[dict[str, Any]]:
         """All objects of a list, page by page; each says its kind, which the items of a list do not."""
@@ -140,7 +140,9 @@ class Kubectl:
             try:
                 further = {"continue": pages.follow(str(token))}
             except EndlessError as error:
-                raise KubectlError(Trouble.OTHER, str(error), "ask who runs what answers as the API server") from error
+                raise KubectlError(
+                    Trouble.OTHER, str(error), "ask whoever runs the API server, or a proxy before it"
+                ) from error
 
     def nodes(self, name: str | None = None) -> list[dict[str, Any]]:
         """All Nodes, or the one."""

@@ -27,7 +27,7 @@ class Pages:
         self._tokens.add(hash(token))
         if len(self._tokens) == known:
             raise EndlessError(
-                f"the list {self._path} has no end: page {known + 1} names a page as the next that was read already"
+                f"the list {self._path} has no end: page {known + 1} refers back to a page that was read already"
             )
         if known >= MOST_PAGES:
             raise EndlessError(f"the list {self._path} has no end: {MOST_PAGES:,} pages were read, and there are more")

@@ -141,7 +141,7 @@ class PodStore(TenantStore):
             fresh.close()
             raise
         self._database = fresh
-        self.notes.append(f"{self.path} was gone: all that is known was written to a new file")
+        self.notes.append(f"{self.path} had disappeared: the agent wrote its state to a new file")
 
 
 def examine(path: Path) -> str | None:

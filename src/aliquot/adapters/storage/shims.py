@@ -123,7 +123,7 @@ def examine(state: Path, *, machine: str | None = None) -> str | None:
         return f"{error.filename or current}: {error.strerror or error}"
     here = [f"{IN_CONTAINERS}/{path.name}" for path in current.iterdir()]
     lost = next((name for name in named if name not in here), None)
-    return None if lost is None else f"{current / PRELOAD} names {lost}, which is not beside it"
+    return None if lost is None else f"{current / PRELOAD} names {lost}, which is missing in the same folder"
 
 
 def _remove(path: Path) -> None:

@@ -79,7 +79,7 @@ _OPTIONS = (
     click.option(
         "--log-limit",
         type=LogLimit(),
-        help="Size that the log of each run, each container and the daemon has at most; 0: no limit  [default: 64MiB]",
+        help="Largest size of the log of each run, of each container and of the daemon; 0: no limit  [default: 64MiB]",
     ),
     click.option(
         "--keep-usage",

@@ -30,7 +30,7 @@ def parse_listen(text: str | None, token_file: Path | None, *, option: str) -> L
         click.echo(f"aliquot: {token_option}: every local user can read {token_file}: run chmod 600", err=True)
     if port and token is None and not is_loopback(address):
         raise InputError(
-            f"{option}: {address} is reached from other machines: name a file with a token ({token_option}), as "
+            f"{option}: {address} can be reached from other machines: name a file with a token ({token_option}), as "
             "`(umask 077; openssl rand -hex 24 > FILE)` makes one; or listen on 127.0.0.1"
         )
     return Listen(address, port, token, token_file=None if token_file is None else str(token_file.absolute()))

@@ -92,7 +92,7 @@ def _pod(status: Status, pod: PodStatus) -> Iterator[str]:
     if pod.reason:
         yield _line("Reason", pod.reason)
     if pod.dialect:  # else it asks for no card
-        yield _line("Class", f"{pod.app_class}, written as {pod.dialect} has it")
+        yield _line("Class", f"{pod.app_class}, in the dialect {pod.dialect}")
     yield _line("Created", _when(pod.created))
     for key, moment in (("Started", pod.started), ("Finished", pod.finished)):
         if moment is not None:

@@ -53,9 +53,9 @@ _DROPPABLE = ("ON ONE CARD", "POLICY", "NODE", "CLASS", "RESTARTS", "AGE", "CORE
     show_default=True,
     help="yaml, json: the manifest as it was applied, a Pod's with its status",
 )
-@click.option("-l", "--selector", callback=label_selector, help="Only those with such labels: app=web,tier!=front")
-@click.option("--no-headers", is_flag=True, help="Rows alone, without names of columns and without reasons")
-@click.option("-w", "--watch", is_flag=True, help="Go on, with a line for whatever changes; Ctrl-C leaves")
+@click.option("-l", "--selector", callback=label_selector, help="Only objects with these labels: app=web,tier!=front")
+@click.option("--no-headers", is_flag=True, help="Print rows only: no header, no reasons")
+@click.option("-w", "--watch", is_flag=True, help="Keep running and print a line for every change; Ctrl-C ends it")
 def get(
     what: Sequence[str],
     namespace: str | None,
@@ -113,7 +113,7 @@ def _nothing(status: Status, wanted: Sequence[Target], where: str | None, select
     found = _found(status, wanted, None, selector)
     others = sorted({space for _, item in found if (space := namespace_in(item)) is not None})
     if selector is not None and not others:
-        return f"nothing found with such labels{'' if where is None else f' in namespace {where}'}"
+        return f"nothing found with these labels{'' if where is None else f' in namespace {where}'}"
     if where is not None and others:
         return f"nothing found in namespace {where}: there is some in {', '.join(others)} (-A shows all)"
     return f"nothing found{'' if where is None else f' in namespace {where}'}: `aliquot apply -f FILE` starts Pods"

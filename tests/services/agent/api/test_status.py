@@ -60,7 +60,7 @@ def test_status_findings_have_a_kind_and_the_queue_is_empty() -> None:
         {
             "uuid": "GPU-a",
             "pid": 77,
-            "text": "uses the card without being a tenant: it is of no Pod",
+            "text": "uses the card without being a tenant: it belongs to no Pod",
             "kind": "stranger",
         }
     ]
@@ -105,7 +105,7 @@ def test_top_shows_an_agent_and_a_card_that_is_out() -> None:
     (line,) = [line for line in shown if "ml/train-0" in line]
     assert line.split()[1:4] == ["offline", "30%", "25.0%"]
     assert any(line.endswith("booked, OUT: Xid 79: it has fallen off the bus") for line in shown)
-    assert shown[-1] == "found on card 0: process 77 uses the card without being a tenant: it is of no Pod"
+    assert shown[-1] == "found on card 0: process 77 uses the card without being a tenant: it belongs to no Pod"
 
 
 def test_top_of_a_ready_agent_has_no_readiness_line() -> None:

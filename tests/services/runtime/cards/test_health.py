@@ -97,7 +97,7 @@ def test_a_lost_card_is_out_with_the_drivers_reason_and_back_after_three_checks(
     driver.lose("GPU-b")
     look(health, 1)
     assert healthy(health) == [True, False]
-    assert health.why == {"GPU-b": "the driver does not answer for it: GPU is lost"}
+    assert health.why == {"GPU-b": "the driver does not answer for this card: GPU is lost"}
     del driver.silent["GPU-b"]
     look(health, 2)
     assert healthy(health) == [True, False]
@@ -133,7 +133,7 @@ def test_that_a_card_is_out_and_that_it_is_back_is_logged_once(
     del driver.silent["GPU-a"]
     look(health, 5)
     assert logged(caplog) == [
-        ("card_out", {"card": 0, "uuid": "GPU-a", "why": "the driver does not answer for it: GPU is lost"}),
+        ("card_out", {"card": 0, "uuid": "GPU-a", "why": "the driver does not answer for this card: GPU is lost"}),
         ("xid", {"card": "GPU-a", "xid": 79}),
         ("card_back", {"card": 0, "uuid": "GPU-a"}),
     ]

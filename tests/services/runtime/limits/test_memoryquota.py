@@ -187,7 +187,7 @@ def test_process_of_another_user_is_never_ended(rig: Rig) -> None:
     try:
         on_card(rig, sudo=20 * GIB)
         (finding,) = until(lambda: found(rig, FindingKind.ENDED), "the attempt")
-        assert finding.text.startswith("was to be ended, but")
+        assert finding.text.startswith("should be ended, but")
         assert other.poll() is None
     finally:
         other.kill()

@@ -134,7 +134,7 @@ class Supervisor:
         if "error" in message:
             if message["error"].get("kind") not in _FINAL:  # it is busy or its disk is full: ask again
                 raise ControlError("not now")
-            self._end("the daemon does not know it", None)  # the Pod is gone or has another supervisor
+            self._end("the daemon does not know this Pod", None)  # the Pod is gone or has another supervisor
         elif isinstance(event, dict) and "granted" in event:
             self._begin(parse_launch(event["granted"]))
         elif isinstance(event, dict) and "end" in event:

@@ -64,7 +64,7 @@ class CardFindings:
             self._arbiter.forget(context.name)
             self._arbiter.deadline = 0.0
             if now - context.joined > _SETTLED:
-                text = f"its time slice was changed behind our back to {changed.pop()} us: set again"
+                text = f"another program set its time slice to {changed.pop()} us: set back"
                 self.report(context, FindingKind.SLICE, text)
 
     def check_servers(self, now: float) -> None:

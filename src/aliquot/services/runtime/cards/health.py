@@ -200,7 +200,7 @@ class CardHealth:
         """The check has waited for a card for too long."""
         asking = self._asking
         if asking is not None and now - asking[1] > _HANGS:
-            self._update(asking[0], partial(missed, why="the driver hangs when it is asked for it", lost=True))
+            self._update(asking[0], partial(missed, why="the driver hangs when asked about this card", lost=True))
             self._publish_changes()
 
     # --- both --------------------------------------------------------------------------------------------------
@@ -252,8 +252,8 @@ class CardHealth:
 
 
 def _at_first(card: Card) -> Health:
-    return Health() if card.healthy else Health("the driver does not answer for it", misses=PATIENCE)
+    return Health() if card.healthy else Health("the driver does not answer for this card", misses=PATIENCE)
 
 
 def _silence(error: NvmlError) -> str:
-    return f"the driver does not answer for it: {error.reason}"
+    return f"the driver does not answer for this card: {error.reason}"

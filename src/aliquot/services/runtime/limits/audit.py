@@ -169,22 +169,22 @@ def _charge(
 def _unknown_finding(uuid: str, pid: int, owner: Owner | None, memory: int, *, pods: bool, half: bool) -> Finding:
     """Why it is not registered."""
     if owner is None:
-        advice = "it is of no Pod" if pods else "start it with `aliquot run`"
+        advice = "it belongs to no Pod" if pods else "start it with `aliquot run`"
         return Finding(uuid, pid, FindingKind.STRANGER, f"uses the card without being a tenant: {advice}", None, memory)
     if owner.name is None:
         text = f"uses the card without being a tenant: Pod {owner.id} was given no card here"
         return Finding(uuid, pid, FindingKind.STRANGER, text, owner.id, memory)
     if uuid not in owner.limits:
-        text = f"is tenant {owner.name}'s, which has no part of this card"
+        text = f"belongs to tenant {owner.name}, which has no share of this card"
         return Finding(uuid, pid, FindingKind.TRESPASSER, text, owner.id, memory)
     if half:
         text = (
-            f"is tenant {owner.name}'s and has registered, but without its context on this card: its share is not "
-            "enforced; does the program keep libaliquot.so from seeing its calls, or speak with the daemon itself?"
+            f"belongs to tenant {owner.name} and has registered, but not its context on this card: its share is not "
+            "enforced; does the program hide its calls from libaliquot.so, or talk to the daemon itself?"
         )
         return Finding(uuid, pid, FindingKind.UNREGISTERED, text, owner.id, memory)
     text = (
-        f"is tenant {owner.name}'s but has not registered: is it statically linked, or was ALIQUOT_TENANT "
+        f"belongs to tenant {owner.name}, but has not registered: is it statically linked, or was ALIQUOT_TENANT "
         "taken out of its environment (env -i, su -, sshd)?"
     )
     return Finding(uuid, pid, FindingKind.UNREGISTERED, text, owner.id, memory)

@@ -114,7 +114,11 @@ class MemoryQuota:
         why = f"its tenant {owner.name} used {memory(use.memory >> 20)}, its limit is {memory((use.limit or 0) >> 20)}"
         try:
             ended = processes.kill_proven(process.pid, process.started, lambda: self._belongs(process.pid, owner))
-            text = f"was ended: {why}" if ended else "was to be ended, but is gone or belongs to another by now"
+            text = (
+                f"was ended: {why}"
+                if ended
+                else "should be ended, but has ended already or belongs to another tenant by now"
+            )
         except PermissionError:
             ended, text = False, f"could not be ended: we may not signal it (CAP_KILL is missing); {why}"
         data = {"tenant": owner.name, "card": uuid, "pid": process.pid, "memory": process.memory, "why": why}

@@ -13,7 +13,7 @@ from aliquot.services.runtime.limits.memoryquota import Owner
 from aliquot.services.runtime.processes.registration import Tenancy
 from aliquot.services.runtime.together import members
 
-_UNSEEN = "its process id cannot be seen from here: an agent in a container needs the host's (hostPID: true)"
+_UNSEEN = "its process ID is not visible here: an agent in a container needs the host's PID namespace (hostPID: true)"
 
 
 class ProcessOwners:
@@ -36,7 +36,7 @@ class ProcessOwners:
         if pid <= 0:  # in a pid namespace that is not below ours
             return _UNSEEN
         if tenancy.tenant.uid is not None and uid not in (0, tenancy.tenant.uid, os.geteuid()):
-            return f"it is user {uid}'s, the tenant is user {tenancy.tenant.uid}'s"
+            return f"it runs as user {uid}, the tenant belongs to user {tenancy.tenant.uid}"
         if len(tenancy.processes) >= SLOTS:
             return f"the tenant has {SLOTS} processes already"
         if tenancy.tenant.is_group:

@@ -241,7 +241,7 @@ class Registrar:
         for silent in [other for other in tenancy.processes if other.pid == pid and other.slot is None]:
             self._disconnect(tenancy, silent)  # a process has one connection, and at most one more for the mover
         if len(tenancy.processes) >= _MOST_PROCESSES or not self._connections.take(_owner(tenancy)):
-            log_fault(tenancy, "process_refused", pid=pid, why="there are too many of its tenant or user")
+            log_fault(tenancy, "process_refused", pid=pid, why="its tenant or user has too many connections")
             connection.close()
             os.close(pidfd)
             return

@@ -14,7 +14,7 @@ from aliquot.model.tenant import Tenant
 from aliquot.services.runtime.processes.contexts import Context, busy_ns
 
 NO_SERVER = (
-    "is a group's member whose MPS server has not registered, so that its launches wait: stop all members of the group "
+    "is a member of a group whose MPS server has not registered, so its kernel launches wait: stop all members "
     "and start them again, or read the server's log in the group's folder"
 )
 
