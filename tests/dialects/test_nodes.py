@@ -173,7 +173,15 @@ def test_a_node_that_cannot_be_read_is_an_error_that_names_the_field(manifest: o
 
 @pytest.mark.parametrize(
     ("percent", "cards", "noted"),
-    [(None, None, False), (0, None, False), (50, 1, True), (100, 1, False), (250, 2, True)],
+    [
+        (None, None, False),
+        (0, None, False),
+        (50, 1, True),
+        (100, 1, False),
+        (199, 1, True),
+        (200, 2, False),
+        (250, 2, True),
+    ],
 )
 def test_number_of_cards_by_percent(percent: int | None, cards: int | None, noted: bool) -> None:
     notes: list[NodeNote] = []
@@ -233,3 +241,9 @@ def test_readers_keep_every_kind_until_there_are_too_many(monkeypatch: pytest.Mo
 def test_reader_refuses_what_parsing_refuses() -> None:
     for wrong in (a_node(""), node(inventory="{")):
         assert NodeReader(Rules()).read(as_node(wrong)) == parse_node(as_node(wrong), Rules())
+
+
+def test_reader_keeps_nothing_of_an_inventory_that_cannot_be_read() -> None:
+    reader = NodeReader(Rules())
+    assert isinstance(reader.read(as_node(node(inventory="{"))), tuple)
+    assert isinstance(reader.read(as_node(node())), Node)

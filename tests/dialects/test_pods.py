@@ -208,3 +208,12 @@ def test_group_has_no_user_in_a_user_namespace() -> None:
     problems: list[Invalid] = []
     assert user_of(view, (), problems) is None
     assert [(problem.field, problem.value) for problem in problems] == [("spec.hostUsers", False)]
+
+
+@pytest.mark.parametrize(("user", "right"), [(0, False), (1, True), (2**31 - 1, True), (2**31, False), (True, False)])
+def test_user_of_a_group(user: object, right: bool) -> None:
+    view = read_pod({"metadata": {"name": "p"}, "spec": {"securityContext": {"runAsUser": user}}})
+    assert view is not None
+    problems: list[Invalid] = []
+    assert (user_of(view, ("c",), problems) == user) is right
+    assert bool(problems) is not right

@@ -13,6 +13,7 @@ from aliquot.dialects import (
     parse_node,
     parse_pod,
     render_env,
+    t9k,
     taints,
     tolerations,
 )
@@ -318,3 +319,10 @@ def test_a_whole_node_pod_holds_all_cards_of_its_node_without_any_annotation() -
     assert [share.card for share in granted.containers[0].shares] == [0, 1, 2]
     assert all(share.exclusive for share in granted.containers[0].shares)
     assert parse_grant(manifest, claim(manifest), None) is None
+
+
+@pytest.mark.parametrize(("factor", "percent"), [(1.0, 100), (1.5, 150), (2.0, 200)])
+def test_shared_card_offers_as_many_percent_as_may_be_booked(factor: float, percent: int) -> None:
+    card = Card(0, 16384).shared_by(None, factor)
+    assert t9k.amounts(card, frozenset({Offer.T9K_SHARED})) == {t9k.PERCENT: percent}
+    assert t9k.amounts(card, frozenset({Offer.T9K_EXCLUSIVE})) == {t9k.CARDS: 1}

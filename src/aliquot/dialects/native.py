@@ -300,8 +300,7 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
         wrong = _mismatch(container, granted[container.name], largest)
         if wrong or wire.whole_node != claim.whole_node:
             return Invalid(field, value, wrong or "the whole node if the Pod requests one, and only then")
-    named = node is not None and any(card.uuid for container in wire.containers for card in container.cards)
-    today = {card.uuid: card.index for card in node.cards if card.uuid} if node and named else {}
+    today = {card.uuid: card.index for card in node.cards if card.uuid} if node else {}
     return Grant(
         uid=claim.uid,
         node=node_name,

@@ -35,7 +35,7 @@ VERSIONS: Mapping[str, tuple[str, ...]] = {  # that we can read, the newest firs
 GROUP_NAME, ROLE = "scheduler.tensorstack.dev/group-name", "scheduler.tensorstack.dev/role"
 POD_GROUP, OLDER_POD_GROUP = "scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io"
 _LABELS = {GROUP_NAME: (T9K,), POD_GROUP: (COSCHEDULING, OLDER), OLDER_POD_GROUP: (OLDER, COSCHEDULING)}
-_MOST = 10**6  # members of a group
+_MOST = 2**31  # members of a group: more than a field of Kubernetes can have
 
 
 class GroupObject(msgspec.Struct, rename="camel"):
@@ -133,6 +133,6 @@ def _number(fields: Mapping[str, Any], field: str, path: str, missing: int, *, l
     number = fields.get(field)
     if number is None:
         return missing
-    if isinstance(number, int) and not isinstance(number, bool) and least <= number <= max(_MOST, 2**31):
+    if isinstance(number, int) and not isinstance(number, bool) and least <= number <= _MOST:
         return number
     return Invalid(f"{path}.{field}", number, f"a whole number, at least {least}")

@@ -198,3 +198,9 @@ def test_any_configuration_is_read_or_refused_with_a_sentence(value: Any) -> Non
     assert isinstance(found, ClaimConfig) or all(
         isinstance(problem, Invalid) and problem.sentence() for problem in found
     )
+
+
+@pytest.mark.parametrize(("core", "milli"), [(0, None), (1, 10), (100, 1000)])
+def test_compute_of_a_claim_is_at_most_one_card(core: int, milli: int | None) -> None:
+    assert shares_of(parsed(a_claim(a_result(CARDS[0], 1024, core))).grant, {})[0].core_milli == milli
+    assert "0 to 100" in problems(a_claim(a_result(CARDS[0], 1024, 101)))[0]

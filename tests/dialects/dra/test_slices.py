@@ -119,3 +119,10 @@ def test_newest_generation() -> None:
         return published(*({"metadata": {"name": "s"}, "spec": {"pool": {"generation": each}}} for each in generations))
 
     assert [generation_of(of()), generation_of(of("x")), generation_of(of(3, 7, 5))] == [0, 0, 7]
+
+
+def test_slices_that_count_themselves_wrongly_are_not_published() -> None:
+    wanted = devices(Card(0, 1024, "GPU-0"))
+    (right,) = render_slices("n1", "u", wanted, 1)
+    for pool in ({**right["spec"]["pool"], "resourceSliceCount": 2}, "pool", None):
+        assert is_published(published({**right, "spec": {**right["spec"], "pool": pool}}), wanted) is False

@@ -11,6 +11,7 @@ import pytest
 from aliquot.dialects import (
     MemoryUnit,
     Rules,
+    gpushare,
     guess_gpushare_unit,
     parse_grant,
     parse_node,
@@ -368,3 +369,10 @@ def test_size_in_the_annotations_is_that_of_the_first_card_of_the_pod() -> None:
         "ALIYUN_COM_GPU_MEM_DEV": "16",
         "ALIYUN_COM_GPU_MEM_POD": "3",
     }
+
+
+@pytest.mark.parametrize(("cards", "annotations"), [("1", {}), ("2", {COUNT: "2"}), ("3", {COUNT: "3"})])
+def test_words_of_a_claim_on_several_cards_have_their_number(cards: str, annotations: dict[str, str]) -> None:
+    asked = claim(pod({MEM: 6}, annotations={COUNT: cards}))
+    words = gpushare.words(asked, MemoryUnit.GIB)
+    assert (words.annotations, list(words.limits.values())) == (annotations, [{MEM: 6}])

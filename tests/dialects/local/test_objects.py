@@ -306,3 +306,11 @@ def test_objects_are_a_list() -> None:
     found = read_objects({"kind": "Pod"})
     assert isinstance(found, Invalid)
     assert (found.field, found.allowed) == ("objects", "a list of Kubernetes objects")
+
+
+def test_items_of_a_list_have_its_kind_unless_they_name_one() -> None:
+    nameless = {key: value for key, value in a_pod("a").items() if key != "kind"}
+    (found,) = read({"kind": "PodList", "items": [nameless]})
+    assert (found.kind, found.name) == ("Pod", "a")
+    assert isinstance(read_objects([{"kind": "List", "items": [nameless]}]), Invalid)
+    assert isinstance(read_objects([{"kind": "PodList", "items": [7]}]), Invalid)

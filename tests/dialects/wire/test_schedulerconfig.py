@@ -112,3 +112,9 @@ def test_keys_of_the_client_are_in_the_folder() -> None:
     assert extender["tlsConfig"]["caFile"] == "/keys/ca.crt"
     assert extender["tlsConfig"]["certFile"] == "/keys/client.crt"
     assert extender["tlsConfig"]["keyFile"] == "/keys/client.key"
+
+
+def test_kube_scheduler_tries_again_every_second() -> None:
+    config = render_config(KubeSchedulerSettings((1, 36), URL))
+    assert (config["podInitialBackoffSeconds"], config["podMaxBackoffSeconds"]) == (1, 1)
+    assert config["leaderElection"] == {"leaderElect": True}

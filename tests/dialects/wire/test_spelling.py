@@ -224,3 +224,9 @@ def test_name_that_just_fits_is_not_cut() -> None:
     room = 63 - len(".VARIABLE")
     assert env_annotation("c" * room, "VARIABLE") == f"env.aliquot.dev/{'c' * room}.VARIABLE"
     assert len(env_annotation("c" * (room + 1), "VARIABLE")) == len("env.aliquot.dev/") + 63
+
+
+def test_plugins_that_hand_out_nothing_now_are_said_to_have_registered() -> None:
+    now, none = "nvidia.com/gpu", "nvidia.com/gpu.shared (0 now)"
+    assert otherplugins.hand_out([none]) == f"another device plugin registered {none} and may hand out its cards again"
+    assert "hands out its cards" in otherplugins.hand_out([none, now])

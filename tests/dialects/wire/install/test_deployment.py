@@ -250,3 +250,12 @@ def test_simulated_cards_mount_only_the_folder_of_sockets() -> None:
 def test_scheduler_names_are_those_of_the_mode(mode: str, names: str) -> None:
     (scheduler, *_) = _by_kind(mode=mode)["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert f"--scheduler-name={names}" in scheduler["args"]
+
+
+def test_agents_of_a_mode_without_gpushare_do_not_select_by_its_labels() -> None:
+    spec = _by_kind(mode="qgpu")["DaemonSet"]["spec"]["template"]["spec"]
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    keys = [term["matchExpressions"][0]["key"] for term in terms]
+    assert keys[0] == "qgpu-device-enable"
+    assert {"nvidia.com/gpu.present", "aliquot.dev/share-cards-with-other-plugins"} <= {*keys}
+    assert not {"gpushare", "ack.node.gpu.schedule"} & {*keys}

@@ -494,3 +494,13 @@ def test_violations_beyond_ten_are_counted(number: int, more: str) -> None:
 def test_cause_says_whether_a_field_is_wrong_or_missing(limits: Json, reason: str) -> None:
     (cause,) = answer(asked(a_pod("p", a_container("c", limits))))["status"]["details"]["causes"]
     assert cause["reason"] == f"FieldValue{reason}"
+
+
+def test_only_the_forged_one_of_several_variables_is_named() -> None:
+    container = admitted(a_pod("p", a_container("main", {MEM: 2})), BY_ENV)["spec"]["containers"][0]
+    container["env"][1] = {"name": container["env"][1]["name"], "value": "9"}
+    response = answer(asked(a_pod("p", container)), BY_ENV)
+    env = patched(a_pod("p", container), response)["spec"]["containers"][0]["env"]
+    assert all("valueFrom" in variable for variable in env)
+    assert len(response["warnings"]) == 1
+    assert container["env"][1]["name"] in response["warnings"][0]
