@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import Rules, native, parse_pod
 from aliquot.dialects.lookalikes import others, outside_template, prefixes
-from aliquot.dialects.registry import PodReader
+from aliquot.dialects.registry import PodReader, remarks
 from aliquot.dialects.rules import DIALECTS
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.objectreading import read_object
@@ -256,3 +256,30 @@ def test_annotation_that_a_notebook_gives_to_its_pod_is_not_named() -> None:
 def test_anything_is_a_workload_or_none(value: object) -> None:
     outside_template(value, EVERY | {"hami", "kai"})
     outside_template({"metadata": value, "spec": {"template": value, "jobTemplate": value}}, EVERY)
+
+
+MEMORY: Json = {"tke.cloud.tencent.com/qgpu-memory": 2}
+CLASS = "tke.cloud.tencent.com/app-class"
+SERVED = Rules(served=EVERY | {"hami", "kai"})
+
+
+@pytest.mark.parametrize(
+    ("limits", "metadata", "named"),
+    [
+        (MEMORY, {"labels": {CLASS: "online"}}, [CLASS]),
+        (MEMORY, {"labels": {CLASS: "online"}, "annotations": {CLASS: "online"}}, []),
+        (MEMORY, {"labels": {"aliquot.dev/card-models": "A100"}}, ["aliquot.dev/card-models"]),
+        ({"nvidia.com/gpu": 1}, {"labels": {"nvidia.com/use-gputype": "A100"}}, ["nvidia.com/use-gputype"]),
+        ({}, {"labels": {"gpu-fraction": "0.5"}}, ["gpu-fraction"]),
+        ({}, {"labels": {CLASS: "online"}}, []),
+        ({"aliyun.com/gpu-mem": 4}, {"labels": {"aliyun.com/gpu-count": "2"}}, []),
+    ],
+)
+def test_annotation_that_is_written_as_a_label_is_named(limits: Json, metadata: Json, named: list[str]) -> None:
+    said = "has no effect: it is an annotation: move it to metadata.annotations"
+    assert remarks(pod(limits, metadata), SERVED) == [f'metadata.labels["{key}"] {said}' for key in named]
+
+
+def test_label_of_a_dialect_that_is_not_served_is_not_named() -> None:
+    labels = {"gpu-fraction": "0.5", "nvidia.com/use-gputype": "A100"}
+    assert remarks(pod(MEMORY, {"labels": labels})) == []

@@ -161,6 +161,15 @@ def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
     ]
 
 
+def as_labels(pod: Pod, served: frozenset[str]) -> list[str]:
+    """Annotations that the Pod has as labels, which nothing reads."""
+    return [
+        f'metadata.labels["{key}"] has no effect: it is an annotation: move it to metadata.annotations'
+        for key in pod.labels
+        if key in marks(served) and key not in (*gpushare.MARKS, *pod.annotations, *pod.misplaced)
+    ]
+
+
 def outside_template(workload: object, served: frozenset[str]) -> list[Invalid]:
     """Annotations that ask for cards on a Deployment or Job itself: its Pods get only those of its template."""
     path, inner = "spec.template", mapping(mapping(workload).get("spec"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aliquot.dialects import elastic, gpushare, hami, kai, latency, native, podrendering, pods, qgpu, t9k
-from aliquot.dialects.lookalikes import misspelled_marks, misspelled_requests, misspelled_resources
+from aliquot.dialects.lookalikes import as_labels, misspelled_marks, misspelled_requests, misspelled_resources
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objectreading import read_object
@@ -108,9 +108,11 @@ def remarks(pod: object, rules: Rules = DEFAULT_RULES) -> list[str]:
     if view is None:
         return []
     found = hami.remarks(view) if hami.DIALECT in rules.served else []
-    of_kai = kai.remarks(view) if kai.DIALECT in rules.served else []
-    if of_kai and _parse(view, rules, created=False)[0] is not None:
-        found += of_kai
+    slips = as_labels(view, rules.served)
+    others = [*(kai.remarks(view) if kai.DIALECT in rules.served else ()), *slips]
+    meant = bool(slips) and (kai.FRACTION in view.labels or kai.MEMORY in view.labels)  # and so it asks for nothing
+    if others and (meant or _parse(view, rules, created=False)[0] is not None):
+        found += others
     return found
 
 

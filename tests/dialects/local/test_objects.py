@@ -145,6 +145,15 @@ def test_a_field_that_kubernetes_does_not_know_is_noted_where_it_stands_in_the_t
     )
 
 
+def test_annotation_that_is_written_as_a_label_of_the_template_is_noted() -> None:
+    resources = {"limits": {"tke.cloud.tencent.com/qgpu-memory": 2}}
+    labels = {"tke.cloud.tencent.com/app-class": "online"}
+    spec = {"containers": [{"name": "main", "command": ["true"], "resources": resources}]}
+    (found,) = read(a_workload("Deployment", template={"metadata": {"labels": labels}, "spec": spec}))
+    said = "has no effect: it is an annotation: move it to metadata.annotations"
+    assert found.notes == (f'spec.template.metadata.labels["tke.cloud.tencent.com/app-class"] {said}',)
+
+
 def test_how_many_pods_are_wanted() -> None:
     assert amounts_of(a_workload("Deployment")) == Amounts(1)
     assert amounts_of(a_workload("Deployment", replicas=0)) == Amounts(0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.pods import annotation_field, read_pod
 from aliquot.dialects.qgpu import QgpuRules
-from aliquot.dialects.registry import parse_pod
+from aliquot.dialects.registry import parse_pod, remarks
 from aliquot.dialects.rules import DEFAULT_RULES, ON_REQUEST, Rules
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
@@ -17,7 +17,16 @@ RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.RESOURC
 
 def parse_local_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invalid, ...] | None:
     """The Pod's claim, every rule it violates, or None for a Pod without GPUs. Accepts any JSON, never raises."""
-    return parse_pod(pod, replace(rules, served=rules.served | frozenset(ON_REQUEST), one_user=True))
+    return parse_pod(pod, _of_one_machine(rules))
+
+
+def local_remarks(pod: object, rules: Rules = DEFAULT_RULES) -> list[str]:
+    """What is accepted of the Pod and changes nothing here, a sentence each. Accepts any JSON, never raises."""
+    return remarks(pod, _of_one_machine(rules))
+
+
+def _of_one_machine(rules: Rules) -> Rules:
+    return replace(rules, served=rules.served | frozenset(ON_REQUEST), one_user=True)
 
 
 def accepted_claim(pod: object) -> Claim | None:

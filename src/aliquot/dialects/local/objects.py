@@ -16,7 +16,7 @@ from typing import Any
 from aliquot.dialects.kube.manifests import WORKLOADS, expand, job_of
 from aliquot.dialects.kube.operators import known
 from aliquot.dialects.kube.podfields import OBJECT_NAME, OBJECT_NAME_ALLOWED, unquoted, with_slips
-from aliquot.dialects.local.claims import parse_local_pod
+from aliquot.dialects.local.claims import local_remarks, parse_local_pod
 from aliquot.dialects.local.cron import ALLOWED, parse_schedule
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of
 from aliquot.dialects.pods import Json, read_pod
@@ -224,6 +224,7 @@ def _pod_notes(pod: dict[str, Any], rules: Rules, path: str = "spec") -> list[st
         frozenset(container.name for container in claim.containers) if isinstance(claim, Claim) else frozenset[str]()
     )
     notes = notes_of(pod, plan, with_cards, path)
+    notes += [f"{path.removesuffix('spec')}{remark}" for remark in local_remarks(pod, rules)]
     if isinstance(claim, Claim) and claim.group:
         fails = f"if one of its Pods dies with work in flight, all of {claim.group} may fail; no other Pod is affected"
         notes.append(f"together with {claim.group}: {fails}")
