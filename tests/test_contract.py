@@ -18,8 +18,9 @@ import pytest
 from aliquot.model.cardstate.control import ControlReason
 from aliquot.model.node import NoteKind
 from aliquot.model.reason import Reason
-from aliquot.model.status import dashboard
-from aliquot.model.status.dashboard import ANSWERS, DashboardState, History, MessageCode, Node, Pod, SearchResult, Tick
+from aliquot.model.status import messages
+from aliquot.model.status.dashboard import ANSWERS, DashboardState, History, Node, Pod, SearchResult, Tick
+from aliquot.model.status.messages import MessageCode
 from aliquot.model.tenant import FindingKind
 
 WEB = Path(__file__).parent.parent / "web"
@@ -83,7 +84,7 @@ def test_chinese_words_every_reason_message_code_and_note() -> None:
 
 
 def test_every_finding_has_a_message_code() -> None:
-    assert set(dashboard.FINDINGS) == set(FindingKind)
+    assert set(messages.FINDINGS) == set(FindingKind)
 
 
 @pytest.mark.skipif(NODE is None, reason="no node: the mock server is a program for it")

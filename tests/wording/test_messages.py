@@ -6,8 +6,8 @@ import pytest
 from msgspec import UNSET, structs
 
 from aliquot.model.node import Closed, NodeNote, NoteKind
-from aliquot.model.status.dashboard import Message, MessageCode
 from aliquot.model.status.machine import CardStatus
+from aliquot.model.status.messages import Message, MessageCode
 from aliquot.model.withheld import CardHolder, WithheldCode
 from aliquot.wording import messages
 

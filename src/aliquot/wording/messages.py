@@ -14,8 +14,7 @@ from aliquot.model.cardstate.control import ControlLevel
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.node import Closed, Isolation, NodeNote
 from aliquot.model.refusal import Invalid
-from aliquot.model.status.dashboard import FINDINGS, Message, PodCard, Refused, Wants
-from aliquot.model.status.dashboard import MessageCode as Code
+from aliquot.model.status.dashboard import PodCard
 from aliquot.model.status.machine import (
     CardStatus,
     FindingStatus,
@@ -25,6 +24,8 @@ from aliquot.model.status.machine import (
     RequestStatus,
     requests_of,
 )
+from aliquot.model.status.messages import FINDINGS, Message, Refused, Wants
+from aliquot.model.status.messages import MessageCode as Code
 from aliquot.model.withheld import Withheld
 from aliquot.wording import nodes, promises, shortage
 from aliquot.wording.amounts import duration, memory

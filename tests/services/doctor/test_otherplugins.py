@@ -11,7 +11,7 @@ from aliquot.cli.cluster.doctor import doctor
 from aliquot.cli.cluster.explain import explain
 from aliquot.cli.cluster.kubectl_aliquot import aliquot
 from aliquot.dialects import DEFAULT_RULES
-from aliquot.model.status.dashboard import MessageCode
+from aliquot.model.status.messages import MessageCode
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.otherplugins import other_plugin_findings
 from aliquot.services.explain.snapshot import take_snapshot

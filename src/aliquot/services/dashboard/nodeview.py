@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from aliquot.model.status.dashboard import (
-    Card,
-    Container,
-    Message,
-    Node,
-    Pod,
-    PodCard,
-    Tenant,
-    Timeline,
-    WaitingPod,
-    Wants,
-)
+from aliquot.model.status.dashboard import Card, Container, Node, Pod, PodCard, Tenant, Timeline, WaitingPod
 from aliquot.model.status.machine import (
     CardStatus,
     NodeStatus,
@@ -25,6 +14,7 @@ from aliquot.model.status.machine import (
     Status,
     TenantStatus,
 )
+from aliquot.model.status.messages import Message, Wants
 from aliquot.wording import messages
 
 

@@ -19,7 +19,6 @@ from aliquot.model.status.dashboard import (
     FoundPod,
     History,
     Live,
-    Message,
     Node,
     NodeKind,
     Nodes,
@@ -32,6 +31,7 @@ from aliquot.model.status.dashboard import (
     Waiting,
 )
 from aliquot.model.status.machine import CardStatus, NodeStatus, Status, TenantStatus
+from aliquot.model.status.messages import Message
 from aliquot.placement.policies.waste import Waste
 from aliquot.services.daemon.metrics import exposition
 from aliquot.services.dashboard.contract import FULL, card_class, packed, percent

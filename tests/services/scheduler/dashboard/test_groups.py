@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from aliquot.dialects.wire.extender import parse_args
-from aliquot.model.status.dashboard import MessageCode
+from aliquot.model.status.messages import MessageCode
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings

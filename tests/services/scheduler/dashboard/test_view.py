@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model.node import Closed
-from aliquot.model.status.dashboard import SERIES, Message, MessageCode, Node, Timeline
+from aliquot.model.status.dashboard import SERIES, Node, Timeline
+from aliquot.model.status.messages import Message, MessageCode
 from aliquot.model.tenant import State
 from aliquot.services.dashboard.contract import FREE, MIXED, NORMAL, ONLINE, OUT, WHOLE
 from aliquot.services.scheduler.cluster import Cluster

@@ -11,7 +11,8 @@ from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.node import Offer
-from aliquot.model.status.dashboard import FoundPod, Message, Pod, WaitingPod
+from aliquot.model.status.dashboard import FoundPod, Pod, WaitingPod
+from aliquot.model.status.messages import Message
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard.claims import Claims, HeldClaim
 from aliquot.services.scheduler.dashboard.parts import epoch, pod_cards, unplaced_pod

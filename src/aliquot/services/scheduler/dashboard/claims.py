@@ -20,7 +20,7 @@ from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
-from aliquot.model.status.dashboard import Message
+from aliquot.model.status.messages import Message
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard.layout import Used
 from aliquot.wording import messages

@@ -11,18 +11,8 @@ from aliquot.dialects.dra import DIALECT
 from aliquot.model import device
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.node import Node as ModelNode
-from aliquot.model.status.dashboard import (
-    Card,
-    FoundPod,
-    Message,
-    Node,
-    Pod,
-    Refused,
-    SearchResult,
-    Tenant,
-    WaitingPod,
-    Wants,
-)
+from aliquot.model.status.dashboard import Card, FoundPod, Node, Pod, SearchResult, Tenant, WaitingPod
+from aliquot.model.status.messages import Message, Refused, Wants
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.placement.verdicts import FITS, verdict_of
 from aliquot.services.scheduler.cluster import Cluster, Pending, Placed, booked_on

@@ -8,8 +8,8 @@ from aliquot.model.claim import Claim
 from aliquot.model.group import Shortfall
 from aliquot.model.reason import Reason
 from aliquot.model.refusal import Invalid
-from aliquot.model.status.dashboard import Message, MessageCode, Refused
 from aliquot.model.status.machine import requests_of
+from aliquot.model.status.messages import Message, MessageCode, Refused
 from aliquot.wording import reasons
 from aliquot.wording.amounts import count
 from aliquot.wording.groups import waiting

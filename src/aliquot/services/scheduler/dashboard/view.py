@@ -17,7 +17,6 @@ from aliquot.model.claim import AppClass
 from aliquot.model.status.dashboard import (
     DashboardState,
     History,
-    Message,
     Node,
     Nodes,
     Pod,
@@ -28,6 +27,7 @@ from aliquot.model.status.dashboard import (
     Totals,
     Waiting,
 )
+from aliquot.model.status.messages import Message
 from aliquot.placement.board import Ints
 from aliquot.placement.policies.waste import Waste
 from aliquot.services.dashboard.contract import percent
