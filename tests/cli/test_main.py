@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shlex
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.running.terminal import shown_on_terminal
 from kit.values.manifests import gpushare_node, gpushare_pod, replicas
 
 COMMAND = (sys.executable, "-c", "from aliquot.cli.main import main; main()")
@@ -186,20 +186,7 @@ def test_interrupt_exits_130(tmp_path: Path) -> None:
 def test_progress_bar_only_on_terminal() -> None:
     arguments = ["simulate", "--generate", "20x8", "--policy", "binpack"]
     assert aliquot(*arguments).stderr == ""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stdout=-1, stderr=theirs, env={**os.environ, "TERM": "xterm"}
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while piece := os.read(ours, 4096):
-                shown += piece
-        except OSError:  # the other end closed
-            pass
-        process.communicate(timeout=30)
-    os.close(ours)
-    assert b"binpack" in shown
+    assert "binpack" in shown_on_terminal([*COMMAND, *arguments], {**os.environ, "TERM": "xterm"})[0]
 
 
 def test_ascii_terminal() -> None:

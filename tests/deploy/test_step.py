@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
+
+from kit.running.terminal import shown_on_terminal
 
 STEP = [sys.executable, str(Path(__file__).parents[2] / "deploy" / "step.py"), "native"]
 SLOW = "import time; print('compiling shim.c'); time.sleep(1.2)"
@@ -21,20 +22,10 @@ def _run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def _on_a_terminal(program: str, term: str) -> str:
     """What a terminal receives."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [*STEP, sys.executable, "-c", program], stdout=theirs, env={**os.environ, "TERM": term, "COLUMNS": "40"}
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while chunk := os.read(ours, 4096):
-                shown += chunk
-        except OSError:  # Linux answers so when the other side is closed
-            pass
-        os.close(ours)
-    assert process.returncode == 0
-    return shown.decode()
+    environment = {**os.environ, "TERM": term, "COLUMNS": "40"}
+    shown, code = shown_on_terminal([*STEP, sys.executable, "-c", program], environment, "stdout")
+    assert code == 0
+    return shown
 
 
 def test_piped_step_prints_dots_and_seconds() -> None:

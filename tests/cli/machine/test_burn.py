@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from aliquot.model.status.burn import BurnResult, ProcessShare
 from aliquot.services.burn.gates import merged
 from aliquot.services.burn.measuring import Marks, percentiles
 from aliquot.services.burn.workload import Outcome, Plan
+from kit.running.terminal import shown_on_terminal
 
 COMMAND = (sys.executable, "-m", "aliquot", "burn")
 RATE = ("--iterations-per-us", "1000")  # what the simulated card does
@@ -195,18 +195,7 @@ def test_burn_workers_end_with_parent(card: dict[str, str], tmp_path: Path) -> N
 
 
 def test_burn_progress_only_on_terminal(card: dict[str, str]) -> None:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen([*COMMAND, "load", *QUICK], env=card, stdout=-1, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while piece := os.read(ours, 4096):
-                shown += piece
-        except OSError:  # the other end closed
-            pass
-        process.communicate(timeout=30)
-    os.close(ours)
-    assert b"% of the card" in shown
+    assert "% of the card" in shown_on_terminal([*COMMAND, "load", *QUICK], card)[0]
 
 
 # ---- bad input

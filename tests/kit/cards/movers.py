@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kit.cards.runtime import Node
@@ -73,3 +76,18 @@ class Mover:
 
 def residency(node: Node, name: str) -> dict[str, Any]:
     return node.standing(name).get("residency") or {}
+
+
+@contextlib.contextmanager
+def pooled_node(host_pool: int) -> Iterator[Node]:
+    """A node whose cards are booked twice, with a host pool of so many bytes. Afterwards no mover is left."""
+    node = Node(pool=True)
+    node.configure(oversubscribe=2.0, host_pool=host_pool)
+    yield node
+    for mover in MOVERS:
+        mover.kill()
+    MOVERS.clear()
+    process = node.ask("mover")
+    if process is not None:
+        os.kill(process, signal.SIGKILL)
+    node.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,22 +13,14 @@ from aliquot.adapters.gpu.page import Order, Page, State, Why
 from aliquot.model.tenant import Allotment
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.mover.control import Leave
-from kit.cards.movers import MOVERS, Mover, residency, until
+from kit.cards.movers import Mover, pooled_node, residency, until
 from kit.cards.runtime import GIB, Node
 
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    made = Node(pool=True)
-    made.configure(oversubscribe=2.0, host_pool=2 * GIB)
-    yield made
-    for mover in MOVERS:
-        mover.kill()
-    MOVERS.clear()
-    mover = made.ask("mover")
-    if mover is not None:
-        os.kill(mover, signal.SIGKILL)
-    made.close()
+    with pooled_node(2 * GIB) as made:
+        yield made
 
 
 def where(node: Node, name: str) -> str | None:

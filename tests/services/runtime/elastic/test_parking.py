@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.services.runtime.elastic.parking import ROOM_WAIT
-from kit.cards.movers import MOVERS, PATIENCE, Mover, residency, until
+from kit.cards.movers import PATIENCE, Mover, pooled_node, residency, until
 from kit.cards.runtime import GIB, Node
 from simgpu.rig import ROOT
 
@@ -23,16 +23,8 @@ OUT_OF_MEMORY = 2  # CUDA's code
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    made = Node(pool=True)
-    made.configure(oversubscribe=2.0, host_pool=12 * GIB)
-    yield made
-    for mover in MOVERS:
-        mover.kill()
-    MOVERS.clear()
-    mover = made.ask("mover")
-    if mover is not None:
-        os.kill(mover, signal.SIGKILL)
-    made.close()
+    with pooled_node(12 * GIB) as made:
+        yield made
 
 
 def await_mover(node: Node) -> None:
