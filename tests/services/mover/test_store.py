@@ -95,3 +95,33 @@ def test_half_a_line_is_removed_before_the_next_is_appended(tmp_path: Path) -> N
     assert again.kept() == {KEY: {1: piece(0)}}
     again.write_kept(KEY, {3: piece(1)})
     assert Store(tmp_path, 4 * UNIT).kept() == {KEY: {1: piece(0), 3: piece(1)}}
+
+
+def test_log_of_a_process_that_moves_one_piece_out_and_back_for_ever_stays_short(tmp_path: Path) -> None:
+    """It is memory of the host: 190 KiB a second for each process, as long as the tenant may leave."""
+    mover = Mover(Store(tmp_path, 4 * UNIT))
+    mover.add_memory(0, 4 * UNIT)
+    mover.keep(KEY, mover.reserve(KEY, [(1, UNIT)]))
+    for _ in range(3000):
+        mover.keep(KEY, mover.reserve(KEY, [(2, UNIT)]))
+        mover.keep(KEY, mover.reserve(KEY, [(2, UNIT)]))
+        found = mover.find(KEY, [(2, UNIT)])
+        assert found is not None
+        mover.read(found)
+        mover.returned(KEY, found)
+        assert (tmp_path / "parked" / KEY.file).stat().st_size < 70_000
+    assert Store(tmp_path, 0).kept() == mover.kept
+    assert [path.name for path in (tmp_path / "parked").iterdir()] == [KEY.file]
+
+
+def test_log_that_cannot_be_written_anew_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mover = Mover(Store(tmp_path, 4 * UNIT))
+    mover.add_memory(0, 4 * UNIT)
+
+    def no_room(path: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", no_room)
+    for _ in range(3000):
+        mover.keep(KEY, mover.reserve(KEY, [(2, UNIT)]))
+    assert Store(tmp_path, 0).kept() == mover.kept

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ KUBELET_SOCKET = "kubelet.sock"
 _VERSION = "v1beta1"
 _OPTIONS = wire.DevicePluginOptions(pre_start_required=True)
 _PATIENCE = 10.0  # seconds for the kubelet to connect back and answer, as long as it waits itself
+_MOST_WATCHES = 8  # each holds a whole list; the kubelet has one, and for a moment two when we register again
+_MOST_CONTAINERS = 1024  # in one Allocate; the kubelet sends one
 _GRACE = 1.0  # seconds for the kubelet to read the last list; then it hangs up by itself
 
 
@@ -107,6 +110,7 @@ class PluginServer:
         )
         try:
             server.add_insecure_port(f"unix:{self.path}")
+            os.chmod(self.path, 0o600)  # the kubelet is root, whatever our umask is
             await server.start()
         except (RuntimeError, OSError) as error:
             raise KubeletError(f"cannot serve {self._resource} at {self.path}: {error}") from error
@@ -156,6 +160,8 @@ class PluginServer:
         return _OPTIONS
 
     async def _watch(self, request: wire.Empty, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
+        if self.watchers >= _MOST_WATCHES:  # not those before: one of them is the kubelet's
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MOST_WATCHES} watch already")
         self.watchers += 1
         try:
             while True:
@@ -170,6 +176,8 @@ class PluginServer:
     async def _allocate(
         self, request: wire.AllocateRequest, context: aio.ServicerContext[Any, Any]
     ) -> wire.AllocateResponse:
+        if len(request.container_requests) > _MOST_CONTAINERS:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {_MOST_CONTAINERS} containers at once")
         try:
             allocations = [
                 self._handler.allocate(self._resource, frozenset(container.devices_ids))

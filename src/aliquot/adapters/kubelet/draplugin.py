@@ -105,6 +105,7 @@ class DraPlugin:
         server = aio.server(options=[("grpc.max_receive_message_length", LARGEST_MESSAGE)])
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
         server.add_insecure_port(f"unix:{path}")
+        path.chmod(0o600)  # the kubelet is root, whatever our umask is
         await server.start()
         self._servers.append(server)
 

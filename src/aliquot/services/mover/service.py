@@ -218,6 +218,7 @@ class Mover:
                     self._free(former)
                 here[piece] = kept
             self._fulfil(key, made)
+            self.store.shorten(key, here)
 
     def returned(self, key: Key, found: dict[int, Kept]) -> None:
         """The shim has heard that they are back. Raises OSError: then their parts stay taken, as is written down."""

@@ -14,13 +14,15 @@ import logging
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aliquot.services.mover.pool import CHUNK, UNIT, Part, without
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: unlike a write, it fails where a tmpfs is full
+_SHORT = 1 << 16  # bytes of a log that are never too many
+_FRESH = ".fresh"  # no name of a log: what is left of one is removed at the next start
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 _log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class Store:
         self._logs = folder / "parked"
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._open: dict[Key, int] = {}
+        self._most: dict[Key, int] = {}  # bytes of a log until it is written anew
         self._file = os.open(folder / "memory", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._check_identity()
         self.size = max(size // UNIT * UNIT, os.fstat(self._file).st_size)
@@ -140,32 +143,47 @@ class Store:
 
     def write_kept(self, key: Key, pieces: Mapping[int, Kept]) -> None:
         """Before the shim hears of it. Raises OSError."""
-        lines = [
-            [piece, kept.size, [[part.offset, part.size] for part in kept.parts]] for piece, kept in pieces.items()
-        ]
-        self._append(key, lines)
+        self._append(key, _lines(pieces))
 
     def write_returned(self, key: Key, pieces: Mapping[int, Kept], *, left: int) -> None:
         """After the shim heard of it; `left`: how many others are still kept. Raises OSError."""
         if left:
-            self._append(key, [[piece] for piece in pieces])
+            self._append(key, _encoded([piece] for piece in pieces))
         else:
             self.forget(key)
 
+    def shorten(self, key: Key, pieces: Mapping[int, Kept]) -> None:
+        """Write the log anew if most of it is over: a process can move a piece out and back as often as it likes. If
+        there is no room for that, it is tried again when the log has twice the size."""
+        file = self._open.get(key)
+        if file is None or (size := os.fstat(file).st_size) <= self._most.get(key, _SHORT):
+            return
+        fresh = self._logs / _FRESH
+        data = _lines(pieces)
+        try:
+            fresh.write_bytes(data)
+            fresh.replace(self._logs / key.file)
+        except OSError as error:
+            _log.warning("move_log_long", extra={"data": {"log": key.file, "bytes": size, "why": str(error)}})
+            self._most[key] = 2 * size
+            return
+        os.close(self._open.pop(key))
+        self._most[key] = max(_SHORT, 4 * len(data))
+
     def forget(self, key: Key) -> None:
         """Remove its log."""
+        self._most.pop(key, None)
         file = self._open.pop(key, None)
         if file is not None:
             os.close(file)
         with contextlib.suppress(FileNotFoundError):
             (self._logs / key.file).unlink()
 
-    def _append(self, key: Key, lines: list[list[object]]) -> None:
+    def _append(self, key: Key, data: bytes) -> None:
         file = self._open.get(key)
         if file is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             file = self._open[key] = os.open(self._logs / key.file, flags, 0o600)
-        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
         before, written = os.fstat(file).st_size, 0
         try:
             written = os.write(file, data)
@@ -174,6 +192,16 @@ class Store:
                 os.ftruncate(file, before)
         if written < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._logs / key.file))
+
+
+def _lines(pieces: Mapping[int, Kept]) -> bytes:
+    return _encoded(
+        [piece, kept.size, [[part.offset, part.size] for part in kept.parts]] for piece, kept in pieces.items()
+    )
+
+
+def _encoded(lines: Iterable[list[object]]) -> bytes:
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
 def _replay(data: bytes) -> dict[int, Kept]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -25,7 +28,7 @@ from aliquot.services.agent.devices.plugins import (
     timed,
 )
 from aliquot.services.daemon.calls import Calls
-from kit.agents.kubelet import FakeKubelet, a_folder, a_kubelet, play, until
+from kit.agents.kubelet import Client, FakeKubelet, a_folder, a_kubelet, play, until
 
 CORE, MEMORY = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
 
@@ -430,3 +433,93 @@ def test_timed_distinguishes_refusals_from_errors_and_raises_both(error: Excepti
     with pytest.raises(type(error)):
         asyncio.run(front.prepare("gpu-mem", IDS))
     assert calls.outcomes == {(ALLOCATE, outcome): 1, (PRESTART, outcome): 1}
+
+
+# --- whoever else comes ----------------------------------------------------------------------------------------------
+
+
+def test_only_the_agents_own_user_and_root_may_connect_whatever_the_umask_is() -> None:
+    async def scene() -> None:
+        before = os.umask(0)
+        try:
+            async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(3)}):
+                await offered(kubelet, CORE)
+                (path,) = kubelet.folder.glob("aliquot-*")
+                assert path.stat().st_mode & 0o777 == 0o600
+        finally:
+            os.umask(before)
+
+    play(scene())
+
+
+def test_many_watches_that_never_read_and_huge_requests_leave_the_kubelet_its_own() -> None:
+    """A watch holds a list of all devices, 600 took 320 MiB; an Allocate of 2 MB for a million containers took 17 s."""
+
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(2000)}) as plugins:
+            await until(lambda: plugins.registered == {CORE})
+            await offered(kubelet, CORE)
+            (path,) = kubelet.folder.glob("aliquot-*")
+            stranger = Client(path)
+            watch: Any = stranger.channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")
+            calls = [watch(b"") for _ in range(300)]
+            refused = [call for call in calls if await _code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED]
+            assert len(refused) > 290
+            allocate: Any = stranger.channel.unary_unary("/v1beta1.DevicePlugin/Allocate")
+            for request, code in {
+                b"\xff" * 1000: grpc.StatusCode.UNKNOWN,
+                b"\x0a\x00" * 1_000_000: grpc.StatusCode.INVALID_ARGUMENT,
+                bytes(65 << 20): grpc.StatusCode.RESOURCE_EXHAUSTED,
+            }.items():
+                with pytest.raises(aio.AioRpcError) as error:
+                    await allocate(request, timeout=30)
+                assert error.value.code() is code
+            with socket.socket(socket.AF_UNIX) as garbage:
+                garbage.connect(str(path))
+                garbage.sendall(b"no HTTP/2" * 100)
+            plugins.offer({CORE: some(2000, healthy=False)})
+            client = kubelet.clients[CORE]
+            await until(lambda: {health for health, _ in client.devices.values()} == {"Unhealthy"})
+            for call in calls:
+                call.cancel()
+            await stranger.channel.close()
+
+    play(scene())
+
+
+async def _code_of(call: aio.UnaryStreamCall[bytes, bytes]) -> grpc.StatusCode | None:
+    """None: it goes on."""
+    try:
+        async with asyncio.timeout(0.2):
+            return await call.code()
+    except TimeoutError:
+        return None
+
+
+@pytest.mark.parametrize("put", ["a pipe", "a file", "a folder", "a link to nothing", "a socket that never answers"])
+def test_what_is_no_kubelet_in_its_place_is_tried_again_until_it_is(put: str) -> None:
+    async def scene() -> None:
+        with a_folder() as folder:
+            path, silent = folder / "kubelet.sock", socket.socket(socket.AF_UNIX)
+            if put == "a pipe":
+                os.mkfifo(path)
+            elif put == "a file":
+                path.write_text("x")
+            elif put == "a folder":
+                path.mkdir()
+            elif put == "a link to nothing":
+                path.symlink_to("nothing")
+            else:
+                silent.bind(str(path))
+                silent.listen()
+            async with running(folder, {CORE: some(3)}) as plugins:
+                await asyncio.sleep(0.5)
+                assert not plugins.registered
+                path.rmdir() if put == "a folder" else path.unlink()
+                silent.close()
+                kubelet = FakeKubelet(folder)
+                await kubelet.start()
+                await until(lambda: plugins.registered == {CORE})
+                await kubelet.kill()
+
+    play(scene())
