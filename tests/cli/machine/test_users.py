@@ -87,6 +87,51 @@ def test_only_owner_changes_settings(machine: Machine, words: list[str], what: s
     assert as_nobody(machine, "policy").stdout == "policy best-effort, release delay auto\n"
 
 
+REACH = """
+import os, socket, sys
+print(os.environ["ALIQUOT_TENANT"], os.environ["ALIQUOT_NAME"])
+for name in ("page", "sock"):
+    for flags in (os.O_RDONLY, os.O_RDWR):
+        try:
+            os.open(f"{sys.argv[1]}/{name}", flags)
+        except PermissionError:
+            print("refused")
+try:
+    socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(f"{sys.argv[1]}/sock")
+except PermissionError:
+    print("refused")
+"""
+
+
+def test_variables_that_a_user_sets_lead_to_no_other_tenant(machine: Machine) -> None:
+    """Its page and socket are its own user's; the variables of a run are the daemon's."""
+    machine.detach("--memory", "1", "--name", "victim", "--", *FOREVER)
+    (theirs,) = [path for path in (machine.home / "t").iterdir() if path.is_dir()]
+    preset = {"ALIQUOT_TENANT": str(theirs), "ALIQUOT_NAME": "victim", "ALIQUOT_SIMGPU": "/tmp/fake"}
+    command = [sys.executable, "-c", BECOME, "run", "--memory", "1", "--name", "mine", "--", "/usr/bin/python3"]
+    result = subprocess.run(
+        [*command, "-c", REACH, str(theirs)],
+        env={**machine.environment, **preset},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    first, *rest = result.stdout.splitlines()
+    folder, name = first.split()
+    assert folder != str(theirs)
+    assert name == "mine"
+    assert rest == ["refused"] * 5
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/x", "a\nb", "\x1b[2J", "\u202ex", "", ".", "..", "x" * 64])
+def test_name_of_a_run_is_neither_a_path_nor_steers_a_terminal(machine: Machine, name: str) -> None:
+    result = as_nobody(machine, "run", "--memory", "1", "--name", name, "--", "true")
+    assert result.returncode != 0
+    assert "is not allowed: use at most 63 letters" in result.stderr
+    assert result.stderr.replace("\n", "", 1).isprintable()
+
+
 def test_up_refuses_home_of_other_user(tmp_path: Path) -> None:
     home = tmp_path / "theirs"
     home.mkdir()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError
 from aliquot.cli.amounts import parse_cards, parse_duration
 from aliquot.cli.run.autostart import StartError, connect_or_start, wait_for_daemon
+from aliquot.model.text import printable
 
 if TYPE_CHECKING:
     from aliquot.adapters.host.messages import Granted, Position, RunMessage, WaitingEvent
@@ -171,5 +172,5 @@ def shortage_of(position: Mapping[str, object]) -> str:
 
 
 def print_error(text: str) -> None:
-    """One line on stderr."""
-    print(f"aliquot: {text}", file=sys.stderr, flush=True)
+    """One line on stderr, without control characters."""
+    print(f"aliquot: {printable(text)}", file=sys.stderr, flush=True)
