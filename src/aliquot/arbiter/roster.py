@@ -24,6 +24,8 @@ LATELY = 1.0
 # the queue, windows for those with gaps that have work nearly all the time.
 NEVER_DRY = 0.9995
 BUSY, STILL_BUSY = 0.75, 0.6
+# Between two batches of work there is a moment without any, and a reading may fall into it.
+BETWEEN_BATCHES = 0.005
 _MEMORY = 0.3  # seconds over which that mean is taken
 _LEAST = 0.01  # the part of a card that is left to a tenant beside those who booked all of it
 
@@ -85,6 +87,11 @@ class Context:
     def resting(self) -> bool:
         """Whether it did nothing since the last reading and has nothing to do."""
         return self.quiet or (self.idle_for > 0 and self.reading is not None and not self.reading.outstanding)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether it has had nothing to do for longer than between two batches."""
+        return self.resting and self.idle_for >= BETWEEN_BATCHES
 
     @property
     def active(self) -> bool:
