@@ -323,8 +323,8 @@ class CardArbiter:
         self._debts.step(self.roster.quotas([*here, *(self._debts.debtors() & self.roster.members.keys())]), now)
 
     def _runs_dry(self, front: Sequence[Context]) -> bool:
-        """Under burst-share: whether a queue of those that have work most of the time is dry at times. It would lose the
-        rest of its slice each time."""
+        """Under burst-share: whether a queue of those that have work most of the time is dry at times: each time it
+        would lose the rest of its slice."""
         if self.rules.isolation is not Isolation.BURST_SHARE or self._has_online():
             return False
         steady = self._steady(front)
