@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.arbiter.gaps import LONGEST, SHORTEST, Gaps
+from aliquot.arbiter.gaps import FIRST, LONGEST, SHORTEST, SWITCH, Gaps
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import SharingRules
 from kit.cards.virtualcard import Load, VirtualCard
@@ -226,3 +226,129 @@ def test_gap_of_just_the_delay_costs_no_switch() -> None:
     assert gaps._switches == 0
     gaps._add(0.0101, 1)
     assert gaps._switches == 1
+
+
+class Heard(Gaps):
+    """Keeps the gaps that it finds: length and count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[float, int]] = []
+
+    def _add(self, length: float, count: int) -> None:
+        self.found += [(length, count)] if count else []
+
+
+BUSY_THEN_IDLE, IDLE = (0.01, 0.006, 1, False), (0.01, 0.0, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("readings", "found"),
+    [
+        # Work at both ends: what was idle is divided among the launches,
+        ([(0.01, 0.008, 4, True)], [(0.0005, 4)]),
+        ([(0.01, 0.008, 4, True), (0.01, 0.008, 2, True)], [(0.0005, 4), (0.001, 2)]),
+        ([(1.0, 1 - 2**-15, 160, True)], [(2**-15 / 3, 3)]),  # as many as there was time for, 10 us each,
+        ([(0.01, 0.002, 4, True)], [(0.008, 1)]),  # or one, where it was idle for most of the time,
+        ([(0.5, 0.25, 4, True)], [(0.25, 1)]),  # or for half of it,
+        ([(0.01, 0.0, 4, True)], [(0.01, 1)]),
+        ([(0.01, 0.009, 0, True)], []),  # or none: a long kernel, and the figures do not fit.
+        ([(0.01, 0.011, 4, True)], []),
+        # A gap that is not over is none yet. One that began or ended within a reading did so in its middle.
+        ([BUSY_THEN_IDLE], []),
+        ([BUSY_THEN_IDLE, IDLE], []),
+        ([BUSY_THEN_IDLE, IDLE, IDLE, (0.01, 0.007, 1, True)], [(0.002 + 0.01 + 0.01 + 0.003, 1)]),
+        ([BUSY_THEN_IDLE, (0.01, 0.008, 0, True)], [(0.002 + 0.002, 1)]),
+        ([IDLE, BUSY_THEN_IDLE, BUSY_THEN_IDLE], [(0.01 + 0.002, 1), (0.002 + 0.002, 1)]),
+        ([IDLE, (0.01, 0.011, 1, True)], [(0.01, 1)]),
+    ],
+)
+def test_gaps_are_found_in_what_was_read(
+    readings: list[tuple[float, float, int, bool]], found: list[tuple[float, int]]
+) -> None:
+    gaps = Heard()
+    for elapsed, busy, launches, works in readings:
+        gaps.read("a", elapsed, busy, launches, works)
+    assert gaps.found == [(pytest.approx(length), count) for length, count in found]
+
+
+@pytest.mark.parametrize(
+    ("idle", "aged"), [([0.05], 0.05), ([0.05, 0.03], 0.08), ([0.08, 0.08], 0.1), ([0.2, 0.3], 0.1)]
+)
+def test_a_gap_ages_what_was_learned_by_the_longest_delay_at_most(idle: list[float], aged: float) -> None:
+    gaps = Gaps()
+    gaps._add(0.001, 8)
+    for seconds in idle:
+        gaps.read("a", seconds, 0.0, 0, False)
+    assert sum(gaps._counts) == pytest.approx(8 * 0.5 ** (aged / 0.4))
+    assert sum(gaps._lengths) == pytest.approx(0.008 * 0.5 ** (aged / 0.4))
+
+
+@pytest.mark.parametrize(
+    ("latency", "seen", "delay"),
+    [
+        # A switch costs 5 ms of offline work here: two are 10; one, the delay, its orders and the short gap 8.2.
+        (0.0003, {0.0004: 1, 0.0064: 1}, 0.0008),
+        (0.01, {0.0002: 1}, 0.0),  # a switch costs less than the gap
+        (0.0005, {0.00005: 50, 0.001: 10}, 0.0),  # the delay would take 4 of the 10 ms that are of use
+        (0.0005, {0.0008: 100, 0.0064: 2}, 0.0016),  # ... just a quarter of them
+        (0.0001, {0.05: 1}, LONGEST),  # not even one switch is accepted,
+        (0.0001, {0.2: 2}, SHORTEST),  # but no delay outlasts these
+        (0.0003, {0.0003: 1}, 0.0008),  # one switch is just accepted: it has its price, 5 ms
+        (0.0003, {0.2: 2}, 0.0),
+    ],
+)
+def test_the_delay_is_the_cheapest_for_the_gaps_that_were_seen(
+    latency: float, seen: dict[float, int], delay: float
+) -> None:
+    gaps = Gaps(latency=latency)
+    assert gaps._cheapest() == FIRST, "nothing was seen"
+    for length, count in seen.items():
+        gaps._add(length, count)
+    assert gaps._cheapest() == pytest.approx(delay)
+
+
+def test_a_gap_of_long_ago_is_forgotten_even_where_no_switch_is_accepted() -> None:
+    gaps = Gaps(latency=0.0001)
+    gaps._add(10.0, 1)
+    delays = []
+    for _ in range(250):
+        gaps.read("a", 0.06, 0.04, 1, True)  # requests 20 ms apart
+        delays.append(gaps.delay)
+    assert delays[0] == SHORTEST
+    assert delays[-1] == pytest.approx(0.0512)
+
+
+@pytest.mark.parametrize(
+    ("length", "switches", "requests"),
+    [(0.001, 0, 0), (0.0011, 3, 0), (0.002, 3, 0), (0.0021, 3, 3)],
+)
+def test_a_gap_inside_a_request_may_cost_a_switch_but_is_not_another_request(
+    length: float, switches: int, requests: int
+) -> None:
+    gaps = Gaps(delay=0.001)
+    gaps._add(length, 3)
+    assert (gaps._switches, gaps._requests) == (switches, requests)
+
+
+def test_a_gap_that_passes_within_the_delay_is_no_request() -> None:
+    gaps = Gaps(delay=0.01)
+    gaps._add(0.01, 3)
+    assert (gaps._switches, gaps._requests) == (0, 0)
+
+
+def test_switches_get_dearer_with_each_second_that_missed_the_latency_and_cheaper_with_the_others() -> None:
+    """As much is accepted as two switches cost: four in two requests are no more, four without any are."""
+    gaps = Gaps(latency=2 * SWITCH)
+
+    def second(switches: int, requests: int) -> tuple[int, float]:
+        gaps._switches, gaps._requests = switches, requests
+        gaps._judge(0.5)
+        gaps._judge(0.5)
+        return gaps.missed, gaps._strain
+
+    assert second(4, 2) == (0, 1.0)
+    assert [second(4, 0) for _ in range(5)] == [(1, 2.0), (2, 4.0), (3, 8.0), (4, 16.0), (5, 16.0)]
+    assert second(0, 0) == (5, pytest.approx(16 / 1.2))
+    assert second(2, 0) == (5, pytest.approx(16 / 1.2**2))
+    assert second(3, 1)[0] == 6

@@ -66,6 +66,27 @@ class TestRotation:
             now += 0.01
         assert shares["b"] / shares.total() == pytest.approx(0.5, abs=0.01)
 
+    def test_the_one_that_had_less_time_is_next_and_not_the_one_that_had_fewer_turns(self) -> None:
+        rotation, weights = Rotation(), {"a": 1.0, "b": 1.0}
+        assert rotation.step(weights, 100.0) == "a"
+        rotation.hold(weights, 100.01)
+        assert rotation.step(weights, 100.01) == "b"
+        assert rotation.step(weights, 100.06) == "a"
+        rotation.hold(weights, 100.07)
+        assert rotation.step(weights, 100.07) == "a", "it had 20 ms, the other one 50"
+
+    def test_a_newcomer_comes_after_no_more_than_one_other(self) -> None:
+        """It begins with as much as the one that had the least."""
+        rotation, weights = Rotation(), {"a": 1.0, "b": 1.0}
+        assert rotation.step(weights, 0.0) == "a"
+        assert rotation.step(weights, 0.05) == "b"
+        weights["c"] = 1.0
+        assert rotation.step(weights, 0.06) == "b"
+        assert rotation.step(weights, 0.1) == "c"
+
+    def test_who_has_no_weight_has_one_turn_and_the_others_have_the_rest(self) -> None:
+        assert rotated(Rotation(), {"a": 0.0, "b": 0.1}, 4.0)["a"] == pytest.approx(0.01)
+
     @settings(max_examples=30)
     @given(st.floats(0.005, 0.08), st.floats(0.005, 0.08))
     def test_holds_that_come_more_often_than_turns_end_starve_no_tenant(self, free: float, held: float) -> None:
@@ -161,12 +182,13 @@ class TestWindows:
         began = [round(now, 3) for now in _turns(windows, {"a": 0.05}, 0.025, 0.8)]
         assert began[0] >= 0.5
 
-    def test_a_debt_is_bounded(self) -> None:
-        """After a minute in which nobody looked, the tenant does not wait for an hour."""
+    @pytest.mark.parametrize(("quota", "waits"), [(0.1, 1.1), (0.9, 0.3)])
+    def test_a_debt_is_bounded(self, quota: float, waits: float) -> None:
+        """After a minute in which nobody looked, the tenant does not wait for an hour: 0.1 s, or two windows."""
         windows = Windows()
-        windows.step({"a": 0.1}, 0.0)
-        began = _turns(windows, {"a": 0.1}, 60.0, 62.0)
-        assert began[0] < 61.5
+        windows.step({"a": quota}, 0.0)
+        began = _turns(windows, {"a": quota}, 60.0, 62.0)
+        assert began[0] == pytest.approx(60.0 + waits, abs=0.01)
 
     def test_time_between_two_decisions_that_change_no_turn_is_charged(self) -> None:
         """Orders for somebody else take time too; whose window it is runs meanwhile."""
@@ -201,6 +223,18 @@ class TestWindows:
         assert windows.step({"a": 0.3, "b": 0.5}, 0.06) == "b"
         assert windows.until == pytest.approx(0.08)
 
+    def test_a_newcomer_owes_nothing_for_a_period_that_was_over(self) -> None:
+        windows = Windows()
+        windows.step({"a": 0.3}, 0.0)
+        assert windows.step({"a": 0.3, "b": 0.3}, 0.5) == "b", "the other one ran all the time"
+        assert windows.until == pytest.approx(0.56)
+
+    def test_a_period_of_which_only_what_is_not_worth_it_is_left_is_over(self) -> None:
+        windows = Windows(period=1.0, shortest=0.25)
+        assert windows.step({"a": 0.5}, 0.0) == "a"
+        assert windows.step({"a": 0.5}, 0.5) is None
+        assert windows.step({"a": 0.5}, 0.75) == "a"
+
     def test_who_is_refunded_goes_on_for_as_long_before_the_next(self) -> None:
         windows, quotas = Windows(), {"a": 0.5, "b": 0.5}
         assert windows.step(quotas, 0.0) == "a"
@@ -208,6 +242,15 @@ class TestWindows:
         assert windows.step(quotas, 0.05) == "a"
         assert windows.until == pytest.approx(0.07)
         assert windows.step(quotas, 0.07) == "b"
+
+    def test_a_window_that_outlasts_its_period_is_finished_before_the_next_period_begins(self) -> None:
+        windows, quotas = Windows(), {"a": 0.5, "b": 0.5}
+        windows.step(quotas, 0.0)
+        windows.refund(0.07)
+        assert windows.step(quotas, 0.1) == "a"
+        assert windows.until == pytest.approx(0.12)
+        assert windows.step(quotas, 0.12) == "b"
+        assert windows.until == pytest.approx(0.17)
 
     def test_the_rest_of_a_window_that_is_as_short_as_not_worth_it_is_left_for_later(self) -> None:
         windows, quotas = Windows(period=1.0, shortest=0.25), {"a": 0.5, "b": 0.5}
@@ -235,7 +278,7 @@ class TestWindows:
         assert windows.step({"a": quota}, now) == "a"
         assert windows.until - now == pytest.approx((1 - ran) * window, abs=1e-9)
 
-    @pytest.mark.parametrize(("quota", "window"), [(0.2, 0.04), (0.4, 0.08)])
+    @pytest.mark.parametrize(("quota", "window"), [(0.2, 0.04), (0.4, 0.08), (0.001, 0.001)])
     def test_what_was_due_in_two_periods_is_saved_up_and_no_more(self, quota: float, window: float) -> None:
         windows, now = Windows(), 0.0
         for _ in range(20):

@@ -12,7 +12,8 @@ from aliquot.model.claim import AppClass, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.withheld import MIG_MODE
-from aliquot.placement.board import CLOSED, Board, Occupant
+from aliquot.placement.board import CLOSED, UNLIMITED, Board, Occupant
+from aliquot.placement.rooms import beyond_cards
 from kit.values.boards import occupants
 from kit.values.builders import GIB, a_board, a_node
 
@@ -37,6 +38,19 @@ def test_release_undoes_take_to_the_last_column() -> None:
     board.release("n1", tenant)
     assert _columns(board) == before
     assert board.replicas == {}
+
+
+def test_pods_of_an_owner_and_of_a_group_are_counted_card_by_card() -> None:
+    board = a_board(a_node("n1", 16, 16))
+    pod = Occupant({0: Usage(GIB, slices=1), 1: Usage(GIB, slices=1)}, owner="owner", group="team")
+    alone = Occupant({1: Usage(GIB, slices=1)}, owner="owner")
+    for tenant in (pod, pod, alone):
+        board.take("n1", tenant)
+    assert (board.replicas, board.members) == ({"owner": {(0, 0): 2, (0, 1): 3}}, {"team": {(0, 0): 2, (0, 1): 2}})
+    board.release("n1", pod)
+    assert (board.replicas, board.members) == ({"owner": {(0, 0): 1, (0, 1): 2}}, {"team": {(0, 0): 1, (0, 1): 1}})
+    board.release("n1", pod)
+    assert (board.replicas, board.members) == ({"owner": {(0, 1): 1}}, {})
 
 
 def test_unhealthy_card_keeps_its_bookings() -> None:
@@ -103,6 +117,11 @@ def test_a_booking_on_a_card_that_no_node_has_is_kept_aside_and_counted_when_the
     board.release("n1", _holding(4, slot=127))
     assert board.room_memory[0, 127] == 16 * GIB
     board = a_board(a_node("n1", 16))
+    board.take("n1", _holding(4, slot=2))
+    board.set_node(a_node("n2", 16, 16))
+    assert board.width == 2, "the card after the last"
+    board.set_node(a_node("n1", 16, 16, 16))
+    assert (board.room_memory[0, 2], board.largest[0, 2]) == (12 * GIB, 0)
     board.take("n1", _holding(4, slot=9))
     board.release("n1", _holding(4, slot=9))
     board.set_node(a_node("n1", *[16] * 10))
@@ -122,13 +141,37 @@ def test_unknown_cpu_limits_nothing() -> None:
     assert board.room_cpu[0] > 10**6
 
 
+def test_false_numbers_do_not_overflow() -> None:
+    """An annotation may say anything; a column has 64 bits."""
+    board, most = a_board(a_node("n1", 16, cpu_milli=2**62, memory_mib=2**62)), 2**62
+    for _ in range(4):
+        board.take("n1", Occupant({0: Usage(most, most, most, 1)}, cpu_milli=most, memory_mib=most, parkable=True))
+    assert board.usage("n1", 0) == Usage(4 * UNLIMITED, 4 * UNLIMITED, 4 * UNLIMITED, 4)
+    assert (board.room_cpu[0], board.room_host[0]) == (-3 * UNLIMITED, -3 * UNLIMITED)
+    assert board.largest[0, 0] == UNLIMITED
+    board.set_node(Node("n1", (Card(0, 2**62, oversubscribe=2.0),), frozenset(Offer), pool_mib=2**62))
+    assert (board.memory[0, 0], board.limit[0, 0], board.pool[0]) == (UNLIMITED,) * 3
+
+
+def test_models_are_told_apart_and_online_and_offline_pods_counted() -> None:
+    board = a_board(Node("n1", (Card(0, 1000), Card(1, 1000, model="A"), Card(2, 1000, model="B")), frozenset(Offer)))
+    assert board.model[0].tolist() == [board.models[""], board.models["A"], board.models["B"]]
+    assert len(set(board.models.values())) == 3
+    for app_class in (AppClass.ONLINE, AppClass.OFFLINE, AppClass.OFFLINE, AppClass.NORMAL):
+        board.take("n1", Occupant({1: Usage(1)}, app_class))
+    assert (board.online[0].tolist(), board.offline[0].tolist()) == ([0, 1, 0], [0, 2, 0])
+
+
 def test_usual_card_is_the_median() -> None:
     board = a_board(a_node("n1", 16, 16), a_node("n2", 80))
     assert board.usual_memory() == 16 * GIB
     board.set_node(a_node("n1", 80, 80))
     assert board.usual_memory() == 80 * GIB
-    board.drop_node("n2")
-    board.drop_node("n1")
+    for name in ("n3", "n4", "n5"):
+        board.set_node(a_node(name, 16))
+    assert board.usual_memory() == 80 * GIB, "three of each: the larger"
+    for at in range(5):
+        board.drop_node(f"n{at + 1}")
     assert board.usual_memory() == Board().usual_memory() == 1
 
 
@@ -221,6 +264,21 @@ def test_room_of_cards_that_may_be_booked_beyond_their_memory(at_once: bool) -> 
     assert board.elastic == set()
 
 
+def test_pool_of_a_node_on_which_more_is_booked_than_there_is() -> None:
+    """What runs, runs. Of a card that is gone nothing is in the pool."""
+    cards = tuple(Card(at, 16384, oversubscribe=2.0) for at in range(2))
+    board = a_board(Node("n1", cards, frozenset({Offer.ANY}), pool_mib=1000))
+    board.take("n1", Occupant({0: Usage(10000, slices=1)}))
+    board.take("n1", Occupant({0: Usage(8000, slices=1)}, parkable=True))
+    assert board.pool_left[0] == 0
+    assert board.room_for(False, slice(0, 1)).tolist() == [[16384 - 18000, 16384]]
+    assert board.room_for(True, slice(0, 1)).tolist() == [[0, 16384]], "the one there has no room beside the other"
+    assert beyond_cards(board, 0, {0: 300, 1: 100}) == 300
+    assert beyond_cards(board, 0, {0: 300, 1: 16484}) == 400
+    board.set_node(Node("n1", cards[1:], frozenset({Offer.ANY}), pool_mib=1000))
+    assert board.pool_left[0] == 1000
+
+
 def test_cpu_and_memory_of_the_host_are_counted_for_every_pod() -> None:
     board = a_board(a_node("n1", 16, cpu_milli=1000, memory_mib=2000))
     pod = Occupant({}, cpu_milli=300, memory_mib=700)
@@ -243,8 +301,12 @@ def test_largest_that_may_be_parked_is_known_also_of_cards_that_come_later(most:
     board.set_node(a_node("n1", 16, 16))
     assert board.largest[0, 1] == 300
     assert board.contexts[0, 1] == board.used_parkable[0, 1] == (300, 500, 700)[most]
+    board.take("n1", Occupant({1: Usage(400, slices=1)}))  # stays
     board.release("n1", Occupant({1: Usage(300, slices=1)}, parkable=True))
     assert board.largest[0, 1] == (200 if most else 0)
+    for _ in range(most):
+        board.release("n1", Occupant({1: Usage(200, slices=1)}, parkable=True))
+    assert board.largest[0, 1] == 0
 
 
 def test_nodes_with_equal_cards_share_what_is_known_of_them_and_others_do_not() -> None:
@@ -254,6 +316,22 @@ def test_nodes_with_equal_cards_share_what_is_known_of_them_and_others_do_not() 
     board.set_node(a_node("n6", 16, 24, 40))
     board.set_node(a_node("n7", 16, 24))
     assert board.memory[6].tolist() == [16 * GIB, 24 * GIB, 0]
+
+
+def test_slots_without_a_card_have_nothing_and_remember_only_their_own_model() -> None:
+    board = a_board(Node("n1", (Card(0, 1000), Card(1, 1000, model="A"), Card(2, 1000)), frozenset(Offer)))
+    for name in ("n1", "n2"):
+        board.set_node(
+            Node(name, (Card(0, 1000, oversubscribe=1.0), Card(2, 1000, oversubscribe=2.0)), frozenset(Offer))
+        )
+    assert board.healthy[:2].tolist() == [[True, False, True]] * 2
+    assert board.withheld[:2].tolist() == [[False] * 3] * 2
+    assert board.limit[:2].tolist() == [[1000, 0, 2000]] * 2
+    assert board.max_slices[:2, 1].tolist() == [0, 0]
+    assert [board.models["A"], board.models[""]] == board.model[:2, 1].tolist()
+    assert board.elastic == {0, 1}, "one card of them is enough"
+    board.drop_node("n1")
+    assert board.elastic == {1}
 
 
 def test_board_without_cards_has_the_width_of_one() -> None:

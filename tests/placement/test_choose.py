@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.model.claim import Claim, Role, Slice
+from aliquot.model.claim import AppClass, Claim, Preference, Role, Slice, Usage
 from aliquot.model.device import Card
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Node, Offer, Order
 from aliquot.model.refusal import Reason
-from aliquot.placement import POLICY_NAMES, fit, seat
-from aliquot.placement.board import Board
+from aliquot.placement import POLICY_NAMES, choose, fit, seat
+from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.policies.packing import Packing
+from aliquot.placement.verdicts import FITS, TOGETHER_NOT
 from kit.values.boards import a_cluster, arriving, card_sizes
-from kit.values.builders import GIB, a_claim, a_container, a_slice
+from kit.values.builders import GIB, a_claim, a_container, a_node, a_slice
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -192,3 +193,80 @@ def test_a_percentage_becomes_the_mib_of_the_card_chosen() -> None:
     assert grant is not None
     [share] = grant.containers[0].shares
     assert (share.memory_mib, share.uuid) == (6908, "GPU-a")
+
+
+def _three(size: int) -> Claim:
+    return a_claim(*(a_container(a_slice(size), name=f"c{at}", index=at) for at in range(3)))
+
+
+def test_nodes_on_which_the_containers_do_not_go_together_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of 9 GiB: two cards of 16 GiB have the memory, but not for three."""
+    board, claim = a_cluster([[16, 16], [16, 16], [16] * 3, [8], [16] * 4]), _three(9)
+    board.take("n4", Occupant({0: Usage(16 * GIB, slices=1)}))
+    every = np.arange(board.rows)
+
+    def chooser() -> Chooser:
+        return Chooser(board, POLICIES["binpack"]())
+
+    assert not chooser().exact(claim)
+    assert chooser().exact(a_claim(a_container(a_slice(9))))
+    assert [chooser().first_fitting(claim, every, most).tolist() for most in (1, 2, 3)] == [[4], [4, 2], [4, 2]]
+    assert chooser().first_fitting(claim, every[:4], 3).tolist() == [2]
+    assert chooser().fitting(claim).tolist() == [2, 4]
+    first, spread = chooser().choose(claim, every[:4]), Chooser(board, POLICIES["spread"]()).choose(claim)
+    assert first is not None
+    assert spread is not None
+    assert (first.node, spread.node) == ("n2", "n2")
+    assert chooser().seat(claim, 0) is None
+    assert chooser().seat(claim, 2) is not None
+    refusals = [(one.node, one.never) for one in chooser().refusals(claim) if one.reason is Reason.CONTAINERS]
+    assert refusals == [("n0", True), ("n1", True)]
+    kept = chooser()
+    kept.fitting(claim)
+    why = kept.why_not(claim).tolist()
+    assert [why[at] for at in (0, 1, 2, 4)] == [TOGETHER_NOT, TOGETHER_NOT, FITS, FITS]
+    assert why[3] not in (FITS, TOGETHER_NOT)
+    board.set_node(a_node("n5", 16, 16, 16))
+    assert kept.why_not(claim).tolist() == [*why, FITS]
+
+    kept = chooser()
+    monkeypatch.setattr(seat, "_TRIES", 3)
+    assert kept.first_fitting(claim, every, 3).tolist() == []
+    monkeypatch.undo()
+    assert kept.first_fitting(claim, every, 3).tolist() == [4, 2], "a search that gave up says nothing of its node"
+
+
+def test_scores_of_the_shapes_asked_for_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_SHAPES_KEPT", 2)
+    chooser = Chooser(a_cluster([[16]]), POLICIES["binpack"]())
+    for size in (1, 2, 1, 3, 1):
+        assert chooser.choose(a_claim(a_container(a_slice(size)))) is not None
+    assert [demand.parts[0].slice.memory_mib for demand in chooser._kept] == [3 * GIB, GIB]
+
+
+def test_a_container_of_two_cards_gets_two() -> None:
+    grant = Chooser(a_cluster([[8, 16, 16]]), POLICIES["binpack"]()).choose(a_claim(a_container(a_slice(9), 2)))
+    assert grant is not None
+    assert [share.card for share in grant.containers[0].shares] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("order", "app_class", "preference", "card"),
+    [
+        (Order.SPREAD, AppClass.NORMAL, None, 1),
+        (Order.SPREAD, AppClass.NORMAL, Preference(Order.BINPACK, Order.BINPACK), 0),
+        (Order.BINPACK, AppClass.ONLINE, None, 1),
+        (Order.BINPACK, AppClass.NORMAL, None, 0),
+    ],
+)
+def test_the_order_of_a_nodes_owner_is_for_ordinary_pods_without_one_of_their_own(
+    order: Order, app_class: AppClass, preference: Preference | None, card: int
+) -> None:
+    board = Board()
+    board.set_node(a_node("n1", 8, 8, card_order=order))
+    board.take("n1", Occupant({0: Usage(GIB, slices=1)}))
+    claim = a_claim(a_container(a_slice(2)), app_class=app_class, preference=preference)
+    chooser = Chooser(board, POLICIES["binpack"]())
+    for grant in (chooser.choose(claim), chooser.seat(claim, 0)):
+        assert grant is not None
+        assert grant.containers[0].shares[0].card == card

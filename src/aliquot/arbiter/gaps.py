@@ -103,12 +103,10 @@ class Gaps:
             lost += self._lengths[at] if edge > _WORTH else 0.0
             delay = min(LONGEST, max(SHORTEST, 2 * edge))
             left = total - passed
-            if lost + min(left * delay, worth - lost) > most:
+            if worth and lost + left * delay > most:
                 continue
-            costs[delay] = min(
-                costs.get(delay, float("inf")),
-                spent + (left * (delay + _ORDERS + price) if left > 1e-9 * total else 0.0),
-            )
+            # What is so small was seen so long ago that it must not count, at whatever price.
+            costs[delay] = spent + (left * (delay + _ORDERS + price) if left > 1e-9 * total else 0.0)
         return min(costs, key=lambda delay: (costs[delay], delay))
 
     def _judge(self, elapsed: float) -> None:

@@ -2,6 +2,7 @@
 
     columns.py   the board's numpy columns and their space
     board.py     every card of the cluster as numpy columns, changed one row at a time
+    remaining.py what is left of each card, worked out from what is taken
     rooms.py     how far cards may be booked beyond their memory
     demand.py    a claim reduced to what a vector operation can compare with cards
     fit.py       which nodes and cards would do, and every reason why the others would not

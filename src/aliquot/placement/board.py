@@ -15,33 +15,22 @@ because a node blinked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from aliquot.model.claim import AppClass, Usage
-from aliquot.model.device import CONTEXT_MIB, CORE_MILLI, Card
+from aliquot.model.device import CONTEXT_MIB, Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.value import value
-from aliquot.placement.columns import CLOSED, Bools, Columns, Floats, Ints
-from aliquot.placement.rooms import elastic_rooms, free_pool
+from aliquot.placement.columns import CLOSED, Bools, Floats, Ints
+from aliquot.placement.remaining import Remaining
 
 __all__ = ["CLOSED", "OTHERS_BIT", "UNLIMITED", "Board", "Bools", "Floats", "Ints", "Occupant", "offer_bit"]
 
 UNLIMITED = 1 << 30  # more slices, MiB or milli-CPU than anything has; larger numbers are false and count as this much
-
-_NO_COLUMNS = (
-    np.zeros(0, int),
-    np.zeros(0, int),
-    np.zeros(0, bool),
-    np.zeros(0, bool),
-    np.zeros(0, int),
-    np.zeros(0, int),
-)
-_SHUT = (CLOSED, CLOSED, CLOSED, CLOSED, 0)
 
 _OFFER_BIT = {offer: 1 << place for place, offer in enumerate(Offer)}
 TOGETHER_BIT = 1 << (len(Offer) + 1)  # groups of Pods run side by side there
@@ -66,13 +55,13 @@ class Occupant:
 class _LastCards(NamedTuple):
     """The cards that were last put on the board, and their columns."""
 
-    cards: tuple[Card, ...] | None
+    cards: tuple[Card, ...] | None  # None: their columns are not for others
     kind: object
     columns: tuple[Ints, Ints, Bools, Bools, Ints, Ints]
     elastic: bool  # one may be booked beyond its memory
 
 
-class Board(Columns):
+class Board(Remaining):
     """The board. Changed only through its methods; read freely by column."""
 
     def __init__(self) -> None:
@@ -84,20 +73,17 @@ class Board(Columns):
         self.models: dict[str, int] = {"": 0}
         self.replicas: dict[str, dict[tuple[int, int], int]] = {}  # owner -> (row, slot) -> how many of its Pods
         self.members: dict[str, dict[tuple[int, int], int]] = {}  # the same by Claim.group_key
-        self.elastic: set[int] = set()  # rows with a card that may be booked beyond its memory
         self._parked_sizes: dict[tuple[int, int], Counter[int]] = {}  # MiB of each Pod on the card that may be parked
-        self.clock = 0  # counts changes; `changed` says at which count each row changed last
         self._booked: list[int] = []  # bookings per row: a row with any is kept
         self._usual: int | None = None
         self._beyond: dict[tuple[int, int], dict[str, int]] = {}  # what is booked on cards that no node has (see _add)
         self._spare: list[int] = []  # rows of nodes gone, to be used again
-        self._last_cards = _LastCards(None, None, _NO_COLUMNS, elastic=False)
-        self._stale: set[int] | None = None  # rows to be worked out when `together` ends
+        self._last_cards: _LastCards | None = None
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
-    def set_node(self, node: Node) -> int:
-        """Add or update the node; bookings on it stay. Returns its row."""
+    def set_node(self, node: Node) -> None:
+        """Add or update the node; bookings on it stay."""
         row = self._row(node.name)
         known = self.nodes[row]
         if known is None or known.cards != node.cards:
@@ -119,7 +105,6 @@ class Board(Columns):
         elif row in self.elastic:
             self._stiffen(row)
         self._refresh(row)
-        return row
 
     def _stiffen(self, row: int) -> None:
         """No card of it may be booked beyond its memory any more."""
@@ -131,7 +116,7 @@ class Board(Columns):
         """One write per column. Nodes with equal cards share the columns: many nodes are alike. Returns whether a card
         may be booked beyond its memory."""
         last = self._last_cards
-        if last.cards is not cards or len(last.columns[0]) != self.width:
+        if last is None or last.cards is not cards:
             last = self._last_cards = self._like_last(row, cards)
         columns = last.columns
         self.memory[row], self.limit[row], self.healthy[row], self.withheld[row] = columns[:4]
@@ -145,7 +130,7 @@ class Board(Columns):
             for card in cards
         ]
         last = self._last_cards
-        if last.kind == kind and len(last.columns[0]) == self.width:
+        if last is not None and last.kind == kind:
             return _LastCards(cards, kind, last.columns, last.elastic)
         columns = self._columns_of(row, cards)
         elastic = any(card.oversubscribe > 1.0 for card in cards)
@@ -197,37 +182,13 @@ class Board(Columns):
             int(self.exclusive[at]),
         )
 
-    def room_for(self, parkable: bool, rows: Ints | slice) -> Ints:
-        """[row, slot]: MiB that are left of each card for work that may, or may not, be parked."""
-        room = self.room_memory[rows]
-        return room + self.extra[rows] if parkable and self.elastic else room
-
-    def booked_core(self, rows: Ints | slice, slots: Ints | slice) -> Ints:
-        """Thousandths of compute that are booked of each of these cards, as Usage.booked_milli."""
-        return np.where(self.exclusive[rows, slots] > 0, CORE_MILLI, self.used_core[rows, slots])
-
     def usual_memory(self) -> int:
         """MiB of the cluster's middle card, by which shares of memory are compared; 1 when there is no card."""
         if self._usual is None:
-            there = (self.memory[: self.rows] > 0) & self.present[: self.rows, None]
+            there = self.memory[: self.rows].astype(bool) & self.present[: self.rows, None]
             sizes = np.sort(self.memory[: self.rows][there])
             self._usual = int(sizes[len(sizes) // 2]) if len(sizes) else 1
         return self._usual
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Batch many changes, as when a cluster is loaded: the room of each row is computed once, at the end.
-
-        Inside, the `room_*` columns are not to be read.
-        """
-        outermost = self._stale is None
-        self._stale = set() if self._stale is None else self._stale
-        try:
-            yield
-        finally:
-            if outermost:
-                rows, self._stale = np.array(sorted(self._stale), np.int64), None
-                self._refresh_all(rows)
 
     # --- what is on them -------------------------------------------------------------------------------------
 
@@ -292,101 +253,6 @@ class Board(Columns):
                 del self._parked_sizes[place]
         if place[1] < self.width:
             self.largest[place] = max(sizes, default=0)
-
-    def _refresh(self, row: int) -> None:
-        """Compute what is left on the row, and record that it changed.
-
-        In plain numbers: on the few cards of one node they are faster than numpy.
-        """
-        if self._stale is not None:
-            self._stale.add(row)
-            return
-        usable = bool(self.present[row]) and not self.taken[row]
-        rooms = [
-            self._room(usable and healthy, *columns)
-            for healthy, *columns in zip(
-                self.healthy[row].tolist(),
-                self.memory[row].tolist(),
-                self.used_memory[row].tolist(),
-                self.used_core[row].tolist(),
-                self.used_greedy[row].tolist(),
-                self.max_slices[row].tolist(),
-                self.used_slices[row].tolist(),
-                self.exclusive[row].tolist(),
-                strict=True,
-            )
-        ]
-        memory, core, greedy, slices, milli = zip(*rooms, strict=True)
-        self.room_memory[row] = memory
-        self.room_core[row] = core
-        self.room_greedy[row] = greedy
-        self.room_slices[row] = slices
-        self.milli[row] = milli
-        cards = sum(room is not _SHUT for room in rooms)
-        free = sum(milli)
-        self.cards[row] = cards
-        self.free[row] = free
-        self.load[row] = 1000 - free // cards if cards else 1000
-        self.left[row] = sum(map(int.__mul__, milli, self.memory[row].tolist())) // CORE_MILLI
-        if row in self.elastic:
-            self._stretch(np.array([row]))
-        self.clock += 1
-        self.changed[row] = self.clock
-
-    def _refresh_all(self, rows: Ints) -> None:
-        """The same for many rows at once, where numpy is faster. tests/placement compares the two."""
-        usable = self.present[rows] & (self.taken[rows] == 0)
-        memory, exclusive = self.memory[rows], self.exclusive[rows] > 0
-        is_open = usable[:, None] & self.healthy[rows] & (memory > 0)
-        left, core = memory - self.used_memory[rows], CORE_MILLI - self.used_core[rows]
-        milli = np.maximum(0, np.minimum(core, left * 1000 // np.maximum(memory, 1)))
-        milli[~is_open | exclusive] = 0
-        slices = np.where(exclusive, CLOSED, self.max_slices[rows] - self.used_slices[rows])
-        for column, room in (
-            (self.room_memory, left),
-            (self.room_core, core),
-            (self.room_greedy, CORE_MILLI - self.used_greedy[rows]),
-            (self.room_slices, slices),
-        ):
-            column[rows] = np.where(is_open, room, CLOSED)
-        self.milli[rows] = milli
-        cards, free = is_open.sum(axis=1), milli.sum(axis=1)
-        self.cards[rows] = cards
-        self.free[rows] = free
-        self.load[rows] = np.where(cards > 0, 1000 - free // np.maximum(cards, 1), 1000)
-        self.left[rows] = (milli * memory).sum(axis=1) // CORE_MILLI
-        if self.elastic:
-            self._stretch(rows[np.isin(rows, list(self.elastic))])
-        self.changed[rows] = self.clock + 1 + np.arange(len(rows))
-        self.clock += len(rows)
-
-    def _stretch(self, rows: Ints) -> None:
-        """The room of cards that may be booked beyond their memory, on top of what was worked out without that."""
-        is_open = (self.present[rows] & (self.taken[rows] == 0))[:, None] & self.healthy[rows] & (self.memory[rows] > 0)
-        self.pool_left[rows] = free_pool(self, rows)
-        fixed, parkable = elastic_rooms(self, rows)
-        self.room_memory[rows] = np.where(is_open, fixed, CLOSED)
-        self.extra[rows] = np.where(is_open, parkable - fixed, 0)
-
-    @staticmethod
-    def _room(
-        is_open: bool,
-        memory: int,
-        used_memory: int,
-        used_core: int,
-        used_greedy: int,
-        max_slices: int,
-        used_slices: int,
-        exclusive: int,
-    ) -> tuple[int, int, int, int, int]:
-        """(memory, core, greedy, slices, milli) that are left of one card."""
-        if not is_open or not memory:
-            return _SHUT
-        left, core = memory - used_memory, CORE_MILLI - used_core
-        if exclusive:
-            return left, core, CORE_MILLI - used_greedy, CLOSED, 0
-        milli = max(0, min(core, left * 1000 // memory))
-        return left, core, CORE_MILLI - used_greedy, max_slices - used_slices, milli
 
     # --- space -----------------------------------------------------------------------------------------------
 

@@ -58,4 +58,5 @@ def spare(board: Columns, rows: Ints | slice) -> Ints:
 
 def beyond_cards(board: Columns, row: int, wanted: Mapping[int, int]) -> int:
     """MiB of the pool that claims of so many MiB of those cards would need."""
-    return sum(max(0, mib - int(spare(board, slice(row, row + 1))[0, slot])) for slot, mib in wanted.items())
+    left = spare(board, np.array([row]))[0].tolist()
+    return sum(max(0, mib - left[slot]) for slot, mib in wanted.items())

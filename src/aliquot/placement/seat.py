@@ -64,7 +64,7 @@ def seat(
     if not nodes[0]:
         return None
     if claim.whole_node:
-        cards = [slot for slot in range(board.width) if board.memory[row, slot] > 0]
+        cards = np.flatnonzero(board.memory[row]).tolist()
         chosen = [cards] * len(claim.containers)
     elif len(claim.containers) == 1 or claim.together:
         cards = [slot for slot in ranking if fitting[0, slot]][: demand.parts[0].count]
@@ -150,9 +150,13 @@ def _choices(
     board: Board, row: int, container: ContainerClaim, demand: Demand, ranking: Sequence[int], limited: bool
 ) -> list[int]:
     """The cards that would do for the container alone, in the policy's order."""
-    part = Part(container.slice, container.count or 0, int(limited))
+    part = Part(container.slice, _count(container), int(limited))
     fitting = fitting_cards(board, part, demand, np.array([row]))[0]
     return [slot for slot in ranking if fitting[slot]]
+
+
+def _count(container: ContainerClaim) -> int:
+    return container.count or 0
 
 
 def _interchangeable(first: ContainerClaim, second: ContainerClaim) -> bool:
@@ -165,7 +169,7 @@ def _options(container: ContainerClaim, ranking: Sequence[int], seated: _Seated)
     """Sets of cards to try. An init container goes first where its Pod already sits: that costs nothing."""
     if container.role is Role.INIT:
         ranking = sorted(ranking, key=lambda slot: not seated[slot])
-    return combinations(ranking, container.count or 0)
+    return combinations(ranking, _count(container))
 
 
 def _hardness(board: Board, row: int, container: ContainerClaim) -> tuple[bool, bool, int, int, bool]:
@@ -174,7 +178,7 @@ def _hardness(board: Board, row: int, container: ContainerClaim) -> tuple[bool, 
     return (
         container.role is Role.INIT,
         not part.exclusive,
-        -(container.count or 0),
+        -_count(container),
         -size,
         container.role is Role.SIDECAR,
     )
