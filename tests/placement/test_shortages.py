@@ -11,6 +11,7 @@ from aliquot.model.claim import Claim, Slice, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Reason
+from aliquot.model.withheld import MIG_MODE
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits, shortages
@@ -85,7 +86,7 @@ CASES: list[tuple[Node, list[Occupant], Claim, list[Short]]] = [
     (PAIR, [SOME, SOME], whole_node(), [(None, Reason.WHOLE_NODE, 0, 2, False)]),
     (PAIR, [DAEMON], whole_node(), [(None, Reason.WHOLE_NODE, 0, 1, False)]),
     (of(Card(0, GIB), Card(1, GIB, healthy=False)), [], whole_node(), [(None, Reason.HEALTH, 0, 1, False)]),
-    (of(Card(0, GIB), Card(1, GIB, withheld="x")), [], whole_node(), [(None, Reason.WITHHELD, 0, 1, False)]),
+    (of(Card(0, GIB), Card(1, GIB, withheld=MIG_MODE)), [], whole_node(), [(None, Reason.WITHHELD, 0, 1, False)]),
     (of(), [], whole_node(), [(None, Reason.HEALTH, 0, 0, True)]),
     # a card
     (PAIR, [on(1, 16)], asking(16), []),
@@ -104,7 +105,7 @@ CASES: list[tuple[Node, list[Occupant], Claim, list[Short]]] = [
     (TIGHT, [on(0, 1, exclusive=1)], asking(99), [(0, Reason.EXCLUSIVE, 0, 1, True)]),
     (of(Card(0, GIB, healthy=False)), [], asking(1), [(0, Reason.HEALTH, 1, 0, False)]),
     (of(Card(0, GIB, healthy=False)), [], asking(2), [(0, Reason.HEALTH, 1, 0, True)]),
-    (of(Card(0, GIB, withheld="x")), [], asking(1), [(0, Reason.WITHHELD, 1, 0, False)]),
+    (of(Card(0, GIB, withheld=MIG_MODE)), [], asking(1), [(0, Reason.WITHHELD, 1, 0, False)]),
     (of(Card(0, GIB, model="B")), [], asking(1, models=frozenset("A")), [(0, Reason.MODEL, 1, 0, True)]),
     (of(Card(0, GIB, model="A")), [], asking(1, models=frozenset("A")), []),
     # several cards, and several containers
