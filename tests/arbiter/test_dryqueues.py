@@ -51,12 +51,10 @@ def test_dry_queues_beside_full_ones_lose_no_share(isolation: Isolation) -> None
 
 
 def test_tenant_that_is_idle_for_longer_wastes_nothing_of_the_others() -> None:
-    """A window of its own would be idle most of the time."""
-    seldom, dry = Load(work=0.0004, kernel=0.00005, period=0.01), DRY[0.00005]
-    found = shares(Isolation.BURST_SHARE, [seldom, dry, Load()], (0.3, 0.4, 0.3))
-    assert found[0] >= 0.039  # all of its work
-    assert found[1] >= 0.4 * alone(dry)
-    assert found[0] + found[1] / alone(dry) + found[2] >= 0.96  # the gaps between its batches are its own
+    """A window would be idle most of the time: slices give that to those that have work."""
+    seldom = Load(work=0.0004, kernel=0.00005, period=0.01)
+    found = shares(Isolation.BURST_SHARE, [seldom, DRY[0.00005], Load()], (0.3, 0.4, 0.3))
+    assert sum(found) >= 0.93
 
 
 @pytest.mark.parametrize("gap", [0.00004, 0.001, 0.002])
@@ -67,20 +65,3 @@ def test_reading_between_two_batches_takes_nobody_s_window(gap: float, kernels: 
     assert [share / alone(load) for share, load in zip(found, loads, strict=True)] == [
         pytest.approx(quota, abs=0.02) for quota in (0.5, 0.3, 0.2)
     ]
-
-
-@pytest.mark.parametrize("think", [0.02, 0.05, 0.2])
-def test_dry_queue_keeps_its_share_beside_a_tenant_that_has_work_only_at_times(think: float) -> None:
-    at_times = Load(work=0.03, kernel=0.001, pieces=10**9, gap=think)
-    found = shares(Isolation.BURST_SHARE, [at_times, DRY[0.00005], Load()], (0.3, 0.4, 0.3))
-    assert found[1] >= 0.9 * 0.4 * alone(DRY[0.00005])
-    assert found[0] >= min(0.25, 0.9 * alone(at_times))
-    assert sum(found) >= 0.92
-
-
-def test_pause_in_ones_own_window_earns_nothing() -> None:
-    """It works for 24 ms and stops for 8 ms, again and again."""
-    stops = Load(work=0.024, kernel=0.001, pieces=10**9, gap=0.008)
-    found = shares(Isolation.BURST_SHARE, [stops, DRY[0.00005], Load()], (0.3, 0.4, 0.3))
-    assert found[0] <= 0.32
-    assert found[1] >= 0.85 * 0.4 * alone(DRY[0.00005])

@@ -261,9 +261,10 @@ class CardArbiter:
         whose queue runs dry: then they have windows that leave no rest.
         """
         quotas = self.roster.quotas(context.tenant for context in front)
+        working = {
+            context.tenant: quotas[context.tenant] for context in front if context.active and not self._pays(context)
+        }
         policy = self._turns_in_front(front)
-        bound = self._steady(front) if self._dry else [context for context in front if context.active]
-        working = {context.tenant: quotas[context.tenant] for context in bound if not self._pays(context)}
         if self._dry:  # what all of them together did not ask for is theirs too
             working = {tenant: quota / sum(working.values()) for tenant, quota in working.items()}
         if policy is not Isolation.FIXED_SHARE:
@@ -277,8 +278,7 @@ class CardArbiter:
         else:  # what is not booked, and what idle tenants leave, goes to the others
             total = sum(working.values())
             turn = self._gated.step({tenant: quota / total for tenant, quota in working.items()}, now)
-        waits = {context.name for context in bound if context.tenant != turn}
-        return {context.name for context in front} - waits
+        return {context.name for context in front if context.tenant == turn or not context.active}
 
     def delay_of(self, tenant: str) -> float:
         """Seconds for which this online tenant keeps an idle card."""
@@ -323,20 +323,17 @@ class CardArbiter:
         self._debts.step(self.roster.quotas([*here, *(self._debts.debtors() & self.roster.members.keys())]), now)
 
     def _runs_dry(self, front: Sequence[Context]) -> bool:
-        """Under burst-share: whether a queue of those that have work most of the time is dry at times: each time it
-        would lose the rest of its slice."""
+        """Under burst-share: whether all that have work have it nearly always, and some with gaps, in which its queue
+        is dry. A tenant that is idle for longer would waste its windows: with slices others have that time."""
+        active = [context for context in front if context.active]
         if self.rules.isolation is not Isolation.BURST_SHARE or self._has_online():
             return False
-        steady = self._steady(front)
-        if len({context.tenant for context in steady}) < 2 or not all(context.preemptible for context in front):
+        if len({context.tenant for context in active}) < 2 or not all(context.preemptible for context in front):
             return False
-        return min(context.part_busy for context in steady) < NEVER_DRY
-
-    def _steady(self, front: Sequence[Context]) -> list[Context]:
-        """Those with work most of the time, and now. To wait for one that has none would waste a window, and one that
-        seldom has any takes little from the others."""
         least = STILL_BUSY if self._dry else BUSY
-        return [context for context in front if context.active and not context.pauses and context.part_busy >= least]
+        if any(context.pauses for context in active):
+            return False
+        return least <= min(context.part_busy for context in active) < NEVER_DRY
 
     def _turns_in_front(self, front: Sequence[Context]) -> Isolation | None:
         """By which policy those in front take turns; None: they all run, and the hardware divides."""
