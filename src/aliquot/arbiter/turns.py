@@ -30,7 +30,7 @@ class Rotation:
         self._since = now
         least = min((self._had[name] for name in weights if name in self._had), default=0.0)
         # A tenant that comes back has no claim on the time it was away.
-        self._had = {name: self._had.get(name, least) for name in weights}
+        self._had = {name: max(least, self._had.get(name, least)) for name in weights}
         if self.turn not in weights or now >= self.until:
             self.turn = self.least(weights)
             self.until = FOREVER
@@ -52,7 +52,7 @@ class Rotation:
 
     def _charge(self, weights: Mapping[str, float], now: float) -> None:
         if self._since is not None and self.turn is not None and self.turn in self._had and self.turn in weights:
-            self._had[self.turn] += (now - self._since) / max(weights[self.turn], 1e-6)
+            self._had[self.turn] += max(0.0, now - self._since) / max(weights[self.turn], 1e-6)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Windows:
             self._began = now
         ahead = max(0.0, self._began + self.period - now)
         # A tenant that joins gets its part of what is left of the period.
-        self._left = {name: self._left.get(name, quota * ahead) for name, quota in quotas.items()}
+        self._left = {name: self._left.get(name, quota * min(ahead, self.period)) for name, quota in quotas.items()}
         if not self._next() and now >= self._began + self.period - self.shortest:
             self._renew(quotas, now)
             self._next()
@@ -98,10 +98,10 @@ class Windows:
         if self.turn is not None and began < stopped:
             began = stopped = (began + stopped) / 2
         if former is not None and former in self._left:
-            self._left[former] -= stopped - self._since
+            self._left[former] -= max(0.0, stopped - self._since)
         if self.turn is not None:
-            self.until += began - self._since
-            self._since = began
+            self.until += max(0.0, began - self._since)
+            self._since = max(self._since, began)
 
     def refund(self, seconds: float) -> None:
         """A tenant that could not be stopped had so much of the window."""
@@ -125,7 +125,8 @@ class Windows:
 
         The least is what a small quota saves up for: a window that is worth it.
         """
-        elapsed, self._began = now - self._began, now
+        elapsed = min(now - self._began, 2 * self.period)
+        self._began = now
         for name, quota in quotas.items():
             most = max(2 * quota * self.period, 2 * self.shortest)
             debt = max(2 * quota * self.period, self.longest_debt)

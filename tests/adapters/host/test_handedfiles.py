@@ -8,11 +8,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aliquot.adapters.host import handedfiles
-from aliquot.adapters.host.handedfiles import Connection, Listener, discard, release
+from aliquot.adapters.host.handedfiles import Connection, Listener, close_here, discard, release
 from kit.running.lingering import SECONDS, hand_over, lingering, nested
 
 KINDS = {"stream": socket.SOCK_STREAM, "packets": socket.SOCK_SEQPACKET}
@@ -134,3 +135,34 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+class Counting(Connection):
+    """How often it is read at its end."""
+
+    times = 0
+
+    def recvmsg(self, *arguments: Any) -> Any:  # type: ignore[override]
+        type(self).times += 1
+        return super().recvmsg(*arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize("open_still", [False, True])
+def test_close_reads_what_is_there_and_no_more(kind: int, open_still: bool) -> None:
+    """Each command is a connection: a thousand reads at the end of each would hold the daemon up."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    Counting.times = 0
+    with theirs:
+        theirs.send(b"request")
+        if not open_still:
+            theirs.close()
+        Counting(fileno=ours.detach()).close()
+    assert Counting.times <= 3
+
+
+def test_file_of_ones_own_session_is_closed_in_its_thread() -> None:
+    reads, writes = os.pipe()
+    close_here(writes)
+    assert os.read(reads, 1) == b""
+    os.close(reads)

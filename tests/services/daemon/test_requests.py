@@ -61,3 +61,7 @@ def test_any_json_is_a_request_or_refused(kind: type[msgspec.Struct], data: st.D
     except RefusedError as error:
         read = error.details
     assert isinstance(read, kind) or (isinstance(read, dict) and read["kind"] == "invalid" and read["allowed"])
+
+
+def test_half_a_character_is_refused_as_any_other_value() -> None:
+    assert refused({"policy": "\ud800"}, PolicyRequest)[1:3] == ("policy", "\ud800")

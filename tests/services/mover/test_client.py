@@ -256,3 +256,16 @@ def test_log_of_the_mover_is_bounded(folder: Path) -> None:
     mover.quit()
     assert log.stat().st_size < 1 << 20
     assert log.with_name(f"{log.name}.1").stat().st_size > 8 << 20
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_connection_that_a_mover_has_got_is_handed_over_although_its_answer_is_late(folder: Path, gone: bool) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(0.1)
+    daemon = client(folder, UNIT)
+    daemon._connection = ours
+    with theirs, socket.socket(socket.AF_UNIX) as shim:
+        if gone:
+            theirs.close()
+        assert daemon.serve(shim, control.Serve("a", 0, 1, "GPU-0", None)) is not gone
+    assert daemon.state is None

@@ -188,9 +188,11 @@ def end(home: Home) -> bool:
     Of another user's home root ends it with the rights of that user: they choose what is in their files and folders.
     """
     try:
-        owner = os.lstat(home.run)
+        owner, of_name = os.stat(home.run), os.lstat(home.run)
     except OSError:
         return False
+    if of_name.st_uid not in (0, os.geteuid()):  # another user's link: it may lead anywhere
+        owner = of_name
     if owner.st_uid != os.geteuid():
         return os.geteuid() == 0 and _as_user(owner.st_uid, owner.st_gid, lambda: end(home))
     found = playing(home)

@@ -91,15 +91,24 @@ _closing = _Closing()
 
 def discard(file: int) -> None:
     """Close a file that a stranger handed over, without waiting for that."""
+    _end_linger(file)
+    _closing.close(file)
+
+
+def close_here(file: int) -> None:
+    """The same in this thread, which serves nobody but that stranger: others' files do not wait for it."""
+    _end_linger(file)
+    _close(file)
+
+
+def _end_linger(file: int) -> None:
     try:
         handed = socket.socket(fileno=file)
     except OSError:
-        pass  # no socket
-    else:
-        with contextlib.suppress(OSError):
-            handed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        handed.detach()
-    _closing.close(file)
+        return  # no socket
+    with contextlib.suppress(OSError):
+        handed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    handed.detach()
 
 
 def receive(connection: socket.socket, size: int) -> tuple[bytes, list[int], int]:
@@ -146,15 +155,18 @@ class Connection(socket.socket):
     def _empty(self) -> None:
         """Raises OSError: it is empty."""
         self.shutdown(socket.SHUT_RD)
-        # Each message has its sender's credentials then, also an empty one; the end of all has nothing.
-        self.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        # Each packet has its sender's credentials then, also an empty one; the end of all has nothing. A stream has no
+        # empty messages, and at its end the kernel gives credentials as well, again and again.
+        packets = self.type != socket.SOCK_STREAM
+        if packets:
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         for _ in range(_MOST_QUEUED):
             data, ancillary, _, _ = self.recvmsg(
                 _PIECE, _ROOM + _CREDENTIALS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             )
             for file in _handed(ancillary):
                 discard(file)
-            if not data and not ancillary:
+            if not data and not (packets and ancillary):
                 return
 
 

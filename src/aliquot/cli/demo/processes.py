@@ -24,6 +24,7 @@ from aliquot.cli.demo.promises import Counter
 from aliquot.cli.errors import InputError
 from aliquot.model.status.burn import BurnResult
 from aliquot.model.status.machine import Status
+from aliquot.services.daemon.home import replaceable
 
 USUAL_PORT = 9478
 _MOST_PORTS = 4  # that others may take before us
@@ -259,10 +260,11 @@ def _short_home() -> Path:
         home = tempfile.mkdtemp(prefix="aliquot-", dir=folder)
         try:
             Home(home, home).check()
+            if os.geteuid() or replaceable(home) is None:
+                return Path(home)
         except HomeError:
-            os.rmdir(home)
-            continue
-        return Path(home)
+            pass
+        os.rmdir(home)
     raise InputError("the path of the temporary folder is too long for sockets: set TMPDIR to a shorter one")
 
 

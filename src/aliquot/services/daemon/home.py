@@ -56,18 +56,22 @@ def make_folder(
         raise StartError(f"{folder}: {error.strerror}: {advice}") from error
     if owner != os.geteuid():  # its owner could replace anything in it
         raise StartError(f"{folder} belongs to user {owner}: {as_root}{advice}")
-    if (above := _replaceable(folder)) is not None:
-        raise StartError(f"{folder}: {above} lets other users replace it: {as_root}{advice}")
+    if os.geteuid() == 0 and (above := replaceable(folder)) is not None:
+        mend = "give it to root and `chmod +t` it"
+        raise StartError(f"{folder}: {above} lets other users replace it: {mend}, or {advice}, below folders of root's")
 
 
-def _replaceable(folder: str) -> str | None:
-    """The folder above that another user can rename things in: everybody if it is not sticky, or its owner. Whom they
-    trust as that, users choose for themselves; root's daemon serves all users."""
+def replaceable(folder: str) -> str | None:
+    """The folder above that another user can rename things in: everybody if it is not sticky, or its owner. Root's
+    daemon serves all users; where users put their own home, they choose for themselves. Raises StartError."""
     for above in Path(os.path.realpath(folder)).parents:
-        found = os.stat(above)
+        try:
+            found = os.stat(above)
+        except OSError as error:
+            raise StartError(f"{above}: {error.strerror}") from error
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             return str(above)
-        if os.geteuid() == 0 and found.st_uid not in (0, _unmapped()):
+        if found.st_uid not in (0, _unmapped()):
             return str(above)
     return None
 

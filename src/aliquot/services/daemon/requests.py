@@ -36,7 +36,7 @@ def parse_request(request: Mapping[str, object], kind: type[_T]) -> _T:
         if name in request:
             try:
                 found[name] = msgspec.convert(request[name], allowed_type)
-            except msgspec.ValidationError as error:
+            except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: half a character
                 raise invalid(Invalid(title, request[name], allowed or str(error))) from None
     return kind(**found)
 

@@ -60,11 +60,13 @@ class MoverClient:
         self._ending = 0  # the one that was told to quit
         self._child: subprocess.Popen[bytes] | None = None
         self._tried = float("-inf")
+        self._sent = False  # the last request has left
         self.state: PoolState | None = None
 
     def serve(self, shim: socket.socket, request: control.Serve) -> bool:
-        """Hand over a connection. False: there is no mover."""
-        return self._ask(request, shim.fileno())
+        """Hand over a connection. False: no mover has got it. One that answers late serves it all the same."""
+        self._ask(request, shim.fileno())
+        return self._sent
 
     def leave(self, message: control.Leave) -> bool:
         """Say whose memory may leave: before it is ordered to, and when that is over. False: there is no mover."""
@@ -99,12 +101,15 @@ class MoverClient:
                 self._child.wait(timeout=5)
 
     def _ask(self, request: control.Request, *files: int) -> bool:
-        if self._connection is None and not self._begin():
+        reached = self._connection is not None or self._begin()
+        self._sent = False
+        if not reached:
             self.state = None
             return False
         assert self._connection is not None
         try:
             socket.send_fds(self._connection, [control.encode(request)], files)
+            self._sent = True
             answer = self._connection.recv(control.LONGEST)
             self.state = control.decode_state(answer)
         except (OSError, msgspec.MsgspecError) as error:

@@ -20,7 +20,7 @@ from ctypes import c_void_p
 from dataclasses import dataclass, field
 
 from aliquot.adapters.gpu.page import Why
-from aliquot.adapters.host.handedfiles import discard, receive
+from aliquot.adapters.host.handedfiles import close_here, receive
 from aliquot.services.mover import wire
 from aliquot.services.mover.cuda import Card, CudaError, Window
 from aliquot.services.mover.pool import Part, Pool, PoolFullError, without
@@ -267,7 +267,7 @@ class _Session:
                     self._begin(wire.read_pieces(data), files)
                 finally:
                     for file in files:
-                        discard(file)
+                        close_here(file)
         finally:
             for packet in self._under_way:
                 with contextlib.suppress(Exception):  # the others are waited for as well

@@ -453,7 +453,7 @@ def test_only_the_agents_own_user_and_root_may_connect_whatever_the_umask_is() -
 
 
 def test_many_watches_that_never_read_and_huge_requests_leave_the_kubelet_its_own() -> None:
-    """Watches, each with a list of all devices, were unlimited; an Allocate of 2 MB for a million containers took 17 s."""
+    """Watches, each with a list of devices, were unlimited; an Allocate of 2 MB for a million containers took 17 s."""
 
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(2000)}) as plugins:

@@ -42,7 +42,8 @@ class Performer:
         effects = self._perform_each(closed)
         if closed:
             self._drain([contexts[order.context] for order in closed])
-            effects = [(order, contexts[order.context].drained) for order, _ in effects]
+            # One that leaves the card is not paused: when it last was is of no use.
+            effects = [(order, max(at, contexts[order.context].drained)) for order, at in effects]
         return effects + self._perform_each(order for order in orders if order not in closed)
 
     def release(self, context: Context, *, for_now: bool = False) -> None:
