@@ -261,11 +261,11 @@ class Reflector(Generic[T]):
             self._version = ""
             self._sink.listed(0)
             raise
-        self._version = version
         if self.synced.is_set():
             self.relists += 1
             self.drift += differences
         self._sink.listed(differences if self.synced.is_set() else 0)
+        self._version = version  # if the sink failed, there is another list
         self.synced.set()
         self.answered.set()
 
@@ -291,8 +291,8 @@ class Reflector(Generic[T]):
             except BaseException:
                 broke_off()
                 raise
-        self._version = version
         self._sink.listed(0)
+        self._version = version  # if the sink failed, there is another list
         self.synced.set()
         self.answered.set()
 

@@ -352,7 +352,7 @@ def _served(site: Site) -> frozenset[str]:
     from aliquot.dialects.rules import DIALECTS, EVERY
 
     named = site.agent.daemon.dialects if site.agent else None
-    return frozenset(name for name in EVERY if name in named) if named else frozenset(DIALECTS)
+    return frozenset(name for name in EVERY if name in named) if isinstance(named, list) else frozenset(DIALECTS)
 
 
 def _node_objects(

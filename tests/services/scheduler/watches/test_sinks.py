@@ -233,3 +233,26 @@ def test_nodes_listed_during_the_first_list_of_pods_do_not_end_it() -> None:
     sink.listed(0)
     cards = {placed.claim.name: next(iter(placed.grant.usage())) for placed in cluster.placements()}
     assert cards == {"named": 0, "guessed": 1}
+
+
+def test_node_that_fails_in_the_first_list_costs_no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "_PART", 3)
+    nodes = Nodes()
+    real, failed = Cluster.set_node, []
+
+    def fail_once(cluster: Cluster, item: NodeObject) -> Any:
+        if item.metadata.name == "n2" and not failed:
+            failed.append(item)
+            raise RuntimeError("once")
+        return real(cluster, item)
+
+    monkeypatch.setattr(Cluster, "set_node", fail_once)
+    nodes.sink.listing()
+    nodes.sink.changed(live_node("n1"))
+    nodes.sink.changed(live_node("n2"))
+    with pytest.raises(RuntimeError, match="once"):
+        nodes.sink.changed(live_node("n3"))
+    nodes.sink.broke_off()
+    nodes.sink.listing()
+    nodes.sink.listed(0)
+    assert [node.name for node in nodes.cluster.nodes()] == ["n1", "n2", "n3"]

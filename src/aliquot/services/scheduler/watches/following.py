@@ -96,8 +96,8 @@ class Watches:
             await self.refresh()
 
     def _reread_nodes(self) -> None:
+        self.nodes.report_all_again()  # also of a first list that is under way: a part of it was read by other rules
         if self.nodes.synced.is_set():
-            self.nodes.report_all_again()
             self._rereading_nodes = asyncio.get_running_loop().create_task(self.nodes.relist())
 
     def _reread_pods(self) -> None:

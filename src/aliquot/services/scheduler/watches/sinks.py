@@ -84,9 +84,9 @@ class NodeSink:
         if not self._unit_known and not self._applied:
             unit = dialects.advertised_gpushare_unit(item for item in items if not item.agent_away)
             self.cluster.use_unit(unit or dialects.guess_gpushare_unit(items))
-        start, self._applied = self._applied, len(items)
-        for item in items[start:]:
+        for item in items[self._applied :]:
             self._apply(item)
+            self._applied += 1
 
     def _apply(self, item: NodeObject) -> None:
         self.cluster.set_node(item)
