@@ -238,7 +238,8 @@ def test_nodes_listed_during_the_first_list_of_pods_do_not_end_it() -> None:
 def test_node_that_fails_in_the_first_list_costs_no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "_PART", 3)
     nodes = Nodes()
-    real, failed = Cluster.set_node, []
+    real = Cluster.set_node
+    failed: list[NodeObject] = []
 
     def fail_once(cluster: Cluster, item: NodeObject) -> Any:
         if item.metadata.name == "n2" and not failed:
