@@ -33,7 +33,7 @@ from kit.machines.machine import PATIENCE, Machine
         (b'{"op": "run", "command": ["x"], "class": {}}\n', "invalid"),
         (b'{"op": "run", "command": ["x"], "wait": 0}\n', "invalid"),
         (b'{"op": "stop"}\n', "unknown-name"),
-        (b'{"op": "stop", "name": {"a": 1}}\n', "unknown-name"),
+        (b'{"op": "stop", "name": {"a": 1}}\n', "invalid"),
         (b'{"op": "stop", "name": "x", "timeout": "long"}\n', "invalid"),
         (b'{"op": "logs", "name": "../state.db"}\n', "unknown-name"),
         (b'{"op": "logs", "name": "a\\u0000b"}\n', "unknown-name"),

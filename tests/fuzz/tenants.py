@@ -19,7 +19,7 @@ from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.gpu.page import Page
 from aliquot.adapters.host.handedfiles import discard
 from aliquot.model.tenant import Allotment, Level
-from kit.cards.arbiterd import SUBDEVICE, FakeShim, Rig, open_files, until
+from kit.cards.arbiterd import SUBDEVICE, FakeShim, Rig, open_files, same_files, until
 
 from .inputs import damaged
 from .target import Check, Target, plain, refused
@@ -131,7 +131,7 @@ def _line() -> Iterator[Check]:
                         found = link.receive(ours)
                         if isinstance(found, link.GroupSeen):
                             discard(found.fd)
-            assert open_files() == before
+            assert same_files(before)
 
         yield check
 

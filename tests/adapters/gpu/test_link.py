@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, Later, LinkError, Wake
 from aliquot.adapters.gpu.page import CARDS, MAGIC, SLOTS, VERSION
+from kit.machines.machine import eventually
 
 _word = st.integers(0, 2**32 - 1)
 
@@ -132,14 +133,14 @@ class TestReceive:
         socket.send_fds(theirs, [packet(link.DONE, 0)], [0] * files)
         with pytest.raises(LinkError):
             link.receive(ours)
-        assert open_files() == before
+        eventually(lambda: open_files() == before)
 
     def test_receive_closes_files_without_a_message(self, ends: tuple[socket.socket, socket.socket]) -> None:
         ours, theirs = ends
         before = open_files()
         socket.send_fds(theirs, [b""], [0, 0])
         assert link.receive(ours) is None
-        assert open_files() == before
+        eventually(lambda: open_files() == before)
 
     def test_receive_refuses_an_oversized_message(self, ends: tuple[socket.socket, socket.socket]) -> None:
         ours, theirs = ends

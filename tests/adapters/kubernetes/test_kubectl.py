@@ -150,4 +150,4 @@ def test_kubectl_output_that_is_no_json_is_reported(cluster: FakeCluster) -> Non
     cluster.binary.write_text("#!/bin/sh\necho hello\n")
     result = invoked(aliquot)
     assert result.exit_code == 2
-    assert "is no JSON" in result.stderr
+    assert "kubectl printed no JSON" in result.stderr

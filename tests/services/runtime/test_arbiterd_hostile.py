@@ -24,7 +24,7 @@ from aliquot.model.tenant import FindingKind, Level, SharingRules
 from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.limits import audit, owners
 from aliquot.services.runtime.processes import registration
-from kit.cards.arbiterd import SUBDEVICE, UUIDS, FakeShim, Rig, open_files, until
+from kit.cards.arbiterd import SUBDEVICE, UUIDS, FakeShim, Rig, open_files, same_files, until
 from kit.running.lingering import SECONDS, hand_over, lingering, nested
 
 quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -66,7 +66,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile
     made = HostileTenant(rig)
     yield made
     rig.end()
-    assert open_files() == before, "files were left open"
+    assert same_files(before), "files were left open"
 
 
 def send(shim: FakeShim, data: bytes, files: list[int]) -> None:
