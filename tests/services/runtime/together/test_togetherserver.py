@@ -104,7 +104,7 @@ def test_member_launches_nothing_while_its_server_is_not_registered(group: Group
     member = group.member()
     until(lambda: member.use().gate == 1, "the member's gate is closed")
     finding = until(lambda: group.findings(member.pid), "a finding")[0]
-    assert "stop all members of the group" in finding.text
+    assert "stop all members and start them again" in finding.text
     server = group.server()
     until(lambda: member.use().gate == 0, "the gate is opened with the server")
     until(lambda: not group.findings(member.pid), "the finding goes")
