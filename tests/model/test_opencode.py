@@ -38,6 +38,13 @@ def test_known_code_is_the_member() -> None:
     assert copy.deepcopy(code) is pickle.loads(pickle.dumps(code)) is Code.KNOWN
 
 
+def test_code_that_must_be_understood_is_one_of_this_release() -> None:
+    assert Code.of_this_release("known") is Code.KNOWN
+    for value in ("new", 3, None):
+        with pytest.raises(ValueError, match=f"{value}"):
+            Code.of_this_release(value)
+
+
 def test_code_that_is_no_text_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"code":3}', type=Form)

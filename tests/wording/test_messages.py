@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from msgspec import UNSET, structs
 
+from aliquot.model.cardstate.control import ControlLevel, ControlReason
 from aliquot.model.node import Closed, NodeNote, NoteKind
-from aliquot.model.status.machine import CardStatus
+from aliquot.model.status.machine import CardStatus, ControlStatus, FindingStatus
 from aliquot.model.status.messages import Message, MessageCode
+from aliquot.model.tenant import FindingKind
 from aliquot.model.withheld import CardHolder, WithheldCode
 from aliquot.wording import messages
 
@@ -44,6 +46,13 @@ def test_withheld_card_is_explained_by_a_code_with_its_values(
     card = structs.replace(CARD, healthy=True, withheld=WithheldCode(code), held_by=holder)
     message = Message(MessageCode.WITHHELD, f"not offered: {text}", name=code, names=names, more=more, detail=detail)
     assert messages.why_out(card) == message
+
+
+def test_control_and_findings_of_a_newer_release_keep_their_words() -> None:
+    card = structs.replace(CARD, control=ControlStatus(ControlLevel("wish"), ControlReason("full_moon")))
+    assert messages.control(card) == Message(MessageCode("control-wish"), "wish: full_moon", name="full_moon")
+    found = FindingStatus("GPU-a", 7, "it smokes", FindingKind("smoke"))
+    assert messages.finding(found) == Message(MessageCode.FINDINGS, "it smokes", number=7, detail="it smokes")
 
 
 def test_closed_node_is_explained_by_a_code() -> None:

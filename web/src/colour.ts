@@ -18,9 +18,10 @@ export function shadeOf(key: string, kind: AppClass): number {
   return shade;
 }
 
-/** As CSS; a canvas asks `resolved` for it. */
+/** As CSS; a canvas asks `resolved` for it. A class that only newer agents know looks like normal work. */
 export function tenantColour(key: string, kind: AppClass): string {
-  return `var(--${kind}-${shadeOf(key, kind)})`;
+  const known = kind in next ? kind : "normal";
+  return `var(--${known}-${shadeOf(key, known)})`;
 }
 
 let probe: HTMLElement | null = null;

@@ -1,12 +1,12 @@
 import { describe, expect, it } from "vitest";
 
-import type { Tenant } from "../src/contract";
+import type { AppClass, Tenant } from "../src/contract";
 import { age, compact, delay, few, grouped, memory, memoryAtMost, memoryOf, percent, shell, shortKey } from "../src/format";
 import { stateHint } from "../src/hint";
 import { axisSeconds, bucketAt, nearestPreemption, runsOf } from "../src/lanes";
 import { waitBefore } from "../src/link";
 import { parseRoute, renderRoute } from "../src/route";
-import { shadeOf } from "../src/colour";
+import { shadeOf, tenantColour } from "../src/colour";
 import { TEXTS } from "../src/text";
 
 describe("figures", () => {
@@ -127,6 +127,10 @@ it("a tenant keeps its shade, and its neighbour has another", () => {
   expect(shadeOf("a", "online")).toBe(first);
 });
 
+it("a class that only newer agents know has the colours of normal work", () => {
+  expect(tenantColour("a", "of-a-newer-release" as AppClass)).toMatch(/^var\(--normal-\d\)$/);
+});
+
 describe("what is said of a tenant's state", () => {
   const tenant: Tenant = {
     key: "default/train",
@@ -158,5 +162,10 @@ describe("what is said of a tenant's state", () => {
 
   it.each(["leaving", "parked", "returning"] as const)("names the way while it is %s", (where) => {
     expect(stateHint({ ...tenant, where }, TEXTS.en)).toBe("its memory is copied to the host pool, moved 2 times");
+  });
+
+  it("shows the ways and places of a newer agent as they come", () => {
+    const newer = { ...tenant, where: "elsewhere", way: "by-air" } as unknown as Tenant;
+    expect(stateHint(newer, TEXTS.en)).toBe("by-air, moved 2 times");
   });
 });

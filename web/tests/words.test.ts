@@ -42,6 +42,8 @@ describe("the server's sentences", () => {
     const unknown = { ...english, code: "of-a-newer-release" } as unknown as Message;
     expect([WORDS.en.message(unknown), WORDS.zh.message(unknown)]).toEqual([english.text, english.text]);
     expect(WORDS.zh.message({ ...english, code: "withheld", name: "of-a-newer-release" })).toBe("不提供：of-a-newer-release");
+    const lack = { ...english, reason: "of-a-newer-release", nodes: 1, example: null, card: 0 } as unknown as Refused;
+    expect([WORDS.en.refused(lack), WORDS.zh.refused(lack)]).toEqual([english.text, english.text]);
   });
 
   it("say in Chinese why a card is withheld", () => {

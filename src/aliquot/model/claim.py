@@ -8,10 +8,11 @@ from enum import StrEnum
 
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Offer, Order
+from aliquot.model.opencode import OpenCode
 from aliquot.model.value import value
 
 
-class AppClass(StrEnum):
+class AppClass(OpenCode):
     """Online work takes the card from offline work; normal and offline work share it by policy."""
 
     NORMAL = "normal"

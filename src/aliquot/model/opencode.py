@@ -24,6 +24,14 @@ class OpenCode(StrEnum):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return type(self), (self._value_,)  # by value: an unknown code is no attribute of the class
 
+    @classmethod
+    def of_this_release(cls, value: Any) -> Self:
+        """For what must be understood, as a request or a file of ours. ValueError: this release does not have it."""
+        code = cls(value)
+        if not code.known:
+            raise ValueError(f"{value!r} is not a {cls.__name__} of this release")
+        return code
+
     @property
     def known(self) -> bool:
         """Whether this release has it."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from aliquot.model.opencode import OpenCode
 
 
-class Reason(StrEnum):
+class Reason(OpenCode):
     """What was short. `wanted` and `had` of a Refusal are in the unit given here."""
 
     # about one card

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from aliquot.model.opencode import OpenCode
 
 
-class Where(StrEnum):
+class Where(OpenCode):
     """Where a tenant's movable memory is."""
 
     RESIDENT = "resident"  # on the card
@@ -17,7 +16,7 @@ class Where(StrEnum):
     RETURNING = "returning"
 
 
-class Way(StrEnum):
+class Way(OpenCode):
     """How a tenant's memory leaves the card."""
 
     COPY = "copy"  # Aliquot copies it to the host's pool, at the speed of the bus

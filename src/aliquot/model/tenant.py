@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from aliquot.model.claim import AppClass, may_park
 from aliquot.model.node import Isolation
@@ -76,7 +75,7 @@ class State(OpenCode):
     WAITING = "waiting"  # another tenant has its turn, or its own quota is used up
 
 
-class Level(StrEnum):
+class Level(OpenCode):
     """How a tenant's share is enforced."""
 
     HARDWARE = "hardware"  # by time slices, and pauses within a kernel
@@ -106,7 +105,7 @@ class Standing:
     latency_missed: int = 0  # seconds in which more was added to its requests than it accepts
 
 
-class FindingKind(StrEnum):
+class FindingKind(OpenCode):
     """What is wrong."""
 
     STRANGER = "stranger"  # a process on the card that belongs to no tenant

@@ -39,8 +39,8 @@ class Control(Protocol):
 
 def control_words(control: Control) -> str:
     """The level, and why it is no better."""
-    level = _LEVELS[control.level]
-    return level if control.reason is None else f"{level}: {_REASONS[control.reason]}"
+    level = _LEVELS.get(control.level, control.level)
+    return level if control.reason is None else f"{level}: {_REASONS.get(control.reason, control.reason)}"
 
 
 def why_gated(control: Control) -> str:

@@ -325,11 +325,13 @@ def control(card: CardStatus) -> Message | None:
         ControlLevel.UNPROVEN: Code.CONTROL_UNPROVEN,
         ControlLevel.GATE: Code.CONTROL_GATE,
     }
-    return Message(codes[card.control.level], control_words(card.control), name=card.control.reason)
+    level = card.control.level
+    code = codes.get(level) or Code(f"control-{level}")
+    return Message(code, control_words(card.control), name=card.control.reason)
 
 
 def finding(found: FindingStatus) -> Message:
     """Something that should not be on a card."""
     if found.kind is UNSET:
         return Message(Code.FINDINGS, found.text, detail=found.text)
-    return Message(FINDINGS[found.kind], found.text, number=found.pid, detail=found.text)
+    return Message(FINDINGS.get(found.kind, Code.FINDINGS), found.text, number=found.pid, detail=found.text)

@@ -110,10 +110,10 @@ def card_named(refusal: Lack) -> str:
 
 def lacks(refusal: Lack) -> str:
     """What the card lacks, after its name."""
-    try:
-        return reasons.card(Reason(refusal.reason), refusal.wanted, refusal.had)
-    except ValueError:  # a daemon of a later release
-        return f"does not fit ({refusal.reason})"
+    why = Reason(refusal.reason)
+    if not why.known:  # a daemon of a later release
+        return f"does not fit ({why})"
+    return reasons.card(why, refusal.wanted, refusal.had)
 
 
 def _missing(refusal: Lack) -> float:

@@ -65,7 +65,8 @@ const REASONS: Record<Reason, (refused: Refused) => string> = {
 
 function refused(from: Refused): string {
   const place = from.card === undefined ? "" : `${from.node === undefined ? "" : `${from.node} `}卡 ${from.card}：`;
-  return place + REASONS[from.reason](from);
+  // Of a newer agent: the English sentence, which names the card itself.
+  return Object.hasOwn(REASONS, from.reason) ? place + REASONS[from.reason](from) : from.text;
 }
 
 function request({ count = 1, whole, node, memory_mib, memory_percent, core, offline }: RequestStatus): string {

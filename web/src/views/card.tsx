@@ -106,7 +106,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
       {measured && <td title={text.share}>{tenant.share === null ? "" : percent(tenant.share)}</td>}
       {stated && (
         <td class="state" title={stateHint(tenant, text)}>
-          {away !== null && <span class="state-waiting">{text.residency[away]}</span>}
+          {away !== null && <span class="state-waiting">{text.residency[away] ?? away}</span>}
           {away === null && tenant.state !== null && (
             <span class={`state-${tenant.state}`}>{text.states[tenant.state] ?? tenant.state}</span>
           )}

@@ -66,7 +66,10 @@ class TenantStore(ABC):
 
     def _parse(self, row: Mapping[str, Any], shares: Iterable[Share]) -> Tenancy:
         values = {field: row[column] for column, field in self.columns.items()}
-        values |= {"app_class": AppClass(row["class"]), "command": tuple(json.loads(row.get("command", "[]")))}
+        values |= {
+            "app_class": AppClass.of_this_release(row["class"]),
+            "command": tuple(json.loads(row.get("command", "[]"))),
+        }
         values["claim"] = bool(row.get("claim", 0))
         return Tenancy(**{"namespace": "", **values}, shares=tuple(shares))
 

@@ -52,6 +52,8 @@ class Verdicts:
 
 def _parse(verdicts: Mapping[str, tuple[str, str | None]]) -> dict[str, CardControl]:
     return {
-        str(model): CardControl(ControlLevel(level), None if reason is None else ControlReason(reason))
+        str(model): CardControl(
+            ControlLevel.of_this_release(level), None if reason is None else ControlReason.of_this_release(reason)
+        )
         for model, (level, reason) in verdicts.items()
     }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from aliquot.model.opencode import OpenCode
 
 
-class ControlLevel(StrEnum):
+class ControlLevel(OpenCode):
     """What holds tenants on a card."""
 
     PROVEN = "proven"  # time slices and pauses: their effect was seen on this card
@@ -14,7 +15,7 @@ class ControlLevel(StrEnum):
     GATE = "gate"  # the shim: the next kernel launch waits
 
 
-class ControlReason(StrEnum):
+class ControlReason(OpenCode):
     """Why it is not proven hardware."""
 
     NOT_TRIED = "not_tried"  # the card was not idle yet, nor did two tenants compete on it

@@ -94,7 +94,7 @@ def parse_run_request(message: Mapping[str, Any]) -> RunRequest | Invalid:
     if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
         return Invalid("name", name, _NAME_ALLOWED)
     try:
-        app_class = AppClass(message.get("class", "normal"))
+        app_class = AppClass.of_this_release(message.get("class", "normal"))
     except ValueError:
         return Invalid("class", message.get("class"), "online, offline or normal")
     rules = parse_rules(message.get("rules"))

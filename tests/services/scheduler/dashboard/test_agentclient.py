@@ -74,16 +74,28 @@ def test_agent_client_ignores_answers_that_are_no_node(body: str) -> None:
 def test_agent_client_keeps_codes_of_a_newer_agent() -> None:
     """Agents are upgraded one by one: a code that the scheduler does not know must not hide all that an agent sees."""
     note = {"code": "of-a-newer-release", "text": "the card is too hot", "number": 95}
-    tenant = {"key": "ns/a", "class": "normal", "dialect": "qgpu", "memory_mib": 1, "memory_used_mib": 1, "core": None}
+    note["refusals"] = [{"reason": "of-a-newer-release", "text": "too hot", "nodes": 1, "example": None}]
+    tenant = {
+        "key": "ns/a",
+        "class": "interactive",
+        "dialect": "qgpu",
+        "memory_mib": 1,
+        "memory_used_mib": 1,
+        "core": None,
+    }
     tenant |= {"greedy": False, "exclusive": False, "state": "floating", "why_parked": "moonlight"}
+    tenant |= {"where": "elsewhere", "way": "by-air"}
     card = {"index": 0, "uuid": "GPU-0", "model": "T4", "healthy": True, "why_out": note, "memory_mib": 1, "busy": None}
     card |= {"memory_booked_mib": 0, "memory_used_mib": 0, "core_booked": 0.0, "greedy_booked": 0.0, "exclusive": False}
+    lane = {"key": "ns/a", "class": "interactive", "shares": [1], "paused": [0]}
+    timeline = {"until": 1.0, "step": 1.0, "buckets": 1, "cards": {"GPU-0": {"tenants": [lane], "preemptions": []}}}
     body = {
         "name": "n1",
         "offers": [],
         "policy": "best-effort",
         "notes": [note],
         "cards": [{**card, "tenants": [tenant]}],
+        "timeline": timeline,
     }
 
     async def newer(request: web.Request) -> web.StreamResponse:
