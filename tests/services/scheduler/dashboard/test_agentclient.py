@@ -10,7 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from aliquot.model.status.dashboard import Node
+from aliquot.model.claim import AppClass
+from aliquot.model.residency import ParkReason, Way, Where
+from aliquot.model.status.dashboard import Card, Node, Tenant
 from aliquot.services.scheduler.dashboard import agentclient
 from aliquot.services.scheduler.dashboard.agentclient import AgentClient, merged
 
@@ -108,6 +110,16 @@ def test_agent_client_keeps_codes_of_a_newer_agent() -> None:
     assert shown["cards"][0]["why_out"] == note
     (shown_tenant,) = shown["cards"][0]["tenants"]
     assert (shown_tenant["state"], shown_tenant["why_parked"]) == ("floating", "moonlight")
+
+
+def test_tenant_is_shown_parked_where_its_agent_says_so() -> None:
+    booked = Tenant("ns/a", AppClass.OFFLINE, "qgpu", 4096, None, None, False, False)
+    moves = {"where": Where.PARKED, "parked_mib": 2048, "moves": 3, "way": Way.COPY, "why_parked": ParkReason.TURN}
+    card = Card(0, "GPU-0", "T4", True, None, 16384, 4096, None, 0.0, 0.0, None, False, [booked])
+    live = msgspec.structs.replace(card, tenants=[msgspec.structs.replace(booked, **moves)])
+    with_card = msgspec.structs.replace(NODE, cards=[card])
+    (shown,) = merged(with_card, msgspec.structs.replace(NODE, cards=[live])).cards[0].tenants
+    assert {name: getattr(shown, name) for name in moves} == moves
 
 
 def test_agent_client_ignores_other_programs_at_the_port() -> None:

@@ -124,4 +124,9 @@ def _merged_tenant(tenant: Tenant, live: Tenant) -> Tenant:
         paused_by=live.paused_by,
         latency_seconds=live.latency_seconds,
         latency_missed_seconds=live.latency_missed_seconds,
+        where=live.where,
+        parked_mib=live.parked_mib,
+        moves=live.moves,
+        way=live.way,
+        why_parked=live.why_parked,
     )
