@@ -13,6 +13,7 @@ import msgspec
 
 from aliquot.cli.errors import InputError
 from aliquot.cli.yamlvalues import Document, Position, ValuesError, parse_yaml
+from aliquot.model.openjson import JsonObject
 from aliquot.wording.amounts import memory
 
 _LARGEST = 512 << 20  # bytes
@@ -24,7 +25,7 @@ _PIECE = 1 << 20  # bytes; a single read of the most that is allowed would alloc
 class Manifest:
     """One Kubernetes object and its position."""
 
-    value: dict[str, Any]
+    value: JsonObject
     path: Path
     position: Position
     raw: bytes = field(default=b"", repr=False)  # the whole file

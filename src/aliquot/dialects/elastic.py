@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 
-from aliquot.dialects.pods import Json, Pod
+from aliquot.dialects.pods import Pod
 from aliquot.model.claim import Claim
 from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
 from aliquot.model.node import NodeNote, NoteKind
 from aliquot.model.numbers.bounds import LONGEST_PARK
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid, show
 
 PARK = "aliquot.dev/park"  # on a Pod: how long it is idle until its memory may leave the card
@@ -42,13 +43,13 @@ def park_after(pod: Pod, claim: Claim) -> float | Invalid | None:
     return seconds
 
 
-def pool_mib(annotations: Json) -> int:
+def pool_mib(annotations: JsonView) -> int:
     """MiB of the Node's pool, as its agent reports it; 0 where none does."""
     text = annotations.get(POOL)
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 0
 
 
-def factor_of(labels: Json, annotations: Json, notes: list[NodeNote]) -> float:
+def factor_of(labels: JsonView, annotations: JsonView, notes: list[NodeNote]) -> float:
     """The Node's factor of oversubscription. What is wrong with it is noted, and the factor is 1."""
     text = labels.get(OVERSUBSCRIBE)
     if text is None:

@@ -24,12 +24,13 @@ from dataclasses import replace
 
 from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.podrendering import Words
-from aliquot.dialects.pods import NVIDIA_GPU, Container, Json, Pod, annotation_field, unnamed
+from aliquot.dialects.pods import NVIDIA_GPU, Container, Pod, annotation_field, unnamed
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Share
 from aliquot.model.node import Node, Offer, Order
 from aliquot.model.numbers.quantity import QuantityError, parse_count
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 DIALECT = "hami"
@@ -301,7 +302,7 @@ def _spell(container: ContainerClaim, offer: Offer) -> dict[str, int]:
     return spelled
 
 
-def parse_grant(annotations: Json, claim: Claim, node: Node | None) -> tuple[ContainerGrant, ...] | Invalid | None:
+def parse_grant(annotations: JsonView, claim: Claim, node: Node | None) -> tuple[ContainerGrant, ...] | Invalid | None:
     """The grant that HAMi's own scheduler wrote; None if there is none, or if the node's cards are not known.
 
     Per container with cards, init containers first: UUID,vendor,MiB,percent: for each card, and a semicolon.
@@ -339,7 +340,7 @@ def _shares(container: ContainerClaim, entry: str, numbers: Mapping[str, int]) -
     return tuple(found[card] for card in sorted(found)) if len(found) == container.count else None
 
 
-def labelled(labels: Json) -> bool:
+def labelled(labels: JsonView) -> bool:
     """Whether nvidia.com/gpu is to be ours. HAMi's own label, gpu=on, is not enough: its plugin's nodes have it."""
     return bool(labels.get(LABEL) == "true")
 

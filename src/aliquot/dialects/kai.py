@@ -24,10 +24,11 @@ from fractions import Fraction
 
 from aliquot.dialects import native
 from aliquot.dialects.podrendering import Words
-from aliquot.dialects.pods import MIB, NVIDIA_GPU, Container, Json, Pod, annotation_field, count_at, unnamed
+from aliquot.dialects.pods import MIB, NVIDIA_GPU, Container, Pod, annotation_field, count_at, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.node import Offer
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 DIALECT = "kai"
@@ -122,7 +123,7 @@ def _known(rest: str) -> str:
     return f"unknown; known are {', '.join(f'{PREFIX}NAME{suffix}' for suffix in _SUFFIXES)}"
 
 
-def _container(pod: Pod, named: Json, problems: list[Invalid]) -> Container | None:
+def _container(pod: Pod, named: JsonView, problems: list[Invalid]) -> Container | None:
     """The one container that gets cards: the one that is named, or the Pod's first."""
     chosen = pod.text(CONTAINER, problems)
     names = {name: next(iter(named[name])) for name in named}
@@ -271,12 +272,12 @@ def _decimal(percent: float) -> str:
     return f"{percent}e-2"
 
 
-def labelled(labels: Json) -> bool:
+def labelled(labels: JsonView) -> bool:
     """Whether the node is to take such Pods."""
     return bool(labels.get(LABEL) == "true")
 
 
-def offers(labels: Json) -> frozenset[Offer]:
+def offers(labels: JsonView) -> frozenset[Offer]:
     """What the node's label offers."""
     return frozenset({Offer.KAI}) if labelled(labels) else frozenset()
 

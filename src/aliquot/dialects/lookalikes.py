@@ -16,7 +16,8 @@ from aliquot.dialects.elastic import PARK
 from aliquot.dialects.kube.operators import copies_metadata
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.latency import LATENCY
-from aliquot.dialects.pods import Json, Pod
+from aliquot.dialects.pods import Pod
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 _OF_KAI = f"annotation {kai.FRACTION} or {kai.MEMORY}"
@@ -208,7 +209,7 @@ def marks(served: frozenset[str]) -> list[str]:
     ]
 
 
-def _misspelled(kind: str, present: Json, known: list[str], close_at: float = _CLOSE) -> Iterator[Invalid]:
+def _misspelled(kind: str, present: JsonView, known: list[str], close_at: float = _CLOSE) -> Iterator[Invalid]:
     for name, value in present.items():
         if not isinstance(name, str) or name in known or len(name) > _LONGEST:
             continue

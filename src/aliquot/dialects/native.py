@@ -25,11 +25,12 @@ import msgspec
 
 from aliquot.dialects import elastic
 from aliquot.dialects.nodes import MOST_CARDS
-from aliquot.dialects.pods import LARGEST_COUNT, Json, Pod, annotation_field, user_of
+from aliquot.dialects.pods import LARGEST_COUNT, Pod, annotation_field, user_of
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.model.withheld import CardHolder, Withheld, WithheldCode
 
@@ -142,7 +143,7 @@ def _version(value: str) -> int | None:
         return None
 
 
-def is_of_another_version(annotations: Json) -> bool:
+def is_of_another_version(annotations: JsonView) -> bool:
     """Whether there is a grant of another release that we cannot read."""
     value = annotations.get(GRANT)
     return isinstance(value, str) and _version(value) not in (None, _VERSION)
@@ -202,7 +203,7 @@ def render_together(together: bool) -> dict[str, str]:
     return {TOGETHER: "true" if together else "false"}
 
 
-def runs_groups(annotations: Json) -> bool:
+def runs_groups(annotations: JsonView) -> bool:
     """Whether the Node's agent says so. An older agent says nothing."""
     return bool(annotations.get(TOGETHER) == "true")
 
@@ -218,18 +219,18 @@ def render_counted(resources: Iterable[str]) -> dict[str, str]:
     return {COUNTED: names} if names else {}
 
 
-def parse_counted(annotations: Json) -> frozenset[str]:
+def parse_counted(annotations: JsonView) -> frozenset[str]:
     """The resources that an agent counts, or counted, in the Node's status."""
     names = annotations.get(COUNTED)
     return frozenset(names.split(",")) - {""} if isinstance(names, str) else frozenset()
 
 
-def counts(annotations: Json, resource: str) -> bool:
+def counts(annotations: JsonView, resource: str) -> bool:
     """Whether the node's agent counts the resource in the Node's status."""
     return COUNTED in annotations and resource in parse_counted(annotations)
 
 
-def parse_inventory(annotations: Json, problems: list[Invalid]) -> tuple[Card, ...] | None:
+def parse_inventory(annotations: JsonView, problems: list[Invalid]) -> tuple[Card, ...] | None:
     """The node's cards, sorted by index; None if the annotation is missing or invalid (added to `problems`)."""
     if INVENTORY not in annotations:
         return None
@@ -279,7 +280,7 @@ def render_grant(grant: Grant) -> dict[str, str]:
     return {GRANT: msgspec.json.encode(wire).decode()}
 
 
-def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | None) -> Grant | Invalid | None:
+def parse_grant(annotations: JsonView, claim: Claim, node_name: str, node: Node | None) -> Grant | Invalid | None:
     """The Pod's grant; None if the annotation is missing."""
     if GRANT not in annotations:
         return None
@@ -317,7 +318,9 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
     )
 
 
-def claim_of_grant(annotations: Json, uid: str, namespace: str, name: str, roles: Mapping[str, Role]) -> Claim | None:
+def claim_of_grant(
+    annotations: JsonView, uid: str, namespace: str, name: str, roles: Mapping[str, Role]
+) -> Claim | None:
     """What a Pod was granted, as a claim: of one whose own request cannot be read any more. `roles` are those of its
     containers, by name. None: the annotation is missing or unreadable, too."""
     wire = _decode(annotations.get(GRANT), _GRANT_FIELD, _Grant)

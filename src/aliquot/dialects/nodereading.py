@@ -8,13 +8,13 @@ from dataclasses import replace
 from aliquot.dialects import dra, elastic, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.nodes import Capacity, NodeView, cards_from
-from aliquot.dialects.pods import Json
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.views import node_view
 from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.node import LIMITED_SHARING, Isolation, Node, NodeNote, NoteKind, Offer
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 
@@ -58,7 +58,7 @@ def parse_node(
     return tuple(problems) if problems else result
 
 
-def _usual_isolation(offers: frozenset[Offer], labels: Json) -> Isolation:
+def _usual_isolation(offers: frozenset[Offer], labels: JsonView) -> Isolation:
     """Of a node without a policy label. HAMi limits compute to gpucores while others use the card too."""
     ack = gpushare.usual_isolation(labels) if Offer.GPUSHARE in offers else None
     return ack or (Isolation.BURST_SHARE if Offer.HAMI in offers else Isolation.BEST_EFFORT)
@@ -97,7 +97,7 @@ def _offers(
     return found if mix == "true" or Offer.QGPU not in found else found - {Offer.T9K_EXCLUSIVE}
 
 
-def qgpu_bars_whole_cards(labels: Json, served: frozenset[str]) -> bool:
+def qgpu_bars_whole_cards(labels: JsonView, served: frozenset[str]) -> bool:
     """Whether the labels ask for whole cards on a node of qGPU: it offers none (seed 001) unless its owner mixes."""
     both = {qgpu.DIALECT, t9k.DIALECT} <= served and labels.get(native.MIX_LABEL) != "true"
     return both and Offer.T9K_EXCLUSIVE in t9k.offers(labels, []) and Offer.QGPU in qgpu.offers(labels)

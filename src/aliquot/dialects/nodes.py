@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 
-from aliquot.dialects.pods import MIB, Json, amount_at, count_at
+from aliquot.dialects.pods import MIB, amount_at, count_at
 from aliquot.model.device import Card
 from aliquot.model.node import NodeNote, NoteKind
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 # More than any machine holds. The board is as wide as the widest node: one that says "1e9" must not make it so.
@@ -25,10 +26,10 @@ class NodeView:
     """A Node as far as a dialect may care."""
 
     name: str
-    labels: Json
-    annotations: Json
-    capacity: Json
-    allocatable: Json
+    labels: JsonView
+    annotations: JsonView
+    capacity: JsonView
+    allocatable: JsonView
     taints: tuple[object, ...]
     problems: tuple[Invalid, ...]
 

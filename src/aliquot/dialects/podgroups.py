@@ -19,6 +19,7 @@ import msgspec
 
 from aliquot.dialects.wire.objects import Metadata, PodObject
 from aliquot.model.group import Group, Membership
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 KIND = "PodGroup"
@@ -75,7 +76,7 @@ def _key(api: str, namespace: str, name: str) -> str:
     return f"{api}/{namespace}/{name}"
 
 
-def api_of(manifest: Mapping[str, Any]) -> str | None:
+def api_of(manifest: JsonView) -> str | None:
     """The API group of a manifest, if it is one of the PodGroups above."""
     api = str(manifest.get("apiVersion")).partition("/")[0]
     return api if manifest.get("kind") == KIND and api in VERSIONS else None
@@ -83,7 +84,7 @@ def api_of(manifest: Mapping[str, Any]) -> str | None:
 
 def parse_group(api: str, item: GroupObject) -> Group | Invalid:
     """What the group asks for, or the first rule that it breaks."""
-    spec: Mapping[str, Any] = item.spec if isinstance(item.spec, dict) else {}
+    spec: JsonView = item.spec if isinstance(item.spec, dict) else {}
     if item.spec is not None and not isinstance(item.spec, dict):
         return Invalid("spec", item.spec, "a mapping")
     key, created = group_key(api, item), item.metadata.creation_timestamp or ""
@@ -105,7 +106,7 @@ def parse_group(api: str, item: GroupObject) -> Group | Invalid:
     return Group(key, needed, roles, priority, created, finished, float(patience) if patience else None)
 
 
-def _kubernetes_count(spec: Mapping[str, Any]) -> int | Invalid:
+def _kubernetes_count(spec: JsonView) -> int | Invalid:
     """minCount of a gang; 0 of a group without the policy `gang`, whose Pods Kubernetes schedules one by one."""
     policy = spec.get("schedulingPolicy")
     gang = policy.get("gang") if isinstance(policy, dict) else None
@@ -129,7 +130,7 @@ def _roles(given: object) -> tuple[tuple[str, int], ...] | Invalid:
     return tuple(found)
 
 
-def _number(fields: Mapping[str, Any], field: str, path: str, missing: int, *, least: int = 0) -> int | Invalid:
+def _number(fields: JsonView, field: str, path: str, missing: int, *, least: int = 0) -> int | Invalid:
     number = fields.get(field)
     if number is None:
         return missing

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from aliquot.model.claim import Claim, Role
+from aliquot.model.openjson import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +17,15 @@ class Words:
     annotations: Mapping[str, str]
 
 
-def render_pod(claim: Claim, words: Words) -> dict[str, Any]:
+def render_pod(claim: Claim, words: Words) -> JsonObject:
     """A manifest that says the claim. Containers that ask for nothing fill the places the claim leaves out."""
-    spec: dict[str, list[dict[str, Any]]] = {"initContainers": [], "containers": []}
+    spec: dict[str, list[JsonObject]] = {"initContainers": [], "containers": []}
     taken = {container.name for container in claim.containers}
     for container in claim.containers:
         siblings = spec["containers" if container.role is Role.MAIN else "initContainers"]
         _fill(siblings, container.index, taken)
         limits = {resource: str(amount) for resource, amount in words.limits[container.name].items()}
-        written: dict[str, Any] = {"name": container.name, "image": "example", "resources": {"limits": limits}}
+        written: JsonObject = {"name": container.name, "image": "example", "resources": {"limits": limits}}
         if container.role is Role.SIDECAR:
             written["restartPolicy"] = "Always"
         siblings.append(written)
@@ -33,7 +33,7 @@ def render_pod(claim: Claim, words: Words) -> dict[str, Any]:
     # All of it in one container: then the sum is the peak.
     resources = spec["containers"][0].setdefault("resources", {})
     resources["requests"] = {"cpu": f"{claim.cpu_milli}m", "memory": f"{claim.memory_mib}Mi"}
-    metadata: dict[str, Any] = {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid}
+    metadata: JsonObject = {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid}
     if words.annotations:
         metadata["annotations"] = dict(words.annotations)
     if claim.owner is not None:
@@ -47,7 +47,7 @@ def render_pod(claim: Claim, words: Words) -> dict[str, Any]:
     }
 
 
-def _fill(siblings: list[dict[str, Any]], upto: int, taken: set[str]) -> None:
+def _fill(siblings: list[JsonObject], upto: int, taken: set[str]) -> None:
     while len(siblings) < upto:
         number = len(taken)
         while f"other-{number}" in taken:

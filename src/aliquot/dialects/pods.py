@@ -6,7 +6,7 @@ that is not ours is not ours to judge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
@@ -15,6 +15,7 @@ from typing import Any
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice, Usage, peak
 from aliquot.model.node import Offer
 from aliquot.model.numbers.quantity import QuantityError, parse_count, parse_quantity
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 # Counts are 32-bit-sized and amounts 63-bit-sized, as in Kubernetes: a "1e999" must not travel further than this door.
@@ -25,10 +26,8 @@ LARGEST_USER = 2**31  # as Kubernetes has it
 
 NVIDIA_GPU = "nvidia.com/gpu"  # of NVIDIA's plugin, unless a dialect serves it
 
-Json = Mapping[str, Any]
 
-
-def mapping_at(value: object, field: str, problems: list[Invalid]) -> Json:
+def mapping_at(value: object, field: str, problems: list[Invalid]) -> JsonView:
     """The mapping that is there; null is an empty one, as Go writes it."""
     if value is None:
         return {}
@@ -113,8 +112,8 @@ class Container:
     name: str
     index: int  # its place in its list
     role: Role
-    limits: Json
-    requests: Json
+    limits: JsonView
+    requests: JsonView
     run_as_user: object = None
 
     def asks(self, *resources: str) -> bool:
@@ -176,11 +175,11 @@ class Pod:
     namespace: str
     name: str
     owner: str | None
-    labels: Json
-    annotations: Json
-    misplaced: Json  # annotations written beside metadata instead of in it
+    labels: JsonView
+    annotations: JsonView
+    misplaced: JsonView  # annotations written beside metadata instead of in it
     containers: tuple[Container, ...]  # init containers and sidecars first
-    spec: Json
+    spec: JsonView
     problems: tuple[Invalid, ...]
     cpu_milli: int = 0  # as `with_requests` found them
     memory_mib: int = 0
@@ -268,7 +267,7 @@ def with_requests(pod: Pod) -> Pod:
     return replace(pod, cpu_milli=cpu_milli, memory_mib=-(-memory // MIB), problems=tuple(problems))
 
 
-def _containers(spec: Json, problems: list[Invalid]) -> Iterable[Container]:
+def _containers(spec: JsonView, problems: list[Invalid]) -> Iterable[Container]:
     for key in ("initContainers", "containers"):
         for index, item in enumerate(list_at(spec.get(key), f"spec.{key}", problems)):
             path = f"spec.{key}[{index}]"
@@ -288,7 +287,7 @@ def _containers(spec: Json, problems: list[Invalid]) -> Iterable[Container]:
             )
 
 
-def _run_as_user(spec: Json) -> object:
+def _run_as_user(spec: JsonView) -> object:
     """What stands there. Kubernetes has checked the shape; a wrong one has no user."""
     context = spec.get("securityContext")
     return context.get("runAsUser") if isinstance(context, dict) else None
@@ -323,7 +322,7 @@ def user_of(pod: Pod, names: Iterable[str], problems: list[Invalid]) -> int | No
     return user if isinstance(user, int) else None
 
 
-def _owner(metadata: Json, namespace: str, problems: list[Invalid]) -> str | None:
+def _owner(metadata: JsonView, namespace: str, problems: list[Invalid]) -> str | None:
     owners = list_at(metadata.get("ownerReferences"), "metadata.ownerReferences", problems)
     for index, item in enumerate(owners):
         path = f"metadata.ownerReferences[{index}]"
@@ -334,7 +333,7 @@ def _owner(metadata: Json, namespace: str, problems: list[Invalid]) -> str | Non
     return None
 
 
-def _requests(spec: Json, containers: Iterable[Container], problems: list[Invalid]) -> tuple[int, int]:
+def _requests(spec: JsonView, containers: Iterable[Container], problems: list[Invalid]) -> tuple[int, int]:
     """Milli-CPU and bytes as kube-scheduler counts them."""
     containers = tuple(containers)
     return (
@@ -344,7 +343,7 @@ def _requests(spec: Json, containers: Iterable[Container], problems: list[Invali
 
 
 def total_request(
-    spec: Json, containers: Iterable[Container], resource: str, scale: int, problems: list[Invalid]
+    spec: JsonView, containers: Iterable[Container], resource: str, scale: int, problems: list[Invalid]
 ) -> int:
     """What the Pod asks for as kube-scheduler counts it, in parts of 1/`scale`.
 
@@ -389,7 +388,7 @@ def unnamed(containers: Iterable[Container]) -> list[Invalid]:
     return problems
 
 
-def tolerates(toleration: object, taint: Json) -> bool:
+def tolerates(toleration: object, taint: JsonView) -> bool:
     """Kubernetes' rule: no key is any key, no effect is any effect, Equal unless it says Exists."""
     if not isinstance(toleration, dict):
         return False

@@ -18,10 +18,11 @@ from enum import StrEnum
 
 from aliquot.dialects.nodes import Capacity, NodeView, advertised, advertised_percent
 from aliquot.dialects.podrendering import Words
-from aliquot.dialects.pods import Container, Json, Pod, unnamed
+from aliquot.dialects.pods import Container, Pod, unnamed
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, peak
 from aliquot.model.device import CORE_MILLI, Card, nominal_gib
 from aliquot.model.node import Isolation, NodeNote, Offer
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 DIALECT = "qgpu"
@@ -219,7 +220,7 @@ def _spell(container: ContainerClaim) -> dict[str, int]:
     return spelled
 
 
-def offers(labels: Json) -> frozenset[Offer]:
+def offers(labels: JsonView) -> frozenset[Offer]:
     """What the node's labels enable. Capacity without a label is no offer.
 
     The controller sets the first label if it finds cards, people set the second: a node that a person chose for mixing
@@ -237,7 +238,7 @@ ENABLED_BY = {
 }
 
 
-def isolation(labels: Json, problems: list[Invalid], *, default: Isolation = Isolation.BEST_EFFORT) -> Isolation:
+def isolation(labels: JsonView, problems: list[Invalid], *, default: Isolation = Isolation.BEST_EFFORT) -> Isolation:
     """The node's policy label, full name or short; `default` without one."""
     value = labels.get(POLICY_LABEL)
     if value is None:

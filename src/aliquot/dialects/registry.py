@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from aliquot.dialects import elastic, gpushare, hami, kai, latency, native, podrendering, pods, qgpu, t9k
 from aliquot.dialects.lookalikes import as_labels, misspelled_marks, misspelled_requests, misspelled_resources
@@ -16,6 +15,7 @@ from aliquot.dialects.wire.views import Names, pod_names, pod_view
 from aliquot.model.claim import CardFilter, Claim
 from aliquot.model.grant import Grant, Share
 from aliquot.model.node import Node
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.model.value import value
 
@@ -286,7 +286,7 @@ def misplaced(pod: Pod) -> list[Invalid]:
     return [Invalid("annotations", pod.misplaced, allowed)]
 
 
-def render_pod(claim: Claim, rules: Rules = DEFAULT_RULES) -> dict[str, Any]:
+def render_pod(claim: Claim, rules: Rules = DEFAULT_RULES) -> JsonObject:
     """A Pod manifest with the claim in its own dialect."""
     for dialect in _DIALECTS:
         if dialect.name == claim.dialect:
@@ -321,7 +321,7 @@ def parse_grant(pod: object, claim: Claim, node: Node | None) -> Grant | tuple[I
 
 
 def _parse_grant(
-    annotations: pods.Json, name: str | None, claim: Claim, node: Node | None
+    annotations: JsonView, name: str | None, claim: Claim, node: Node | None
 ) -> Grant | tuple[Invalid, ...] | None:
     if not name:
         return None

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from aliquot.dialects.nodes import Capacity, NodeView, advertised, advertised_percent
 from aliquot.dialects.podrendering import Words
-from aliquot.dialects.pods import Container, Json, Pod, list_at, mapping_at, tolerates, unnamed
+from aliquot.dialects.pods import Container, Pod, list_at, mapping_at, tolerates, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, NodeNote, Offer
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 DIALECT = "t9k"
@@ -113,7 +113,7 @@ def _spell(container: ContainerClaim) -> dict[str, int]:
     return {PERCENT: int(container.slice.memory_percent)}
 
 
-def offers(labels: Json, problems: list[Invalid]) -> frozenset[Offer]:
+def offers(labels: JsonView, problems: list[Invalid]) -> frozenset[Offer]:
     """What the node's labels offer; AMD and Huawei accelerators offer nothing of ours."""
     mode = labels.get(MODE_LABEL)
     if mode is None:
@@ -151,10 +151,10 @@ class Taints:
     """What has to change on a node: the taints it should get and those it should lose."""
 
     add: tuple[dict[str, str], ...] = ()
-    remove: tuple[dict[str, Any], ...] = ()  # as on the node
+    remove: tuple[JsonObject, ...] = ()  # as on the node
 
 
-def taints(labels: Json, present: Iterable[Json]) -> Taints:
+def taints(labels: JsonView, present: Iterable[JsonView]) -> Taints:
     """The change that makes a node's taint follow its labels. A label that cannot be read changes nothing."""
     problems: list[Invalid] = []
     wanted = Offer.T9K_EXCLUSIVE in offers(labels, problems)
@@ -169,7 +169,7 @@ def taints(labels: Json, present: Iterable[Json]) -> Taints:
     )
 
 
-def _same(taint: Json, part: str) -> bool:
+def _same(taint: JsonView, part: str) -> bool:
     return bool(taint.get(part) == TAINT[part])
 
 

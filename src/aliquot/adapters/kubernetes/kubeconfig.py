@@ -24,10 +24,11 @@ from urllib.parse import quote, urlsplit
 import yaml
 
 from aliquot.adapters.kubernetes.credentials import BY_KUBECTL_PROXY, Credential, KubeConfigError, parse_exec
+from aliquot.model.openjson import JsonObject
 
 __all__ = ["KubeConfigError", "Server", "find_server", "monotonic", "passed_over", "read_kubeconfig"]
 
-_File = tuple[Path, dict[str, Any]]  # a part of a kubeconfig, with the file that it is from
+_File = tuple[Path, JsonObject]  # a part of a kubeconfig, with the file that it is from
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -121,7 +122,7 @@ def _merged(paths: Sequence[Path], context: str | None) -> Server:
     )
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> JsonObject:
     try:
         config = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -162,7 +163,7 @@ def _flag(path: Path, part: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _credential(path: Path, user: dict[str, Any], cluster: Mapping[str, Any]) -> Credential:
+def _credential(path: Path, user: JsonObject, cluster: Mapping[str, Any]) -> Credential:
     """As kubectl: a file with a token goes before `token`, and a login program runs where nothing else is given."""
     provider = user.get("auth-provider")
     if provider is not None:
@@ -182,7 +183,7 @@ def _credential(path: Path, user: dict[str, Any], cluster: Mapping[str, Any]) ->
     return Credential(token or None)
 
 
-def _for_plugins(cluster: Mapping[str, Any], authority: bytes | None) -> dict[str, Any]:
+def _for_plugins(cluster: Mapping[str, Any], authority: bytes | None) -> JsonObject:
     """What a login program with provideClusterInfo gets: the cluster, with the authority and not its file's name."""
     fields = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
     info = {name: cluster[name] for name in fields if cluster.get(name)}
@@ -195,7 +196,7 @@ def _for_plugins(cluster: Mapping[str, Any], authority: bytes | None) -> dict[st
     return info
 
 
-def _basic(path: Path, user: dict[str, Any]) -> list[tuple[str, str]]:
+def _basic(path: Path, user: JsonObject) -> list[tuple[str, str]]:
     """Kubernetes' own servers stopped taking passwords in 1.19; gateways in front of them still do."""
     name, password = _text(path, user, "username"), _text(path, user, "password")
     if password and not name:
@@ -204,7 +205,7 @@ def _basic(path: Path, user: dict[str, Any]) -> list[tuple[str, str]]:
     return [("Authorization", f"Basic {login}")] if name else []
 
 
-def _impersonation(path: Path, user: dict[str, Any]) -> list[tuple[str, str]]:
+def _impersonation(path: Path, user: JsonObject) -> list[tuple[str, str]]:
     """The headers of `as`, `as-uid`, `as-groups` and `as-user-extra`."""
     name, uid = _text(path, user, "as"), _text(path, user, "as-uid")
     groups, extra = user.get("as-groups") or [], user.get("as-user-extra") or {}
@@ -226,7 +227,7 @@ def _impersonation(path: Path, user: dict[str, Any]) -> list[tuple[str, str]]:
     return headers
 
 
-def _proxy(path: Path, cluster: dict[str, Any]) -> str | None:
+def _proxy(path: Path, cluster: JsonObject) -> str | None:
     """Errors name its scheme only: there may be a password in the rest."""
     proxy = _text(path, cluster, "proxy-url")
     if not proxy:
@@ -251,7 +252,7 @@ def _beside(path: Path, name: object) -> Path:
 
 
 def _tls(
-    at_cluster: Path, cluster: dict[str, Any], authority: bytes | None, path: Path, user: dict[str, Any]
+    at_cluster: Path, cluster: JsonObject, authority: bytes | None, path: Path, user: JsonObject
 ) -> ssl.SSLContext:
     blind = _flag(at_cluster, cluster, "insecure-skip-tls-verify")
     if blind and authority is not None:  # kubectl refuses it, too: which of the two is meant?
@@ -274,7 +275,7 @@ def _tls(
     return context
 
 
-def _material(path: Path, part: dict[str, Any], name: str) -> bytes | None:
+def _material(path: Path, part: JsonObject, name: str) -> bytes | None:
     if part.get(f"{name}-data"):
         try:
             return base64.b64decode(part[f"{name}-data"], validate=True)

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 from aliquot.adapters.kubernetes.paging import EndlessError, Pages
 from aliquot.adapters.kubernetes.programs import TooMuchError, output_of
+from aliquot.model.openjson import JsonObject
 
 _PAGE = 500  # objects; as kubectl itself asks
 _MOST = 1 << 30  # bytes of one page: an API server keeps objects of up to 1.5 MiB
@@ -117,7 +118,7 @@ class Kubectl:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise KubectlError(Trouble.OTHER, f"kubectl printed no JSON for {path} ({error})") from error
 
-    def items(self, path: str, kind: str, **query: str) -> list[dict[str, Any]]:
+    def items(self, path: str, kind: str, **query: str) -> list[JsonObject]:
         """All objects of a list, page by page; each says its kind, which the items of a list do not."""
         try:
             return list(self._pages(path, kind, {**query, "limit": str(_PAGE)}))
@@ -126,7 +127,7 @@ class Kubectl:
                 raise
         return list(self._pages(path, kind, query))  # too much changed between two pages: all of it in one
 
-    def _pages(self, path: str, kind: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    def _pages(self, path: str, kind: str, query: Mapping[str, str]) -> Iterator[JsonObject]:
         further: dict[str, str] = {}
         pages = Pages(path)
         while True:
@@ -144,15 +145,15 @@ class Kubectl:
                     Trouble.OTHER, str(error), "ask whoever runs the API server, or a proxy before it"
                 ) from error
 
-    def nodes(self, name: str | None = None) -> list[dict[str, Any]]:
+    def nodes(self, name: str | None = None) -> list[JsonObject]:
         """All Nodes, or the one."""
         return self.items(NODES, "Node") if name is None else [{**self.get(f"{NODES}/{quote(name)}"), "kind": "Node"}]
 
-    def pods(self, node: str | None = None) -> list[dict[str, Any]]:
+    def pods(self, node: str | None = None) -> list[JsonObject]:
         """All Pods, or those of one node."""
         return self.items(PODS, "Pod", **({} if node is None else {"fieldSelector": f"spec.nodeName={node}"}))
 
-    def resource_slices(self) -> list[dict[str, Any]]:
+    def resource_slices(self) -> list[JsonObject]:
         """All ResourceSlices; none where the cluster has none, or where we may not read them. Raises KubectlError."""
         try:
             group = self.get(SLICES)
@@ -164,7 +165,7 @@ class Kubectl:
                 return []
             raise
 
-    def resource_claims(self) -> list[dict[str, Any]]:
+    def resource_claims(self) -> list[JsonObject]:
         """All ResourceClaims; none where the cluster has no such kind. Raises KubectlError."""
         try:
             return self.items(f"{SLICES}/{SLICE_VERSIONS[0]}/resourceclaims", "ResourceClaim")
@@ -196,7 +197,7 @@ def _understood(text: str) -> KubectlError:
     return KubectlError(Trouble.OTHER, text)
 
 
-def both(kubectl: Kubectl) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def both(kubectl: Kubectl) -> tuple[list[JsonObject], list[JsonObject]]:
     """Nodes and Pods, asked for at the same time: most of it is waiting for kubectl. Raises KubectlError."""
     from concurrent.futures import ThreadPoolExecutor
 

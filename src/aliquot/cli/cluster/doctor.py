@@ -23,8 +23,9 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options
 from aliquot.cli.tables import printable
 from aliquot.dialects.kube.shapes import mapping
+from aliquot.model.openjson import JsonObject
 from aliquot.model.text import printable_json
-from aliquot.services.doctor.findings import Finding, Json, Level, grouped, ok
+from aliquot.services.doctor.findings import Finding, Level, grouped, ok
 from aliquot.services.doctor.locate import SchedulerLocation, default_location, find_scheduler
 from aliquot.services.doctor.site import Places, Site
 
@@ -215,7 +216,7 @@ class _Cluster:
         from aliquot.dialects.wire.install.deployment import SELECTOR
         from aliquot.dialects.wire.workloads import read_workload
 
-        found: list[Json] = []
+        found: list[JsonObject] = []
         for path, kind in (("deployments", "Deployment"), ("daemonsets", "DaemonSet")):
             with contextlib.suppress(KubectlError):
                 found += self.kubectl.items(f"/apis/apps/v1/{path}", kind, labelSelector=SELECTOR)
@@ -230,7 +231,7 @@ class _Cluster:
         except KubectlError:
             return None
 
-    def trial(self, pod: Json) -> Probe:
+    def trial(self, pod: JsonObject) -> Probe:
         """What the API server would make of the Pod."""
         import msgspec
 
@@ -245,10 +246,10 @@ class _Cluster:
             return Probe(None, f"kubectl did not print JSON ({error})")
         return Probe(answer if isinstance(answer, dict) else None, None)
 
-    def _one(self, check: str, path: str) -> Json | None:
+    def _one(self, check: str, path: str) -> JsonObject | None:
         """One object; an empty one where we may not look, None where it is not there."""
 
-        def ask() -> Json | None:
+        def ask() -> JsonObject | None:
             try:
                 got = self.kubectl.get(path)
             except KubectlError as error:
@@ -357,7 +358,7 @@ def _served(site: Site) -> frozenset[str]:
 
 def _node_objects(
     name: str, kubectl: Kubectl, unseen: KubectlError | None
-) -> tuple[Json | None, list[Json], list[Finding]]:
+) -> tuple[JsonObject | None, list[JsonObject], list[Finding]]:
     """The Node and its Pods, by kubectl or, where there is none, by the account of the Pod we are in."""
     from aliquot.services.doctor.site import OwnAccountError, own_objects
 
@@ -395,7 +396,7 @@ def lines_of(findings: list[Finding]) -> Iterator[str]:
             yield f"{' ' * 9}{' ' * _WIDEST}  -> {finding.advice}"
 
 
-def _entry(finding: Finding) -> Json:
+def _entry(finding: Finding) -> JsonObject:
     return {
         "check": finding.check,
         "level": finding.level.value,

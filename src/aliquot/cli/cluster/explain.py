@@ -14,6 +14,7 @@ from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
+from aliquot.model.openjson import JsonObject
 from aliquot.model.text import printable_json
 from aliquot.placement import POLICY_NAMES
 from aliquot.wording.amounts import in_units, memory, percent
@@ -139,7 +140,7 @@ def explain(
 
 def _given(
     pod: str | None, namespace: str | None, filename: Path | None, cluster: Path | None, kubectl: Kubectl
-) -> tuple[list[Manifest], list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[Manifest], list[JsonObject], list[JsonObject]]:
     """The manifests to place or the Pod of that name, and what the cluster shows."""
     from aliquot.cli.cluster.objects import cluster_objects
     from aliquot.cli.manifests import read_manifests
@@ -179,7 +180,7 @@ def _in_namespaces(manifests: list[Manifest], namespace: str | None, kubectl: Ku
     ]
 
 
-def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
+def _named(name: str, namespace: str, objects: list[JsonObject]) -> JsonObject:
     from aliquot.services.explain.snapshot import pod_key
 
     for obj in objects:
@@ -188,13 +189,13 @@ def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str
     raise InputError(f"{namespace}/{name} is not there: -n names another namespace; kubectl get pods -A lists them all")
 
 
-def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) -> list[dict[str, Any]]:
+def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) -> list[JsonObject]:
     from aliquot.dialects.kube.manifests import expand
     from aliquot.dialects.kube.operators import elsewhere
     from aliquot.model.refusal import Invalid
     from aliquot.services.explain.snapshot import pod_key
 
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     for manifest in manifests:
         made = expand(manifest.value, nodes, operators=True)
         if isinstance(made, Invalid):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,14 +14,13 @@ from aliquot.cli.cluster.objects import cluster_objects
 from aliquot.cli.errors import InputError, run_and_exit
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
+from aliquot.model.openjson import JsonObject
 from aliquot.model.text import printable_json
 from aliquot.wording.amounts import in_units
 from aliquot.wording.withheld import withheld_words
 
 if TYPE_CHECKING:
     from aliquot.services.explain.overview import NodeStanding, Overview, PodStanding
-
-Json = dict[str, Any]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -108,20 +107,20 @@ def overview(kubectl: Kubectl) -> Overview:
         raise InputError(str(error)) from error
 
 
-def _is_node(obj: Json) -> bool:
+def _is_node(obj: JsonObject) -> bool:
     return obj.get("kind") == "Node"
 
 
 # --- for programs ----------------------------------------------------------------------------------------------------
 
 
-def as_json(seen: Overview, nodes: Iterable[NodeStanding], pending: bool) -> Json:
+def as_json(seen: Overview, nodes: Iterable[NodeStanding], pending: bool) -> JsonObject:
     """All of it, with amounts in GiB and percent as `explain -o json` has them."""
     waiting = [{"pod": pod.key, "created": pod.created, "reason": seen.why_waits(pod)} for pod in seen.waiting]
     return {"pending": waiting} if pending else {"nodes": [_node_json(node) for node in nodes], "pending": waiting}
 
 
-def _node_json(node: NodeStanding) -> Json:
+def _node_json(node: NodeStanding) -> JsonObject:
     return {
         "name": node.name,
         "offers": list(node.offers),
@@ -171,7 +170,7 @@ def _node_json(node: NodeStanding) -> Json:
     }
 
 
-def _cards_json(pod: PodStanding) -> list[Json]:
+def _cards_json(pod: PodStanding) -> list[JsonObject]:
     return [
         {
             "index": card,

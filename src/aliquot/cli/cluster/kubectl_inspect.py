@@ -21,6 +21,7 @@ from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
 from aliquot.cli.errors import InputError, run_and_exit
 from aliquot.cli.options.kubectl import kubectl_options
 from aliquot.cli.tables import printable
+from aliquot.model.openjson import JsonObject
 from aliquot.model.text import printable_json, printable_lines
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from aliquot.model.node import Node
     from aliquot.model.refusal import Invalid
 
-Json = dict[str, Any]
 _DETAILS = re.compile(r"--?d(?:=(1|0|[tTfF]|true|TRUE|True|false|FALSE|False))?")
 _FROM_SERVER = re.compile(r"^Error from server \(\w+\): ")  # kubectl's own words before those of the API server
 
@@ -98,7 +98,7 @@ def inspect(node: str | None, details: bool, output: str, kubectl: Kubectl) -> N
         click.echo(printable_lines(detailed(shared) if details else summary(shared, unit)), nl=False)
 
 
-def _read_cluster(kubectl: Kubectl, node: str | None) -> tuple[list[Json], list[Json]]:
+def _read_cluster(kubectl: Kubectl, node: str | None) -> tuple[list[JsonObject], list[JsonObject]]:
     """Nodes and Pods, asked for at the same time. A failure ends the command as it ends the peer's."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -145,7 +145,7 @@ def as_click_reads(words: Sequence[str]) -> list[str]:
 # --- what there is -------------------------------------------------------------------------------------------------
 
 
-def shared_nodes(nodes: Sequence[Json], pods: Iterable[Json]) -> tuple[list[SharedNode], str, list[str]]:
+def shared_nodes(nodes: Sequence[JsonObject], pods: Iterable[JsonObject]) -> tuple[list[SharedNode], str, list[str]]:
     """The nodes that advertise gpu-mem, by name; the unit; and what could not be counted, in sentences."""
     from aliquot import dialects
     from aliquot.dialects import native
@@ -252,7 +252,7 @@ def _asked(claim: Claim, shared: SharedNode, unit: int) -> int:
 # --- as JSON ---------------------------------------------------------------------------------------------------------
 
 
-def as_json(nodes: Iterable[SharedNode]) -> Json:
+def as_json(nodes: Iterable[SharedNode]) -> JsonObject:
     """As the peer's extender answers GET /inspect; what is pending is its device -1."""
     from aliquot.dialects import gpushare
 
@@ -262,7 +262,7 @@ def as_json(nodes: Iterable[SharedNode]) -> Json:
     )
 
 
-def _cards_as_json(node: SharedNode) -> Iterator[Json]:
+def _cards_as_json(node: SharedNode) -> Iterator[JsonObject]:
     from aliquot.dialects import gpushare
 
     for card, size in enumerate(node.cards):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 from urllib.parse import quote
 
 import click
@@ -11,10 +10,11 @@ import click
 from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, both
 from aliquot.cli.tables import printable
 from aliquot.dialects import dra, podgroups
+from aliquot.model.openjson import JsonObject
 from aliquot.services.explain.quotas import KIND, namespaces_of
 
 
-def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
+def cluster_objects(kubectl: Kubectl) -> list[JsonObject]:
     """All that decides where Pods go: Nodes, Pods, PodGroups, ResourceSlices, ResourceClaims, sick cards' ConfigMaps.
 
     Raises KubectlError.
@@ -32,9 +32,9 @@ def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
     return [*nodes, *pods, *sick, *slices, *claims, *_pod_groups(kubectl)]
 
 
-def resource_quotas(kubectl: Kubectl, pods: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def resource_quotas(kubectl: Kubectl, pods: Iterable[JsonObject]) -> list[JsonObject]:
     """Those of the namespaces that these Pods would be in. Raises KubectlError."""
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     for namespace in namespaces_of(pods):
         try:
             found += kubectl.items(f"/api/v1/namespaces/{quote(namespace, safe='')}/resourcequotas", KIND)
@@ -47,7 +47,7 @@ def resource_quotas(kubectl: Kubectl, pods: Iterable[dict[str, Any]]) -> list[di
     return found
 
 
-def _claims(kubectl: Kubectl) -> list[dict[str, Any]]:
+def _claims(kubectl: Kubectl) -> list[JsonObject]:
     try:
         return kubectl.resource_claims()
     except KubectlError as error:
@@ -57,7 +57,7 @@ def _claims(kubectl: Kubectl) -> list[dict[str, Any]]:
         return []
 
 
-def hands_out_claims(objects: Iterable[dict[str, Any]]) -> bool:
+def hands_out_claims(objects: Iterable[JsonObject]) -> bool:
     """Whether claims may hold cards of ours: a node is labelled for it, or was and its slices are still there."""
     return any(
         dra.LABEL in (obj["metadata"].get("labels") or {}) or (obj.get("spec") or {}).get("driver") == dra.DRIVER
@@ -65,7 +65,7 @@ def hands_out_claims(objects: Iterable[dict[str, Any]]) -> bool:
     )
 
 
-def _pod_groups(kubectl: Kubectl) -> Iterator[dict[str, Any]]:
+def _pod_groups(kubectl: Kubectl) -> Iterator[JsonObject]:
     """PodGroups of every API that the cluster serves and we may read. Raises KubectlError."""
     try:
         groups = kubectl.get("/apis").get("groups") or ()

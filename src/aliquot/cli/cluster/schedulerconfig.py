@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
@@ -10,6 +10,7 @@ import click
 from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
+from aliquot.model.openjson import JsonObject
 from aliquot.model.text import printable_json
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ _OF_COUNT = (
 )
 
 
-def _as_yaml(settings: KubeSchedulerSettings, config: dict[str, Any]) -> str:
+def _as_yaml(settings: KubeSchedulerSettings, config: JsonObject) -> str:
     import yaml
 
     from aliquot.dialects.gpushare import COUNT

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from urllib.parse import quote
 
 import click
@@ -15,6 +14,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import terminal_width
 from aliquot.cli.usagerows import render, usage_options
+from aliquot.model.openjson import JsonObject
 from aliquot.model.status.usage import UsageReport
 
 _SELECTOR = "app.kubernetes.io/name=aliquot,app.kubernetes.io/component=agent"
@@ -51,11 +51,11 @@ def usage(node: str | None, since: float, by: str | None, output: str, kubectl: 
         raise InputError("not counted: " + "; ".join(silent), code=1)
 
 
-def _node(pod: dict[str, Any]) -> str:
+def _node(pod: JsonObject) -> str:
     return str(pod.get("spec", {}).get("nodeName", ""))
 
 
-def _ask(kubectl: Kubectl, pod: dict[str, Any], since: float) -> UsageReport | str:
+def _ask(kubectl: Kubectl, pod: JsonObject, since: float) -> UsageReport | str:
     """The node's bill, or why it is missing."""
     metadata = pod["metadata"]
     path = f"/api/v1/namespaces/{quote(metadata['namespace'])}/pods/http:{quote(metadata['name'])}:{_port(pod)}/proxy"
@@ -65,7 +65,7 @@ def _ask(kubectl: Kubectl, pod: dict[str, Any], since: float) -> UsageReport | s
         return str(error)
 
 
-def _port(pod: dict[str, Any]) -> int:
+def _port(pod: JsonObject) -> int:
     """The one named `metrics`."""
     for container in pod.get("spec", {}).get("containers", ()):
         for port in container.get("ports") or ():

@@ -14,6 +14,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.install.options import check, given_options, install_options, packaged_objects
 from aliquot.cli.install.steps import Steps, find_cluster, run
 from aliquot.cli.tables import printable
+from aliquot.model.openjson import JsonObject
 from aliquot.model.text import printable_json
 from aliquot.services.doctor.findings import Level
 
@@ -86,7 +87,7 @@ class _Plan:
     """What to apply."""
 
     record: Record
-    objects: list[dict[str, Any]]
+    objects: list[JsonObject]
     notes: tuple[str, ...]
 
 

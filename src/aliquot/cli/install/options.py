@@ -12,6 +12,7 @@ import click
 import aliquot
 from aliquot.cli.client import Duration
 from aliquot.cli.errors import InputError
+from aliquot.model.openjson import JsonObject
 
 _MODE = click.Choice(["all", "qgpu", "t9k", "gpushare", "hami", "kai", "all+hami", "all+kai", "all+hami+kai"])
 _OUTPUT = click.Choice(["text", "json", "yaml"])
@@ -169,7 +170,7 @@ def given_options(given: dict[str, Any]) -> dict[str, Any]:
     return wanted
 
 
-def packaged_objects() -> list[dict[str, Any]]:
+def packaged_objects() -> list[JsonObject]:
     """The objects that `helm template` renders from the chart: in the wheel, or in deploy/ of a checkout."""
     import yaml
 

@@ -15,10 +15,11 @@ from aliquot.cli.client import Duration
 from aliquot.cli.errors import InputError
 from aliquot.cli.install.options import packaged_objects
 from aliquot.cli.install.steps import Steps, find_cluster, run
+from aliquot.model.openjson import JsonObject
 
 if TYPE_CHECKING:
     from aliquot.adapters.kubernetes.kube import Kube
-    from aliquot.dialects.wire.install.deployment import Identity, Json
+    from aliquot.dialects.wire.install.deployment import Identity
     from aliquot.services.install.uninstaller import Cleaned, Uninstaller
 
 _MOST_NAMED = 10
@@ -216,7 +217,7 @@ async def _refuse_holders(uninstaller: Uninstaller, given: dict[str, Any], steps
         raise InputError(f"{_names(pods)}: end them first, or give --delete-pods or --keep-running{hint}", code=1)
 
 
-async def _release_holders(uninstaller: Uninstaller, given: dict[str, Any], steps: Steps) -> Sequence[Json]:
+async def _release_holders(uninstaller: Uninstaller, given: dict[str, Any], steps: Steps) -> Sequence[JsonObject]:
     """Delete or keep the Pods on our cards. Returns those that run on."""
     if given["delete_pods"]:
         await uninstaller.evict(await uninstaller.holders())
@@ -229,11 +230,11 @@ async def _release_holders(uninstaller: Uninstaller, given: dict[str, Any], step
     return pods
 
 
-def _them(pods: Sequence[Json]) -> str:
+def _them(pods: Sequence[JsonObject]) -> str:
     return "them" if len(pods) > 1 else "it"
 
 
-def _names(pods: Sequence[Json]) -> str:
+def _names(pods: Sequence[JsonObject]) -> str:
     """Which Pods use shared cards."""
     names = [f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""

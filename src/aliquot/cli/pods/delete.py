@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -15,8 +14,6 @@ from aliquot.cli.pods.completion import types_and_names
 from aliquot.cli.pods.kinds import APPLIED, DEFAULT_NAMESPACE, NODE, POD, Kind, targets
 from aliquot.cli.pods.rows import listed, local_status, namespace_in, selected
 from aliquot.model.status.machine import PodStatus
-
-Json = dict[str, Any]
 
 _NOW = 1.0  # seconds, as in kubectl
 _LONGEST_GRACE = 86400.0

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import click
 import msgspec
@@ -29,10 +28,10 @@ from aliquot.cli.pods.rows import (
 )
 from aliquot.cli.pods.selectors import Selector, label_selector
 from aliquot.cli.tables import narrowed, table, terminal_width
+from aliquot.model.openjson import JsonObject
 from aliquot.model.status.machine import NodeStatus, PodStatus, Status
 from aliquot.model.text import printable_json
 
-Json = dict[str, Any]
 Found = list[tuple[Kind, Object]]
 
 _EVERY = 0.5  # seconds from look to look
@@ -140,24 +139,24 @@ def _tables(status: Status, found: Found, *, wide: bool, everywhere: bool, heade
 # --- for programs ----------------------------------------------------------------------------------------------------
 
 
-def _documents(status: Status, found: Found, *, alone: bool) -> Json:
+def _documents(status: Status, found: Found, *, alone: bool) -> JsonObject:
     """The one that was named, or a List."""
     items = [_document(status, kind, item) for kind, item in found]
     return items[0] if alone else {"apiVersion": "v1", "kind": "List", "items": items}
 
 
-def _document(status: Status, kind: Kind, item: Object) -> Json:
+def _document(status: Status, kind: Kind, item: Object) -> JsonObject:
     if isinstance(item, NodeStatus):
         cards = msgspec.to_builtins(cards_on(status, item))
         rest = {"cards": cards, "offers": item.offers, "policy": item.policy.value}
         return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": item.name}, "status": rest}
     request = {"op": "object", "kind": kind.name, "namespace": item.namespace, "name": item.name}
-    found: Json = ask(request, what=kind.words[1])["object"]
-    first: Json = {key: found[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in found}
+    found: JsonObject = ask(request, what=kind.words[1])["object"]
+    first: JsonObject = {key: found[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in found}
     return {**first, **found}
 
 
-def _write(document: Json, output: str) -> None:
+def _write(document: JsonObject, output: str) -> None:
     if output == "json":
         click.echo(printable_json(json.dumps(document, indent=2, ensure_ascii=False)))
         return

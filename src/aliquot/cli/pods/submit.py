@@ -8,18 +8,18 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aliquot.cli.errors import InputError
 from aliquot.cli.manifests import Manifest, read_manifests
 from aliquot.cli.pods.kinds import APPLIED, BY_NAME, DEFAULT_NAMESPACE, Kind
+from aliquot.model.openjson import JsonObject
 
 if TYPE_CHECKING:
     from aliquot.adapters.host.control import AnswerError, Connection
     from aliquot.model.refusal import Invalid
     from aliquot.model.status.answers import AppliedObject
 
-Json = dict[str, Any]
 
 _ENDINGS = (".yaml", ".yml", ".json")
 _RUN_HERE = f"{', '.join(kind.name for kind in APPLIED[:-1])} or {APPLIED[-1].name}"
@@ -106,7 +106,7 @@ def check_offline(manifests: Sequence[Manifest], namespace: str | None, rules: s
 
 def _with_namespaces(
     manifests: Sequence[Manifest], namespace: str | None
-) -> tuple[list[tuple[Kind, str, str]], list[Json]]:
+) -> tuple[list[tuple[Kind, str, str]], list[JsonObject]]:
     """The identities of the objects, and the objects with their namespaces."""
     keys = [named(manifest, namespace) for manifest in manifests]
     objects = [

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
 
 from aliquot.dialects.dra import CORE, DEVICE_CLASSES, DRIVER, MEMORY
 from aliquot.dialects.dra.claims import ClaimObject
@@ -14,11 +13,10 @@ from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.model.claim import AppClass, ContainerClaim, Role, Slice
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
+from aliquot.model.openjson import JsonView
 
 _MIB = 1 << 20
 _CLASSES = {"online.aliquot.dev": AppClass.ONLINE, "offline.aliquot.dev": AppClass.OFFLINE}
-
-Json = Mapping[str, Any]
 
 
 def requested_class(claim: ClaimObject) -> AppClass:
@@ -47,13 +45,13 @@ def requested(claim: ClaimObject) -> tuple[ContainerClaim, ...]:
     )
 
 
-def _requests(devices: Json) -> Iterator[tuple[str, Json]]:
+def _requests(devices: JsonView) -> Iterator[tuple[str, JsonView]]:
     for request in map(mapping, sequence(devices.get("requests"))):
         first = next(iter(sequence(request.get("firstAvailable"))), None)
         yield str(request.get("name", "")), mapping(request.get("exactly") or first)
 
 
-def _slice(request: Json, offline: bool) -> Slice:
+def _slice(request: JsonView, offline: bool) -> Slice:
     asked = mapping(mapping(request.get("capacity")).get("requests"))
     memory, core = (_amount(asked.get(name, asked.get(f"{DRIVER}/{name}"))) for name in (MEMORY, CORE))
     if memory is None:
@@ -71,7 +69,7 @@ def _amount(value: object) -> Fraction | None:
         return None
 
 
-def _count(request: Json) -> int | None:
+def _count(request: JsonView) -> int | None:
     """None: every card of the node."""
     count = request.get("count")
     return None if request.get("allocationMode") == "All" else count if isinstance(count, int) and count > 0 else 1

@@ -21,20 +21,19 @@ from aliquot.dialects.wire.objects import Metadata
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
+from aliquot.model.openjson import JsonObject
 
 MOST_DEVICES = 128  # in one slice
 _LONGEST = 64  # characters of an attribute's text
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _WHOLE_CORE = 100
 
-Json = dict[str, Any]
-
 
 class PublishedSlice(msgspec.Struct):
     """A ResourceSlice of ours, as the API server has it."""
 
     metadata: Metadata
-    spec: Json = msgspec.field(default_factory=dict)
+    spec: JsonObject = msgspec.field(default_factory=dict)
 
 
 def device_name(uuid: str) -> str:
@@ -45,7 +44,7 @@ def device_name(uuid: str) -> str:
 
 def render_devices(
     cards: Iterable[Card], *, driver: str, policy: Isolation, control: Mapping[str, str], simulated: bool
-) -> list[Json]:
+) -> list[JsonObject]:
     """The devices of the cards that new claims may use. `control`: the level of control by UUID, where it is known."""
     return [
         _device(card, driver, policy, control.get(card.uuid, "unknown"), simulated)
@@ -54,7 +53,7 @@ def render_devices(
     ]
 
 
-def _device(card: Card, driver: str, policy: Isolation, control: str, simulated: bool) -> Json:
+def _device(card: Card, driver: str, policy: Isolation, control: str, simulated: bool) -> JsonObject:
     texts = {"uuid": card.uuid, "model": card.model, "driverVersion": driver, "control": control, "policy": policy}
     numbers = {"index": card.index, "memoryMiB": card.memory_mib}
     if card.numa is not None:
@@ -81,7 +80,7 @@ def _device(card: Card, driver: str, policy: Isolation, control: str, simulated:
     }
 
 
-def render_slices(node: str, node_uid: str, devices: Sequence[Json], generation: int) -> list[Json]:
+def render_slices(node: str, node_uid: str, devices: Sequence[JsonObject], generation: int) -> list[JsonObject]:
     """All slices of the node's pool. Kubernetes deletes them with the Node, which owns them."""
     parts = [list(devices[at : at + MOST_DEVICES]) for at in range(0, len(devices), MOST_DEVICES)]
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid, "controller": True}
@@ -108,7 +107,7 @@ def generation_of(published: Iterable[PublishedSlice]) -> int:
     return max((number for number in numbers if isinstance(number, int)), default=0)
 
 
-def is_published(published: Sequence[PublishedSlice], devices: Sequence[Json]) -> bool:
+def is_published(published: Sequence[PublishedSlice], devices: Sequence[JsonObject]) -> bool:
     """Whether the slices are there with exactly these devices, whole and of one generation."""
     ordered = sorted(published, key=lambda found: _first_name(found.spec))
     pools = [found.spec.get("pool") for found in ordered]
@@ -121,7 +120,7 @@ def is_published(published: Sequence[PublishedSlice], devices: Sequence[Json]) -
     return _comparable(there) == _comparable(sorted(devices, key=_name))
 
 
-def _comparable(devices: Iterable[Json]) -> list[Any]:
+def _comparable(devices: Iterable[JsonObject]) -> list[Any]:
     """Without what the API server rewrites (16384Mi comes back as 16Gi), and without fields that it dropped."""
     return [
         (
@@ -140,9 +139,9 @@ def _amount(value: object) -> object:
         return value
 
 
-def _name(device: Json) -> str:
+def _name(device: JsonObject) -> str:
     return str(device.get("name", ""))
 
 
-def _first_name(spec: Json) -> str:
+def _first_name(spec: JsonObject) -> str:
     return min(map(_name, spec.get("devices") or ({},)))

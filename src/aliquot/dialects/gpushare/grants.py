@@ -22,14 +22,14 @@ from aliquot.dialects.gpushare.names import (
     MemoryUnit,
     card_number,
 )
-from aliquot.dialects.pods import Json
 from aliquot.model.claim import Claim, ContainerClaim, Role
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 
-def parse_grant(annotations: Json, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid | None:
+def parse_grant(annotations: JsonView, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid | None:
     """The grant from the peers' annotations, the newer form first. None if there is neither."""
     if claim.containers and claim.containers[0].slice.exclusive:  # a request that the peers do not have
         return None

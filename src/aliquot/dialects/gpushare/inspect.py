@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from aliquot.dialects.pods import Json
+from aliquot.model.openjson import JsonView
 
 
 def render_inspected_card(index: int, *, total: int, used: int, pods: Iterable[tuple[str, str, int]]) -> dict[str, Any]:
@@ -14,11 +14,11 @@ def render_inspected_card(index: int, *, total: int, used: int, pods: Iterable[t
     return {"id": index, "totalGPU": total, "usedGPU": used, "pods": listed}
 
 
-def render_inspected_node(name: str, *, total: int, used: int, cards: Iterable[Json]) -> dict[str, Any]:
+def render_inspected_node(name: str, *, total: int, used: int, cards: Iterable[JsonView]) -> dict[str, Any]:
     """One node."""
     return {"name": name, "totalGPU": total, "usedGPU": used, "devs": list(cards)}
 
 
-def render_inspected(nodes: Iterable[Json]) -> dict[str, Any]:
+def render_inspected(nodes: Iterable[JsonView]) -> dict[str, Any]:
     """All of them."""
     return {"nodes": list(nodes)}

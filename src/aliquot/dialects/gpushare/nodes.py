@@ -21,9 +21,10 @@ from aliquot.dialects.gpushare.names import (
 )
 from aliquot.dialects.gpushare.pods import BY_DEVICES, BY_PLACES
 from aliquot.dialects.nodes import Capacity, NodeView, advertised
-from aliquot.dialects.pods import Json, mapping_at
+from aliquot.dialects.pods import mapping_at
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation, NodeNote, NoteKind, Offer, Order
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid, show
 
 _CORE_MEM = "core_mem"
@@ -57,7 +58,7 @@ def offers_in(unit: MemoryUnit, offers: frozenset[Offer], cards: Iterable[Card],
     return offers.union(BY_DEVICES[offer] for offer in shared)
 
 
-def _ack_mode(labels: Json, notes: list[NodeNote]) -> object:
+def _ack_mode(labels: JsonView, notes: list[NodeNote]) -> object:
     """The label is ACK's, which may add values: an unknown one is noted, and the rest of the node decides."""
     mode = labels.get(ACK_LABEL)
     if mode is not None and mode not in (*ACK_SHARED, *ACK_WHOLE):
@@ -65,17 +66,17 @@ def _ack_mode(labels: Json, notes: list[NodeNote]) -> object:
     return mode
 
 
-def labelled(labels: Json) -> bool:
+def labelled(labels: JsonView) -> bool:
     """Whether the node is to take such Pods: by gpushare's label, or by ACK's, of today or of before."""
     return "true" in (labels.get(NODE_LABEL), labels.get(CGPU_LABEL)) or labels.get(ACK_LABEL) in ACK_SHARED
 
 
-def usual_isolation(labels: Json) -> Isolation | None:
+def usual_isolation(labels: JsonView) -> Isolation | None:
     """The policy that ACK's label means; None: another decides."""
     return Isolation.FIXED_SHARE if labels.get(ACK_LABEL) == _CORE_MEM else None
 
 
-def card_order(labels: Json, problems: list[Invalid]) -> Order | None:
+def card_order(labels: JsonView, problems: list[Invalid]) -> Order | None:
     """In which order the node's cards are taken by ordinary Pods; None: by the scheduler's policy."""
     value = labels.get(ACK_PLACEMENT)
     if value is None:

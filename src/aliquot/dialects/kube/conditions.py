@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from aliquot.dialects.kube.shapes import as_text, mapping, sequence
-from aliquot.dialects.pods import Json, tolerates
+from aliquot.dialects.pods import tolerates
 from aliquot.dialects.t9k import missing_tolerations, taints
 from aliquot.dialects.wire.objects import NodeObject, NodeSpec
 from aliquot.model.claim import Claim
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Reason, Refusal
 
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effect": "NoSchedule"}
@@ -20,7 +21,7 @@ _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effec
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def closing_taints(spec: NodeSpec) -> tuple[Json, ...]:
+def closing_taints(spec: NodeSpec) -> tuple[JsonView, ...]:
     """The taints that keep Pods from a node unless they tolerate them; a cordon is one."""
     if not spec.taints and not spec.unschedulable:  # nearly all
         return ()
@@ -29,7 +30,7 @@ def closing_taints(spec: NodeSpec) -> tuple[Json, ...]:
     return (*found, _UNSCHEDULABLE) if cordoned else tuple(found)
 
 
-def untolerated(taints: Iterable[Json], tolerations: Iterable[object] | None) -> str | None:
+def untolerated(taints: Iterable[JsonView], tolerations: Iterable[object] | None) -> str | None:
     """The first of these taints that no toleration covers, as kubectl writes it; None: all are tolerated."""
     wanted = list(tolerations or ())
     for taint in taints:
@@ -83,7 +84,7 @@ def _taints(node: NodeObject, tolerations: list[Any]) -> list[Refusal]:
     return refusals
 
 
-def unselected(spec: Json, node: NodeObject) -> list[Refusal]:
+def unselected(spec: JsonView, node: NodeObject) -> list[Refusal]:
     """Why nodeName, nodeSelector or node affinity keep the Pod from the node."""
     name = node.metadata.name
     labels, fields = node.metadata.labels or {}, {"metadata.name": name}
@@ -111,7 +112,7 @@ def selects_node(selector: object, name: str, labels: Mapping[str, object]) -> b
     return any(_term_matches(term, dict(labels), {"metadata.name": name}) for term in terms)
 
 
-def _term_matches(term: Json, labels: Json, fields: Json) -> bool:
+def _term_matches(term: JsonView, labels: JsonView, fields: JsonView) -> bool:
     """All of a term must hold; a term that asks for nothing selects nothing."""
     expressions, on_fields = sequence(term.get("matchExpressions")), sequence(term.get("matchFields"))
     if not expressions and not on_fields:
@@ -143,7 +144,7 @@ _OPERATORS: dict[str, Callable[[bool, object, list[Any]], bool]] = {
 }
 
 
-def holds(expression: object, labels: Json) -> bool:
+def holds(expression: object, labels: JsonView) -> bool:
     """Whether the labels meet an expression of a selector."""
     condition = mapping(expression)
     key, operator = condition.get("key"), condition.get("operator")
@@ -152,7 +153,7 @@ def holds(expression: object, labels: Json) -> bool:
     return _OPERATORS[operator](key in labels, labels.get(key), sequence(condition.get("values")))
 
 
-def _term_text(term: Json) -> str:
+def _term_text(term: JsonView) -> str:
     conditions = [*sequence(term.get("matchExpressions")), *sequence(term.get("matchFields"))]
     return " and ".join(map(condition_text, conditions)) or "a term that selects nothing"
 

@@ -6,14 +6,14 @@ Wrong shapes never raise: the first is returned.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from aliquot.dialects.kube.conditions import unselected
 from aliquot.dialects.kube.operators import known, operator_pods
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.pods import tolerates
 from aliquot.dialects.wire.objects import NodeObject
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 # More replicas than a cluster has Pods; keeps a manifest that says "replicas: 1000000000" from filling our memory.
@@ -44,7 +44,7 @@ _DAEMON_TOLERATIONS = [
 
 def expand(
     manifest: object, nodes: Iterable[NodeObject] = (), *, operators: bool = False
-) -> list[dict[str, Any]] | Invalid:
+) -> list[JsonObject] | Invalid:
     """The Pods a manifest would make, in order.
 
     A Pod is itself; a Deployment, ReplicaSet, StatefulSet, ReplicationController or Job of any apiVersion is its
@@ -54,7 +54,7 @@ def expand(
     (operators.py). Other kinds make no Pods: the empty list, as for an empty YAML document.
     """
     nodes = tuple(nodes)
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     waiting = deque([("", manifest)])  # what is left to read, and its path
     while waiting:
         path, obj = waiting.popleft()
@@ -71,7 +71,7 @@ def expand(
         if made is not None:
             waiting.extendleft(reversed(made))
             continue
-        pods: list[dict[str, Any]] | Invalid = [obj] if kind == "Pod" else []
+        pods: list[JsonObject] | Invalid = [obj] if kind == "Pod" else []
         if operators and known(obj):
             pods = operator_pods(obj, path)
         elif kind in WORKLOADS:
@@ -84,7 +84,7 @@ def expand(
     return found
 
 
-def _items(whole: dict[str, Any], kind: str, path: str) -> list[tuple[str, object]] | Invalid:
+def _items(whole: JsonObject, kind: str, path: str) -> list[tuple[str, object]] | Invalid:
     items = whole["items"] if whole["items"] is not None else []
     if not isinstance(items, list):
         return Invalid(f"{path}items", items, "a list")
@@ -97,9 +97,7 @@ def _with_kind(item: object, kind: str) -> object:
     return {"kind": kind, **item} if kind and isinstance(item, dict) else item
 
 
-def _pods_of(
-    workload: dict[str, Any], kind: str, path: str, nodes: Sequence[NodeObject]
-) -> list[dict[str, Any]] | Invalid:
+def _pods_of(workload: JsonObject, kind: str, path: str, nodes: Sequence[NodeObject]) -> list[JsonObject] | Invalid:
     if kind == "CronJob":
         job = job_of(workload, path)
         if isinstance(job, Invalid):
@@ -110,7 +108,7 @@ def _pods_of(
     return _on_every_node(made[0], nodes) if kind == "DaemonSet" and isinstance(made, list) else made
 
 
-def job_of(cron_job: Mapping[str, Any], path: str = "") -> dict[str, Any] | Invalid:
+def job_of(cron_job: JsonView, path: str = "") -> JsonObject | Invalid:
     """The Job of one run of a CronJob, under its name."""
     metadata, spec = mapping(cron_job.get("metadata")), mapping(cron_job.get("spec"))
     name, suspend, template = metadata.get("name"), spec.get("suspend"), spec.get("jobTemplate")
@@ -124,7 +122,7 @@ def job_of(cron_job: Mapping[str, Any], path: str = "") -> dict[str, Any] | Inva
     return {**template, "apiVersion": "batch/v1", "kind": "Job", "metadata": inner}
 
 
-def _on_every_node(pod: dict[str, Any], nodes: Sequence[NodeObject]) -> list[dict[str, Any]]:
+def _on_every_node(pod: JsonObject, nodes: Sequence[NodeObject]) -> list[JsonObject]:
     """The Pod once for each node that the DaemonSet controller would choose, and bound to it."""
     spec = pod["spec"]
     tolerations = [*sequence(spec.get("tolerations")), *_DAEMON_TOLERATIONS]
@@ -143,11 +141,11 @@ def _on_every_node(pod: dict[str, Any], nodes: Sequence[NodeObject]) -> list[dic
     return made
 
 
-def _only(node: NodeObject) -> dict[str, Any]:
+def _only(node: NodeObject) -> JsonObject:
     return {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node.metadata.name]}]}
 
 
-def _replicas(workload: dict[str, Any], kind: str, path: str) -> list[dict[str, Any]] | Invalid:
+def _replicas(workload: JsonObject, kind: str, path: str) -> list[JsonObject] | Invalid:
     metadata, spec = workload.get("metadata"), workload.get("spec")
     if not isinstance(metadata, dict):
         return Invalid(f"{path}metadata", metadata, "a mapping with a name")

@@ -19,12 +19,12 @@ its Pods later is not known here; on a cluster the webhook and the scheduler see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from aliquot.dialects.kube import tensorstack
 from aliquot.dialects.kube.shapes import mapping, sequence
-from aliquot.dialects.kube.templates import MOST, Json, Parts, WrongTemplate, lower, number_of, template_of
+from aliquot.dialects.kube.templates import MOST, Parts, WrongTemplate, lower, number_of, template_of
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 _UNBOUNDED = 2**31 - 1  # KubeRay's maxReplicas where none is written
@@ -34,17 +34,17 @@ _COPIED = ("labels", "annotations")
 _PREDICTORS = ("model", "pytorch", "tensorflow", "triton", "huggingface", "onnx", "sklearn", "xgboost", "custom")
 
 
-def known(obj: Mapping[str, Any]) -> bool:
+def known(obj: JsonView) -> bool:
     """Whether the object is of one of these kinds."""
     return _key(obj) in _READERS
 
 
-def copies_metadata(obj: Mapping[str, Any]) -> bool:
+def copies_metadata(obj: JsonView) -> bool:
     """Whether its operator gives the object's own labels and annotations to the Pods too."""
     return _key(obj) in _COPYING
 
 
-def elsewhere(obj: Mapping[str, Any]) -> str | None:
+def elsewhere(obj: JsonView) -> str | None:
     """Where the template of an object is, if another object has it; None: it has its own."""
     (group, kind), spec = _key(obj), mapping(obj.get("spec"))
     if (group, kind) == ("trainer.kubeflow.org", "TrainJob"):
@@ -68,7 +68,7 @@ def elsewhere(obj: Mapping[str, Any]) -> str | None:
     return f"its templates are in {where} {ref.get('name')}: explain that manifest too"
 
 
-def operator_pods(obj: Mapping[str, Any], path: str = "") -> list[Json] | Invalid:
+def operator_pods(obj: JsonView, path: str = "") -> list[JsonObject] | Invalid:
     """The Pods of an object of a known kind, in order. Never raises on any JSON."""
     metadata, spec = mapping(obj.get("metadata")), obj.get("spec")
     name = metadata.get("name") or metadata.get("generateName")
@@ -80,7 +80,7 @@ def operator_pods(obj: Mapping[str, Any], path: str = "") -> list[Json] | Invali
     owner = {"apiVersion": api, "kind": kind, "name": name, "controller": True}
     shared = {"namespace": metadata.get("namespace") or "default", "ownerReferences": [owner]}
     given = metadata if copies_metadata(obj) else {}
-    found: list[Json] = []
+    found: list[JsonObject] = []
     try:
         for part, number, template in _READERS[_key(obj)](spec, f"{path}spec"):
             for index in range(number):
@@ -94,12 +94,12 @@ def operator_pods(obj: Mapping[str, Any], path: str = "") -> list[Json] | Invali
     return found
 
 
-def _key(obj: Mapping[str, Any]) -> tuple[str, str]:
+def _key(obj: JsonView) -> tuple[str, str]:
     api, kind = obj.get("apiVersion"), obj.get("kind")
     return (api.partition("/")[0], kind) if isinstance(api, str) and isinstance(kind, str) else ("", "")
 
 
-def _copied(given: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
+def _copied(given: JsonView, own: JsonView) -> JsonObject:
     """A template's metadata with the object's labels and annotations; the template's own win."""
     return {
         **own,
@@ -111,7 +111,7 @@ def _copied(given: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
     }
 
 
-def _training(spec: Json, path: str) -> Parts:
+def _training(spec: JsonObject, path: str) -> Parts:
     """The roles of a training job: mapping xReplicaSpecs."""
     if mapping(spec.get("runPolicy")).get("suspend") is True:
         return
@@ -126,7 +126,7 @@ def _training(spec: Json, path: str) -> Parts:
         yield lower(role), number_of(mapping(part), "replicas", where), template_of(mapping(part), "template", where)
 
 
-def _ray_cluster(spec: Json, path: str) -> Parts:
+def _ray_cluster(spec: JsonObject, path: str) -> Parts:
     if spec.get("suspend") is True:
         return
     head = mapping(spec.get("headGroupSpec"))
@@ -141,15 +141,15 @@ def _ray_cluster(spec: Json, path: str) -> Parts:
         yield lower(group.get("groupName") or f"group{index}"), number, template_of(group, "template", where)
 
 
-def _ray_under(key: str) -> Callable[[Json, str], Parts]:
-    def read(spec: Json, path: str) -> Parts:
+def _ray_under(key: str) -> Callable[[JsonObject, str], Parts]:
+    def read(spec: JsonObject, path: str) -> Parts:
         if spec.get("suspend") is not True and key in spec:
             yield from _ray_cluster(dict(mapping(spec[key])), f"{path}.{key}")
 
     return read
 
 
-def _leader_workers(spec: Json, path: str) -> Parts:
+def _leader_workers(spec: JsonObject, path: str) -> Parts:
     groups, inner = number_of(spec, "replicas", path), mapping(spec.get("leaderWorkerTemplate"))
     where = f"{path}.leaderWorkerTemplate"
     size = number_of(inner, "size", where)
@@ -160,7 +160,7 @@ def _leader_workers(spec: Json, path: str) -> Parts:
         yield f"{group}-worker", max(size - 1, 0), workers
 
 
-def _job_set(spec: Json, path: str) -> Parts:
+def _job_set(spec: JsonObject, path: str) -> Parts:
     if spec.get("suspend") is True:
         return
     for index, jobs in enumerate(map(mapping, sequence(spec.get("replicatedJobs")))):
@@ -173,7 +173,7 @@ def _job_set(spec: Json, path: str) -> Parts:
         yield lower(jobs.get("name") or index), number, template_of(job, "template", inside)
 
 
-def _volcano_job(spec: Json, path: str) -> Parts:
+def _volcano_job(spec: JsonObject, path: str) -> Parts:
     given = {"schedulerName": spec.get("schedulerName") or "volcano"}
     if spec.get("priorityClassName"):
         given["priorityClassName"] = spec["priorityClassName"]
@@ -184,7 +184,7 @@ def _volcano_job(spec: Json, path: str) -> Parts:
         yield lower(task.get("name") or f"task{index}"), number, {**template, "spec": {**given, **own}}
 
 
-def _knative(spec: Json, path: str) -> Parts:
+def _knative(spec: JsonObject, path: str) -> Parts:
     template = template_of(spec, "template", path)
     annotations = mapping(mapping(template.get("metadata")).get("annotations"))
     scale = next((annotations[key] for key in _MIN_SCALES if key in annotations), "")
@@ -200,7 +200,7 @@ def _knative(spec: Json, path: str) -> Parts:
     yield "revision", max(least, 1), {**template, "spec": inner}
 
 
-def _predictor(spec: Json, path: str) -> Parts:
+def _predictor(spec: JsonObject, path: str) -> Parts:
     predictor = dict(mapping(spec.get("predictor")))
     number = max(number_of(predictor, "minReplicas", f"{path}.predictor"), 1)
     metadata = {key: predictor[key] for key in ("labels", "annotations") if key in predictor}
@@ -210,7 +210,7 @@ def _predictor(spec: Json, path: str) -> Parts:
     yield "predictor", number, {"metadata": metadata, "spec": {**predictor, "containers": containers}}
 
 
-def _workflow(spec: Json, path: str) -> Parts:
+def _workflow(spec: JsonObject, path: str) -> Parts:
     shared = {key: spec[key] for key in _OF_WORKFLOW if key in spec}
     for index, template in enumerate(map(mapping, sequence(spec.get("templates")))):
         main = template.get("container") or template.get("script")
@@ -228,29 +228,29 @@ def _workflow(spec: Json, path: str) -> Parts:
         yield lower(template.get("name") or f"template{index}"), 1, {"metadata": metadata, "spec": inner}
 
 
-def _cron_workflow(spec: Json, path: str) -> Parts:
+def _cron_workflow(spec: JsonObject, path: str) -> Parts:
     if spec.get("suspend") is not True:
         yield from _workflow(dict(mapping(spec.get("workflowSpec"))), f"{path}.workflowSpec")
 
 
-def _by_reference(spec: Mapping[str, Any]) -> bool:
+def _by_reference(spec: JsonView) -> bool:
     return isinstance(spec.get("workloadRef"), dict) and spec.get("template") is None
 
 
-def _rollout(spec: Json, path: str) -> Parts:
+def _rollout(spec: JsonObject, path: str) -> Parts:
     if not _by_reference(spec):
         yield from _replicated(spec, path)
 
 
-def _replicated(spec: Json, path: str) -> Parts:
+def _replicated(spec: JsonObject, path: str) -> Parts:
     yield "replica", number_of(spec, "replicas", path), template_of(spec, "template", path)
 
 
-def _notebook(spec: Json, path: str) -> Parts:
+def _notebook(spec: JsonObject, path: str) -> Parts:
     yield "notebook", 1, template_of(spec, "template", path)
 
 
-def _train_job(spec: Json, path: str) -> Parts:
+def _train_job(spec: JsonObject, path: str) -> Parts:
     """The template is in its runtime; what the job says of a node's resources goes before that."""
     trainer = mapping(spec.get("trainer"))
     if spec.get("suspend") is not True and isinstance(trainer.get("resourcesPerNode"), dict):
@@ -261,7 +261,7 @@ def _train_job(spec: Json, path: str) -> Parts:
 
 _TRAINING = ("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob")
 _WORKFLOWS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate")
-_READERS: dict[tuple[str, str], Callable[[Json, str], Parts]] = {
+_READERS: dict[tuple[str, str], Callable[[JsonObject, str], Parts]] = {
     **{("kubeflow.org", kind): _training for kind in _TRAINING},
     ("kubeflow.org", "Notebook"): _notebook,
     ("ray.io", "RayCluster"): _ray_cluster,

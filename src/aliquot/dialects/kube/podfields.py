@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from aliquot.dialects.kube.manifests import WORKLOADS
 from aliquot.dialects.kube.shapes import mapping, sequence
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid, show
 
 _POD = frozenset((
@@ -38,7 +38,7 @@ _MOST = 10  # that are noted of one Pod
 _LONGEST = 80  # characters of an unknown word
 
 
-def unknown_fields(spec: Mapping[str, Any], path: str = "spec") -> list[str]:
+def unknown_fields(spec: JsonView, path: str = "spec") -> list[str]:
     """A sentence for each unknown field of the spec, with a similar name. Never raises on any JSON."""
     return [note for note, _ in zip(_unknown(spec, path), range(_MOST), strict=False)]
 
@@ -92,7 +92,7 @@ def _quoted(value: object) -> str:
     return f', "{show(value)}"' if isinstance(value, int) else ""
 
 
-def _unknown(spec: Mapping[str, Any], path: str) -> Iterator[str]:
+def _unknown(spec: JsonView, path: str) -> Iterator[str]:
     yield from _check(spec, _POD, path, "a Pod's spec")
     for field in ("initContainers", "containers"):
         for at, container in enumerate(map(mapping, sequence(spec.get(field)))):
@@ -103,7 +103,7 @@ def _unknown(spec: Mapping[str, Any], path: str) -> Iterator[str]:
                 yield from _check(resources, _RESOURCES, f"{where}.resources", "resources")
 
 
-def _check(fields: Mapping[str, Any], known: frozenset[str], path: str, what: str) -> Iterator[str]:
+def _check(fields: JsonView, known: frozenset[str], path: str, what: str) -> Iterator[str]:
     for field in fields:
         if field not in known:
             shown = str(field)[:_LONGEST]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.kube.conditions import condition_text, holds
 from aliquot.dialects.kube.shapes import as_text, mapping, sequence
-from aliquot.dialects.pods import Json, Pod, total_request
+from aliquot.dialects.pods import Pod, total_request
+from aliquot.model.openjson import JsonView
 
 _COUNTED_ELSEWHERE = frozenset(
     {"cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.PARTS, native.PLACE}
@@ -29,7 +30,7 @@ Port = tuple[str, str, int]  # address, protocol, number
 class Selector:
     """Which Pods. `conditions` None: no selector, which selects nothing."""
 
-    conditions: tuple[Json, ...] | None
+    conditions: tuple[JsonView, ...] | None
 
     def matches(self, labels: Labels) -> bool:
         """Whether a Pod with these labels is selected."""
@@ -80,7 +81,7 @@ class PodTerms:
     spread: tuple[SpreadTerm, ...]
 
 
-def terms_of(pod: Pod, spec: Json) -> PodTerms:
+def terms_of(pod: Pod, spec: JsonView) -> PodTerms:
     """The terms of a Pod; `spec` is all of its spec."""
     affinity = mapping(spec.get("affinity"))  # of few Pods: most of a cluster are read here for nothing
     return PodTerms(
@@ -94,12 +95,12 @@ def terms_of(pod: Pod, spec: Json) -> PodTerms:
     )
 
 
-def scheduling_gates(spec: Json) -> tuple[str, ...]:
+def scheduling_gates(spec: JsonView) -> tuple[str, ...]:
     """The gates that hold the Pod back."""
     return tuple(as_text(mapping(gate).get("name")) for gate in sequence(spec.get("schedulingGates")))
 
 
-def _amounts(pod: Pod, spec: Json) -> dict[str, int]:
+def _amounts(pod: Pod, spec: JsonView) -> dict[str, int]:
     names = {
         name
         for container in pod.containers
@@ -111,7 +112,7 @@ def _amounts(pod: Pod, spec: Json) -> dict[str, int]:
     return {name: amount for name, amount in totals.items() if amount}
 
 
-def _ports(spec: Json) -> Iterable[Port]:
+def _ports(spec: JsonView) -> Iterable[Port]:
     sidecars = [
         container
         for container in map(mapping, sequence(spec.get("initContainers")))
@@ -135,7 +136,7 @@ def _pod_terms(affinity: object, pod: Pod) -> tuple[PodTerm, ...]:
     return tuple(_pod_term(term, pod) for term in terms)
 
 
-def _pod_term(term: Json, pod: Pod) -> PodTerm:
+def _pod_term(term: JsonView, pod: Pod) -> PodTerm:
     names = frozenset(map(as_text, sequence(term.get("namespaces"))))
     of_namespaces = _selector(term.get("namespaceSelector"))
     if not names and of_namespaces.conditions is None:
@@ -150,7 +151,7 @@ def _pod_term(term: Json, pod: Pod) -> PodTerm:
     )
 
 
-def _spread(spec: Json, labels: Labels) -> Iterable[SpreadTerm]:
+def _spread(spec: JsonView, labels: Labels) -> Iterable[SpreadTerm]:
     for term in map(mapping, sequence(spec.get("topologySpreadConstraints"))):
         if term.get("whenUnsatisfiable") == "ScheduleAnyway":
             continue
@@ -171,7 +172,7 @@ def _selector(selector: object, labels: Labels | None = None, same: object = Non
     """A labelSelector; `same` and `other` are keys whose value in `labels` Pods must have, or must not have."""
     if not isinstance(selector, dict):
         return Selector(None)
-    conditions: list[Json] = [
+    conditions: list[JsonView] = [
         {"key": key, "operator": "In", "values": [value]} for key, value in mapping(selector.get("matchLabels")).items()
     ]
     conditions += map(mapping, sequence(selector.get("matchExpressions")))
@@ -182,7 +183,7 @@ def _selector(selector: object, labels: Labels | None = None, same: object = Non
     return Selector(tuple(conditions))
 
 
-def _shown(condition: Json) -> str:
+def _shown(condition: JsonView) -> str:
     values = sequence(condition.get("values"))
     if condition.get("operator") == "In" and len(values) == 1:
         return f"{as_text(condition.get('key'))}={as_text(values[0])}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from aliquot.dialects.pods import Json
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import show
 
 
-def mapping(value: object) -> Json:
+def mapping(value: object) -> JsonView:
     """The mapping that is there; anything else is an empty one."""
     return value if isinstance(value, dict) else {}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from aliquot.dialects.kube.shapes import mapping
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
-Json = dict[str, Any]
-Parts = Iterator[tuple[str, int, Json]]  # name, how many, template
+Parts = Iterator[tuple[str, int, JsonObject]]  # name, how many, template
 MOST = 150_000  # Pods, as of every workload
 
 
@@ -21,7 +20,7 @@ class WrongTemplate(Exception):
         self.invalid = Invalid(field, value, allowed)
 
 
-def number_of(spec: Mapping[str, Any], key: str, path: str, default: int = 1, most: int = MOST) -> int:
+def number_of(spec: JsonView, key: str, path: str, default: int = 1, most: int = MOST) -> int:
     """How many Pods a field asks for."""
     number = spec.get(key)
     number = default if number is None else number
@@ -30,7 +29,7 @@ def number_of(spec: Mapping[str, Any], key: str, path: str, default: int = 1, mo
     return number
 
 
-def template_of(spec: Mapping[str, Any], key: str, path: str) -> Json:
+def template_of(spec: JsonView, key: str, path: str) -> JsonObject:
     """The Pod template in a field."""
     template = spec.get(key)
     inner = mapping(template).get("spec")

@@ -13,16 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aliquot.dialects.kube.shapes import mapping, sequence
-from aliquot.dialects.kube.templates import Json, Parts, WrongTemplate, lower, number_of, template_of
+from aliquot.dialects.kube.templates import Parts, WrongTemplate, lower, number_of, template_of
+from aliquot.model.openjson import JsonObject
 
 _SCHEDULER = "t9k-scheduler"
 _SERVERS = ("tensorflow", "pytorch")  # of a SimpleMLService that brings no container of its own
 
 
-def _by_scheduler(read: Callable[[Json, str], Parts]) -> Callable[[Json, str], Parts]:
+def _by_scheduler(read: Callable[[JsonObject, str], Parts]) -> Callable[[JsonObject, str], Parts]:
     """The templates with the scheduler that the object names."""
 
-    def scheduled(spec: Json, path: str) -> Parts:
+    def scheduled(spec: JsonObject, path: str) -> Parts:
         named = isinstance(mapping(spec.get("scheduler")).get("t9kScheduler"), dict)
         given = {"schedulerName": _SCHEDULER} if named else {}
         for name, number, template in read(spec, path):
@@ -32,7 +33,7 @@ def _by_scheduler(read: Callable[[Json, str], Parts]) -> Callable[[Json, str], P
 
 
 @_by_scheduler
-def _roles(spec: Json, path: str) -> Parts:
+def _roles(spec: JsonObject, path: str) -> Parts:
     roles = spec.get("replicaSpecs")
     if not isinstance(roles, list) or not roles:
         raise WrongTemplate(f"{path}.replicaSpecs", roles, "a list of roles, each with a template")
@@ -43,7 +44,7 @@ def _roles(spec: Json, path: str) -> Parts:
 
 
 @_by_scheduler
-def _workers(spec: Json, path: str) -> Parts:
+def _workers(spec: JsonObject, path: str) -> Parts:
     launcher, worker, where = mapping(spec.get("launcher")), mapping(spec.get("worker")), f"{path}.worker"
     if launcher:
         yield "launcher", 1, {"spec": {"containers": [{**launcher, "name": "launcher"}]}}
@@ -51,13 +52,13 @@ def _workers(spec: Json, path: str) -> Parts:
 
 
 @_by_scheduler
-def _notebook(spec: Json, path: str) -> Parts:
+def _notebook(spec: JsonObject, path: str) -> Parts:
     if spec.get("suspend") is not True:
         yield "notebook", 1, template_of(spec, "template", path)
 
 
 @_by_scheduler
-def _simple_service(spec: Json, path: str) -> Parts:
+def _simple_service(spec: JsonObject, path: str) -> Parts:
     number = number_of(spec, "replicas", path)
     server = next((key for key in _SERVERS if isinstance(spec.get(key), dict)), None)
     if server is None:
@@ -67,7 +68,7 @@ def _simple_service(spec: Json, path: str) -> Parts:
 
 
 @_by_scheduler
-def _service(spec: Json, path: str) -> Parts:
+def _service(spec: JsonObject, path: str) -> Parts:
     for index, release in enumerate(map(mapping, sequence(spec.get("releases")))):
         where, predictor = f"{path}.releases[{index}].predictor", mapping(release.get("predictor"))
         number = max(number_of(predictor, "minReplicas", where), 1)
@@ -83,7 +84,7 @@ def _service(spec: Json, path: str) -> Parts:
 
 _OF_ROLES = ("GenericJob", "PyTorchTrainingJob", "TensorFlowTrainingJob", "XGBoostTrainingJob")
 _OF_WORKERS = ("MPIJob", "DeepSpeedJob", "ColossalAIJob")
-READERS: dict[tuple[str, str], Callable[[Json, str], Parts]] = {
+READERS: dict[tuple[str, str], Callable[[JsonObject, str], Parts]] = {
     **{("batch.tensorstack.dev", kind): _roles for kind in _OF_ROLES},
     **{("batch.tensorstack.dev", kind): _workers for kind in _OF_WORKERS},
     ("tensorstack.dev", "Notebook"): _notebook,

@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from aliquot.dialects.kube.manifests import WORKLOADS, expand, job_of
 from aliquot.dialects.kube.operators import known
@@ -19,10 +17,11 @@ from aliquot.dialects.kube.podfields import OBJECT_NAME, OBJECT_NAME_ALLOWED, un
 from aliquot.dialects.local.claims import local_remarks, parse_local_pod
 from aliquot.dialects.local.cron import ALLOWED, parse_schedule
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of
-from aliquot.dialects.pods import Json, read_pod
+from aliquot.dialects.pods import read_pod
 from aliquot.dialects.registry import misplaced
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.model.claim import Claim
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.model.text import not_encodable
 
@@ -52,7 +51,7 @@ class LocalObject:
     kind: str
     namespace: str
     name: str
-    manifest: dict[str, Any]
+    manifest: JsonObject
     notes: tuple[str, ...]
 
     @property
@@ -109,7 +108,7 @@ def read_objects(objects: object, rules: Rules = DEFAULT_RULES) -> list[LocalObj
     return list(found.values())
 
 
-def _read(manifest: dict[str, Any], kind: str, rules: Rules) -> LocalObject | Invalid:
+def _read(manifest: JsonObject, kind: str, rules: Rules) -> LocalObject | Invalid:
     metadata = manifest.get("metadata")
     view = read_pod(manifest) if kind == POD else None
     for slip in misplaced(view) if view is not None and not view.name else ():  # the reason why there is no name
@@ -151,7 +150,7 @@ def _in_one(label: str, broken: Broken) -> Invalid:
     return replace(first, field=f"{label}: {first.field}", allowed=allowed)
 
 
-def _checked(manifest: dict[str, Any], kind: str, rules: Rules) -> list[str] | Broken:
+def _checked(manifest: JsonObject, kind: str, rules: Rules) -> list[str] | Broken:
     """The notes of a valid object."""
     if kind == POD:
         return _pod_notes(manifest, rules)
@@ -176,7 +175,7 @@ _POLICIES = ("Allow", "Forbid", "Replace")
 _WHOLE_NUMBERS = ("successfulJobsHistoryLimit", "failedJobsHistoryLimit", "startingDeadlineSeconds")
 
 
-def _checked_cron_job(manifest: dict[str, Any], rules: Rules) -> list[str] | Broken:
+def _checked_cron_job(manifest: JsonObject, rules: Rules) -> list[str] | Broken:
     job = job_of(manifest)
     if isinstance(job, Invalid):
         return (job,)
@@ -196,7 +195,7 @@ def _checked_cron_job(manifest: dict[str, Any], rules: Rules) -> list[str] | Bro
     return _under("spec.jobTemplate.", notes) if isinstance(notes, tuple) else notes
 
 
-def _checked_amounts(manifest: dict[str, Any], kind: str) -> Invalid | None:
+def _checked_amounts(manifest: JsonObject, kind: str) -> Invalid | None:
     made = expand(manifest)
     if isinstance(made, Invalid):
         return made
@@ -212,7 +211,7 @@ def _checked_amounts(manifest: dict[str, Any], kind: str) -> Invalid | None:
     return None
 
 
-def _pod_notes(pod: dict[str, Any], rules: Rules, path: str = "spec") -> list[str] | Broken:
+def _pod_notes(pod: JsonObject, rules: Rules, path: str = "spec") -> list[str] | Broken:
     plan = plan_of(pod)
     if isinstance(plan, Invalid):
         return (plan,)
@@ -234,7 +233,7 @@ def _pod_notes(pod: dict[str, Any], rules: Rules, path: str = "spec") -> list[st
 # --- from a workload to its Pods -----------------------------------------------------------------------------------
 
 
-def pod_of(workload: Mapping[str, Any], name: str) -> dict[str, Any]:
+def pod_of(workload: JsonView, name: str) -> JsonObject:
     """A Pod of that name from the workload's template. The workload is valid."""
     template, metadata = workload["spec"]["template"], workload["metadata"]
     owner = {
@@ -245,20 +244,20 @@ def pod_of(workload: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**template, "apiVersion": "v1", "kind": POD, "metadata": {**inner, "ownerReferences": [owner]}}
 
 
-def template_of(manifest: Json) -> str:
+def template_of(manifest: JsonView) -> str:
     """A digest of a Pod's spec, labels and annotations, or of a workload's template."""
     part = "jobTemplate" if manifest["kind"] == CRON_JOB else "template"
     template = manifest["spec"][part] if manifest["kind"] in WORKLOADS else _own_fields(manifest)
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def _own_fields(pod: Json) -> dict[str, Any]:
+def _own_fields(pod: JsonView) -> JsonObject:
     """Without the fields that `aliquot get -o yaml` adds: applying its output again changes nothing."""
     spec = {key: value for key, value in pod["spec"].items() if key != "nodeName"}
     return {"spec": spec, **{key: pod["metadata"].get(key) for key in ("labels", "annotations")}}
 
 
-def amounts_of(workload: Mapping[str, Any]) -> Amounts:
+def amounts_of(workload: JsonView) -> Amounts:
     """The number of Pods. The workload is valid."""
     spec, kind = workload["spec"], workload["kind"]
     if kind == CRON_JOB:
@@ -277,7 +276,7 @@ def amounts_of(workload: Mapping[str, Any]) -> Amounts:
 # --- the Jobs of a CronJob -------------------------------------------------------------------------------------------
 
 
-def run_of(cron_job: Mapping[str, Any], scheduled: int) -> dict[str, Any]:
+def run_of(cron_job: JsonView, scheduled: int) -> JsonObject:
     """The Job of the run at `scheduled`, in minutes since 1970. The CronJob is valid."""
     job = job_of(cron_job)
     assert not isinstance(job, Invalid)
@@ -286,7 +285,7 @@ def run_of(cron_job: Mapping[str, Any], scheduled: int) -> dict[str, Any]:
     return {**job, "metadata": {**job["metadata"], "name": f"{name}-{scheduled}", "ownerReferences": [owner]}}
 
 
-def scheduled_of(job: Mapping[str, Any], cron_job: str) -> int | None:
+def scheduled_of(job: JsonView, cron_job: str) -> int | None:
     """When the Job was to run, in minutes since 1970; None: it is not a Job of that CronJob."""
     metadata = job["metadata"]
     owners = metadata.get("ownerReferences")
@@ -297,7 +296,7 @@ def scheduled_of(job: Mapping[str, Any], cron_job: str) -> int | None:
     return int(minutes) if owned and minutes.isdecimal() and len(minutes) < 12 else None
 
 
-def template_pod_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def template_pod_of(manifest: JsonView) -> JsonObject:
     """A Pod as the valid object would make it; a Pod is itself."""
     if manifest["kind"] == POD:
         return dict(manifest)

@@ -15,7 +15,7 @@ from typing import Any
 
 from aliquot.dialects.kube.podfields import unknown_fields
 from aliquot.dialects.local.claims import RESOURCES
-from aliquot.dialects.pods import Json
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -99,7 +99,7 @@ class _BrokenError(Exception):
         self.invalid = Invalid(field, value, allowed)
 
 
-def plan_of(pod: Json) -> PodPlan | Invalid:
+def plan_of(pod: JsonView) -> PodPlan | Invalid:
     """The plan, or the first invalid field. Never raises on any JSON."""
     try:
         plan = _plan(_mapping(pod.get("spec"), "spec"))
@@ -109,12 +109,12 @@ def plan_of(pod: Json) -> PodPlan | Invalid:
         return broken.invalid
 
 
-def restart_policy_of(pod: Json) -> str:
+def restart_policy_of(pod: JsonView) -> str:
     """Of a valid Pod, without parsing all of it."""
     return str(pod["spec"].get("restartPolicy") or POLICIES[0])
 
 
-def _plan(spec: Json) -> PodPlan:
+def _plan(spec: JsonView) -> PodPlan:
     containers = [*_containers(spec, "initContainers"), *_containers(spec, "containers")]
     if not any(not container.init for container in containers):
         raise _BrokenError("spec.containers", spec.get("containers"), "a list of at least one container")
@@ -134,7 +134,7 @@ def _plan(spec: Json) -> PodPlan:
     return PodPlan(tuple(containers), policy, float(grace))
 
 
-def _containers(spec: Json, field: str) -> Iterator[ContainerPlan]:
+def _containers(spec: JsonView, field: str) -> Iterator[ContainerPlan]:
     for at, value in enumerate(_list(spec.get(field), f"spec.{field}")):
         path = f"spec.{field}[{at}]"
         container, init = _mapping(value, path), field == "initContainers"
@@ -174,7 +174,7 @@ def _variables(value: object, path: str) -> Iterator[Variable]:
         yield Variable(name, text or "")
 
 
-def _field(source: Json, path: str) -> str | None:
+def _field(source: JsonView, path: str) -> str | None:
     """The field of the Pod that it refers to; None: an optional source that does not exist here."""
     if "fieldRef" in source:
         field = _mapping(source["fieldRef"], f"{path}.fieldRef").get("fieldPath")
@@ -206,7 +206,7 @@ def _words(value: object, path: str) -> list[str]:
     return words
 
 
-def _mapping(value: object, path: str) -> Json:
+def _mapping(value: object, path: str) -> JsonView:
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -224,7 +224,7 @@ def _list(value: object, path: str) -> list[Any]:
 
 # --- expansion -------------------------------------------------------------------------------------------------
 
-_FIELD_VALUES: Mapping[str, Callable[[Json, str], str]] = {
+_FIELD_VALUES: Mapping[str, Callable[[JsonView, str], str]] = {
     "metadata.name": lambda metadata, node: str(metadata.get("name", "")),
     "metadata.namespace": lambda metadata, node: str(metadata.get("namespace", "default")),
     "metadata.uid": lambda metadata, node: str(metadata.get("uid", "")),
@@ -236,7 +236,7 @@ _FIELD_VALUES: Mapping[str, Callable[[Json, str], str]] = {
 
 
 def expand(
-    container: ContainerPlan, metadata: Json, node: str, *, has_card: bool
+    container: ContainerPlan, metadata: JsonView, node: str, *, has_card: bool
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Its command and its env, with every $(VARIABLE) expanded as in Kubernetes."""
     found: dict[str, str] = {}
@@ -248,7 +248,7 @@ def expand(
     return command or (SAMPLE if has_card else _IDLE), found
 
 
-def _field_value(field: str, metadata: Json, node: str) -> str:
+def _field_value(field: str, metadata: JsonView, node: str) -> str:
     keyed = _KEYED.fullmatch(field)
     if keyed is None:
         return _FIELD_VALUES[field](metadata, node)
@@ -261,7 +261,7 @@ def _expanded(text: str, known: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda match: "$" if match[1] == "$" else known.get(match[2], match[0]), text)
 
 
-def _check_expanded(plan: PodPlan, metadata: Json) -> None:
+def _check_expanded(plan: PodPlan, metadata: JsonView) -> None:
     """Ten variables that refer to each other ten times need more than any memory: count before expanding."""
     total = 0
     for container in plan.containers:
@@ -285,7 +285,7 @@ def _expanded_length(text: str, lengths: Mapping[str, int]) -> int:
 # --- notes -------------------------------------------------------------------------------------------------------
 
 
-def notes_of(pod: Json, plan: PodPlan, with_cards: frozenset[str], path: str = "spec") -> list[str]:
+def notes_of(pod: JsonView, plan: PodPlan, with_cards: frozenset[str], path: str = "spec") -> list[str]:
     """Sentences, each once. `with_cards`: the containers that request cards; `path`: of the spec."""
     spec = pod.get("spec")
     spec = spec if isinstance(spec, dict) else {}
@@ -308,7 +308,7 @@ def notes_of(pod: Json, plan: PodPlan, with_cards: frozenset[str], path: str = "
     return list(dict.fromkeys(found))
 
 
-def _extended_resources(containers: list[Json]) -> list[str]:
+def _extended_resources(containers: list[JsonView]) -> list[str]:
     """The names of the resources that containers ask for, other than CPU, memory and the like."""
     resources = [container.get("resources") for container in containers]
     sides = [resource.get(side) for resource in resources if isinstance(resource, dict) for side in _SIDES]

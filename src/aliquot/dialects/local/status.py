@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from aliquot.dialects.pods import Json
 from aliquot.model.containers.localpod import ContainerState, LocalPod, Phase, Workload
+from aliquot.model.openjson import JsonView
 
 Stamp = Callable[[float], str]  # formats seconds since 1970 as the API server does
 
 
-def render_pod(pod: LocalPod, manifest: Mapping[str, Any], reason: str | None, stamp: Stamp) -> Json:
+def render_pod(pod: LocalPod, manifest: JsonView, reason: str | None, stamp: Stamp) -> JsonView:
     """`manifest`: with the uid; `reason`: why the Pod waits or failed."""
     state = pod.state
     metadata = {**manifest["metadata"], "creationTimestamp": stamp(pod.created)}
@@ -26,7 +26,7 @@ def render_pod(pod: LocalPod, manifest: Mapping[str, Any], reason: str | None, s
     return {**manifest, "metadata": metadata, "spec": spec, "status": status}
 
 
-def render_workload(workload: Workload, pods: Sequence[LocalPod], ready: int, stamp: Stamp) -> Json:
+def render_workload(workload: Workload, pods: Sequence[LocalPod], ready: int, stamp: Stamp) -> JsonView:
     """`ready`: the number of running Pods; of a Job, of succeeded Pods."""
     counts = {"replicas": len(pods), "readyReplicas": ready}
     if workload.kind == "Job":
@@ -57,12 +57,12 @@ def _without_value(variable: Any) -> Any:
     return {**variable, "value": "(hidden)"} if isinstance(variable, dict) and "value" in variable else variable
 
 
-def _status(container: ContainerState, stamp: Stamp) -> Json:
+def _status(container: ContainerState, stamp: Stamp) -> JsonView:
 
     def when(seconds: float | None) -> str | None:
         return None if seconds is None else stamp(seconds)
 
-    state: Json
+    state: JsonView
     if container.state == "running":
         state = {"running": {"startedAt": when(container.started)}}
     elif container.state == "ended":

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+
+from aliquot.model.openjson import JsonObject
 
 LONGEST_NOTE = 1024  # bytes; the API server refuses more
 _LONGEST_NAME = 253
@@ -78,7 +79,7 @@ def events_path(form: Form, occurrence: Occurrence, *, one: bool = False) -> str
     return f"{path}/{occurrence.name}" if one else path
 
 
-def render_event(form: Form, occurrence: Occurrence) -> dict[str, Any]:
+def render_event(form: Form, occurrence: Occurrence) -> JsonObject:
     """The event when it is first written."""
     metadata = {"name": occurrence.name, "namespace": occurrence.namespace}
     note, instance = shorten(occurrence.note), occurrence.instance[:_LONGEST_INSTANCE]
@@ -111,7 +112,7 @@ def render_event(form: Form, occurrence: Occurrence) -> dict[str, Any]:
     }
 
 
-def render_repeat(form: Form, count: int, at: str) -> dict[str, Any]:
+def render_repeat(form: Form, count: int, at: str) -> JsonObject:
     """The patch for a repeated event: its count and last time."""
     if form is Form.EVENTS:
         return {"series": {"count": count, "lastObservedTime": at}}

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from aliquot.dialects.wire.objects import PodObject
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import show
 
 # DNS-1123, as the API server checks the names of Pods, namespaces and nodes.
@@ -221,7 +222,7 @@ def render_preemption(victims: Mapping[str, Victims]) -> bytes:
     return msgspec.json.encode({"NodeNameToMetaVictims": victims})
 
 
-def render_binding(binding: Binding, uid: str, annotations: Mapping[str, str]) -> dict[str, Any]:
+def render_binding(binding: Binding, uid: str, annotations: Mapping[str, str]) -> JsonObject:
     """The Binding object: the API server sets its annotations and the node on the Pod in one write."""
     return {
         "apiVersion": "v1",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from aliquot.dialects.wire.objectreading import read_object
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 
@@ -52,10 +52,10 @@ def render_lease(
     seconds: int,
     at: str,
     annotations: Mapping[str, str],
-) -> dict[str, Any]:
+) -> JsonObject:
     """The successor of the Lease `before`: acquired by a new holder (`anew`), or renewed. `at` in RFC 3339."""
     transitions = (before.spec.lease_transitions or 0) if before else 0
-    spec: dict[str, Any] = {
+    spec: JsonObject = {
         "holderIdentity": holder,
         "leaseDurationSeconds": seconds,
         "renewTime": at,
@@ -63,7 +63,7 @@ def render_lease(
         **({"acquireTime": at} if anew else {}),
     }
     kept = (before.metadata.annotations if before else None) or {}  # e.g. of the chart that created it
-    metadata: dict[str, Any] = {"name": name, "namespace": namespace, "annotations": {**kept, **annotations}}
+    metadata: JsonObject = {"name": name, "namespace": namespace, "annotations": {**kept, **annotations}}
     if before is not None:
         metadata["resourceVersion"] = before.metadata.resource_version
         metadata["labels"] = before.metadata.labels or {}

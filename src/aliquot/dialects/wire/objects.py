@@ -15,6 +15,7 @@ import msgspec
 
 from aliquot.dialects.native import AGENT, AWAY
 from aliquot.model.node import Closed
+from aliquot.model.openjson import JsonObject
 
 Amounts = dict[str, str | int | float]
 
@@ -218,7 +219,7 @@ def asks_for(pod: PodObject, resources: Collection[str]) -> bool:
 class NodeSpec(msgspec.Struct, gc=False):
     """What is read of it."""
 
-    taints: list[dict[str, Any]] | None = None
+    taints: list[JsonObject] | None = None
     unschedulable: bool | None = None
 
 

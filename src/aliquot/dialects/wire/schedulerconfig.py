@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from aliquot.dialects import gpushare, hami, kai, qgpu, rules, t9k
 from aliquot.dialects.wire.objects import PodObject
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 API_GROUP = "kubescheduler.config.k8s.io"
@@ -128,7 +128,7 @@ def config_api(version: tuple[int, int]) -> str | None:
     return next((api for since, api in _APIS if version >= since), None)
 
 
-def render_config(settings: KubeSchedulerSettings) -> dict[str, Any]:
+def render_config(settings: KubeSchedulerSettings) -> JsonObject:
     """The KubeSchedulerConfiguration. Only for versions that have one."""
     return {
         "apiVersion": f"{API_GROUP}/{config_api(settings.version)}",
@@ -160,7 +160,7 @@ def render_config(settings: KubeSchedulerSettings) -> dict[str, Any]:
     }
 
 
-def render_policy(settings: KubeSchedulerSettings) -> dict[str, Any]:
+def render_policy(settings: KubeSchedulerSettings) -> JsonObject:
     """The Policy, without predicates and priorities, which keep their defaults."""
     return {
         "kind": "Policy",
@@ -177,7 +177,7 @@ def render_policy(settings: KubeSchedulerSettings) -> dict[str, Any]:
     }
 
 
-def _extender(settings: KubeSchedulerSettings) -> dict[str, Any]:
+def _extender(settings: KubeSchedulerSettings) -> JsonObject:
     return {
         "urlPrefix": settings.url,
         "filterVerb": "filter",
@@ -189,7 +189,7 @@ def _extender(settings: KubeSchedulerSettings) -> dict[str, Any]:
     }
 
 
-def _tls(settings: KubeSchedulerSettings) -> dict[str, Any]:
+def _tls(settings: KubeSchedulerSettings) -> JsonObject:
     if settings.tls_folder is None:
         return {}
     folder = settings.tls_folder.rstrip("/")
@@ -197,7 +197,7 @@ def _tls(settings: KubeSchedulerSettings) -> dict[str, Any]:
     return {"tlsConfig": {"serverName": SERVER_NAME, **{key: f"{folder}/{name}" for key, name in files.items()}}}
 
 
-def _which_pods(settings: KubeSchedulerSettings) -> dict[str, Any]:
+def _which_pods(settings: KubeSchedulerSettings) -> JsonObject:
     return {
         "ignorable": False,
         "managedResources": [

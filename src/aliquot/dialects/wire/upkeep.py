@@ -13,19 +13,19 @@ only the taint is maintained: its cards are not known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from aliquot.dialects import dra, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.nodereading import parse_node, qgpu_bars_whole_cards
-from aliquot.dialects.pods import Json, list_at, mapping_at
+from aliquot.dialects.pods import list_at, mapping_at
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import may_label
 from aliquot.model.device import Card
 from aliquot.model.node import Node
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 CONDITION = "GPUHealthy"
@@ -50,8 +50,8 @@ class Upkeep:
     the conditions of others alone.
     """
 
-    node: Mapping[str, Any] | None = None
-    status: Mapping[str, Any] | None = None
+    node: JsonView | None = None
+    status: JsonView | None = None
     node_events: tuple[NodeEvent, ...] = ()
     status_events: tuple[NodeEvent, ...] = ()
     problems: tuple[Invalid, ...] = ()  # every rule the node violates
@@ -63,8 +63,8 @@ class Upkeep:
 
 
 def may_need_upkeep(
-    labels: Json,
-    annotations: Json,
+    labels: JsonView,
+    annotations: JsonView,
     taints: Sequence[object],
     conditions: Iterable[object],
     *,
@@ -85,7 +85,7 @@ def _may_be_unhealthy(inventory: object) -> bool:
     return isinstance(inventory, str) and '"healthy"' in inventory
 
 
-def _taint_differs(labels: Json, taints: Sequence[object]) -> bool:
+def _taint_differs(labels: JsonView, taints: Sequence[object]) -> bool:
     if t9k.MODE_LABEL not in labels and not taints:
         return False
     change = t9k.taints(labels, [taint for taint in taints if isinstance(taint, dict)])
@@ -108,7 +108,7 @@ def upkeep(
     whole = mapping_at(node, "", [])
     metadata = mapping_at(whole.get("metadata"), "", [])
     labels, annotations = (mapping_at(metadata.get(key), "", []) for key in ("labels", "annotations"))
-    patch: dict[str, Any] = {}
+    patch: JsonObject = {}
     events: list[NodeEvent] = []
     condition: dict[str, str] | None = None
     status_events: tuple[NodeEvent, ...] = ()
@@ -143,7 +143,7 @@ def upkeep(
     )
 
 
-def _wants_qgpu_label(labels: Json, annotations: Json, rules: Rules) -> bool:
+def _wants_qgpu_label(labels: JsonView, annotations: JsonView, rules: Rules) -> bool:
     """Whether the node has cards, and no label chooses or rejects a dialect."""
     if qgpu.DIALECT not in rules.served:
         return False
@@ -152,7 +152,7 @@ def _wants_qgpu_label(labels: Json, annotations: Json, rules: Rules) -> bool:
     return native.INVENTORY in annotations and not any(label in labels for label in chosen)
 
 
-def written_labels(metadata: Json) -> set[str]:
+def written_labels(metadata: JsonView) -> set[str]:
     """The labels that our programs wrote last, by the managedFields. Of any JSON."""
     found: set[str] = set()
     for entry in list_at(metadata.get("managedFields"), "", []):
@@ -202,7 +202,7 @@ def _condition(
     return condition, (NodeEvent(reason, message, "Normal" if status == "True" else "Warning"),)
 
 
-def _our_condition(conditions: Iterable[object]) -> Json | None:
+def _our_condition(conditions: Iterable[object]) -> JsonView | None:
     for condition in conditions:
         if isinstance(condition, dict) and condition.get("type") == CONDITION:
             return condition

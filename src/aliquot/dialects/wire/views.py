@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.pods import Container, Pod
 from aliquot.dialects.wire.objects import Metadata, NodeObject, PodObject, PodSpec, Resources
 from aliquot.model.claim import Role
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 
@@ -67,14 +68,14 @@ def _containers(spec: PodSpec) -> list[Container]:
     return found
 
 
-def _users_of_the_pod(spec: PodSpec) -> dict[str, Any]:
+def _users_of_the_pod(spec: PodSpec) -> JsonObject:
     """What `pods.user_of` reads of a Pod's spec beside its containers."""
     if spec.security_context is None and spec.host_users is None:
         return {}
     return {"securityContext": {"runAsUser": spec.run_as_user}, "hostUsers": spec.host_users}
 
 
-def _amounts_of_the_pod(spec: PodSpec) -> dict[str, Any]:
+def _amounts_of_the_pod(spec: PodSpec) -> JsonObject:
     """What `with_requests` reads of a Pod's spec beside its containers."""
     if spec.resources is None and spec.overhead is None:
         return {}

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import Condition, Metadata, PodObject, PodStatus
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
-
-Json = dict[str, Any]
 
 
 class Waiting(msgspec.Struct, gc=False):
@@ -185,7 +183,7 @@ def rollout_status(obj: WorkloadObject) -> RolloutStatus:
     return RolloutStatus(min(ready, wanted - 1) if old_left else ready, wanted, observed)
 
 
-def containers(obj: Json) -> list[Json]:
+def containers(obj: JsonObject) -> list[JsonObject]:
     """The init containers and containers of a manifest's Pods."""
     inner = obj["spec"]["template"]["spec"]
     return [*(inner.get("initContainers") or ()), *inner["containers"]]

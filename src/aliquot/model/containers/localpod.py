@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+
+from aliquot.model.openjson import JsonView
 
 MOST_EVENTS = 20  # of a Pod: only the last ones are kept
 
@@ -41,7 +42,7 @@ class Workload:
     kind: str
     namespace: str
     name: str
-    manifest: Mapping[str, Any]
+    manifest: JsonView
     template: str
     applier: Applier
     created: float  # seconds since 1970
@@ -97,7 +98,7 @@ class LocalPod:
     namespace: str
     name: str
     owner: tuple[str, str] | None  # kind and name
-    manifest: Mapping[str, Any]
+    manifest: JsonView
     template: str
     applier: Applier
     created: float

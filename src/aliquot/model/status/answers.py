@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict, final
+from typing import TypedDict, final
 
 from msgspec import UNSET, Struct, UnsetType
 
 from aliquot.model.node import Isolation
+from aliquot.model.openjson import JsonView
 from aliquot.model.status.machine import EndedStatus
 
 # --- the lines of a connection: see adapters/host/control.py ----------------------------------------------------------
@@ -123,7 +124,7 @@ class DeletedPods(Struct):
 class ShownObject(Struct):
     """Of `object`: the manifest with its status, as kubectl prints objects."""
 
-    object: Mapping[str, Any]
+    object: JsonView
 
 
 class PodLog(Struct):

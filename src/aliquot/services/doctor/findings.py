@@ -6,12 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from aliquot.model.status.machine import FindingStatus
 from aliquot.wording.amounts import memory
-
-Json = dict[str, Any]
 
 _MOST_NAMES = 3
 

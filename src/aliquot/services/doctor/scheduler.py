@@ -16,9 +16,10 @@ from aliquot.dialects.wire.leases import LeaseObject
 from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
 from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, WEBHOOK, WebhookConfigurationObject
 from aliquot.model.claim import Claim
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.machine import CallStatus
-from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok
+from aliquot.services.doctor.findings import Finding, Level, found, moment, ok
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot
 from aliquot.wording.amounts import duration
 from aliquot.wording.reasons import codes
@@ -181,12 +182,12 @@ _RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.RESOUR
 # --- the webhook -----------------------------------------------------------------------------------------------------
 
 
-def trial_pods(served: frozenset[str]) -> tuple[Json, Json]:
+def trial_pods(served: frozenset[str]) -> tuple[JsonObject, JsonObject]:
     """The Pods to create with a dry run."""
     return broken_pod(served), exclusive_pod()
 
 
-def broken_pod(served: frozenset[str] = _ALL) -> Json:
+def broken_pod(served: frozenset[str] = _ALL) -> JsonObject:
     """A Pod that breaks a rule of a dialect that is served, under every set of rules: compute without memory, more than
     a card, memory that does not divide over its cards."""
     name = "aliquot-doctor-breaks-a-rule"
@@ -203,12 +204,12 @@ def broken_pod(served: frozenset[str] = _ALL) -> Json:
     return pod
 
 
-def exclusive_pod() -> Json:
+def exclusive_pod() -> JsonObject:
     """A Pod that is to get a toleration."""
     return _probe("aliquot-doctor-exclusive", {t9k.CARDS: "1"})
 
 
-def _probe(name: str, limits: dict[str, str]) -> Json:
+def _probe(name: str, limits: dict[str, str]) -> JsonObject:
     """Allowed by the strictest Pod security standard: what refuses it shall be us."""
     careful = {
         "allowPrivilegeEscalation": False,

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,8 +21,8 @@ from aliquot.adapters.host.home import SYSTEM_RUN, SYSTEM_STATE, Home
 from aliquot.adapters.storage.folders import ASIDE
 from aliquot.model.containers.edits import Spec
 from aliquot.model.device import Card
+from aliquot.model.openjson import JsonObject
 from aliquot.model.status.machine import DaemonStatus, Status
-from aliquot.services.doctor.findings import Json
 
 _PATIENCE = 5.0  # seconds for one answer
 _SETTLES = 3.0  # seconds in which a running agent has put away what a Pod left behind
@@ -153,7 +152,7 @@ def settled(site: Site, living: frozenset[str], sleep: Callable[[float], None] =
 # --- readers of single things ----------------------------------------------------------------------------------------
 
 
-def _ask(run: Path, operation: str) -> tuple[Json | None, str | None]:
+def _ask(run: Path, operation: str) -> tuple[JsonObject | None, str | None]:
     from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 
     try:
@@ -164,7 +163,7 @@ def _ask(run: Path, operation: str) -> tuple[Json | None, str | None]:
         return None, str(error)
 
 
-def _known(answer: Json | None, problem: str | None) -> tuple[Status | None, str | None]:
+def _known(answer: JsonObject | None, problem: str | None) -> tuple[Status | None, str | None]:
     """An agent of another release may answer in another form."""
     if answer is None:
         return None, problem
@@ -288,7 +287,7 @@ def _with_nvml(site: Site) -> Site:
         return site  # the agent reports them, or the cards are simulated
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 
-    answer: dict[str, Any] = {"nvml_problem": f"NVML did not answer within {_PATIENCE:g} s"}
+    answer: JsonObject = {"nvml_problem": f"NVML did not answer within {_PATIENCE:g} s"}
 
     def ask() -> None:
         try:
@@ -339,15 +338,15 @@ def _mounts() -> list[tuple[str, str]]:
 # --- the API server, by the account of the Pod we are in -------------------------------------------------------------
 
 
-def own_objects(node_name: str) -> tuple[Json, list[Json]]:
+def own_objects(node_name: str) -> tuple[JsonObject, list[JsonObject]]:
     """The Node and its Pods, where there is no kubectl: in the agent's own container. Raises OwnAccountError."""
     from aliquot.adapters.kubernetes.kube import ApiError, Kube, KubeConfigError, Unreachable, find_server
 
-    async def ask() -> tuple[Json, list[Json]]:
+    async def ask() -> tuple[JsonObject, list[JsonObject]]:
         async with Kube(find_server(), agent="aliquot-doctor") as kube:
-            node = await kube.get(f"/api/v1/nodes/{node_name}", into=dict[str, Any])
+            node = await kube.get(f"/api/v1/nodes/{node_name}", into=JsonObject)
             selector = {"fieldSelector": f"spec.nodeName={node_name}"}
-            pods = await kube.get("/api/v1/pods", params=selector, into=dict[str, Any])
+            pods = await kube.get("/api/v1/pods", params=selector, into=JsonObject)
         return {**node, "kind": "Node"}, [{**item, "kind": "Pod"} for item in pods.get("items") or []]
 
     try:

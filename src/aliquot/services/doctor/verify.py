@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 from aliquot import dialects
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
@@ -15,7 +14,8 @@ from aliquot.dialects.native import INVENTORY
 from aliquot.dialects.wire.install.deployment import label_arguments
 from aliquot.dialects.wire.leases import leases_path, parse_lease
 from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, CONFIGURATIONS_PATH, read_configuration
-from aliquot.services.doctor.findings import Finding, Json, Level, grouped
+from aliquot.model.openjson import JsonObject
+from aliquot.services.doctor.findings import Finding, Level, grouped
 from aliquot.services.doctor.locate import served_by
 from aliquot.services.doctor.nodes import node_findings
 from aliquot.services.doctor.scheduler import Control, Probe, control_findings, trial_pods
@@ -63,9 +63,9 @@ async def _examine(kube: Kube, namespace: str) -> list[Finding]:
     return [*findings, *node_findings(snapshot)]
 
 
-async def _get(kube: Kube, path: str) -> Json | None:
+async def _get(kube: Kube, path: str) -> JsonObject | None:
     try:
-        found: Json = await kube.get(path)
+        found: JsonObject = await kube.get(path)
     except ApiError as error:
         if error.status == 404:
             return None
@@ -73,7 +73,7 @@ async def _get(kube: Kube, path: str) -> Json | None:
     return found
 
 
-async def _try(kube: Kube, pod: dict[str, Any]) -> Probe:
+async def _try(kube: Kube, pod: JsonObject) -> Probe:
     """What the API server would make of the Pod; nothing is kept."""
     try:
         return Probe(await kube.create(_TRIALS, pod, params={"dryRun": "All"}), None)

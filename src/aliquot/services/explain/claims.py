@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from aliquot.dialects.dra import LABEL
 from aliquot.dialects.dra.claims import AllocatedClaim, ClaimObject, parse_claim
@@ -16,8 +15,7 @@ from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import AppClass
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-
-Json = dict[str, Any]
+from aliquot.model.openjson import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class PodClaims:
         self.objects = tuple(item for item in read if isinstance(item, ClaimObject))
         self._by_key = {item.key: item for item in self.objects}
 
-    def of(self, manifest: Json, node_of: Callable[[str], Node | None], by_claims: bool) -> tuple[PodClaim, ...]:
+    def of(self, manifest: JsonObject, node_of: Callable[[str], Node | None], by_claims: bool) -> tuple[PodClaim, ...]:
         """The claims of a Pod that have our cards, or may get some. `by_claims`: some node hands out cards that way."""
         pod = read_object(manifest, PodObject, "pod")
         if not isinstance(pod, PodObject) or not pod.spec.resource_claims:
@@ -79,7 +77,7 @@ def why_without_card(claims: Iterable[PodClaim], refusal: str) -> str:
     return "; ".join([*reasons, *([f"kube-scheduler last said: {refusal}"] if refusal else [])])
 
 
-def _not_there(manifest: Json, name: str, made: bool) -> str:
+def _not_there(manifest: JsonObject, name: str, made: bool) -> str:
     entries = map(mapping, sequence(mapping(manifest.get("spec")).get("resourceClaims")))
     template = next((entry.get("resourceClaimTemplateName") for entry in entries if entry.get("name") == name), None)
     if template and not made:

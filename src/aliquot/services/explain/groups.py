@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.podgroups import GroupObject, api_of, group_key, membership
@@ -14,12 +13,11 @@ from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.group import Shortfall
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid, Reason, Refusal
 from aliquot.placement.board import Ints
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.groups.admission import Rows, admit
-
-Json = dict[str, Any]
 
 _BETWEEN = 10.0  # seconds that pass from one Pod to the next, so that each is decided anew
 
@@ -29,12 +27,12 @@ class GroupMembers:
     """The members of the cluster's groups, with their manifests."""
 
     cluster: Cluster
-    manifests: dict[str, Json] = field(default_factory=dict)  # by uid
+    manifests: dict[str, JsonObject] = field(default_factory=dict)  # by uid
     _asked: list[str] = field(default_factory=list)  # uids that kube-scheduler has asked our scheduler about
     _now: float = 0.0
     _latest: tuple[Shortfall, tuple[Refusal, ...], tuple[Refusal, ...]] | None = None
 
-    def add_group(self, manifest: Json) -> str | None:
+    def add_group(self, manifest: JsonObject) -> str | None:
         """A PodGroup; other kinds of that name are ignored. Returns what is wrong with it."""
         api, group = api_of(manifest), read_object(manifest, GroupObject, "PodGroup")
         if api is None:
@@ -45,7 +43,7 @@ class GroupMembers:
         read = self.cluster.groups.groups[group_key(api, group)]
         return f"keeps its Pods waiting: {read.sentence()}" if isinstance(read, Invalid) else None
 
-    def note(self, pod: PodObject, manifest: Json) -> None:
+    def note(self, pod: PodObject, manifest: JsonObject) -> None:
         """A Pod of the cluster."""
         if membership(pod) is not None:
             uid = pod_names(pod).uid
@@ -53,7 +51,7 @@ class GroupMembers:
             if _was_asked(manifest):
                 self._asked.append(uid)
 
-    def expect(self, manifests: Iterable[Json]) -> None:
+    def expect(self, manifests: Iterable[JsonObject]) -> None:
         """Pods that will be placed: those of a PodGroup count for each other."""
         for manifest in manifests:
             pod = read_object(manifest, PodObject, "pod")
@@ -63,7 +61,9 @@ class GroupMembers:
                     self.cluster.set_pod(pod)
                 self.manifests.setdefault(uid, manifest)
 
-    def admit(self, manifest: Json, claim: Claim, rows: Ints, rows_of: Rows, *, keep: bool) -> Grant | Shortfall | None:
+    def admit(
+        self, manifest: JsonObject, claim: Claim, rows: Ints, rows_of: Rows, *, keep: bool
+    ) -> Grant | Shortfall | None:
         """A member's place, or what its group lacks; None: the Pod goes by itself."""
         pod = read_object(manifest, PodObject, "pod") if self.cluster.groups.groups else None
         if not isinstance(pod, PodObject):
@@ -88,7 +88,7 @@ class GroupMembers:
         return latest[2]
 
 
-def _was_asked(manifest: Json) -> bool:
+def _was_asked(manifest: JsonObject) -> bool:
     """Whether kube-scheduler has asked our scheduler about a waiting Pod: it repeats our words in the Pod's condition.
     A Pod without a node that its own rules allow never gets that far."""
     conditions = mapping(manifest.get("status")).get("conditions")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from aliquot.dialects import hami, kai
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.rules import Rules
 from aliquot.dialects.wire.otherplugins import is_other_resource
+from aliquot.model.openjson import JsonView
 
-Json = dict[str, Any]
 _MOST_NAMES = 3
 _NONE = (0, "0")  # asks for nothing
 _NOT_OURS = "Aliquot does not place it"
@@ -19,7 +18,7 @@ _OF_HAMI = "nvidia.com/gpu with gpumem and gpucores, as in HAMi, asks it for the
 _OF_CLAIMS = "it serves claims of its own DeviceClasses (docs/dra.md)"
 
 
-def why_not_ours(manifest: Mapping[str, Any], rules: Rules) -> str:
+def why_not_ours(manifest: JsonView, rules: Rules) -> str:
     """Of a Pod without a request in a dialect that is served. Never raises on any JSON."""
     spec = mapping(manifest.get("spec"))
     names = sorted({name for name in _resources(spec) if is_other_resource(name)})
@@ -41,7 +40,7 @@ def _instead(names: list[str], rules: Rules) -> str:
     return _OF_HAMI
 
 
-def _resources(spec: Mapping[str, Any]) -> Iterator[str]:
+def _resources(spec: JsonView) -> Iterator[str]:
     for key in ("containers", "initContainers"):
         for container in map(mapping, sequence(spec.get(key))):
             resources = mapping(container.get("resources"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from aliquot.dialects import Rules
 from aliquot.dialects.dra import DIALECT
@@ -15,6 +14,7 @@ from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Closed, Node, Offer
+from aliquot.model.openjson import JsonObject
 from aliquot.services.explain.claims import why_without_card
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot, take_snapshot
 from aliquot.services.explain.verdicts import Note, Verdict
@@ -22,8 +22,6 @@ from aliquot.services.scheduler.cluster import booked_on
 from aliquot.wording.groups import waiting
 from aliquot.wording.nodes import closed, note
 from aliquot.wording.refusals import held_back, one_sentence
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ class Overview:
         return one_sentence(verdict.refusals, verdict.claim, nodes)
 
 
-def look(objects: Iterable[Json], rules: Rules) -> Overview:
+def look(objects: Iterable[JsonObject], rules: Rules) -> Overview:
     """Nodes, Pods, ResourceClaims and the unhealthy-GPU ConfigMaps in; what there is to see out."""
     snapshot = take_snapshot(objects, policy="binpack", rules=rules)
     pods: dict[str, list[PodStanding]] = {}

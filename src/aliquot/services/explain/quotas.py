@@ -5,10 +5,9 @@ Quotas with scopes are left out: they count some Pods only, by conditions of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
 
 from aliquot.dialects import hami, native, registry
 from aliquot.dialects.kube.shapes import mapping
@@ -16,9 +15,8 @@ from aliquot.dialects.pods import Pod, read_pod, total_request
 from aliquot.dialects.rules import Rules
 from aliquot.model.claim import Claim
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
-
-Json = dict[str, Any]
 
 KIND = "ResourceQuota"
 _PODS = ("pods", "count/pods")
@@ -40,7 +38,7 @@ class Quotas:
 
     _of: dict[str, list[_Quota]] = field(default_factory=dict)
 
-    def add(self, manifest: Json) -> str | None:
+    def add(self, manifest: JsonObject) -> str | None:
         """One ResourceQuota. Returns why it is not heeded, or None."""
         metadata, spec = mapping(manifest.get("metadata")), mapping(manifest.get("spec"))
         if spec.get("scopes") or spec.get("scopeSelector"):
@@ -54,7 +52,7 @@ class Quotas:
         self._of.setdefault(str(namespace), []).append(_Quota(str(metadata.get("name")), hard, used))
         return None
 
-    def admit(self, manifest: Json, claim: Claim, rules: Rules, *, keep: bool = True) -> tuple[Invalid, ...]:
+    def admit(self, manifest: JsonObject, claim: Claim, rules: Rules, *, keep: bool = True) -> tuple[Invalid, ...]:
         """What the API server would say about a new Pod with this claim; nothing: it lets the Pod in, and with
         `keep` it counts."""
         namespace = claim.key.partition("/")[0]
@@ -126,7 +124,7 @@ def _shown(amount: Fraction) -> str:
     return f"{float(amount):g}"
 
 
-def namespaces_of(pods: Iterable[Mapping[str, Any]]) -> list[str]:
+def namespaces_of(pods: Iterable[JsonView]) -> list[str]:
     """The namespaces whose quotas decide about these Pods."""
     named = (mapping(pod.get("metadata")).get("namespace") for pod in pods)
     return sorted({name if isinstance(name, str) and name else "default" for name in named})

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from aliquot.dialects.kube.conditions import unselected
 from aliquot.dialects.kube.podterms import PodTerm, PodTerms, SpreadTerm, conflicting
-from aliquot.dialects.pods import Json
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Reason, Refusal
 
 _Place = tuple[str, str]  # a topology key and its value on a node
@@ -42,7 +42,7 @@ class _Standing:
     """What is known about one kind of Pod, from the first `seen` residents."""
 
     terms: PodTerms
-    spec: Json
+    spec: JsonView
     seen: int = 0
     own: dict[str, tuple[Refusal, ...]] = field(default_factory=dict)  # by node: what the node itself lacks
     wanted: Counter[_Place] = field(default_factory=Counter)  # where Pods of the affinity terms are
@@ -71,7 +71,7 @@ class Residents:
         if terms.ports:
             there.ports |= terms.ports
 
-    def refusals(self, kind: str | None, terms: PodTerms, spec: Json) -> tuple[Refusal, ...]:
+    def refusals(self, kind: str | None, terms: PodTerms, spec: JsonView) -> tuple[Refusal, ...]:
         """Why nodes do not take the Pod; the same tuple while nothing changes. `kind` is equal for equal Pods; None:
         nothing is kept for the next one."""
         standing = None if kind is None else self._standings.get(kind)

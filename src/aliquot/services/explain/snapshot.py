@@ -8,9 +8,8 @@ booking of one Pod after the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from aliquot.dialects.wire.views import pod_names, pod_view
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.group import Shortfall
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
 from aliquot.placement.board import Bools, Ints
 from aliquot.placement.demand import Demand, demand_of
@@ -42,8 +42,6 @@ from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
 from aliquot.services.scheduler.preemption.tenants import best_plan
 from aliquot.wording import nodes as words
 from aliquot.wording.preemption import Victim
-
-Json = dict[str, Any]
 
 # The fields of a Pod's spec by which kube-scheduler picks nodes.
 _SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
@@ -74,7 +72,7 @@ class ClusterPod:
     """A Pod of the cluster as the scheduler reads it, and whole, for what kube-scheduler reads of it."""
 
     read: PodObject
-    manifest: Json
+    manifest: JsonObject
 
     @property
     def key(self) -> str:
@@ -111,7 +109,7 @@ class Snapshot:
 
     # --- filling the cluster -----------------------------------------------------------------------------------
 
-    def add_config_map(self, manifest: Json) -> None:
+    def add_config_map(self, manifest: JsonObject) -> None:
         """One of the ConfigMaps that take cards out."""
         config = read_object(manifest, ConfigMapObject, "ConfigMap")
         wrong = config if isinstance(config, Invalid) else self.cluster.set_unhealthy(config)
@@ -119,23 +117,23 @@ class Snapshot:
             self.unheeded[pod_key(manifest)] = wrong
             self.notes.append(Note(pod_key(manifest), f"is ignored: {wrong.sentence()}"))
 
-    def add_group(self, manifest: Json) -> None:
+    def add_group(self, manifest: JsonObject) -> None:
         """One of the PodGroups."""
         wrong = self._members.add_group(manifest)
         if wrong is not None:
             self.notes.append(Note(pod_key(manifest), wrong))
 
-    def add_quota(self, manifest: Json) -> None:
+    def add_quota(self, manifest: JsonObject) -> None:
         """One of the ResourceQuotas."""
         wrong = self.quotas.add(manifest)
         if wrong is not None:
             self.notes.append(Note(pod_key(manifest), wrong))
 
-    def expect(self, manifests: Iterable[Json]) -> None:
+    def expect(self, manifests: Iterable[JsonObject]) -> None:
         """Pods that will be placed: those of a PodGroup count for each other."""
         self._members.expect(manifests)
 
-    def add_nodes(self, manifests: Iterable[Json]) -> None:
+    def add_nodes(self, manifests: Iterable[JsonObject]) -> None:
         """The Nodes there are."""
         self.cluster.begin()
         for manifest in manifests:
@@ -162,7 +160,7 @@ class Snapshot:
         if node.agent_away:
             yield Note(node.metadata.name, "takes no new GPU Pods for now: its agent is away")
 
-    def add_pods(self, manifests: Iterable[Json]) -> None:
+    def add_pods(self, manifests: Iterable[JsonObject]) -> None:
         """The Pods there are. Those on nodes hold what their annotations say, or what is guessed around those."""
         self.cluster.begin()
         for manifest in manifests:
@@ -198,7 +196,7 @@ class Snapshot:
     # --- placing -------------------------------------------------------------------------------------------
 
     def place(
-        self, manifest: Json, *, why_not_elsewhere: bool = True, book: bool = True, who_goes: bool = False
+        self, manifest: JsonObject, *, why_not_elsewhere: bool = True, book: bool = True, who_goes: bool = False
     ) -> Verdict:
         """Where the Pod goes, booked if `book`; or every reason why not.
 
@@ -249,7 +247,7 @@ class Snapshot:
         remark = _other_scheduler(spec, cluster.rules.served)
         return Verdict(key, claim, grant, refusals=refusals, preemption=preemption, remark=remark)
 
-    def _open_rows(self, manifest: Json, gate: _Gate, terms: PodTerms) -> tuple[Ints, tuple[Refusal, ...]]:
+    def _open_rows(self, manifest: JsonObject, gate: _Gate, terms: PodTerms) -> tuple[Ints, tuple[Refusal, ...]]:
         """The rows that kube-scheduler lets the Pod on, and what keeps it from others because of the Pods there."""
         spec = mapping(manifest.get("spec"))
         near = self._there().refusals(_kind(terms, spec), terms, spec)
@@ -257,7 +255,7 @@ class Snapshot:
         rows[[self.cluster.board.row_of[refusal.node] for refusal in near]] = False
         return np.flatnonzero(rows), near
 
-    def _admit(self, manifest: Json, claim: Claim, rows: Ints, *, keep: bool) -> Grant | Shortfall | None:
+    def _admit(self, manifest: JsonObject, claim: Claim, rows: Ints, *, keep: bool) -> Grant | Shortfall | None:
         """As the scheduler's filter does with a member of a PodGroup; None: the Pod goes by itself."""
         clock, latest = self.cluster.board.clock, self._latest
         admitted = self._members.admit(manifest, claim, rows, self._rows_of_member, keep=keep)
@@ -272,9 +270,7 @@ class Snapshot:
             return None
         return self._open_rows(manifest, self._gate(manifest, pending.claim), _terms(manifest))[0]
 
-    def _who_goes(
-        self, claim: Claim, spec: Mapping[str, Any], rows: Ints, refusals: tuple[Refusal, ...]
-    ) -> Preemption | None:
+    def _who_goes(self, claim: Claim, spec: JsonView, rows: Ints, refusals: tuple[Refusal, ...]) -> Preemption | None:
         """Of the nodes that kube-scheduler lets the Pod on. Replicas share the answer, as they share their refusals."""
         cluster, priority = self.cluster, _priority(spec)
         if priority is None:
@@ -327,7 +323,7 @@ class Snapshot:
             latest = self._latest = _Latest(demand, gate, near, clock, refusals)
         return latest.refusals
 
-    def _gate(self, manifest: Json, claim: Claim) -> _Gate:
+    def _gate(self, manifest: JsonObject, claim: Claim) -> _Gate:
         """kube-scheduler's conditions; computed once per kind of Pod."""
         spec = mapping(manifest.get("spec"))
         try:
@@ -338,7 +334,7 @@ class Snapshot:
             self._gates[key] = self._compute_gate(manifest, claim)
         return self._gates[key]
 
-    def _compute_gate(self, manifest: Json, claim: Claim) -> _Gate:
+    def _compute_gate(self, manifest: JsonObject, claim: Claim) -> _Gate:
         board = self.cluster.board
         rows = board.present[: board.rows].copy()
         closed = [
@@ -363,7 +359,7 @@ class Snapshot:
 
 def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Snapshot:
     """The cluster that these objects show, in any order. Other kinds than those read below are ignored."""
-    kinds: dict[str, list[Json]] = {}
+    kinds: dict[str, list[JsonObject]] = {}
     for obj in objects:
         if isinstance(obj, dict):
             kinds.setdefault(str(obj.get("kind")), []).append(obj)
@@ -381,7 +377,7 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     return snapshot
 
 
-def _other_scheduler(spec: Mapping[str, Any], served: frozenset[str]) -> str | None:
+def _other_scheduler(spec: JsonView, served: frozenset[str]) -> str | None:
     """What must hold for a Pod that names a scheduler of which our configurations say nothing."""
     name = spec.get("schedulerName")
     if not isinstance(name, str) or not name or name in known_schedulers(served):
@@ -389,7 +385,7 @@ def _other_scheduler(spec: Mapping[str, Any], served: frozenset[str]) -> str | N
     return f"only if scheduler {name} asks aliquot: its configuration must have Aliquot's extender"
 
 
-def _priority(spec: Mapping[str, Any]) -> int | None:
+def _priority(spec: JsonView) -> int | None:
     """The Pod's priority; None where only the cluster knows what its class means."""
     priority, name = spec.get("priority"), spec.get("priorityClassName")
     if isinstance(priority, int) and not isinstance(priority, bool):
@@ -397,13 +393,13 @@ def _priority(spec: Mapping[str, Any]) -> int | None:
     return _SYSTEM_PRIORITIES.get(name) if isinstance(name, str) and name else 0
 
 
-def _terms(manifest: Json) -> PodTerms:
+def _terms(manifest: JsonObject) -> PodTerms:
     view = read_pod(manifest)
     assert view is not None  # it has a claim
     return terms_of(view, view.spec)
 
 
-def _kind(terms: PodTerms, spec: Mapping[str, Any]) -> str | None:
+def _kind(terms: PodTerms, spec: JsonView) -> str | None:
     """Equal for Pods with equal terms that select the same nodes; None: nested deeper than Kubernetes would take."""
     try:
         return repr((terms, [spec.get(gate) for gate in _GATES]))
@@ -411,17 +407,17 @@ def _kind(terms: PodTerms, spec: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _metadata(obj: Json) -> Json:
+def _metadata(obj: JsonObject) -> JsonObject:
     metadata = obj.get("metadata")
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _name(obj: Json) -> str:
+def _name(obj: JsonObject) -> str:
     name = _metadata(obj).get("name")
     return name if isinstance(name, str) else ""
 
 
-def pod_key(obj: Json) -> str:
+def pod_key(obj: JsonObject) -> str:
     """namespace/name of a manifest, even where they are not what they should be."""
     metadata = _metadata(obj)
     namespace, name = metadata.get("namespace"), metadata.get("name")

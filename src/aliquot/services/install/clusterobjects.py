@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
-from aliquot.dialects.wire.install.deployment import FIELD_MANAGER, RECORD, Identity, Json, identity
+from aliquot.dialects.wire.install.deployment import FIELD_MANAGER, RECORD, Identity, identity
 from aliquot.dialects.wire.install.record import Record, parse_record
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 _FORCE = {"fieldManager": FIELD_MANAGER, "force": "true"}
@@ -24,17 +25,17 @@ class ClusterObjects:
     def __init__(self, kube: Kube) -> None:
         self.kube = kube
 
-    async def get(self, which: Identity) -> Json | None:
+    async def get(self, which: Identity) -> JsonObject | None:
         """The object, None if it does not exist."""
         try:
-            got: Json = await self.kube.get(which.path)
+            got: JsonObject = await self.kube.get(which.path)
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
         return {"apiVersion": which.api, "kind": which.kind, **got}
 
-    async def items(self, path: str, **params: str) -> list[Json]:
+    async def items(self, path: str, **params: str) -> list[JsonObject]:
         """The items of a list; none if the cluster does not know the resource."""
         try:
             got = await self.kube.get(path, params=params, timeout=60.0)
@@ -44,17 +45,17 @@ class ClusterObjects:
             raise
         return list(got.get("items") or ())
 
-    async def apply(self, obj: Json) -> None:
+    async def apply(self, obj: JsonObject) -> None:
         """Apply server-side: idempotent, and fields of other managers stay theirs."""
         await self.kube.patch(identity(obj).path, obj, form="apply", params=_FORCE, timeout=30.0)
 
-    async def difference(self, obj: Json) -> str:
+    async def difference(self, obj: JsonObject) -> str:
         """What applying it would do: "created", "changed" or "unchanged"."""
         before = await self.get(identity(obj))
         if before is None:
             return "created"
         params = {**_FORCE, "dryRun": "All"}
-        after: Json = await self.kube.patch(identity(obj).path, obj, form="apply", params=params)
+        after: JsonObject = await self.kube.patch(identity(obj).path, obj, form="apply", params=params)
         return "unchanged" if _without_counters(before) == _without_counters(after) else "changed"
 
     async def delete(self, which: Identity, *, grace: int | None = None) -> bool:
@@ -81,7 +82,7 @@ class ClusterObjects:
         return record
 
 
-def _without_counters(obj: Json) -> Json:
+def _without_counters(obj: JsonObject) -> JsonObject:
     """Without the fields that the API server changes by itself."""
     metadata = {
         key: value

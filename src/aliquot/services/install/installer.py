@@ -25,7 +25,6 @@ from aliquot.dialects.wire.install.deployment import (
     MANAGER,
     MODE_LABELS,
     Identity,
-    Json,
     Options,
     identity,
 )
@@ -40,6 +39,7 @@ from aliquot.dialects.wire.install.record import (
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import may_serve_nvidia_gpu
+from aliquot.model.openjson import JsonObject
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
 from aliquot.services.install.otherplugins import taken_by_other
 from aliquot.services.install.rollout import Rollout
@@ -52,7 +52,7 @@ class Installer:
         self.objects, self.rollout, self._report = objects, rollout, report
 
     async def apply_all(
-        self, record: Record, objects: Sequence[Json], *, nodes: Iterable[str], until: float | None
+        self, record: Record, objects: Sequence[JsonObject], *, nodes: Iterable[str], until: float | None
     ) -> Record:
         """Apply everything. An upgrade waits for the agents before it changes the scheduler, unless `until` is None."""
         namespace = next(obj for obj in objects if obj["kind"] == "Namespace")
@@ -77,7 +77,7 @@ class Installer:
             await self.objects.apply(render_record(record))
         return record
 
-    async def own_part(self, namespace: Json) -> Json:
+    async def own_part(self, namespace: JsonObject) -> JsonObject:
         """An existing namespace stays its owner's: add only what our Pods need, which we can remove again, and note
         the owner's values that this replaces."""
         found = await self.objects.get(identity(namespace))

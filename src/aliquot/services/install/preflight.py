@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.dialects.wire import workloads
-from aliquot.dialects.wire.install.deployment import DAEMON_SET, DEPLOYMENT, MANAGED_LABEL, MANAGER, SELECTOR, Json
+from aliquot.dialects.wire.install.deployment import DAEMON_SET, DEPLOYMENT, MANAGED_LABEL, MANAGER, SELECTOR
 from aliquot.dialects.wire.install.record import Record, settled_record
+from aliquot.model.openjson import JsonObject
 from aliquot.services.install.clusterobjects import ClusterObjects
 from aliquot.services.install.otherplugins import OtherNode, nodes_of_others
 from aliquot.services.install.rollout import PROGRAMS, Rollout
@@ -77,7 +78,7 @@ async def _competitors(objects: ClusterObjects) -> tuple[str, ...]:
     return tuple(_competitor(name, program) for (_, name), programs in found for program in programs)
 
 
-def _competitor(name: str, program: Json) -> str:
+def _competitor(name: str, program: JsonObject) -> str:
     """A vendor's manifest with our image is aliquot too, and would be a second installation all the same."""
     ours = any("aliquot" in container.get("image", "") for container in workloads.containers(program))
     product = "aliquot, as a drop-in" if ours else _COMPETITORS[name]

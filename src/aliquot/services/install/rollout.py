@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.dialects.wire import workloads
-from aliquot.dialects.wire.install.deployment import DAEMON_SET, DEPLOYMENT, SELECTOR, Identity, Json
+from aliquot.dialects.wire.install.deployment import DAEMON_SET, DEPLOYMENT, SELECTOR, Identity
+from aliquot.model.openjson import JsonObject
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
 
 PROGRAMS = {DAEMON_SET: ("DaemonSet", "agents"), DEPLOYMENT: ("Deployment", "schedulers")}
@@ -82,7 +83,7 @@ class Rollout:
         pods = workloads.read_pods(await self._items("pods", labelSelector=SELECTOR))
         return [(pod, why) for pod in pods if (why := workloads.not_ready(pod)) is not None]
 
-    async def _items(self, kind: str, **params: str) -> list[Json]:
+    async def _items(self, kind: str, **params: str) -> list[JsonObject]:
         """A diagnosis must not fail: no items if they cannot be read."""
         try:
             return await self._objects.items(f"/api/v1/namespaces/{self.namespace}/{kind}", **params)
@@ -111,6 +112,6 @@ class Rollout:
         return found
 
 
-def _latest(events: list[Json]) -> list[Json]:
+def _latest(events: list[JsonObject]) -> list[JsonObject]:
     """The last one, if there is any."""
     return sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")))[-1:]

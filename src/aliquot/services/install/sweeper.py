@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from aliquot.adapters.host.home import POOLS
-from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, MANAGED_LABEL, MANAGER, NAME_LABEL, Json
+from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, MANAGED_LABEL, MANAGER, NAME_LABEL
 from aliquot.dialects.wire.install.leftovers import KUBELET, had_agent, parse_left_behind
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 COMPONENT = "sweep"
@@ -18,7 +18,7 @@ LABELS = {NAME_LABEL: "aliquot", COMPONENT_LABEL: COMPONENT, MANAGED_LABEL: MANA
 _OUR_LABELS = "app.kubernetes.io/"
 _HOST = "/host"
 # Policies and quotas may want them. A request of 0 fits on a full node: no scheduler has looked for room.
-_RESOURCES: Json = {"requests": {"cpu": "0", "memory": "0"}, "limits": {"memory": "256Mi"}}
+_RESOURCES: JsonObject = {"requests": {"cpu": "0", "memory": "0"}, "limits": {"memory": "256Mi"}}
 _AMOUNTS = {"cpu": "100m", "memory": "256Mi"}  # where request and limit must both be there
 # What a LimitRange says of a Pod: "minimum cpu usage per Container is 10m, but request is 0".
 _BOUND = re.compile(
@@ -35,15 +35,15 @@ class SweepSettings:
 
     image: str
     kubelet: str = KUBELET
-    pull_secrets: tuple[Mapping[str, Any], ...] = ()
+    pull_secrets: tuple[JsonView, ...] = ()
     pull_policy: str = "IfNotPresent"
     selinux: Mapping[str, str] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)  # in addition to ours: a cluster's policies may want them
-    resources: Mapping[str, Any] = field(default_factory=lambda: _RESOURCES)
+    resources: JsonView = field(default_factory=lambda: _RESOURCES)
     image_known: bool = False  # from --image or from what is installed, not a default
 
 
-def agent_settings(daemons: Json, image: str | None, secrets: tuple[Mapping[str, Any], ...]) -> SweepSettings:
+def agent_settings(daemons: JsonObject, image: str | None, secrets: tuple[JsonView, ...]) -> SweepSettings:
     """As the agents' DaemonSet runs them; `image` overrides theirs."""
     template = daemons["spec"]["template"]
     inner, labels = template["spec"], (template.get("metadata") or {}).get("labels") or {}
@@ -60,7 +60,7 @@ def agent_settings(daemons: Json, image: str | None, secrets: tuple[Mapping[str,
     )
 
 
-def settings_for(node: Json, settings: SweepSettings) -> SweepSettings | str:
+def settings_for(node: JsonObject, settings: SweepSettings) -> SweepSettings | str:
     """The settings for this node, or why there are none.
 
     Before Kubernetes 1.30 an agent may write annotations of any Node. So we use the image of a mark only if no other
@@ -97,18 +97,18 @@ def within_limit_range(settings: SweepSettings, refusal: str) -> SweepSettings |
     return None if resources == settings.resources else replace(settings, resources=resources)
 
 
-def needs_sweep(node: Json) -> bool:
+def needs_sweep(node: JsonObject) -> bool:
     """Whether an agent was there, or files were left behind."""
     return parse_left_behind(node) is not None or had_agent(node)
 
 
-def is_ready(node: Json) -> bool:
+def is_ready(node: JsonObject) -> bool:
     """Whether its kubelet can start a Pod."""
     conditions = node["status"].get("conditions") or ()
     return [condition["status"] for condition in conditions if condition["type"] == "Ready"] == ["True"]
 
 
-def render_sweeper(namespace: str, node: str, settings: SweepSettings, *, keep_running: bool) -> Json:
+def render_sweeper(namespace: str, node: str, settings: SweepSettings, *, keep_running: bool) -> JsonObject:
     """The Pod. It bypasses schedulers and taints, and needs no account."""
     args = ["uninstall", "--this-node", f"--host-root={_HOST}", f"--kubelet-dir={settings.kubelet}"]
     names = {folder: folder.strip("/").replace("/", "-") for folder in _MOUNTS}

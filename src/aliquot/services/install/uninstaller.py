@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
@@ -37,13 +36,13 @@ from aliquot.dialects.wire.install.deployment import (
     SIMULATED_CARDS,
     WEBHOOK,
     Identity,
-    Json,
     cards_without_agents,
     identity,
 )
 from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers
 from aliquot.dialects.wire.install.record import Record, labels_to_restore, previous_record
 from aliquot.dialects.wire.objects import PodObject
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.services.install import sweeper
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
 from aliquot.services.install.sweeper import SweepSettings
@@ -71,12 +70,12 @@ class Uninstaller:
         self.objects = ClusterObjects(kube)
         self._kube, self._report, self._now, self._until = kube, report, now, until
 
-    async def holders(self, *, claims_only: bool = False) -> list[Json]:
+    async def holders(self, *, claims_only: bool = False) -> list[JsonObject]:
         """The Pods that hold cards of ours and have not finished. `claims_only`: those that hold them by
         ResourceClaims. These cannot run on without the agent: the kubelet asks it before it ends them."""
         items = await self.objects.items(CLAIMS)
         claims = {claim.key for claim in msgspec.convert(items, list[ClaimObject]) if claim.allocated}
-        found: list[Json] = []
+        found: list[JsonObject] = []
         params, pages = {"limit": "500"}, Pages("/api/v1/pods")
         while True:
             page = await self._kube.get("/api/v1/pods", params=params, timeout=60.0)
@@ -90,7 +89,7 @@ class Uninstaller:
             except EndlessError as error:
                 raise InstallError(str(error)) from error
 
-    async def evict(self, pods: Iterable[Json]) -> None:
+    async def evict(self, pods: Iterable[JsonObject]) -> None:
         """Delete them, and wait until they are gone."""
         uids = {_pod_identity(pod): pod["metadata"]["uid"] for pod in pods}
         for which in uids:
@@ -140,7 +139,7 @@ class Uninstaller:
             await self.objects.delete(Identity("resource.k8s.io/v1", "DeviceClass", "", name))
 
     async def stop_programs(
-        self, namespace: str, cards_on: Collection[str] = (), pull_secrets: Collection[Mapping[str, Any]] = ()
+        self, namespace: str, cards_on: Collection[str] = (), pull_secrets: Collection[JsonView] = ()
     ) -> bool:
         """The same, and the agents, with their cards where these are simulated. On the nodes `cards_on` those stay:
         Pods there run on, and a real card would stay too. Returns whether simulated cards stay."""
@@ -191,7 +190,7 @@ class Uninstaller:
         problems = tuple(problem for problem in swept.values() if problem)
         return Cleaned(nodes, problems, bool(left), cards_left)
 
-    async def _nodes(self) -> list[Json]:
+    async def _nodes(self) -> list[JsonObject]:
         return await self.objects.items("/api/v1/nodes")
 
     async def _sweep(self, namespace: str, settings: SweepSettings, *, keep_running: bool) -> dict[str, str | None]:
@@ -257,7 +256,7 @@ class Uninstaller:
         elif error.status != 409 and not (error.status == 403 and "serviceaccount" in error.message):
             raise error  # 409: a Pod of an earlier try is still there; 403: the namespace has no account yet
 
-    async def _why(self, which: Identity, pod: Json) -> str:
+    async def _why(self, which: Identity, pod: JsonObject) -> str:
         try:
             text: bytes = await self._kube.get(f"{which.path}/log", params={"tailLines": "1"}, into=bytes)
         except ApiError:
@@ -278,7 +277,7 @@ class Uninstaller:
             done += await self._clean_node(node, labelled.get(name, {}), mark)
         return done
 
-    async def _clean_node(self, node: Json, labelled: Mapping[str, str], mark: LeftBehind | None) -> bool:
+    async def _clean_node(self, node: JsonObject, labelled: Mapping[str, str], mark: LeftBehind | None) -> bool:
         path, wrote = f"/api/v1/nodes/{node['metadata']['name']}", False
         for attempt in range(_TRIES):
             patch, status = node_leftovers(node, labelled, mark)
@@ -362,20 +361,20 @@ class Uninstaller:
             raise InstallError(f"{problem}: run the same command again with a longer --timeout")
 
 
-def _pod_identity(pod: Json) -> Identity:
+def _pod_identity(pod: JsonObject) -> Identity:
     return Identity("v1", "Pod", pod["metadata"]["namespace"], pod["metadata"]["name"])
 
 
-def _runs(pod: Json) -> bool:
+def _runs(pod: JsonObject) -> bool:
     bound = bool((pod.get("spec") or {}).get("nodeName"))
     return bound and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
 
 
-def _has_grant(pod: Json) -> bool:
+def _has_grant(pod: JsonObject) -> bool:
     return native.GRANT in (pod["metadata"].get("annotations") or {})
 
 
-def _uses(pod: Json, claims: Collection[str]) -> bool:
+def _uses(pod: JsonObject, claims: Collection[str]) -> bool:
     """Whether it uses one of these claims, given as namespace/name."""
     if not claims:
         return False

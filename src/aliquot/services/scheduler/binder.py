@@ -22,13 +22,13 @@ from urllib.parse import quote
 from aliquot import dialects
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Unreachable
 from aliquot.dialects.kube.conditions import closing_taints, untolerated
-from aliquot.dialects.pods import Json
 from aliquot.dialects.wire import extender
 from aliquot.dialects.wire.extender import Binding
 from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.dialects.wire.schedulerconfig import is_managed
 from aliquot.model.claim import Claim
 from aliquot.model.numbers.backoff import backoff
+from aliquot.model.openjson import JsonView
 from aliquot.wording.refusals import coded_reason
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Binder:
                 return None
             raise Unreachable(str(error)) from error
 
-    def _check_taints(self, binding: Binding, taints: Sequence[Json], tolerations: Sequence[object]) -> None:
+    def _check_taints(self, binding: Binding, taints: Sequence[JsonView], tolerations: Sequence[object]) -> None:
         """kube-scheduler checks this too, but a moment earlier; and our caller may be another program."""
         taint = untolerated(taints, tolerations) if taints else None
         if taint is not None:

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.native import ADDRESS, CALLS
 from aliquot.dialects.wire.leases import LeaseObject, leases_path, render_lease
+from aliquot.model.openjson import JsonObject
 from aliquot.model.status.machine import CallStatus
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Election:
         self._seen = Observation(taken, now)
         self._note_leader(taken)
 
-    def _lease(self, holder: str, lease: LeaseObject | None) -> dict[str, Any]:
+    def _lease(self, holder: str, lease: LeaseObject | None) -> JsonObject:
         return render_lease(
             self._namespace,
             self._name,

@@ -26,6 +26,7 @@ from aliquot.dialects.nodereading import qgpu_bars_whole_cards
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.upkeep import NodeEvent, Upkeep, may_need_upkeep, upkeep
 from aliquot.model.numbers.backoff import backoff
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.events import EventSink, ObjectRef, timestamp
 from aliquot.services.daemon.pace import Pace
@@ -64,7 +65,7 @@ class _Write:
 
     right: str
     path: str
-    patch: Mapping[str, Any]
+    patch: JsonView
     form: Literal["merge", "strategic"]
 
 
@@ -189,7 +190,7 @@ class NodeUpkeep:
         unclear = qgpu_bars_whole_cards(meta.labels or {}, self._rules().served)
         return _kind(judged) if judged.needed or unclear else None
 
-    def _judge(self, name: str, node: dict[str, Any]) -> Upkeep:
+    def _judge(self, name: str, node: JsonObject) -> Upkeep:
         return upkeep(
             node,
             timestamp(self._clock()),

@@ -16,8 +16,7 @@ import msgspec
 
 from aliquot.dialects import gpushare, hami, kai, qgpu, rules, t9k
 from aliquot.dialects.wire import schedulerconfig, workloads
-
-Json = dict[str, Any]
+from aliquot.model.openjson import JsonObject, JsonView
 
 NAMESPACE = "aliquot-system"
 RECORD = "aliquot-installation"
@@ -115,7 +114,7 @@ def plural(kind: str) -> str:
     return f"{low[:-1]}ies" if low.endswith("y") else f"{low}es" if low.endswith("s") else f"{low}s"
 
 
-def identity(obj: Json) -> Identity:
+def identity(obj: JsonObject) -> Identity:
     """The identity of one of our objects."""
     metadata = obj["metadata"]
     return Identity(obj["apiVersion"], obj["kind"], metadata.get("namespace", ""), metadata["name"])
@@ -129,13 +128,13 @@ _ORDER = (
 )  # fmt: skip
 
 
-def in_order(objects: Iterable[Json]) -> list[Json]:
+def in_order(objects: Iterable[JsonObject]) -> list[JsonObject]:
     """Sorted for applying; unknown kinds come after RBAC and before programs."""
     position = {kind: index for index, kind in enumerate(_ORDER)}
     return sorted(objects, key=lambda obj: position.get(obj["kind"], position["Service"]))
 
 
-def tailor_objects(objects: Iterable[Json], options: Options, version: str) -> list[Json]:
+def tailor_objects(objects: Iterable[JsonObject], options: Options, version: str) -> list[JsonObject]:
     """The rendered objects adapted to the options, in the order to apply them."""
     wanted = [obj for obj in objects if _is_wanted(obj, options)]
     if options.simulate:
@@ -157,7 +156,7 @@ def tailor_objects(objects: Iterable[Json], options: Options, version: str) -> l
     return result
 
 
-def _is_wanted(obj: Json, options: Options) -> bool:
+def _is_wanted(obj: JsonObject, options: Options) -> bool:
     """Leaves out what the chart leaves out: unknown resources, and permissions that only gpushare's mode needs."""
     monitoring = obj["apiVersion"].startswith(_MONITORING) or _DASHBOARD in obj["metadata"].get("labels", {})
     of_gpushare = obj["metadata"].get("namespace") == gpushare.CONFIG_NAMESPACE
@@ -182,12 +181,12 @@ def _in_namespace(value: Any, namespace: str) -> Any:
     return value.replace(NAMESPACE, namespace) if isinstance(value, str) else value  # in expressions too
 
 
-def _patches_pods(rule: Json) -> bool:
+def _patches_pods(rule: JsonObject) -> bool:
     """Agents write to Pods only for gpushare's tools."""
     return (rule["resources"], rule["verbs"]) == (["pods"], ["patch"])
 
 
-def _label(obj: Json, version: str) -> None:
+def _label(obj: JsonObject, version: str) -> None:
     metadatas = [obj["metadata"], obj.get("spec", {}).get("template", {}).get("metadata", {})]
     for labels in (metadata["labels"] for metadata in metadatas if NAME_LABEL in metadata.get("labels", {})):
         labels[VERSION_LABEL], labels[MANAGED_LABEL] = version, MANAGER
@@ -203,7 +202,7 @@ def _scheduler_config(options: Options) -> str:
     return msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
 
 
-def _edit_scheduler(deployment: Json, options: Options, config: str) -> None:
+def _edit_scheduler(deployment: JsonObject, options: Options, config: str) -> None:
     spec = deployment["spec"]
     spec["replicas"] = options.replicas
     spec["template"]["metadata"]["annotations"][_CHECKSUM] = hashlib.sha256(config.encode()).hexdigest()
@@ -224,7 +223,7 @@ def _edit_scheduler(deployment: Json, options: Options, config: str) -> None:
             container["args"] += ["--env-by-annotation"] * options.env_by_annotation
 
 
-def _edit_agent(daemons: Json, options: Options) -> None:
+def _edit_agent(daemons: JsonObject, options: Options) -> None:
     spec = daemons["spec"]
     changes = {"--dialects": ",".join(_dialects(options)), "--memory-unit": options.memory_unit}
     for container in workloads.containers(daemons):
@@ -253,7 +252,7 @@ def _edit_agent(daemons: Json, options: Options) -> None:
     ]
 
 
-def _simulated_cards(agents: Json, cards: str) -> Json:
+def _simulated_cards(agents: JsonObject, cards: str) -> JsonObject:
     """The DaemonSet of the chart's simulated-cards.yaml, on the nodes of the agents."""
     daemons = copy.deepcopy(agents)
     spec, inner = daemons["spec"], daemons["spec"]["template"]["spec"]
@@ -287,7 +286,7 @@ def _simulated_cards(agents: Json, cards: str) -> Json:
     return daemons
 
 
-def cards_without_agents(nodes: Iterable[str], pull_secrets: Iterable[Mapping[str, Any]]) -> Json:
+def cards_without_agents(nodes: Iterable[str], pull_secrets: Iterable[JsonView]) -> JsonObject:
     """The merge patch by which the DaemonSet of simulated cards stays on these nodes when the rest is uninstalled: it
     then depends neither on labels of the nodes nor on the agents' account, which has `pull_secrets`."""
     terms = [
@@ -302,7 +301,7 @@ def cards_without_agents(nodes: Iterable[str], pull_secrets: Iterable[Mapping[st
     return {"spec": {"template": {"spec": spec}}}
 
 
-def _mount_driver(inner: Json, folder: str) -> None:
+def _mount_driver(inner: JsonObject, folder: str) -> None:
     """Right after the folder of CDI specs that is always mounted, as in the chart."""
     mount = {"name": _DRIVER, "mountPath": folder, "readOnly": True}
     volume = {"name": _DRIVER, "hostPath": {"path": folder, "type": "Directory"}}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -15,9 +14,8 @@ from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import may_serve_nvidia_gpu
 from aliquot.dialects.wire.upkeep import CONDITION, written_labels
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
-
-Json = dict[str, Any]
 
 KUBELET = "/var/lib/kubelet"
 _VERSION = 1
@@ -54,7 +52,7 @@ def render_left_behind(left: LeftBehind) -> str:
     return msgspec.json.encode(mark).decode()
 
 
-def parse_left_behind(node: Json) -> LeftBehind | Invalid | None:
+def parse_left_behind(node: JsonObject) -> LeftBehind | Invalid | None:
     """None: nothing was left behind. The node's kubelet may write this annotation, too, so nothing in it is trusted."""
     text = (node["metadata"].get("annotations") or {}).get(native.LEFT_BEHIND)
     if text is None:
@@ -73,15 +71,15 @@ def parse_left_behind(node: Json) -> LeftBehind | Invalid | None:
     return LeftBehind(left.image, left.kubelet, left.selinux, left.labels) if whole else wrong
 
 
-def had_agent(node: Json) -> bool:
+def had_agent(node: JsonObject) -> bool:
     """Whether the Node has annotations of our agent."""
     annotations = node["metadata"].get("annotations") or {}
     return native.INVENTORY in annotations or native.AGENT in annotations
 
 
 def node_leftovers(
-    node: Json, labelled: Mapping[str, str], left: LeftBehind | None = None
-) -> tuple[Json | None, Json | None]:
+    node: JsonObject, labelled: Mapping[str, str], left: LeftBehind | None = None
+) -> tuple[JsonObject | None, JsonObject | None]:
     """The patches that remove our marks from a Node: a merge patch of it and a strategic one of its status; None:
     nothing to do.
 
@@ -94,13 +92,13 @@ def node_leftovers(
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     gone = {key for key, value in labelled.items() if labels.get(key) == value}
     gone |= {key for key in written_labels(metadata) if key in labels}
-    change: Json = {"labels": dict.fromkeys(sorted(gone))} if gone else {}
+    change: JsonObject = {"labels": dict.fromkeys(sorted(gone))} if gone else {}
     noted = {} if left is None else {native.LEFT_BEHIND: render_left_behind(left)}
     ours = {key: noted.get(key) for key in (*annotations, *noted) if key.startswith(native.PREFIX)}
     changed = {key: value for key, value in ours.items() if annotations.get(key) != value}
     if changed:
         change["annotations"] = changed
-    patch: Json = {"metadata": change} if change else {}
+    patch: JsonObject = {"metadata": change} if change else {}
     taints = (node.get("spec") or {}).get("taints") or []
     cleaned = native.LEFT_BEHIND in annotations and not had_agent(node)
     kept = [taint for taint in taints if taint != t9k.TAINT or cleaned]
@@ -115,8 +113,8 @@ def node_leftovers(
     return patch or None, {"status": of_status} if of_status else None
 
 
-def _of_status(status: Json, resources: frozenset[str], *, theirs: bool) -> Json:
-    found: Json = {}
+def _of_status(status: JsonObject, resources: frozenset[str], *, theirs: bool) -> JsonObject:
+    found: JsonObject = {}
     if any(condition.get("type") == CONDITION for condition in status.get("conditions") or ()):
         found["conditions"] = [{"$patch": "delete", "type": CONDITION}]
     allocatable = status.get("allocatable") or {}

@@ -19,10 +19,10 @@ from aliquot.dialects.wire.install.deployment import (
     RECORD,
     VERSION_LABEL,
     Identity,
-    Json,
     Options,
     identity,
 )
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 _VERSION = 1
@@ -43,18 +43,18 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     before: str | None = None  # the record of the installation that this one replaces
 
 
-def pack(objects: Sequence[Json]) -> str:
+def pack(objects: Sequence[JsonObject]) -> str:
     """Compressed, to fit into a ConfigMap; the same text for the same objects."""
     return base64.b64encode(gzip.compress(msgspec.json.encode(objects), mtime=0)).decode()
 
 
-def unpack(text: str) -> list[Json]:
+def unpack(text: str) -> list[JsonObject]:
     """The inverse of `pack`."""
-    objects: list[Json] = msgspec.json.decode(gzip.decompress(base64.b64decode(text)))
+    objects: list[JsonObject] = msgspec.json.decode(gzip.decompress(base64.b64decode(text)))
     return objects
 
 
-def render_record(record: Record) -> Json:
+def render_record(record: Record) -> JsonObject:
     """The ConfigMap."""
     data = {"record": msgspec.json.encode(record).decode()}
     labels = {NAME_LABEL: "aliquot", MANAGED_LABEL: MANAGER, VERSION_LABEL: record.version}
@@ -76,7 +76,7 @@ def parse_record(obj: object) -> Record | Invalid:
     return record if record.v == _VERSION else Invalid(field, record.v, f"version {_VERSION}, or a newer `aliquot`")
 
 
-def new_record(version: str, options: Options, objects: Sequence[Json], **more: Any) -> Record:
+def new_record(version: str, options: Options, objects: Sequence[JsonObject], **more: Any) -> Record:
     """The record of an installation that is about to start."""
     return Record(_VERSION, version, options, tuple(identity(obj) for obj in objects), pack(objects), **more)
 
@@ -105,13 +105,13 @@ def rollback_target(record: Record) -> str | None:
     )
 
 
-def render_replaced(labels: Mapping[str, tuple[str, str | None]]) -> Json:
+def render_replaced(labels: Mapping[str, tuple[str, str | None]]) -> JsonObject:
     """The metadata that keeps the owner's labels of a namespace, beside ours that replace them; nothing if there are
     none."""
     return {"annotations": {_REPLACED: msgspec.json.encode(labels, order="sorted").decode()}} if labels else {}
 
 
-def replaced_labels(namespace: Json) -> dict[str, tuple[str, str | None]]:
+def replaced_labels(namespace: JsonObject) -> dict[str, tuple[str, str | None]]:
     """What `render_replaced` kept: the owner's value and ours, None where an earlier version kept only the owner's;
     nothing where it cannot be read."""
     text = (namespace["metadata"].get("annotations") or {}).get(_REPLACED, "{}")
@@ -122,7 +122,7 @@ def replaced_labels(namespace: Json) -> dict[str, tuple[str, str | None]]:
     return {key: (found, None) if isinstance(found, str) else found for key, found in kept.items()}
 
 
-def labels_to_restore(namespace: Json) -> dict[str, str]:
+def labels_to_restore(namespace: JsonObject) -> dict[str, str]:
     """The owner's labels that ours still replace. A label that its owner has changed since stays."""
     present, kept = namespace["metadata"].get("labels") or {}, replaced_labels(namespace)
     return {key: theirs for key, (theirs, ours) in kept.items() if ours is None or present.get(key) == ours}

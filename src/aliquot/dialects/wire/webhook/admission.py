@@ -24,13 +24,12 @@ import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from aliquot.dialects import gpushare, hami, native
 from aliquot.dialects.lookalikes import outside_template
-from aliquot.dialects.pods import Json, list_at, mapping_at, read_pod
+from aliquot.dialects.pods import list_at, mapping_at, read_pod
 from aliquot.dialects.registry import parse_pod, places, remarks, render_envs
 from aliquot.dialects.rules import Rules
 from aliquot.dialects.t9k import missing_tolerations
@@ -41,6 +40,7 @@ from aliquot.model.claim import Claim, ContainerClaim, Role
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid, show
 
 _API = "admission.k8s.io/v1"
@@ -69,7 +69,7 @@ class AdmissionSettings:
     env_by_field_ref: bool = False  # for runtimes without CDI
 
 
-def review(body: object, rules: Rules, settings: AdmissionSettings) -> dict[str, Any] | Invalid:
+def review(body: object, rules: Rules, settings: AdmissionSettings) -> JsonObject | Invalid:
     """Answer a review; Invalid if the body is not a review. Accepts any JSON, never raises."""
     request = _request(body)
     if isinstance(request, Invalid):
@@ -104,7 +104,7 @@ def _warnings_on_template(workload: object, path: tuple[str, ...], rules: Rules)
     return [_warning(sentence, _LONGEST_SENTENCE) for sentence in sentences]
 
 
-def _request(body: object) -> Json | Invalid:
+def _request(body: object) -> JsonView | Invalid:
     if not isinstance(body, dict):
         return Invalid("body", body, f"an AdmissionReview of {_API}")
     for key, wanted in (("apiVersion", _API), ("kind", "AdmissionReview")):
@@ -119,18 +119,18 @@ def _request(body: object) -> Json | Invalid:
     return request
 
 
-def _is_new_pod(request: Json) -> bool:
+def _is_new_pod(request: JsonView) -> bool:
     """Only creations are reviewed. An existing Pod was reviewed, and can change little that matters here."""
     return _kind(request) == ("", "Pod") and request.get("operation") == "CREATE" and not request.get("subResource")
 
 
-def _template(request: Json) -> tuple[str, ...] | None:
+def _template(request: JsonView) -> tuple[str, ...] | None:
     """The path of the Pod spec in a workload that is created or updated; None for everything else."""
     changes = request.get("operation") in ("CREATE", "UPDATE") and not request.get("subResource")
     return TEMPLATES.get(_kind(request)) if changes else None
 
 
-def _kind(request: Json) -> tuple[str, str]:
+def _kind(request: JsonView) -> tuple[str, str]:
     kind = mapping_at(request.get("kind"), "", [])
     group, name = kind.get("group") or "", kind.get("kind")
     return (group, name) if isinstance(group, str) and isinstance(name, str) else ("", "")
@@ -140,7 +140,7 @@ def _resources(rules: Rules) -> frozenset[str]:
     return frozenset(name for dialect in rules.served for name in schedulerconfig.DIALECTS[dialect])
 
 
-def _annotations(pod: Json) -> Json:
+def _annotations(pod: JsonView) -> JsonView:
     return mapping_at(mapping_at(pod.get("metadata"), "", []).get("annotations"), "", [])
 
 
@@ -148,9 +148,9 @@ def _answer(
     uid: str,
     patch: list[Operation] | None = None,
     warnings: list[str] | None = None,
-    refused: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    response: dict[str, Any] = {"uid": uid, "allowed": refused is None}
+    refused: JsonObject | None = None,
+) -> JsonObject:
+    response: JsonObject = {"uid": uid, "allowed": refused is None}
     if refused is not None:
         response["status"] = refused
     if patch:
@@ -161,7 +161,7 @@ def _answer(
     return {"apiVersion": _API, "kind": "AdmissionReview", "response": response}
 
 
-def _status(problems: tuple[Invalid, ...], pod: Json) -> dict[str, Any]:
+def _status(problems: tuple[Invalid, ...], pod: JsonView) -> JsonObject:
     """Every violation, as a message for people and as causes for programs."""
     listed, more = problems[:_MOST_LISTED], len(problems) - _MOST_LISTED
     sentences = [_printable(problem.sentence()) for problem in listed]
@@ -196,7 +196,9 @@ def _printable(text: str) -> str:
 # --- the patch ---------------------------------------------------------------------------------------------------
 
 
-def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSettings) -> tuple[list[Operation], list[str]]:
+def _mutations(
+    pod: JsonView, claim: Claim, rules: Rules, settings: AdmissionSettings
+) -> tuple[list[Operation], list[str]]:
     spec = mapping_at(pod.get("spec"), "", [])
     warnings = [_warning(sentence, _LONGEST_SENTENCE) for sentence in remarks(pod, rules)]
     annotations = _annotations(pod)
@@ -225,14 +227,14 @@ def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSetting
     return patch, warnings
 
 
-def _more_limits(pod: Json, claim: Claim, rules: Rules) -> dict[str, dict[str, str]]:
+def _more_limits(pod: JsonView, claim: Claim, rules: Rules) -> dict[str, dict[str, str]]:
     """By container, what it lacks so that the kubelet calls us."""
     more = {name: {native.PLACE: str(count)} for name, count in places(claim, rules).items()}
     view = read_pod(pod) if claim.dialect == hami.DIALECT else None
     return more if view is None else {container.name: {hami.CARDS: "1"} for container in hami.without_cards(view)}
 
 
-def _forged_grants(annotations: Json) -> list[str]:
+def _forged_grants(annotations: JsonView) -> list[str]:
     """Annotations of a grant on a Pod that has none yet: left in a template, or written by hand.
 
     Keys that cannot be encoded are left to the API server, which refuses them.
@@ -304,7 +306,7 @@ def _variables(claim: Claim, rules: Rules) -> dict[str, tuple[str, ...]]:
 
 
 def _env_operations(
-    spec: Json, container: ContainerClaim, variables: Iterable[str], warnings: list[str]
+    spec: JsonView, container: ContainerClaim, variables: Iterable[str], warnings: list[str]
 ) -> Iterator[Operation]:
     """Insert our variables first, so that others may refer to them, and remove existing ones with the same names.
 
@@ -330,7 +332,7 @@ def _env_operations(
         yield {"op": "add", "path": f"{path}/0", "value": entry}
 
 
-def _from_annotation(container: str, variable: str) -> dict[str, Any]:
+def _from_annotation(container: str, variable: str) -> JsonObject:
     path = _field_path(container, variable)
     return {"name": variable, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 

@@ -10,7 +10,6 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
@@ -24,6 +23,7 @@ from aliquot.dialects.wire.webhook.matchconditions import (
     may_mislead,
 )
 from aliquot.dialects.wire.webhook.slots import SLOTS
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 PATH = "/review"
@@ -80,7 +80,7 @@ def read_authority(secret: object) -> str | None:
     return None if isinstance(read, Invalid) else (read.data or {}).get(CA_CERTIFICATES)
 
 
-def _rule(group: str, resources: Sequence[str], *operations: str) -> dict[str, Any]:
+def _rule(group: str, resources: Sequence[str], *operations: str) -> JsonObject:
     return {
         "apiGroups": [group],
         "apiVersions": ["v1"],
@@ -126,7 +126,7 @@ def webhook_configuration(
     served: frozenset[str] = frozenset(DIALECTS),
     spared: Sequence[str] = (),
     slots: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The object. `where` is a Service, or the address (https://HOST:PORT) of a webhook outside of the cluster.
 
     It selects the Pods of the dialects `served`, workloads whose templates lack limits, and those of users that ask for
@@ -174,7 +174,7 @@ def slot_services(where: ServiceRef) -> list[ServiceRef]:
     return [replace(where, name=f"{where.name}-{slot}") for slot in SLOTS]
 
 
-def _way(where: ServiceRef | str) -> dict[str, Any]:
+def _way(where: ServiceRef | str) -> JsonObject:
     if isinstance(where, str):
         return {"url": where.rstrip("/") + PATH}
     return {"service": {"namespace": where.namespace, "name": where.name, "path": PATH, "port": where.port}}
@@ -182,12 +182,12 @@ def _way(where: ServiceRef | str) -> dict[str, Any]:
 
 def _attempts(
     name: str,
-    rules: list[dict[str, Any]],
+    rules: list[JsonObject],
     condition: str,
     expressions: Sequence[str],
     failure_policy: FailurePolicy,
     last_seconds: int = _LAST_SECONDS,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """One entry for each expression."""
     for number, expression in enumerate(expressions):
         last = number == len(expressions) - 1
@@ -243,9 +243,9 @@ class InstallerMarks:
     annotations: Mapping[str, str] = field(default_factory=dict)
     manager: str = FIELD_MANAGER
 
-    def render_empty(self, kind: str, name: str, namespace: str = "") -> dict[str, Any]:
+    def render_empty(self, kind: str, name: str, namespace: str = "") -> JsonObject:
         """The Secret or the configuration as it was installed."""
-        metadata: dict[str, Any] = {"name": name, "labels": dict(self.labels), "annotations": dict(self.annotations)}
+        metadata: JsonObject = {"name": name, "labels": dict(self.labels), "annotations": dict(self.annotations)}
         if kind == "Secret":
             metadata["namespace"] = namespace
             return {"apiVersion": "v1", "kind": kind, "type": "Opaque", "metadata": metadata}
@@ -270,7 +270,7 @@ def _texts(value: object) -> dict[str, str]:
     return {key: text for key, text in mapping_at(value, "", []).items() if isinstance(text, str)}
 
 
-def secret_patch(data: Mapping[str, bytes], version: str) -> dict[str, Any]:
+def secret_patch(data: Mapping[str, bytes], version: str) -> JsonObject:
     """A patch of the existing Secret, valid only for that version, so that no other write is lost."""
     return {"metadata": {"resourceVersion": version}, "data": _in_base64(data)}
 

@@ -11,11 +11,11 @@ Limits that a user wrote are never changed: where they differ from the requests,
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
-from aliquot.dialects.pods import Json, list_at, mapping_at
+from aliquot.dialects.pods import list_at, mapping_at
+from aliquot.model.openjson import JsonObject, JsonView
 
-Operation = dict[str, Any]
+Operation = JsonObject
 
 # Where the Pod's spec is, by API group and kind.
 TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
@@ -63,7 +63,7 @@ def complete_limits(
     return patch
 
 
-def _missing(container: Json, old: Json, resources: Collection[str]) -> dict[str, Any]:
+def _missing(container: JsonView, old: JsonView, resources: Collection[str]) -> JsonObject:
     """The limits to set, by resource."""
     limits, requests = _side(container, "limits"), _side(container, "requests")
     old_limits, old_requests = _side(old, "limits"), _side(old, "requests")
@@ -80,17 +80,17 @@ def _missing(container: Json, old: Json, resources: Collection[str]) -> dict[str
     }
 
 
-def _inner(value: object, path: tuple[str, ...]) -> Json:
+def _inner(value: object, path: tuple[str, ...]) -> JsonView:
     for key in path:
         value = mapping_at(value, "", []).get(key)
     return mapping_at(value, "", [])
 
 
-def _side(container: Json, side: str) -> Json:
+def _side(container: JsonView, side: str) -> JsonView:
     return mapping_at(mapping_at(container.get("resources"), "", []).get(side), "", [])
 
 
-def _by_name(spec: Json, siblings: str) -> dict[object, Json]:
+def _by_name(spec: JsonView, siblings: str) -> dict[object, JsonView]:
     containers = (mapping_at(item, "", []) for item in list_at(spec.get(siblings), "", []))
     return {container["name"]: container for container in containers if isinstance(container.get("name"), str)}
 

@@ -8,9 +8,8 @@ deleted.
 
 from __future__ import annotations
 
-from typing import Any
-
-from aliquot.dialects.pods import Json, list_at, mapping_at
+from aliquot.dialects.pods import list_at, mapping_at
+from aliquot.model.openjson import JsonObject, JsonView
 
 SLOTS = ("0", "1")
 SLOT_LABEL = "aliquot.dev/webhook-slot"
@@ -32,31 +31,31 @@ def slot_to_take(pods: object, name: str) -> str | None:
     return dict(zip(without, free, strict=False)).get(name)
 
 
-def render_slot(slot: str) -> dict[str, Any]:
+def render_slot(slot: str) -> JsonObject:
     """The patch of a Pod."""
     return {"metadata": {"labels": {SLOT_LABEL: slot}}}
 
 
-def _stays(pod: Json) -> bool:
+def _stays(pod: JsonView) -> bool:
     ended = _mapping(pod.get("status")).get("phase") in ("Failed", "Succeeded")
     return not ended and not _metadata(pod).get("deletionTimestamp")
 
 
-def _slot(pod: Json) -> str:
+def _slot(pod: JsonView) -> str:
     return str(_mapping(_metadata(pod).get("labels")).get(SLOT_LABEL))
 
 
-def _name(pod: Json) -> str:
+def _name(pod: JsonView) -> str:
     return str(_metadata(pod).get("name"))
 
 
-def _age(pod: Json) -> tuple[str, str]:
+def _age(pod: JsonView) -> tuple[str, str]:
     return str(_metadata(pod).get("creationTimestamp")), _name(pod)
 
 
-def _metadata(pod: Json) -> Json:
+def _metadata(pod: JsonView) -> JsonView:
     return _mapping(pod.get("metadata"))
 
 
-def _mapping(value: object) -> Json:
+def _mapping(value: object) -> JsonView:
     return mapping_at(value, "", [])

@@ -21,9 +21,10 @@ from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.dialects.dra import CLAIMS, DRIVER, LABEL
 from aliquot.dialects.dra.claims import ClaimObject
-from aliquot.dialects.dra.slices import Json, render_devices
+from aliquot.dialects.dra.slices import render_devices
 from aliquot.model.node import Node
 from aliquot.model.numbers.backoff import backoff
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Level, Standing
 from aliquot.services.agent.dra.preparation import ClaimPreparer
@@ -218,7 +219,7 @@ class DraDriver:
     def _check_after() -> float:
         return backoff(1, first=_CHECK, longest=_CHECK, chance=random())
 
-    def _devices(self) -> list[Json]:
+    def _devices(self) -> list[JsonObject]:
         node = self._site.node()
         return render_devices(
             node.cards,

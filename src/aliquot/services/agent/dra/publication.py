@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.adapters.kubernetes.reflector import Reflector
 from aliquot.dialects.dra import DRIVER, SLICES
-from aliquot.dialects.dra.slices import Json, PublishedSlice, generation_of, is_published, render_slices
+from aliquot.dialects.dra.slices import PublishedSlice, generation_of, is_published, render_slices
+from aliquot.model.openjson import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +56,11 @@ class SlicePublisher:
         """Whether the slices were read."""
         return self.reflector.synced.is_set()
 
-    def has(self, devices: Sequence[Json]) -> bool:
+    def has(self, devices: Sequence[JsonObject]) -> bool:
         """Whether exactly these devices are published."""
         return self.known and is_published(self.published, devices)
 
-    async def publish(self, devices: Sequence[Json], node_uid: str) -> None:
+    async def publish(self, devices: Sequence[JsonObject], node_uid: str) -> None:
         """Make the slices have exactly these devices. If that fails, the next call tries again."""
         if not self.known or self.has(devices):
             return
@@ -75,7 +76,7 @@ class SlicePublisher:
         data = {"devices": len(devices), "generation": generation_of(self.published)}
         log.info("slices_published", extra={"data": data})
 
-    async def _write(self, devices: Sequence[Json], node_uid: str) -> None:
+    async def _write(self, devices: Sequence[JsonObject], node_uid: str) -> None:
         there = self.published
         wanted = render_slices(self._node, node_uid, devices, generation_of(there) + 1)
         for at, item in enumerate(wanted):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import Any
 from uuid import uuid4
 
 from aliquot.adapters.host.home import Home
 from aliquot.dialects.kube.podterms import scheduling_gates
 from aliquot.dialects.local.objects import pod_of, template_of
 from aliquot.model.containers.localpod import MOST_EVENTS, Applier, LocalPod, Phase, PodEvent, PodState, Workload
+from aliquot.model.openjson import JsonObject
 from aliquot.services.machine.pods import launchspec
 from aliquot.wording.refusals import held_back
 from aliquot.wording.requests import requests, wants
@@ -18,9 +18,7 @@ from aliquot.wording.requests import requests, wants
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as in Kubernetes: no vowels, so that no words appear
 
 
-def new_pod(
-    manifest: dict[str, Any], owner: tuple[str, str] | None, applier: Applier, home: Home, now: float
-) -> LocalPod:
+def new_pod(manifest: JsonObject, owner: tuple[str, str] | None, applier: Applier, home: Home, now: float) -> LocalPod:
     """A new record; the caller stores it."""
     metadata = manifest["metadata"]
     pod = LocalPod(

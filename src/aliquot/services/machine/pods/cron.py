@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
-from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from aliquot.dialects.local.cron import Moment, next_after, parse_schedule
@@ -22,6 +20,7 @@ from aliquot.dialects.local.objects import (
     template_of,
 )
 from aliquot.model.containers.localpod import Phase, Workload
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.services.machine.pods.controllers import outcome
 from aliquot.services.machine.pods.manager import PodManager
@@ -34,7 +33,7 @@ _MOST_MISSED = 2000  # runs looked at, one per minute of that time and some
 _KEPT = {Phase.SUCCEEDED: ("successfulJobsHistoryLimit", 3), Phase.FAILED: ("failedJobsHistoryLimit", 1)}
 
 
-def zone_of(cron_job: Mapping[str, Any]) -> tzinfo | Invalid | None:
+def zone_of(cron_job: JsonView) -> tzinfo | Invalid | None:
     """Its time zone; None: that of this machine."""
     name = cron_job["spec"].get("timeZone")
     if name is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from aliquot import dialects
 from aliquot.adapters.host.home import OF_A_TENANT
@@ -15,6 +14,7 @@ from aliquot.model.containers.launch import ContainerLaunch, LaunchSpec
 from aliquot.model.containers.localpod import ContainerState, LocalPod
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
+from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import TenantEnvironment
 from aliquot.services.machine.pods.supervisor import CONTAINER_VARIABLE, POD_VARIABLE
@@ -25,7 +25,7 @@ _FOREIGN = (*OF_A_TENANT, POD_VARIABLE, CONTAINER_VARIABLE)
 _NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 
 
-def manifest_of(pod: LocalPod) -> dict[str, Any]:
+def manifest_of(pod: LocalPod) -> JsonObject:
     """The applied manifest with the uid of the Pod."""
     return {**pod.manifest, "metadata": {**pod.manifest["metadata"], "uid": pod.uid}}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -15,6 +14,7 @@ from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.dialects.local.status import render_pod, render_workload
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.containers.localpod import ContainerState, LocalPod, Phase, Workload
+from aliquot.model.openjson import JsonView
 from aliquot.model.status.machine import (
     ContainerStatus,
     OwnerStatus,
@@ -160,7 +160,7 @@ def _pod(
     )
 
 
-def _labels(manifest: Mapping[str, Any]) -> dict[str, str]:
+def _labels(manifest: JsonView) -> dict[str, str]:
     """Those that Kubernetes would take: others can be of any length, and everybody may see them."""
     there = manifest["metadata"].get("labels")
     fit = (
@@ -200,12 +200,12 @@ def _shortened(command: Sequence[str]) -> list[str]:
     return found
 
 
-def pod_object(pods: PodManager, pod: LocalPod) -> Mapping[str, Any]:
+def pod_object(pods: PodManager, pod: LocalPod) -> JsonView:
     """The Pod as it was applied, with its status."""
     return render_pod(pod, launchspec.manifest_of(pod), _Reasons(pods.machine).of(pod), _stamp)
 
 
-def workload_object(pods: PodManager, workload: Workload) -> Mapping[str, Any]:
+def workload_object(pods: PodManager, workload: Workload) -> JsonView:
     """The workload as it was applied, with its status."""
     return render_workload(workload, pods.owned(workload), _workload(pods, workload).ready, _stamp)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from aliquot.dialects import NodeReader, dra, gpushare, hami, native
 from aliquot.dialects.kube.conditions import closing_taints
@@ -12,6 +11,7 @@ from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of, served_by_other
 from aliquot.model.claim import Usage
 from aliquot.model.node import Closed, Node, Offer
+from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.placement.board import Board
 
@@ -35,7 +35,7 @@ class ReportedNodes:
     counted: set[str] = field(default_factory=set)  # those whose agents count gpu-mem without devices
     placeless: set[str] = field(default_factory=set)  # those with gpu-mem of gpushare's own plugin: without places
     others: dict[str, tuple[str, ...]] = field(default_factory=dict)  # those whose cards other plugins hand out
-    taints: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)  # those that keep Pods away
+    taints: dict[str, tuple[JsonView, ...]] = field(default_factory=dict)  # those that keep Pods away
     addresses: dict[str, str] = field(default_factory=dict)  # within the cluster
     sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out
     drivers: Drivers = field(default_factory=Drivers)  # DRA drivers that publish cards

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Unreachable
 from aliquot.dialects.native import RETRIED
 from aliquot.dialects.wire.objects import PodObject
+from aliquot.model.openjson import JsonObject
 
 _TIMEOUT = 5.0  # seconds for one call
 _AUTHORIZER = re.compile(r"\bcannot [a-z]+ resource\b")
@@ -106,7 +106,7 @@ async def withdraw_nomination(kube: Kube, key: str, uid: str, node: str) -> bool
     return True
 
 
-async def _write_nomination(kube: Kube, key: str, metadata: dict[str, Any], node: str | None) -> None:
+async def _write_nomination(kube: Kube, key: str, metadata: JsonObject, node: str | None) -> None:
     body = {"metadata": metadata, "status": {"nominatedNodeName": node}}
     try:
         await kube.patch(f"{_path(key)}/status", body, timeout=_TIMEOUT)
