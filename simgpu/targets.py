@@ -25,5 +25,5 @@ TARGETS: list[tuple[str, list[str], list[str]]] = [
     ),
     ("simgpu/libsimrm.so", ["simgpu/simrm.c", *_WIRE], [*_LIBRARY, "-Wl,-soname,libsimrm.so", "-ldl"]),
     ("simgpu/nvidia-cuda-mps-control", ["simgpu/mps/control.c", *_WIRE], []),
-    ("simgpu/player", [*_all("player"), "simgpu/wire.c"], []),
+    ("simgpu/player", [*_all("player"), "simgpu/wire.c"], ["-pthread"]),
 ]

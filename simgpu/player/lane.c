@@ -50,6 +50,11 @@ struct lane *lane_new(int *file)
     return lane;
 }
 
+void lane_cut(uint32_t uid, const struct lane *lane)
+{
+    store_cut(uid, 'w', lane->number, sizeof *lane->shared);
+}
+
 static void wake(uint32_t *word)
 {
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);

@@ -7,6 +7,7 @@
 #include "loop.h"
 #include "player.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,8 @@
 #define BATCH    64
 #define PER_TURN 16                          /* messages from one connection in one round: nobody floods the rest */
 #define LAG_MAX  (250ull * 1000 * 1000)      /* with work to do the cards never lag more, even when nobody waits */
-#define FILES    4
+#define FILES    253                         /* that can come with one message (SCM_MAX_FD): the kernel closes the others, in our time */
+#define CUT_NS   (1000ull * 1000 * 1000)     /* between two looks whether somebody made a lane longer */
 #define PENDING_MAX 256
 
 struct message {
@@ -40,13 +42,14 @@ struct pending {
     struct pending *next;
     uint64_t due;
     int reply;
+    uint32_t uid;                             /* whose it is */
     struct answer answer;                     /* last: only as much of it as is used */
 };
 static struct pending *pending;
 static unsigned pending_count;
 
 /* Sends and closes. Whoever asked may be gone, or have given us something else than a socket: their loss. */
-static void reply_with(int reply, struct answer *answer)
+static void reply_with(uint32_t uid, int reply, struct answer *answer)
 {
     union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
     struct iovec part[2] = { { &answer->head, sizeof answer->head }, { answer->bytes, answer->size } };
@@ -63,21 +66,22 @@ static void reply_with(int reply, struct answer *answer)
     }
     (void)!sendmsg(reply, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (answer->file >= 0) close(answer->file);
-    close(reply);
+    close_of(uid, reply);
 }
 
 /* Keeps an answer until `due`. Without room for it, it goes out at once. */
-static void reply_later(int reply, struct answer *answer, uint64_t due)
+static void reply_later(uint32_t uid, int reply, struct answer *answer, uint64_t due)
 {
     size_t size = offsetof(struct answer, bytes) + answer->size;
     struct pending *entry = pending_count < PENDING_MAX ? malloc(offsetof(struct pending, answer) + size) : NULL;
     struct pending **link = &pending;
     if (!entry) {
-        reply_with(reply, answer);
+        reply_with(uid, reply, answer);
         return;
     }
     entry->due = due;
     entry->reply = reply;
+    entry->uid = uid;
     memcpy(&entry->answer, answer, size);
     pending_count++;
     while (*link && (*link)->due <= due) link = &(*link)->next;
@@ -91,7 +95,7 @@ static void send_due(uint64_t now)
         struct pending *entry = pending;
         pending = entry->next;
         pending_count--;
-        reply_with(entry->reply, &entry->answer);
+        reply_with(entry->uid, entry->reply, &entry->answer);
         free(entry);
     }
 }
@@ -154,7 +158,7 @@ static void handle(struct message *message)
     struct sim_head head;
     memcpy(&head, message->bytes, sizeof head);
     if (head.kind == SIM_BELL || message->reply < 0) {
-        if (message->reply >= 0) close(message->reply);
+        if (message->reply >= 0) close_of(message->from->uid, message->reply);
         if (head.kind == SIM_BELL && message->connection) take_bell(message->connection);
         return;
     }
@@ -170,25 +174,25 @@ static void handle(struct message *message)
     }
     if (hung) {
         answer.head.error = ENODEV; /* for the one too many that cannot be kept waiting */
-        reply_later(message->reply, &answer, NEVER);
+        reply_later(message->from->uid, message->reply, &answer, NEVER);
     }
     else if (player->set.control_ns && is_scheduling(message))
-        reply_later(message->reply, &answer, player->real_now + player->set.control_ns);
-    else reply_with(message->reply, &answer);
+        reply_later(message->from->uid, message->reply, &answer, player->real_now + player->set.control_ns);
+    else reply_with(message->from->uid, message->reply, &answer);
 }
 
-/* The connection whose RM file this is, or NULL. */
+/* The connection whose RM file this is, or NULL. Of a file of another kind nothing is asked: its file system may hang. */
 static struct connection *connection_of(int fd)
 {
     struct stat found;
-    if (fd < 0 || fstat(fd, &found) != 0 || !S_ISFIFO(found.st_mode)) return NULL;
+    if (fd < 0 || fcntl(fd, F_GETPIPE_SZ) < 0 || fstat(fd, &found) != 0 || !S_ISFIFO(found.st_mode)) return NULL;
     for (struct connection *c = player->connections; c; c = c->next)
         if (c->ino == found.st_ino && c->dev == found.st_dev) return c;
     return NULL;
 }
 
 /* Takes the files of a message: the socket for the reply, unless it is a bell, and the RM file. Closes the others. */
-static void take_files(struct msghdr *header, struct message *message, bool bell)
+static void take_files(uint32_t uid, struct msghdr *header, struct message *message, bool bell)
 {
     int file[2] = { -1, -1 };
     unsigned taken = bell;
@@ -199,18 +203,18 @@ static void take_files(struct msghdr *header, struct message *message, bool bell
             int fd;
             memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
             if (taken < 2) file[taken++] = fd;
-            else close(fd);
+            else close_of(uid, fd);
         }
     }
     message->reply = file[0];
     message->connection = connection_of(file[1]);
-    if (file[1] >= 0) close(file[1]);
+    if (file[1] >= 0) close_of(uid, file[1]);
 }
 
 /* Reads what a process has sent. An empty packet looks like the end of the file; only the poll knows which it is. */
 static void receive(struct link *link, bool hung_up)
 {
-    for (int i = 0; i < PER_TURN && batched < BATCH; i++) {
+    for (int i = 0; i < PER_TURN && batched < BATCH && !reads_nothing_of(link->uid); i++) {
         struct message *message = &batch[batched];
         union { struct cmsghdr align; char bytes[CMSG_SPACE(FILES * sizeof(int))]; } control;
         struct iovec part = { message->bytes, sizeof message->bytes };
@@ -221,14 +225,14 @@ static void receive(struct link *link, bool hung_up)
         struct sim_head head = { 0 };
         if (n >= (ssize_t)sizeof head) memcpy(&head, message->bytes, sizeof head);
         message->reply = -1;
-        if (n >= 0) take_files(&header, message, head.kind == SIM_BELL);
+        if (n >= 0) take_files(link->uid, &header, message, head.kind == SIM_BELL);
         if (n < 0 || (n == 0 && hung_up)) {
-            if (message->reply >= 0) close(message->reply);
+            if (message->reply >= 0) close_of(link->uid, message->reply);
             link->closed = true;
             return;
         }
         if (head.magic != SIM_MAGIC || header.msg_flags & MSG_TRUNC) { /* not one of ours: as if never sent */
-            if (message->reply >= 0) close(message->reply);
+            if (message->reply >= 0) close_of(link->uid, message->reply);
             continue;
         }
         message->size = (size_t)n;
@@ -281,7 +285,7 @@ static void accept_all(int listener)
         bool room = link_count < CONNECTIONS_MAX && !has_enough(peer.uid);
         struct link *made = room ? calloc(1, sizeof *made) : NULL;
         if (!made) {
-            close(fd);
+            close_of(peer.uid, fd);
             continue;
         }
         *made = (struct link){ .next = links, .fd = fd, .pid = (uint32_t)peer.pid, .uid = peer.uid };
@@ -301,7 +305,7 @@ static void drop_links(void)
         }
         *link = l->next;
         link_count--;
-        close(l->fd);
+        close_of(l->uid, l->fd);
         free(l);
     }
 }
@@ -351,6 +355,17 @@ static uint64_t serve_cards(void)
     return when;
 }
 
+/* A process can make the lane that it shares longer, and fill the file system with it. */
+static void cut_lanes(void)
+{
+    static uint64_t next;
+    if (player->real_now < next) return;
+    next = player->real_now + CUT_NS;
+    for (const struct connection *c = player->connections; c; c = c->next)
+        for (const struct object *o = c->objects; o; o = o->next)
+            if (o->class_ == RM_CLASS_GROUP && o->group->lane) lane_cut(c->uid, o->group->lane);
+}
+
 /* Waits until something comes or `when`. Returns how many of `polls` have something. */
 static int wait_until(struct pollfd *polls, nfds_t count, uint64_t when)
 {
@@ -366,7 +381,7 @@ static nfds_t fill(struct pollfd *polls, int listener)
     polls[0] = (struct pollfd){ listener, POLLIN, 0 };
     polls[1] = (struct pollfd){ player->set.until_stdin_closes ? STDIN_FILENO : -1, POLLIN, 0 };
     for (struct link *l = links; l; l = l->next)
-        polls[count++] = (struct pollfd){ l->fd, POLLIN | POLLRDHUP, 0 };
+        polls[count++] = (struct pollfd){ reads_nothing_of(l->uid) ? -1 : l->fd, POLLIN | POLLRDHUP, 0 };
     for (struct connection *c = player->connections; c; c = c->next)
         polls[count++] = (struct pollfd){ c->fd, 0, 0 }; /* only its end: nothing is written to an RM file */
     return count;
@@ -395,6 +410,8 @@ int loop_run(int listener)
         char byte[64];
         ends = polls[1].revents && read(STDIN_FILENO, byte, sizeof byte) <= 0;
         when = serve_cards();
+        cut_lanes();
+        if (player->connections && when > player->real_now + CUT_NS) when = player->real_now + CUT_NS;
     }
     for (struct link *l = links; l; l = l->next) l->closed = true;
     for (struct connection *c = player->connections; c; c = c->next) c->closed = true;

@@ -169,6 +169,7 @@ extern struct player *player;
 bool store_open(const struct settings *set);            /* waits until it is our turn; false after a complaint */
 void *store_map(char kind, uint64_t number, size_t size, int *file); /* NULL: errno. `file`: the caller's to close, or NULL */
 void store_remove(char kind, uint64_t number);
+void store_cut(uint32_t uid, char kind, uint64_t number, size_t size); /* has it cut if that user made it longer */
 struct connection *connection_new(uint32_t pid, uint32_t uid, int *file); /* NULL: errno */
 void connection_free(struct connection *connection);    /* without objects, and out of the list */
 void store_remove_all(void);
@@ -205,6 +206,7 @@ void mps_again(void);                                   /* finds the servers tha
 /* ---- lane.c: what there is to do ---- */
 struct lane *lane_new(int *file);                       /* NULL: errno. `file` is the caller's to close */
 struct lane *lane_again(struct group *group);           /* that of the last player; NULL: it is lost */
+void lane_cut(uint32_t uid, const struct lane *lane);    /* the process of that user may have made its file longer */
 void lane_kill(struct lane *lane);                      /* nothing more will be done on it; ends every wait on it */
 void lane_free(struct lane *lane);                      /* the same, and it is gone */
 uint64_t lane_admit(struct group *group, uint64_t now);  /* -> when the process changes something next */
@@ -216,6 +218,11 @@ void lane_finish(struct lane *lane, int stream, uint64_t now);
 uint64_t lane_serve_waits(struct group *group);         /* ends those that are over -> when to look again */
 void lane_forget_channel(struct lane *lane, const struct object *channel);
 struct object *channel_of(struct connection *owner, struct group *group, uint32_t handle);
+
+/* ---- closing.c: files that others handed over ---- */
+void close_of(uint32_t uid, int fd);                    /* a file of that user, now or soon: never waits */
+void cut_of(uint32_t uid, const char *path, size_t size); /* a file of ours that this user can write, soon */
+bool reads_nothing_of(uint32_t uid);                    /* too many files of that user wait to be closed */
 
 /* ---- checkpoint.c: processes that leave the cards as a whole ---- */
 enum checkpoint_state { RUNNING = 0, LOCKED, CHECKPOINTED, FAILED }; /* CUDA's own values */

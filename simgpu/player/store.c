@@ -41,6 +41,13 @@ void store_remove(char kind, uint64_t number)
     unlink(path_of(kind, number));
 }
 
+void store_cut(uint32_t uid, char kind, uint64_t number, size_t size)
+{
+    struct stat found;
+    const char *path = path_of(kind, number);
+    if (stat(path, &found) == 0 && found.st_size > (off_t)size) cut_of(uid, path, size);
+}
+
 /* Maps a file of this size, made if it is not there. A process can shorten the one that it shares: that ends in
  * SIGBUS, and from then on in zeros (on_bus). */
 void *store_map(char kind, uint64_t number, size_t size, int *file)

@@ -130,7 +130,7 @@ def _line() -> Iterator[Check]:
                     with contextlib.suppress(link.LinkError, BlockingIOError):
                         found = link.receive(ours)
                         if isinstance(found, link.GroupSeen):
-                            discard(found.fd)
+                            discard(found.fd, 0)
             assert same_files(before)
 
         yield check

@@ -7,6 +7,7 @@ import contextlib
 import mmap
 import os
 import random
+import signal
 import socket
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kit.running.lingering import SECONDS, lingering, nested
 from simgpu.rig import MAGIC, SIM_CARDS, SIM_IOCTL, Player, checked_player, library_folder, wait_until
 
 SIM_ATTACH, SIM_BELL = 3, 7
@@ -97,6 +99,37 @@ def test_an_empty_packet_is_not_the_end_of_a_connection(player: Player) -> None:
             assert mine.recv(1 << 16)
     assert file.get_slice(tenant.group()) == 2048
     assert tenant.ask({"do": "allocate", "mib": 1}) == 0
+
+
+@pytest.mark.parametrize("place", ["reply", "rm", "too-many", "in-a-queue", "never-read"])
+def test_file_whose_close_hangs_does_not_hold_up_the_cards(player: Player, place: str) -> None:
+    request = struct.pack("=IIQ", MAGIC, SIM_CARDS, 0)
+    with lingering() as slow, player.connect() as connection:
+        handed = nested(slow) if place == "in-a-queue" else slow
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with mine, theirs:
+            before = {"rm": [theirs.fileno()], "too-many": [theirs.fileno()] * 100}.get(place, [])
+            os.kill(player.process.pid, signal.SIGSTOP)  # so that ours is not the last one
+            try:
+                for _ in range(40 if place == "never-read" else 1):
+                    send(connection, request, [*before, handed.fileno()])
+                handed.close()
+                if place == "never-read":
+                    connection.close()
+            finally:
+                os.kill(player.process.pid, signal.SIGCONT)
+        began = time.monotonic()
+        for _ in range(5):
+            player.card()
+        assert time.monotonic() - began < SECONDS / 4
+
+
+def test_lane_that_its_process_makes_longer_is_cut(player: Player) -> None:
+    context = RawContext(player)
+    size = os.fstat(context.file).st_size
+    os.posix_fallocate(context.file, 0, 64 << 20)
+    wait_until(lambda: os.fstat(context.file).st_size == size, "it has its length again")
+    context.close()
 
 
 class RawContext:

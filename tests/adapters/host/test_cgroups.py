@@ -108,6 +108,15 @@ def test_pod_of_reads_proc(tmp_path: Path) -> None:
     assert pod_of(78, proc=tmp_path) is None, "gone"
 
 
+def test_pod_of_a_process_whose_first_thread_has_ended(tmp_path: Path) -> None:
+    """In version 1 the kernel says of an ended thread that it is in no cgroup."""
+    pod = "12345678-1234-1234-1234-123456789abc"
+    for thread, path in (("7", "/"), ("7/task/7", "/"), ("7/task/8", f"/kubepods/pod{pod}/c")):
+        (tmp_path / thread).mkdir(parents=True)
+        (tmp_path / thread / "cgroup").write_text(f"4:devices:{path}\n1:name=systemd:{path}\n")
+    assert pod_of(7, proc=tmp_path) == pod
+
+
 def test_pod_of_this_process() -> None:
     assert pod_of(os.getpid()) == parse_cgroups(Path("/proc/self/cgroup").read_text())
 

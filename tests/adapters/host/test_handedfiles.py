@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.host import handedfiles
-from aliquot.adapters.host.handedfiles import Connection, Listener, close_here, discard, release
+from aliquot.adapters.host.handedfiles import Connection, Listener, close_here, discard, is_behind, release
 from kit.running.lingering import SECONDS, hand_over, lingering, nested
 
 KINDS = {"stream": socket.SOCK_STREAM, "packets": socket.SOCK_SEQPACKET}
@@ -76,7 +77,7 @@ def test_file_in_the_queue_of_a_handed_socket_holds_nobody_up(ends: tuple[Connec
 def test_many_files_whose_close_hangs_are_all_left_to_threads() -> None:
     with contextlib.ExitStack() as stack, at_once():
         for _ in range(8):
-            discard(nested(stack.enter_context(lingering())).detach())
+            discard(nested(stack.enter_context(lingering())).detach(), 1)
 
 
 def test_connection_that_nobody_accepted_does_not_hold_up_the_end(tmp_path: Path) -> None:
@@ -123,11 +124,64 @@ def test_discarded_files_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handedfiles, "_close", closed.append)
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
     for file in files:
-        discard(file)
+        discard(file, 1)
     _until(lambda: len(closed) == 50)
     assert sorted(closed) == sorted(files)
     for file in files:
         os.close(file)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An owner whose files hang, as long as the test goes on, so many that more are waiting than may."""
+    real, end, files = handedfiles._close, threading.Event(), set[int]()
+
+    def close(file: int) -> None:
+        if file in files:
+            end.wait(60)
+            files.discard(file)
+        real(file)
+
+    monkeypatch.setattr(handedfiles, "_close", close)
+    owner = f"owner-{time.monotonic_ns()}"
+    for _ in range(600):
+        file = os.open(os.devnull, os.O_RDONLY)
+        files.add(file)
+        discard(file, owner)
+    yield owner
+    end.set()
+    _until(lambda: not files)
+
+
+def test_owner_whose_files_hang_holds_up_neither_us_nor_files_of_others(hanging: str) -> None:
+    assert is_behind(hanging)
+    reads, writes = os.pipe()
+    discard(writes, "another")
+    assert os.read(reads, 1) == b"", "it is closed"
+    os.close(reads)
+    assert not is_behind("another")
+    before = threading.active_count()
+    with at_once():
+        for _ in range(600):
+            discard(os.open(os.devnull, os.O_RDONLY), hanging)
+    assert threading.active_count() == before
+
+
+def test_nothing_more_is_received_of_an_owner_whose_files_hang(
+    hanging: str, ends: tuple[Connection, socket.socket]
+) -> None:
+    ours, theirs = ends
+    ours.owner = hanging
+    with lingering() as file, open(os.devnull) as null:
+        socket.send_fds(theirs, [b"first"], [null.fileno()])
+        hand_over(theirs, b"second", file)
+        before = len(os.listdir("/proc/self/fd"))
+        with at_once():
+            with pytest.raises(ConnectionAbortedError):
+                ours.recv(100)
+            ours.close()
+        assert len(os.listdir("/proc/self/fd")) == before + 1, "of the second message nothing came"
+        assert theirs.recv(1) == b"", "it is ended"
 
 
 def _until(condition: Callable[[], bool]) -> None:

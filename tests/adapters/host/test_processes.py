@@ -12,6 +12,7 @@ import pytest
 
 from aliquot.adapters.host import processes
 from kit.machines.machine import PATIENCE, eventually
+from kit.running.threads import headless
 
 
 def test_is_stopped_until_sigcont(child: subprocess.Popen[bytes]) -> None:
@@ -28,6 +29,15 @@ def test_a_process_is_known_by_its_pid_and_the_moment_it_started(child: subproce
     assert started is not None
     assert processes.lives(child.pid, started)
     assert not processes.lives(child.pid, started + 1)  # another, with the same pid
+
+
+def test_a_process_whose_first_thread_has_ended_is_alive_and_can_be_killed() -> None:
+    with headless() as process:
+        started = processes.start_time(process.pid)
+        assert processes.lives(process.pid, started)
+        assert processes.send_signal(process.pid, signal.SIGKILL, started)
+        process.wait()
+        assert not processes.lives(process.pid, started)
 
 
 def test_a_zombie_is_not_alive(child: subprocess.Popen[bytes]) -> None:

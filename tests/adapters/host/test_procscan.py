@@ -15,6 +15,7 @@ import pytest
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.procscan import scan, with_environment
 from kit.machines.machine import eventually
+from kit.running.threads import headless
 
 
 def _identity(pid: int) -> dict[int, int]:
@@ -61,6 +62,11 @@ def test_exec_that_takes_longer_than_a_scan_leaves_its_user_unfinished(
     found = scan(("ALIQUOT_MARK",), {os.geteuid()}, proc=str(tmp_path))
     assert found.processes[pid].started == 100
     assert found.unfinished == ({os.geteuid()} if is_open else set())
+
+
+def test_with_environment_finds_a_process_whose_first_thread_has_ended() -> None:
+    with headless({**os.environ, "HEADLESS": "x"}) as process:
+        assert with_environment("HEADLESS", "x") == _identity(process.pid)
 
 
 def test_scan_has_the_value_of_a_mark() -> None:

@@ -31,6 +31,7 @@ from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.tenants.machine import LocalMachine
 from kit.machines.machine import Machine, PaperArbiter, cards, eventually, paper
+from kit.running import threads
 
 # Starts children on request, with and without a mark, and ends. `plain`: forked only, as a program that never execs.
 PROGRAM = """
@@ -284,3 +285,13 @@ def test_run_in_a_run_gets_the_whole_card_again(machine: Machine) -> None:
     command = [sys.executable, "-m", "aliquot", "run", "--no-wait", "--", "echo", "there"]
     result = machine.aliquot("run", "--no-wait", "--", *command)
     assert (result.returncode, result.stdout) == (0, "there\n"), result.stderr
+
+
+def test_run_whose_first_thread_has_ended_is_booked_until_it_is_stopped(machine: Machine) -> None:
+    """In /proc it looks like a zombie."""
+    name = machine.detach("--memory", "16", "--", sys.executable, "-c", threads.PROGRAM)
+    run = machine.status()["tenants"][0]["pid"]
+    eventually(lambda: threads.is_headless(run))
+    assert machine.aliquot("run", "--no-wait", "--memory", "16", "--", "true").returncode != 0
+    assert machine.aliquot("stop", "--timeout", "0", name).returncode == 0
+    eventually(lambda: processes.start_time(run) is None)

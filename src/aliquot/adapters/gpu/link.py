@@ -102,7 +102,7 @@ def receive(connection: socket.socket) -> Message | None:
     finally:
         if not taken:
             for fd in files:
-                handedfiles.discard(fd)
+                handedfiles.discard(fd, handedfiles.owner_of(connection))
 
 
 def parse(data: bytes, files: list[int]) -> Message:

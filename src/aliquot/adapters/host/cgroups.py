@@ -6,6 +6,7 @@ own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -19,13 +20,25 @@ _PLAIN = re.compile(rf"pod{_UID}")
 _SLICE = re.compile(rf"(?:[^/]*-)?kubepods(?:-burstable|-besteffort)?-pod{_UID}\.slice(?::[^/]*)?")
 _STEPS = 5  # to a Pod's cgroup: two of a cgroup root, kubepods, the class, the Pod
 _NEVER_PODS = ("system.slice", "user.slice", "init.scope")
+_MOST_THREADS = 16  # that are looked at
 _GONE = " (deleted)"  # what the kernel appends when the cgroup was removed and a last process is still in it
 
 
 def pod_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
-    """The UID of the Pod; None if it is in no Pod, or gone."""
+    """The UID of the Pod; None if it is in no Pod, or gone. Of a process whose first thread has ended another thread
+    knows it: in version 1 the kernel says of an ended one that it is in no cgroup."""
+    folder = proc / str(pid)
+    found = _pod_in(folder / "cgroup")
+    if found is None:
+        with contextlib.suppress(OSError):
+            threads = [name for name in os.listdir(folder / "task") if name != str(pid)][:_MOST_THREADS]
+            found = next(filter(None, (_pod_in(folder / "task" / thread / "cgroup") for thread in threads)), None)
+    return found
+
+
+def _pod_in(file: Path) -> str | None:
     try:
-        return parse_cgroups((proc / str(pid) / "cgroup").read_text(errors="replace"))
+        return parse_cgroups(file.read_text(errors="replace"))
     except OSError:
         return None
 

@@ -10,6 +10,8 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
+from aliquot.adapters.host.processes import has_no_thread
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -134,7 +136,7 @@ def descendants() -> dict[int, int]:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        if fields[0] not in (b"Z", b"X"):
+        if not has_no_thread(fields):
             parents[int(entry)] = int(fields[1]), int(fields[19])
     found: set[int] = set()
     fresh = {os.getpid()}

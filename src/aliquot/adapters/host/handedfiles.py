@@ -3,13 +3,15 @@
 To close the last reference to a file can take as long as its maker likes: a TCP socket with SO_LINGER waits for a peer
 that does not read, a file of FUSE for its file system. The kernel closes handed files where they are received without
 room for them, and those that nobody received where the connection is closed: in our thread, inside of that call. So
-every file is received, also at the end of a connection, and closed in a thread that nobody waits for.
+every file is received, also at the end of a connection, and closed in a thread that nobody waits for. Each owner has
+threads of their own. While too many files of an owner hang, nothing more is received of that owner.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import queue
 import socket
@@ -23,14 +25,16 @@ _SO_PASSRIGHTS = 83  # Linux 6.16: the kernel refuses handed files for us
 _CREDENTIALS = socket.CMSG_SPACE(12)
 _PIECE = 1 << 16
 _MOST_QUEUED = 1 << 14  # messages in one connection; the kernel's limit on bytes allows some hundreds
-_MOST_THREADS = 64
-_MOST_WAITING = 1024  # files that wait for a thread
+_MOST_THREADS = 8  # of one owner
+_MOST_WAITING = 512  # files of one owner that wait for a thread, before nothing more is received of that owner
 _IDLE = 10.0  # seconds until a thread without work ends
 _NO_LINGER = struct.pack("ii", 0, 0)
 
+Owner = int | str  # a user, or a tenant where tenants have no user
+
 
 class _Closing:
-    """Threads that close files, as many as hang and one more."""
+    """Closes the files that one owner handed over, in threads: as many as hang and one more, up to a limit."""
 
     def __init__(self) -> None:
         self._files: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -38,31 +42,27 @@ class _Closing:
         self._idle = self._threads = 0
 
     def close(self, file: int) -> None:
-        """Soon. When all threads hang and too many files wait, at once."""
+        """Soon: never in the caller's thread."""
         with self._lock:
-            hangs = self._threads >= _MOST_THREADS and not self._idle and self._files.qsize() >= _MOST_WAITING
-            if not hangs:
-                self._files.put(file)
-                if self._idle < self._files.qsize() and self._threads < _MOST_THREADS:
-                    hangs = not self._start()
-        if hangs:
-            _close(file)
+            self._files.put(file)
+            if self._idle < self._files.qsize() and self._threads < _MOST_THREADS:
+                self._start()
 
-    def _start(self) -> bool:
-        """With the lock held. False: there can be no more threads, and nobody else closes what waits."""
+    def is_behind(self) -> bool:
+        """Whether its threads hang, and too many files wait for them."""
+        return self._files.qsize() > _MOST_WAITING
+
+    def is_over(self) -> bool:
+        """Whether it has neither files nor threads."""
+        return not self._threads and self._files.empty()
+
+    def _start(self) -> None:
+        """With the lock held. Where there can be no more threads, files wait for the next attempt."""
         try:
             threading.Thread(target=self._run, name="closing", daemon=True).start()
         except RuntimeError:
-            return self._threads > 0 or not self._take_back()
+            return
         self._threads += 1
-        return True
-
-    def _take_back(self) -> bool:
-        try:
-            self._files.get_nowait()
-        except queue.Empty:
-            return False
-        return True
 
     def _run(self) -> None:
         while True:
@@ -86,13 +86,37 @@ def _close(file: int) -> None:
         os.close(file)
 
 
-_closing = _Closing()
+class _Owners:
+    """Who handed files over, by user or tenant: whose files hang, holds up nobody else's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closing: dict[Owner, _Closing] = {}
+
+    def close(self, file: int, owner: Owner) -> None:
+        with self._lock:
+            if owner not in self._closing:
+                for other in [other for other, closing in self._closing.items() if closing.is_over()]:
+                    del self._closing[other]
+            self._closing.setdefault(owner, _Closing()).close(file)
+
+    def is_behind(self, owner: Owner) -> bool:
+        closing = self._closing.get(owner)
+        return closing is not None and closing.is_behind()
 
 
-def discard(file: int) -> None:
-    """Close a file that a stranger handed over, without waiting for that."""
+_owners = _Owners()
+
+
+def discard(file: int, owner: Owner) -> None:
+    """Close a file that a stranger handed over, without waiting for that. `owner`: the stranger's user, or tenant."""
     _end_linger(file)
-    _closing.close(file)
+    _owners.close(file, owner)
+
+
+def is_behind(owner: Owner) -> bool:
+    """Whether so many files of that owner hang that no more may be received: unread, they are the sender's."""
+    return _owners.is_behind(owner)
 
 
 def close_here(file: int) -> None:
@@ -117,6 +141,17 @@ def receive(connection: socket.socket, size: int) -> tuple[bytes, list[int], int
     return data, _handed(ancillary), flags
 
 
+def owner_of(connection: socket.socket) -> Owner:
+    """Whose files come with the messages of a connection."""
+    owner = connection.owner if isinstance(connection, Connection) else None
+    if owner is None:
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        owner = int(struct.unpack("3i", peer)[1])
+        if isinstance(connection, Connection):
+            connection.owner = owner
+    return owner
+
+
 def release(connection: socket.socket) -> None:
     """Close our own copy of a connection that another process has got: `close` would end it for both."""
     with contextlib.suppress(OSError):
@@ -137,17 +172,27 @@ def _handed(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 class Connection(socket.socket):
     """A stranger's connection. `recv` discards the files that come with a message; `receive` does not."""
 
+    owner: Owner | None = None  # whose files come with its messages; None: those of the user that connected
+
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """As a socket's."""
+        """As a socket's. Raises ConnectionAbortedError for who hands over files faster than they can be closed."""
         data, ancillary, _, _ = self.recvmsg(size, _ROOM, flags | socket.MSG_CMSG_CLOEXEC)
         if ancillary:
             for file in _handed(ancillary):
-                discard(file)
+                discard(file, owner_of(self))
+            if is_behind(owner_of(self)):
+                raise ConnectionAbortedError(errno.ECONNABORTED, "too many of its files hang")
         return data
 
     def close(self) -> None:
         """For all who have it: nothing can be sent to it any more, and what was not received is discarded."""
         if self.fileno() >= 0:
+            owner = owner_of(self)
+            if is_behind(owner):  # the kernel closes what is in it, in a thread of that owner
+                with contextlib.suppress(OSError):
+                    self.shutdown(socket.SHUT_RDWR)
+                _owners.close(self.detach(), owner)
+                return
             with contextlib.suppress(OSError):
                 self._empty()
         super().close()
@@ -165,7 +210,7 @@ class Connection(socket.socket):
                 _PIECE, _ROOM + _CREDENTIALS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             )
             for file in _handed(ancillary):
-                discard(file)
+                discard(file, owner_of(self))
             if not data and not (packets and ancillary):
                 return
 

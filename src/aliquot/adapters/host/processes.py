@@ -20,7 +20,13 @@ def start_time(pid: int) -> int | None:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return None if has_no_thread(fields) else int(fields[19])
+
+
+def has_no_thread(fields: list[bytes]) -> bool:
+    """Whether it is a zombie, by the fields of its `stat` from the state on. One with that state may be alive, and only
+    its first thread has ended (pthread_exit)."""
+    return fields[0] == b"X" or (fields[0] == b"Z" and int(fields[17]) <= 1)
 
 
 def own_number() -> int:

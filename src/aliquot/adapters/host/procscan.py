@@ -9,12 +9,13 @@ Imported by the supervisors of Pods: keep it light.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from aliquot.adapters.host.processes import uid_of
+from aliquot.adapters.host.processes import has_no_thread, uid_of
 
 SECONDS = 5.0  # for a whole scan
 _ENVIRON = 1 << 18  # bytes of a process's environment that are searched
@@ -22,6 +23,7 @@ _MOST_LISTS = 20  # lists of /proc in one scan: bounds it on a machine that star
 # In the middle of an exec the kernel returns no environment: the old memory is gone, the new one has none yet. An exec
 # takes some hundred microseconds, under load more. All such processes of a scan are read again together.
 _PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+_MOST_THREADS = 16  # of a process whose first thread has ended: the others that are tried, each may be about to end
 _BARE_PAUSES = 3  # so many of them for a process whose environment has length 0; so has an exec, for an instant
 
 
@@ -188,20 +190,38 @@ class _Scanning:
             environment = _content(folder, "environ")
         except PermissionError:
             environment = b"\0"
+        except ProcessLookupError:  # its first thread has ended, or all have; an older kernel returns nothing
+            environment = b""
         self._reading.pid = None
         marks = dict(self._marks(b"\0" + environment)) if environment else {}
         owner = os.fstat(folder).st_uid
         if environment and not marks and self._uids is not None and owner not in self._uids:
             return  # root's, most likely: neither marked nor asked about
         fields = _content(folder, "stat").rpartition(b")")[2].split()
-        if fields[0] in (b"Z", b"X"):
+        if has_no_thread(fields):
             return
-        if not environment and _may_be_in_exec(fields, tries):
+        if not environment and fields[0] == b"Z":
+            marks = dict(self._marks(b"\0" + self._of_other_thread(entry, folder)))
+        elif not environment and _may_be_in_exec(fields, tries):
             self._again[entry] = tries + 1
             (self._in_exec.discard if int(fields[48]) else self._in_exec.add)(entry)
         uid = owner or uid_of(int(entry)) or 0
         if self._uids is None or uid in self._uids:
             self._found.processes[int(entry)] = Seen(int(fields[1]), int(fields[19]), uid, marks)
+
+    def _of_other_thread(self, entry: str, folder: int) -> bytes:
+        """The environment of a process whose first thread has ended: that one has none any more."""
+        threads = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            for thread in [name for name in os.listdir(threads) if name != entry][:_MOST_THREADS]:
+                self._reading.pid = int(entry)
+                with contextlib.suppress(OSError):
+                    if environment := _content(threads, f"{thread}/environ"):
+                        return environment
+        finally:
+            self._reading.pid = None
+            os.close(threads)
+        return b""
 
     def _marks(self, environment: bytes) -> Iterator[tuple[str, str]]:
         for name, start in self._starts.items():

@@ -159,7 +159,7 @@ def _load(path: str) -> tuple[int | None, str | None]:
         return None, "it is not there"
     try:
         done = subprocess.run(  # noqa: S603 - ourselves
-            [sys.executable, "-c", _LOAD, path], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-I", "-c", _LOAD, path], capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, str(error)

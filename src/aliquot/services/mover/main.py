@@ -171,6 +171,7 @@ class Process:
     def _begin_session(self, shim: Connection, request: control.Serve) -> None:
         """One for each slot and card, so that no tenant has many: the one before is ended, and waited for in the new
         one's thread. The daemon waits for nobody: what one tenant does must not hold up the others."""
+        shim.owner = request.tenant
         which = request.tenant, request.slot, request.card
         with self._sessions_lock:
             former = self._sessions.get(which)

@@ -156,6 +156,30 @@ def test_a_process_that_dies_while_its_tenant_is_muted_is_released(
     assert rig.connect(bad).fileno() >= 0
 
 
+def test_tenant_whose_files_hang_is_not_read_until_they_are_closed(
+    rig: RegistrarRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = rig.tenant("bad"), rig.tenant("good")
+    behind: set[int | str] = set()
+    monkeypatch.setattr(registration, "is_behind", behind.__contains__)
+    monkeypatch.setattr(registration, "_owner", lambda tenancy: tenancy.tenant.id)  # else both are of one user
+    shim = rig.connect(bad)
+    rig.turns(2)
+    behind.add("bad")
+    for _ in range(5):
+        say(shim, link.HELLO, 1, 0)
+    rig.turns(2)
+    rig.now += 1
+    rig.connect(bad)
+    say(rig.connect(good), link.HELLO, 1, 4)
+    rig.turns(8)
+    assert (bad.received, [process.slot for process in good.processes]) == (1, [4])
+    behind.clear()
+    rig.now += 1
+    rig.turns(3)
+    assert bad.accepted == 1, "it is read again"
+
+
 def test_tenant_muted_is_logged_once_a_second_at_most(rig: RegistrarRig, caplog: pytest.LogCaptureFixture) -> None:
     bad = rig.tenant("bad")
     for _ in range(3):

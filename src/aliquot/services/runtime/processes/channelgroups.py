@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.link import GroupSeen
-from aliquot.adapters.host.handedfiles import discard
+from aliquot.adapters.host.handedfiles import Owner, discard
 from aliquot.model.tenant import Level
 
 _NOWHERE = (None, Level.NONE)  # not a file of the driver, or no such object in that file
@@ -31,10 +31,10 @@ class ChannelGroups:
     `log_fault` must limit its rate: a process can provoke as many faults as it likes, with ever other groups.
     """
 
-    __slots__ = ("_log_fault", "_probed", "_simulated")
+    __slots__ = ("_log_fault", "_owner", "_probed", "_simulated")
 
-    def __init__(self, *, simulated: bool, log_fault: Callable[..., None]) -> None:
-        self._simulated, self._log_fault = simulated, log_fault
+    def __init__(self, *, simulated: bool, log_fault: Callable[..., None], owner: Owner) -> None:
+        self._simulated, self._log_fault, self._owner = simulated, log_fault, owner
         self._probed: dict[tuple[int, int, int], tuple[str | None, Level]] = {}
 
     def place(self, sent: Sequence[GroupSeen], mine: set[str]) -> Placement:
@@ -58,7 +58,9 @@ class ChannelGroups:
             elif uuid is not None:
                 proven |= mine & {uuid}
             if uuid is None or uuid not in mine:
-                discard(seen.fd)  # copy engines are not shared out; the audit reports cards that are not the tenant's
+                discard(
+                    seen.fd, self._owner
+                )  # copy engines are not shared out; the audit reports cards that are not the tenant's
                 continue
             known.add((seen.client, seen.group))
             by_card.setdefault(uuid, []).append(group)

@@ -23,7 +23,7 @@ from typing import Protocol
 from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, MoverHello, Wake
 from aliquot.adapters.gpu.page import SLOTS, Page
-from aliquot.adapters.host.handedfiles import discard
+from aliquot.adapters.host.handedfiles import Connection, discard, is_behind
 from aliquot.adapters.host.peers import has_ended
 from aliquot.model.tenant import Level, Tenant
 from aliquot.services.daemon.connections import FairShare, most_files
@@ -180,9 +180,11 @@ class Registrar:
             tenancy.second, tenancy.accepted, tenancy.received = second, 0, 0
         tenancy.accepted += accepted
         tenancy.received += received
-        if tenancy.accepted < _MOST_ACCEPTED and tenancy.received < _MOST_RECEIVED:
+        behind = is_behind(_owner(tenancy))
+        if tenancy.accepted < _MOST_ACCEPTED and tenancy.received < _MOST_RECEIVED and not behind:
             return
-        log_fault(tenancy, "tenant_muted", connections=tenancy.accepted, messages=tenancy.received, until="next second")
+        until = "its files are closed" if behind else "next second"
+        log_fault(tenancy, "tenant_muted", connections=tenancy.accepted, messages=tenancy.received, until=until)
         self._muted.add(tenancy)
         self._unwatch(tenancy.listener)
         for process in tenancy.processes:
@@ -192,7 +194,8 @@ class Registrar:
         """Listen again to those whose second is over. One pass for all: no tenant has a timer of its own."""
         second = int(self._clock())
         with self._lock:
-            for tenancy in [tenancy for tenancy in self._muted if tenancy.second != second]:
+            over = [one for one in self._muted if one.second != second and not is_behind(_owner(one))]
+            for tenancy in over:
                 self._muted.discard(tenancy)
                 self._watch_listener(tenancy)
                 for process in tenancy.processes:
@@ -218,6 +221,8 @@ class Registrar:
                 time.sleep(0.01)
             return
         connection.setblocking(False)
+        if isinstance(connection, Connection):
+            connection.owner = _owner(tenancy)
         with self._lock:
             self._admit(tenancy, connection)
             if tenancy.listener.fileno() >= 0:
@@ -245,7 +250,8 @@ class Registrar:
             connection.close()
             os.close(pidfd)
             return
-        groups = ChannelGroups(simulated=self._simulated, log_fault=partial(log_fault, tenancy))
+        fault = partial(log_fault, tenancy)
+        groups = ChannelGroups(simulated=self._simulated, log_fault=fault, owner=_owner(tenancy))
         process = Process(tenancy.tenant.id, pid, connection, pidfd, groups)
         tenancy.processes.add(process)
         self._watch_connection(tenancy, process)
@@ -346,7 +352,7 @@ class Registrar:
                 self._join(tenancy, process, placement)
             else:  # it was disconnected meanwhile
                 for group in (group for on_card in placement.by_card.values() for group in on_card):
-                    discard(group.fd)
+                    discard(group.fd, _owner(tenancy))
 
     def _join(self, tenancy: Tenancy, process: Process, placement: Placement) -> None:
         assert process.slot is not None
@@ -390,7 +396,7 @@ class Registrar:
         process.connection.close()
         os.close(process.pidfd)
         for seen in process.pending:
-            discard(seen.fd)
+            discard(seen.fd, _owner(tenancy))
         for uuid in process.cards:
             self._loops[uuid].leave(context_name(process))
 
