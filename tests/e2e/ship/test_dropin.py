@@ -44,10 +44,10 @@ def wait_runs(cluster: Cluster, selector: str, count: int, *, namespace: str = "
     """The names of the Pods that are chosen so, once so many are ready."""
 
     def ready() -> list[str]:
-        found = json.loads(cluster.kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))["items"]
+        path = f"/api/v1/namespaces/{namespace}/pods"
         return [
             pod["metadata"]["name"]
-            for pod in found
+            for pod in cluster.plane.api("GET", path, params={"labelSelector": selector})["items"]
             if all(
                 container_status["ready"]
                 for container_status in pod["status"].get("containerStatuses", [{"ready": False}])
@@ -394,7 +394,7 @@ class TestSeed003:
 
     def test_an_exclusive_node_has_the_taint_and_its_pods_need_no_toleration_of_their_own(self, t9k: Cluster) -> None:
         wait_until(
-            lambda: "xgn-mode" in t9k.kubectl("get", "node", "n1", "-o", "jsonpath={.spec.taints}"), 20, "a taint"
+            lambda: "xgn-mode" in json.dumps(objects.get_node(t9k.plane, "n1")["spec"].get("taints")), 20, "a taint"
         )
         t9k.kubectl("apply", "-f", str(SEEDS / "exclusive-gpu.yaml"))
         seen = report(t9k, "exclusive-gpu")

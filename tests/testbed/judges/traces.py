@@ -45,7 +45,11 @@ _FIRST = ("webhookconfigurations", "deployments", "daemonsets", "statefulsets", 
 
 def traces(cluster: Cluster) -> Traces:
     """Everything, now."""
-    found = {**_objects(cluster), **_marks(cluster)}
+    return {**_objects(cluster), **_marks(cluster), **_on_nodes(cluster)}
+
+
+def _on_nodes(cluster: Cluster) -> dict[str, str]:
+    found: dict[str, str] = {}
     for node in cluster.nodes:
         found |= {**_files(node), **_mounts(node), **_processes(node), **_cgroups(node)}
     return found
@@ -57,16 +61,18 @@ def left(before: Traces, after: Traces) -> list[str]:
 
 
 def until_gone(cluster: Cluster, before: Traces, seconds: float = 30.0) -> list[str]:
-    """What is left after at most that time: controllers and kubelets need a moment to tidy up."""
-    found: list[str] = []
+    """What is left after at most that time: controllers and kubelets need a moment to tidy up.
+
+    Objects are looked at last, and only when nothing else is left: that is a hundred requests.
+    """
 
     def gone() -> bool:
-        found[:] = left(before, traces(cluster))
-        return not found
+        return not any(left(before, look(cluster)) for look in (_marks, _on_nodes, traces))
 
     with contextlib.suppress(TimeoutError):
-        wait_until(gone, seconds, "nothing is left", every=0.5)
-    return found
+        wait_until(gone, seconds, "nothing is left", every=0.2)
+        return []
+    return left(before, traces(cluster))
 
 
 def remove(cluster: Cluster, before: Traces) -> None:

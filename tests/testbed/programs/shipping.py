@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+from testbed import objects
+from testbed.client import Refused
 from testbed.cluster import Cluster
 from testbed.processes import wait_until
 
@@ -31,15 +34,16 @@ def uninstall(cluster: Cluster) -> None:
 
 def label(cluster: Cluster, *labels: str) -> None:
     """All nodes; "KEY-" takes one off."""
-    for node in cluster.nodes:
-        cluster.kubectl("label", "node", node.name, "--overwrite", *labels)
+    cluster.kubectl("label", "nodes", "--overwrite", *(node.name for node in cluster.nodes), *labels)
 
 
 def report(cluster: Cluster, pod: str, *, namespace: str = "default", seconds: float = 60.0) -> dict[str, Any]:
     """What a probe sees that is run in the Pod by kubectl, once it runs."""
 
     def running() -> bool:
-        return bool(cluster.kubectl("get", "pod", pod, "-n", namespace, "-o", "jsonpath={.status.phase}") == "Running")
+        with contextlib.suppress(Refused):  # a controller has not made it yet
+            return bool(objects.get_pod(cluster.plane, pod, namespace)["status"]["phase"] == "Running")
+        return False
 
     wait_until(running, seconds, f"{pod} runs", saw=lambda: cluster.kubectl("describe", "pod", pod, "-n", namespace))
     printed = cluster.kubectl("exec", "-n", namespace, pod, "--", "/probe", "exit", "0")
