@@ -1,8 +1,9 @@
 """Which end-to-end tests run side by side: those that share a control plane run in one process, one after the other.
 
 The modules of tests/e2e itself need an empty control plane, and every process makes one for all that it is given. The
-modules of `node` and `ship` share the nodes of their folder, but for those that make their own. test_image stays with
-`ship`: it compiles into the source tree, which the cluster's image is made of.
+modules of `node` and `ship` share the nodes of their folder, but for those that make their own. Each of the two folders
+has two such clusters, in two processes: one for the modules of SECOND, one for the rest. test_image and test_upgrade
+are in one half: the first compiles into the source tree, of which the second makes the product's next image.
 """
 
 from __future__ import annotations
@@ -15,32 +16,52 @@ HERE = "tests/e2e/"
 OWN_PLANE = (
     "node/test_gpu_mem_in_mib.py",
     "node/test_without_cdi.py",
+    "ship/test_chart.py",
     "ship/test_hami.py",
     "ship/test_registry.py",
     "ship/test_strict_clusters.py",
     "ship/test_takeover.py",
 )
+# About half of the time of their folder.
+SECOND = (
+    "node/test_dashboard.py",
+    "node/test_doctor.py",
+    "node/test_dra.py",
+    "node/test_equal_pods.py",
+    "node/test_sharing.py",
+    "node/test_together.py",
+    "ship/test_dropin.py",
+    "ship/test_replicas.py",
+    "ship/test_soak.py",
+    "ship/test_takeover_chart.py",
+)
 # A long one that begins last keeps one process busy while the others have ended. The rest follow by number of tests.
 LONGEST_FIRST = (
     "ship",
+    "ship, second half",
     "node",
-    "node/test_gpu_mem_in_mib.py",
+    "node, second half",
     "test_faults.py",
     "ship/test_hami.py",
-    "ship/test_takeover.py",
     "test_two_schedulers.py",
-    "test_webhook.py",
     "test_churn.py",
-    "test_come_and_go.py",
+    "ship/test_takeover.py",
+    "test_webhook.py",
+    "test_fuzz.py",
+    "ship/test_chart.py",
+    "node/test_gpu_mem_in_mib.py",
     "node/test_without_cdi.py",
+    "test_come_and_go.py",
 )
 
 
 def scope_of(nodeid: str) -> str:
-    """What runs in one process with this test: its folder or its module."""
+    """What runs in one process with this test: its folder, half of its folder, or its module."""
     module = nodeid.partition("::")[0].rpartition(HERE)[2]
     folder = module.rpartition("/")[0]
-    return module if module in OWN_PLANE or not folder else folder
+    if module in OWN_PLANE or not folder:
+        return module
+    return f"{folder}, second half" if module in SECOND else folder
 
 
 class ByPlane(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
