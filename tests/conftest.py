@@ -32,6 +32,14 @@ _PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI")
 settings.load_profile(_PROFILE)
 
 
+def pytest_xdist_auto_num_workers() -> int | None:
+    """More than processors for `-n auto`: tests with other processes wait for them, some for half of their time."""
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return None  # xdist reads it
+    processors = len(os.sched_getaffinity(0))
+    return processors + min(processors, 4)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Apply the quick profile to tests that ask for a number of examples themselves."""
     if _PROFILE != "quick":
