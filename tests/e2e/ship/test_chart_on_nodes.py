@@ -41,7 +41,7 @@ def agents(cluster: Cluster) -> list[dict[str, Any]]:
 
 def answered(cluster: Cluster, pod: dict[str, Any]) -> set[str]:
     """The kinds of probes that the kubelet of a Pod's node had a yes to."""
-    message = cluster.kubectl("get", "--raw", f"/api/v1/nodes/{pod['spec']['nodeName']}/proxy/metrics/probes")
+    message = str(cluster.plane.api("GET", f"/api/v1/nodes/{pod['spec']['nodeName']}/proxy/metrics/probes"))
     lines = [line for line in message.splitlines() if f'pod="{pod["metadata"]["name"]}"' in line]
     return {kind for kind in PROBES for line in lines if f'probe_type="{kind}",result="successful"' in line}
 

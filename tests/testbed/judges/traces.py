@@ -60,7 +60,7 @@ def left(before: Traces, after: Traces) -> list[str]:
     return sorted(set(after) - set(before))
 
 
-def until_gone(cluster: Cluster, before: Traces, seconds: float = 30.0) -> list[str]:
+def until_gone(cluster: Cluster, before: Traces, seconds: float = 60.0) -> list[str]:
     """What is left after at most that time: controllers and kubelets need a moment to tidy up.
 
     Objects are looked at last, and only when nothing else is left: that is a hundred requests.
