@@ -316,3 +316,19 @@ def test_online_work_is_looked_at_no_more_often_than_asked() -> None:
     look(arbiter, 1.004, off=True)
     look(arbiter, 1.008, off=True)
     assert not arbiter.held
+
+
+def test_the_processes_of_a_tenant_begin_its_windows_in_turn() -> None:
+    arbiter = card(("a/1", NORMAL), ("a/2", NORMAL), ("a/3", NORMAL), ("b/1", NORMAL), isolation=Isolation.FIXED_SHARE)
+    now, begun = 0.0, []
+    while now < 2.0:
+        resumed = kinds(look(arbiter, now, a=True, b=True), Resume)
+        begun += [name for name in resumed[:1] if name.startswith("a") and now > 0.5]
+        now = max(now + 1e-6, min(arbiter.deadline, now + SAMPLE))
+    order = ["a/1", "a/2", "a/3"]
+    at = order.index(begun[0])
+    assert len(begun) >= 10
+    assert begun == [order[(at + n) % 3] for n in range(len(begun))]
+    arbiter.leave("a/2", now)
+    arbiter.dismiss("a")
+    assert arbiter._first.keys() == {"b"}

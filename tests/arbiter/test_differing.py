@@ -64,3 +64,20 @@ def test_of_tiny_slices_no_two_are_enabled_at_once(length: int, made: list[Order
     was = {"a": Ordered(1000, True), "b": Ordered(length, False)}
     second = Context("b", "b", idle_for=0.0, reading=Reading(1, True))
     assert difference(was, [BUSY, second], {"a": 1000, "b": length}, {"b"}, online=(), held=False) == made
+
+
+@pytest.mark.parametrize(
+    ("first", "length", "made"),
+    [
+        (None, 2, [Resume("b"), Resume("c"), Pause("a")]),
+        ("b", 2, [Resume("b"), Pause("a"), Resume("c")]),
+        ("c", 2, [Resume("c"), Pause("a"), Resume("b")]),
+        ("d", 2, [Resume("b"), Resume("c"), Pause("a")]),  # it runs already, or is gone
+        ("c", 1, [Pause("a"), Resume("c"), Resume("b")]),
+    ],
+)
+def test_first_one_is_alone_when_the_former_stops(first: str | None, length: int, made: list[Order]) -> None:
+    was = {"a": Ordered(1000, True), "b": Ordered(length, False), "c": Ordered(length, False)}
+    others = [Context(name, "b", idle_for=0.0, reading=Reading(1, True)) for name in "bc"]
+    lengths = {"a": 1000, "b": length, "c": length}
+    assert difference(was, [BUSY, *others], lengths, {"b", "c"}, online=(), held=False, first=first) == made

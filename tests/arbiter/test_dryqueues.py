@@ -65,3 +65,29 @@ def test_reading_between_two_batches_takes_nobody_s_window(gap: float, kernels: 
     assert [share / alone(load) for share, load in zip(found, loads, strict=True)] == [
         pytest.approx(quota, abs=0.02) for quota in (0.5, 0.3, 0.2)
     ]
+
+
+# Quota, load, processes of each tenant.
+CROWDS = {
+    "slices shorter than windows": ((0.35, Load(), 3), (0.25, DRY[0.00005], 1)),
+    "slices as long as windows": ((0.1, Load(), 3), (0.6, DRY[0.00005], 1), (0.3, Load(kernel=0.02), 2)),
+    "windows of 5 ms": ((0.05, Load(), 4), (0.95, DRY[0.00005], 1)),
+    "queues that run dry": ((0.1, DRY[0.001], 3), (0.9, DRY[0.0002], 2)),
+}
+
+
+@pytest.mark.parametrize("isolation", [Isolation.BURST_SHARE, Isolation.FIXED_SHARE])
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_in_windows_each_process_of_a_tenant_gets_its_part(isolation: Isolation, crowd: str) -> None:
+    """The card begins each window with the same process, and a slice may be as long as the window."""
+    card, tenants = VirtualCard(SharingRules(isolation)), dict(enumerate(CROWDS[crowd]))
+    for at, (quota, load, processes) in tenants.items():
+        card.admit(f"t{at}", quota=quota)
+        for process in range(processes):
+            card.start(f"t{at}/{process}", f"t{at}", load)
+    card.run(2.0)
+    card.mark()
+    card.run(6.0)
+    for at, (_, _, processes) in tenants.items():
+        parts = [card.share_of_process(f"t{at}/{process}") / card.share(f"t{at}") for process in range(processes)]
+        assert parts == [pytest.approx(1 / processes, rel=0.25)] * processes, at

@@ -59,6 +59,7 @@ class CardArbiter:
     _debts: Debts = field(default_factory=Debts)
     _gaps: dict[str, Gaps] = field(default_factory=dict)  # of online tenants
     _former: tuple[str | None, ...] = (None, None, None)  # whose windows it was before the last step
+    _first: dict[str, str] = field(default_factory=dict)  # by tenant: its context that began its last window in front
     _lent: str | None = None  # the ordinary context that left a part of its turn to offline work
     _online_was_active: bool = False
     _dry: bool = False  # burst-share in windows
@@ -78,6 +79,7 @@ class CardArbiter:
         self.preemptions.pop(tenant, None)
         self._debts.forget(tenant)
         self._gaps.pop(tenant, None)
+        self._first.pop(tenant, None)
         for name in [context.name for context in self.roster.contexts.values() if context.tenant == tenant]:
             self.leave(name)
 
@@ -171,7 +173,10 @@ class CardArbiter:
         if self.trial is not None:
             self.deadline = min(self.deadline, self.trial.until)
         online = {context.name for context in front if self._class_of(context) is AppClass.ONLINE}
-        return difference(self._ordered, [*front, *behind], lengths, enabled, online=online, held=self.held)
+        first = self._begins_window(front)
+        return difference(
+            self._ordered, [*front, *behind], lengths, enabled, online=online, held=self.held, first=first
+        )
 
     def performed(self, effects: Iterable[tuple[Order, float]]) -> None:
         """When each order of the last tick took effect."""
@@ -279,6 +284,18 @@ class CardArbiter:
             total = sum(working.values())
             turn = self._gated.step({tenant: quota / total for tenant, quota in working.items()}, now)
         return {context.name for context in front if context.tenant == turn or not context.active}
+
+    def _begins_window(self, front: Sequence[Context]) -> str | None:
+        """Which context of the tenant whose window begins runs first: each in turn. The card would always begin with the
+        same one, and where its slice is as long as the window the others would never run."""
+        turn = self._front.turn
+        contexts = [context for context in front if context.tenant == turn and context.active]
+        if turn == self._former[0] or not contexts:
+            return None
+        names = [context.name for context in contexts if not context.resting] or [contexts[0].name]
+        before = self._first.get(contexts[0].tenant, "")
+        first = self._first[contexts[0].tenant] = min(names, key=lambda name: (name <= before, name))
+        return first
 
     def delay_of(self, tenant: str) -> float:
         """Seconds for which this online tenant keeps an idle card."""

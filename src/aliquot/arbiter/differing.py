@@ -33,11 +33,13 @@ def difference(
     *,
     online: Collection[str],
     held: bool,
+    first: str | None = None,
 ) -> list[Order]:
     """Orders from what was to what shall be, which `ordered` says afterwards. `held`: offline work is, for `online`.
 
     Where no slice is tiny the next one is resumed before the former is paused, so that the card is never without
-    work; otherwise the pause comes first, since two enabled tiny slices would stall each other.
+    work; otherwise the pause comes first, since two enabled tiny slices would stall each other. Of several that are
+    resumed `first` is the only one that the card finds when the former stops.
     """
     pauses: list[Order] = []
     sliced: list[Order] = []
@@ -62,6 +64,8 @@ def difference(
         elif not was.armed:
             was.armed = True
             arms.append(Arm(context.name))
+    resumes.sort(key=lambda order: order.context != first)
     if sliced or slices.TINY in lengths.values():
         return [*pauses, *sliced, *resumes, *arms]
-    return [*resumes, *pauses, *arms]
+    early = 1 if resumes and resumes[0].context == first else len(resumes)
+    return [*resumes[:early], *pauses, *resumes[early:], *arms]

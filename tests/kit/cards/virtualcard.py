@@ -203,6 +203,10 @@ class VirtualCard:
         ran = sum(context.ran for context in self._contexts.values() if context.tenant == tenant)
         return (ran + self._gone.get(tenant, 0)) / max(1, self._now - self._marked)
 
+    def share_of_process(self, name: str) -> float:
+        """The same of one process."""
+        return self._contexts[name].ran / max(1, self._now - self._marked)
+
     def latencies(self, name: str) -> list[float]:
         """Of each job that ended since the mark, from its coming to its end, in seconds."""
         return self._contexts[name].latencies
