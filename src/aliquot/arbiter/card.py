@@ -286,8 +286,8 @@ class CardArbiter:
         return {context.name for context in front if context.tenant == turn or not context.active}
 
     def _begins_window(self, front: Sequence[Context]) -> str | None:
-        """Which context of the tenant whose window begins runs first: each in turn. The card would always begin with the
-        same one, and where its slice is as long as the window the others would never run."""
+        """Which context of the tenant whose window begins runs first: each in turn. The card would begin with the same
+        one each time, and where its slice is as long as the window the others would never run."""
         turn = self._front.turn
         contexts = [context for context in front if context.tenant == turn and context.active]
         if turn == self._former[0] or not contexts:
