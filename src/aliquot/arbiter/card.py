@@ -192,7 +192,6 @@ class CardArbiter:
                     resumes.setdefault(name, at)
         for windows, former in zip((self._front, self._capped, self._gated), self._former, strict=True):
             windows.switched(former, pauses.get(former or ""), resumes.get(windows.turn or ""))
-        self.deadline = min(self.deadline, self._front.until, self._capped.until, self._gated.until)
 
     @property
     def held(self) -> bool:
