@@ -207,7 +207,7 @@ def test_card_is_taken_once_however_long_it_is_held() -> None:
 
 @pytest.mark.parametrize(("gap", "taken"), [(IDLE_AFTER - 0.01, 1), (IDLE_AFTER, 2), (IDLE_AFTER + 0.01, 2)])
 def test_where_nothing_is_held_the_card_is_taken_anew_after_online_work_was_idle(gap: float, taken: int) -> None:
-    arbiter = look(card(delay=0.0, on=ONLINE, a=OFFLINE), -1.0, "a")
+    arbiter = look(card(delay=0.0, on=ONLINE, other=ONLINE, a=OFFLINE), -1.0, "a")
     arbiter.wake("on/1", 0.0)
     arbiter.tick(0.0)
     arbiter.tick(gap)
@@ -216,12 +216,41 @@ def test_where_nothing_is_held_the_card_is_taken_anew_after_online_work_was_idle
     assert arbiter.preemptions == {"a": taken}
 
 
+def test_card_that_was_held_is_not_taken_anew_when_the_delay_is_set_to_nothing() -> None:
+    arbiter = look(card(delay=0.1, on=ONLINE, a=OFFLINE), 1.0, "a")
+    arbiter.wake("on/1", 2.0)
+    for now, delay in ((2.0, 0.1), (2.08, 0.1), (2.09, 0.0)):
+        arbiter.rules = SharingRules(BEST, delay)
+        if not delay:
+            arbiter.wake("on/1", now)
+        arbiter.tick(now)
+    assert arbiter.preemptions == {"a": 1}
+
+
 def test_nothing_is_taken_from_offline_work_that_has_none() -> None:
     arbiter = look(card(delay=0.1, on=ONLINE, a=OFFLINE), 1.0, "")
     look(arbiter, 2.0, "on")
     assert not arbiter.held
     assert arbiter.preemptions == {}
     assert arbiter.deadline == 2.0 + SAMPLE
+
+
+@pytest.mark.parametrize(("busy", "contended"), [("", False), ("a", True), ("a b", True), ("n", False)])
+def test_gaps_cost_a_switch_only_while_some_offline_work_is_there_to_be_let_in(busy: str, contended: bool) -> None:
+    arbiter = look(card(delay=None, on=ONLINE, n=NORMAL, a=OFFLINE, b=OFFLINE), 1.0, busy)
+    look(arbiter, 1.001, busy)
+    assert arbiter._gaps["on"]._contended is contended
+
+
+@pytest.mark.parametrize(("before", "after", "read"), [(1.0, 1.0, 0), (1.0, 1.25, 1)])
+def test_gaps_are_read_from_what_passed_since_the_reading_before(before: float, after: float, read: int) -> None:
+    arbiter = card(delay=None, on=ONLINE, a=OFFLINE)
+    arbiter.read({"on/1": Reading(3, False), "a/1": Reading(3, False)}, before)
+    arbiter.read({"on/1": Reading(3, False), "a/1": Reading(3, False), "nobody/1": IDLE}, after)
+    assert arbiter._gaps["on"]._open == ({"on/1": after - before} if read else {})
+    arbiter.read({"on/1": Reading(5, False, True, busy=0.25)}, after + 0.25)
+    assert arbiter._gaps["on"]._open == {}, "launches end a gap"
+    assert set(arbiter._gaps) == {"on"}
 
 
 # --- slices -------------------------------------------------------------------------------------------------------
@@ -352,6 +381,18 @@ def test_windows_of_burst_share_leave_no_rest() -> None:
     assert (stopped(arbiter), arbiter.deadline) == (["a/1"], pytest.approx(5.1))
     arbiter.tick(5.1)
     assert stopped(arbiter) == ["b/1"]
+
+
+def test_newcomer_under_burst_share_makes_no_window_longer() -> None:
+    """Only under fixed-share its tenant pays for what it had meanwhile."""
+    arbiter = with_gaps({"a/1": GAPS, "b/1": GAPS})
+    arbiter.admit(Member("c", NORMAL, 250))
+    arbiter.join("c/1", "c", now=5.0)
+    arbiter.read({"c/1": Reading(1, True, True, had=0.02)}, 5.01)
+    arbiter.tick(5.049)
+    assert stopped(arbiter) == ["b/1"]
+    arbiter.tick(5.05)
+    assert stopped(arbiter) == ["a/1"]
 
 
 # --- turns --------------------------------------------------------------------------------------------------------

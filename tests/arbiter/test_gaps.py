@@ -353,3 +353,11 @@ def test_switches_get_dearer_with_each_second_that_missed_the_latency_and_cheape
     assert second(0, 0) == pytest.approx((5, 16 / 1.2))
     assert second(2, 0) == pytest.approx((5, 16 / 1.2**2))
     assert second(3, 1)[0] == 6
+
+
+@pytest.mark.parametrize(("more", "delay"), [(0.0, SHORTEST), (2.0**-52, 0.0032)])
+def test_gaps_of_which_a_billionth_is_left_do_not_count(more: float, delay: float) -> None:
+    """They were seen so long ago: not even where no switch is accepted at all."""
+    gaps, left = Gaps(latency=SWITCH / 2), 4503600 * 2.0**-52
+    gaps._counts[0], gaps._counts[5] = left / 1e-9 - left, left + more
+    assert gaps._cheapest() == delay

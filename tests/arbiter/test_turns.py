@@ -288,6 +288,24 @@ class TestWindows:
         assert windows.step({"a": quota}, now) == "a"
         assert windows.until - now == pytest.approx(window)
 
+    @pytest.mark.parametrize(("quota", "window"), [(0.5, 1.0), (0.1875, 0.5)])
+    def test_what_was_not_worth_a_window_is_saved_up_to_two_windows_or_two_that_are_just_worth_it(
+        self, quota: float, window: float
+    ) -> None:
+        windows = Windows(period=1.0, shortest=0.25)
+        windows.step({"a": quota}, 0.0)
+        assert windows.step({"a": quota}, 0.25) is None
+        assert windows.step({"a": quota}, 4.0) == "a"
+        assert windows.until == 4.0 + window
+
+    def test_a_newcomer_gets_no_more_than_its_part_of_a_period_when_the_clock_went_back(self) -> None:
+        windows = Windows()
+        windows.step({"a": 0.3}, 1.0)
+        windows.step({"a": 0.3, "b": 0.5}, 0.5)
+        windows.hold(0.5)
+        assert windows.step({"b": 0.5}, 0.5) == "b"
+        assert windows.until == pytest.approx(0.55)
+
     @pytest.mark.parametrize("decide", [Windows.hold, lambda windows, now: windows.step({"a": 0.3}, now)])
     def test_a_decision_before_the_window_began_charges_nothing(
         self, decide: Callable[[Windows, float], object]
@@ -327,6 +345,7 @@ def test_order_that_took_effect_before_the_step_gives_nobody_time() -> None:
     windows.step({"a": 0.5, "b": 0.5}, 100_000.0)
     assert windows.step({"a": 0.5, "b": 0.5}, 100_000.05) == "b"
     windows.switched("a", 0.0, 0.0)
+    assert windows.until == pytest.approx(100_000.1)
     for round_ in range(1, 40):
         windows.step({"a": 0.5, "b": 0.5}, 100_000.05 + round_ * 0.01)
         assert windows.until <= 100_000.05 + round_ * 0.01 + 0.06

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -47,6 +48,24 @@ def test_cached_scores_equal_fresh_scores(
             assert isinstance(ledger.assume(claim, answer, 1.0), Booking)
         if leaving[at]:
             ledger.forget(f"p{at // 2}")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(sizes=card_sizes, claims=arriving(), groups=st.lists(st.sampled_from(["", "team"]), min_size=25, max_size=25))
+def test_claim_gets_the_cards_that_it_is_seated_on_by_the_same_node(
+    policy: str, sizes: list[list[int]], claims: list[Claim], groups: list[str]
+) -> None:
+    """The card of a Pod that needs one is found with the scores of the nodes: it is the same."""
+    board = a_cluster(sizes)
+    for node in list(board.nodes):
+        board.set_node(replace(node, together=True))  # type: ignore[type-var]
+    ledger, chooser = Ledger(board), Chooser(board, POLICIES[policy]())
+    for claim, group in zip(claims, groups, strict=False):
+        coming = replace(claim, group=group if claim.app_class is AppClass.NORMAL else "", user=1)
+        grant = chooser.choose(coming)
+        if grant is not None:
+            assert grant == Chooser(board, chooser.policy).seat(coming, board.names.index(grant.node))
+            assert isinstance(ledger.assume(coming, grant, 1.0), Booking)
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])

@@ -76,6 +76,14 @@ def test_containers_are_seated(
     assert seated(a_board(a_node("n1", *cards)), of(*containers)) == expected
 
 
+@pytest.mark.parametrize("claim", [of(main(6, 2)), of(main(4), main(4), together=True)])
+def test_one_container_or_those_that_stay_together_need_no_search(claim: Claim) -> None:
+    """They get their cards although others used up all patience."""
+    patience = Patience()
+    patience.left = 0
+    assert seated(a_board(a_node("n1", 8, 8)), claim, patience) is not None
+
+
 def test_containers_that_stay_together_get_the_same_cards_in_the_policys_order() -> None:
     board, claim = a_board(a_node("n1", 16, 24, 24)), of(main(10), main(10), together=True)
     assert seated(board, claim) == [[1], [1]]

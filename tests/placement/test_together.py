@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model.choice import Rule
-from aliquot.model.claim import AppClass, Claim
+from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.grant import Grant
 from aliquot.model.node import Order
 from aliquot.model.refusal import Reason, Refusal
-from aliquot.placement.board import Board
+from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.wording import reasons
-from kit.values.builders import a_board, a_node, asking
+from kit.values.builders import GIB, a_board, a_node, asking
 
 
 def member(name: str, memory_gib: int = 2, **more: Any) -> Claim:
@@ -70,6 +70,17 @@ def test_card_of_the_group_wins_over_a_node_s_own_order_of_cards() -> None:
     grant = chooser.seat(member("s"), 0)
     assert grant is not None
     assert {_card(grant)} == cards
+
+
+@pytest.mark.parametrize(("policy", "card"), [("binpack", 1), ("spread", 0)])
+def test_of_several_cards_of_its_group_a_member_gets_the_one_that_the_policy_prefers(policy: str, card: int) -> None:
+    board = a_board(a_node("n1", 8, 8, 8, together=True))
+    for at, size in enumerate((1, 2)):
+        usage = {at: Usage(size * GIB, slices=1)}
+        board.take("n1", Occupant(usage, group=member("x").group_key))
+    chooser = Chooser(board, POLICIES[policy]())
+    grants = [chooser.choose(member("a")), chooser.seat(member("a"), 0)]
+    assert [grant and _card(grant) for grant in grants] == [("n1", card)] * 2
 
 
 def test_choice_names_the_group_as_its_reason() -> None:

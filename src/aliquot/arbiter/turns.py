@@ -30,7 +30,7 @@ class Rotation:
         self._since = now
         least = min((self._had[name] for name in weights if name in self._had), default=0.0)
         # A tenant that comes back has no claim on the time it was away.
-        self._had = {name: max(least, self._had.get(name, least)) for name in weights}
+        self._had = {name: self._had.get(name, least) for name in weights}
         if self.turn not in weights or now >= self.until:
             self.turn = self.least(weights)
             self.until = FOREVER

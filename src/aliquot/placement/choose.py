@@ -81,7 +81,7 @@ class Chooser:
         demand = self._demand(claim)
         kept = self._scores(demand)
         scores, cards = self._own_scores(claim, demand, kept)
-        one_card = demand.exact and demand.parts and demand.parts[0].count == 1
+        one_card = demand.exact and demand.parts and demand.parts[0].count == 1 and not self._members(claim)
         if not len(scores if among is None else among):
             return None
         patience = Patience()
@@ -284,7 +284,7 @@ class Chooser:
         scores, cards = self._scores_among_replicas(claim, demand, kept)
         members = self._members(claim)
         if members:
-            scores, cards = self._beside(members, demand, scores, cards)
+            scores = self._beside(members, demand, scores)
         if scores is not kept.scores:
             self._own = _Own(claim, kept, board.clock, scores, cards)
         return scores, cards
@@ -308,21 +308,18 @@ class Chooser:
             scores[rows], cards[rows] = resident_first(board, demand, rows, fitting, rank)
         return scores, cards
 
-    def _beside(
-        self, members: Mapping[tuple[int, int], int], demand: Demand, scores: Floats, cards: Ints
-    ) -> tuple[Floats, Ints]:
-        """The same, with the cards of its group before all others: only there it shares a server with them."""
+    def _beside(self, members: Mapping[tuple[int, int], int], demand: Demand, scores: Floats) -> Floats:
+        """The same, with the nodes before all others where a card of its group has room: only there it shares a server
+        with them. Which card, `seat` decides."""
         rows = np.unique(np.fromiter((row for row, _ in members), np.int64, len(members)))
         rows = rows[np.isfinite(scores[rows])]
         if not len(rows):
-            return scores, cards
-        scores, cards = scores.copy(), cards.copy()
+            return scores
         _, fitting = fits(self.board, demand, rows)
-        there = fitting & (self._counted(members, rows) > 0)
-        near = there.any(axis=1)
+        near = (fitting & (self._counted(members, rows) > 0)).any(axis=1)
+        scores = scores.copy()
         scores[rows[near]] -= _above_all(scores)
-        cards[rows[near]] = there[near].argmax(axis=1)
-        return scores, cards
+        return scores
 
     def _counted(self, places: Mapping[tuple[int, int], int], rows: Ints) -> Ints:
         """[row, slot]: how many of those places' replicas."""
