@@ -101,3 +101,12 @@ def test_shares_count_the_last_second_and_nothing_else() -> None:
     shares.add(1.5, 2.5, {})
     assert shares.of("a") == 0.0
     assert len(shares._stretches) == 1
+
+
+def test_stretch_without_length_moves_nothing() -> None:
+    shares = Shares()
+    shares.add(0.0, 0.5, {"a": 1.0})
+    shares.add(0.5, 1.0, {})
+    for began, ended in ((1.25, 1.25), (1.25, 1.0)):
+        shares.add(began, ended, {"a": 1.0})
+        assert shares.of("a") == 0.5

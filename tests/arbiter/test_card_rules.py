@@ -9,7 +9,7 @@ import pytest
 from aliquot.arbiter import slices
 from aliquot.arbiter.card import DOZE, REST, SAMPLE, CardArbiter
 from aliquot.arbiter.gaps import FIRST
-from aliquot.arbiter.orders import Pause, Resume
+from aliquot.arbiter.orders import Arm, Pause, Resume
 from aliquot.arbiter.proof import EVEN_US, LONG_US, SHORT_US, Phase, Trial
 from aliquot.arbiter.roster import (
     BETWEEN_BATCHES,
@@ -33,7 +33,7 @@ WORKS, IDLE = Reading(1, True, True), Reading(1, False)
 
 
 def card(
-    isolation: Isolation = BEST, delay: float | None = 0.0, *, quota: int | None = 250, **classes: AppClass
+    isolation: Isolation = BEST, delay: float | None = 0.0, quota: int | None = 250, /, **classes: AppClass
 ) -> CardArbiter:
     """A card with these tenants, each with one process, `1`."""
     arbiter = CardArbiter(SharingRules(isolation, delay))
@@ -82,16 +82,16 @@ def test_context_runs_while_it_was_heard_of_or_has_work_that_may_be_stopped(
 
 
 def test_context_is_paused_for_online_work_and_waits_for_all_others() -> None:
-    held = look(card(delay=0.1, on=ONLINE, a=OFFLINE), 1.0, "on a")
+    held = look(card(BEST, 0.1, on=ONLINE, a=OFFLINE), 1.0, "on a")
     assert held.state("a/1") is State.PAUSED
-    free = look(card(delay=0.0, on=ONLINE, a=OFFLINE, b=OFFLINE), 1.0, "a b")
+    free = look(card(BEST, 0.0, on=ONLINE, a=OFFLINE, b=OFFLINE), 1.0, "a b")
     assert (free.state("a/1"), free.state("b/1")) == (State.RUNNING, State.WAITING)
     windows = look(card(FIXED, a=NORMAL, b=NORMAL), 1.0, "a b")
     assert (windows.state("a/1"), windows.state("b/1")) == (State.RUNNING, State.WAITING)
 
 
 def test_ordinary_work_that_waits_while_offline_work_has_its_turn_is_not_paused() -> None:
-    arbiter = look(card(delay=0.0, on=ONLINE, a=OFFLINE, n=NORMAL), 1.0, "a n")
+    arbiter = look(card(BEST, 0.0, on=ONLINE, a=OFFLINE, n=NORMAL), 1.0, "a n")
     assert (arbiter.state("a/1"), arbiter.state("n/1")) == (State.RUNNING, State.WAITING)
 
 
@@ -100,7 +100,7 @@ def test_unknown_context_is_idle() -> None:
 
 
 def test_weights_are_fair_where_no_slice_was_ordered_and_without_those_that_may_not_run() -> None:
-    arbiter = look(card(delay=0.1, on=ONLINE, a=OFFLINE), 1.0, "on a")
+    arbiter = look(card(BEST, 0.1, on=ONLINE, a=OFFLINE), 1.0, "on a")
     assert arbiter.weights() == ({"on/1": slices.LONG}, {})
     arbiter.forget("a/1")
     assert arbiter.weights() == ({"on/1": slices.LONG}, {"a/1": slices.FAIR})
@@ -154,7 +154,7 @@ def test_latency_is_missed_only_by_who_said_what_it_accepts(latency: float | Non
 def test_offline_work_that_only_the_gate_stops_is_held_for_as_long_as_online_work_is_not_idle(
     delay: float, preemptible: bool, holds: float
 ) -> None:
-    arbiter = card(delay=delay, on=ONLINE, a=OFFLINE, b=OFFLINE)
+    arbiter = card(BEST, delay, on=ONLINE, a=OFFLINE, b=OFFLINE)
     arbiter.join("a/1", "a", preemptible=preemptible)
     look(arbiter, 1.0, "a b")
     arbiter.wake("on/1", 2.0)
@@ -181,7 +181,7 @@ def test_offline_work_that_only_the_gate_stops_is_held_for_as_long_as_online_wor
 def test_card_is_held_by_the_one_that_holds_it_longest(
     first: tuple[float, float], second: tuple[float, float], by: str
 ) -> None:
-    arbiter = card(delay=None, x=ONLINE, y=ONLINE, a=OFFLINE)
+    arbiter = card(BEST, None, x=ONLINE, y=ONLINE, a=OFFLINE)
     for tenant, (_, own) in (("x", first), ("y", second)):
         arbiter.admit(Member(tenant, ONLINE, None, release_delay=own))
     look(arbiter, 1.9, "a")
@@ -193,7 +193,7 @@ def test_card_is_held_by_the_one_that_holds_it_longest(
 
 
 def test_card_is_taken_once_however_long_it_is_held() -> None:
-    arbiter = look(card(delay=0.1, on=ONLINE, a=OFFLINE), 1.0, "a")
+    arbiter = look(card(BEST, 0.1, on=ONLINE, a=OFFLINE), 1.0, "a")
     for at in (2.0, 2.05, 2.1):
         look(arbiter, at, "on a")
     assert arbiter.preemptions == {"a": 1}
@@ -207,7 +207,8 @@ def test_card_is_taken_once_however_long_it_is_held() -> None:
 
 @pytest.mark.parametrize(("gap", "taken"), [(IDLE_AFTER - 0.01, 1), (IDLE_AFTER, 2), (IDLE_AFTER + 0.01, 2)])
 def test_where_nothing_is_held_the_card_is_taken_anew_after_online_work_was_idle(gap: float, taken: int) -> None:
-    arbiter = look(card(delay=0.0, on=ONLINE, other=ONLINE, a=OFFLINE), -1.0, "a")
+    arbiter = look(card(BEST, 0.0, on=ONLINE, other=ONLINE, a=OFFLINE), -1.0, "a")
+    assert arbiter.preemptions == {}, "online work that did nothing yet takes nothing"
     arbiter.wake("on/1", 0.0)
     arbiter.tick(0.0)
     arbiter.tick(gap)
@@ -217,7 +218,7 @@ def test_where_nothing_is_held_the_card_is_taken_anew_after_online_work_was_idle
 
 
 def test_card_that_was_held_is_not_taken_anew_when_the_delay_is_set_to_nothing() -> None:
-    arbiter = look(card(delay=0.1, on=ONLINE, a=OFFLINE), 1.0, "a")
+    arbiter = look(card(BEST, 0.1, on=ONLINE, a=OFFLINE), 1.0, "a")
     arbiter.wake("on/1", 2.0)
     for now, delay in ((2.0, 0.1), (2.08, 0.1), (2.09, 0.0)):
         arbiter.rules = SharingRules(BEST, delay)
@@ -228,7 +229,7 @@ def test_card_that_was_held_is_not_taken_anew_when_the_delay_is_set_to_nothing()
 
 
 def test_nothing_is_taken_from_offline_work_that_has_none() -> None:
-    arbiter = look(card(delay=0.1, on=ONLINE, a=OFFLINE), 1.0, "")
+    arbiter = look(card(BEST, 0.1, on=ONLINE, a=OFFLINE), 1.0, "")
     look(arbiter, 2.0, "on")
     assert not arbiter.held
     assert arbiter.preemptions == {}
@@ -237,14 +238,14 @@ def test_nothing_is_taken_from_offline_work_that_has_none() -> None:
 
 @pytest.mark.parametrize(("busy", "contended"), [("", False), ("a", True), ("a b", True), ("n", False)])
 def test_gaps_cost_a_switch_only_while_some_offline_work_is_there_to_be_let_in(busy: str, contended: bool) -> None:
-    arbiter = look(card(delay=None, on=ONLINE, n=NORMAL, a=OFFLINE, b=OFFLINE), 1.0, busy)
+    arbiter = look(card(BEST, None, on=ONLINE, n=NORMAL, a=OFFLINE, b=OFFLINE), 1.0, busy)
     look(arbiter, 1.001, busy)
     assert arbiter._gaps["on"]._contended is contended
 
 
 @pytest.mark.parametrize(("before", "after", "read"), [(1.0, 1.0, 0), (1.0, 1.25, 1)])
 def test_gaps_are_read_from_what_passed_since_the_reading_before(before: float, after: float, read: int) -> None:
-    arbiter = card(delay=None, on=ONLINE, a=OFFLINE)
+    arbiter = card(BEST, None, on=ONLINE, a=OFFLINE)
     arbiter.read({"on/1": Reading(3, False), "a/1": Reading(3, False)}, before)
     arbiter.read({"on/1": Reading(3, False), "a/1": Reading(3, False), "nobody/1": IDLE}, after)
     assert arbiter._gaps["on"]._open == ({"on/1": after - before} if read else {})
@@ -342,7 +343,9 @@ GAPS = (BUSY + NEVER_DRY) / 2
 def test_burst_share_has_windows_where_all_have_work_nearly_always_and_some_with_gaps(
     parts: dict[str, float], dry: bool
 ) -> None:
-    assert bool(stopped(with_gaps(parts))) is dry
+    arbiter = with_gaps(parts)
+    assert bool(stopped(arbiter)) is dry
+    assert arbiter.deadline == 5.0 + (SAMPLE if dry else DOZE), "who is alone has no windows either"
 
 
 @pytest.mark.parametrize(("isolation", "classes"), [(BEST, {}), (BURST, {"on": ONLINE})])
@@ -350,6 +353,13 @@ def test_queues_that_run_dry_matter_only_under_burst_share_without_online_work(
     isolation: Isolation, classes: dict[str, AppClass]
 ) -> None:
     assert stopped(with_gaps({"a/1": GAPS, "b/1": GAPS}, isolation, **classes)) == []
+
+
+def test_queues_that_run_dry_make_no_window_of_fixed_share_longer() -> None:
+    arbiter = with_gaps({"a/1": GAPS, "b/1": GAPS}, FIXED)
+    assert stopped(arbiter) == ["b/1"]
+    arbiter.tick(5.025)
+    assert stopped(arbiter) == ["a/1"]
 
 
 @pytest.mark.parametrize(("part", "dry"), [(STILL_BUSY, True), (STILL_BUSY - 0.01, False)])
@@ -374,11 +384,13 @@ def test_windows_of_burst_share_leave_no_rest() -> None:
     arbiter = with_gaps({"a/1": GAPS, "b/1": GAPS})
     assert stopped(arbiter) == ["b/1"]
     arbiter.tick(5.049)
-    assert (stopped(arbiter), arbiter.deadline) == (["b/1"], pytest.approx(5.05))
+    assert stopped(arbiter) == ["b/1"]
+    assert arbiter.deadline == pytest.approx(5.05)
     arbiter.tick(5.05)
     assert stopped(arbiter) == ["a/1"]
     arbiter.tick(5.099)
-    assert (stopped(arbiter), arbiter.deadline) == (["a/1"], pytest.approx(5.1))
+    assert stopped(arbiter) == ["a/1"]
+    assert arbiter.deadline == pytest.approx(5.1)
     arbiter.tick(5.1)
     assert stopped(arbiter) == ["b/1"]
 
@@ -403,7 +415,8 @@ def test_turns_at_the_gate_under_burst_share_leave_no_rest() -> None:
     arbiter.join("b/1", "b", preemptible=False)
     look(arbiter, 5.0, "a b")
     look(arbiter, 5.049, "a b")
-    assert (stopped(arbiter), arbiter.deadline) == (["b/1"], pytest.approx(5.05))
+    assert stopped(arbiter) == ["b/1"]
+    assert arbiter.deadline == pytest.approx(5.05)
     look(arbiter, 5.05, "a b")
     assert stopped(arbiter) == ["a/1"]
     look(arbiter, 5.1, "a b")
@@ -514,7 +527,7 @@ def test_ordinary_work_without_offline_work_beside_it_takes_no_turns() -> None:
 
 
 def test_held_time_counts_for_no_window_behind_online_work() -> None:
-    arbiter = card(FIXED, 0.1, quota=500, on=ONLINE, a=OFFLINE, b=OFFLINE)
+    arbiter = card(FIXED, 0.1, 500, on=ONLINE, a=OFFLINE, b=OFFLINE)
     look(arbiter, 5.0, "a b")
     assert stopped(arbiter) == ["b/1"]
     look(arbiter, 5.02, "on a b")
@@ -548,12 +561,14 @@ def test_window_begins_with_the_first_process_that_runs_and_ends_with_the_last_t
         ]
     )
     arbiter.tick(5.052)
-    assert (stopped(arbiter), arbiter.deadline) == (["a/1", "a/2"], pytest.approx(5.053))
+    assert stopped(arbiter) == ["a/1", "a/2"]
+    assert arbiter.deadline == pytest.approx(5.053)
     arbiter.tick(5.053)
     assert stopped(arbiter) == ["a/1", "a/2", "b/1", "b/2"]
     look(arbiter, 5.1, "a b")
     arbiter.tick(5.122)
-    assert (stopped(arbiter), arbiter.deadline) == (["b/1", "b/2"], pytest.approx(5.123)), "the first had 2 ms more"
+    assert stopped(arbiter) == ["b/1", "b/2"]
+    assert arbiter.deadline == pytest.approx(5.123), "the first had 2 ms more"
 
 
 # --- how often ----------------------------------------------------------------------------------------------------
@@ -578,6 +593,25 @@ def test_activity_is_read_often_only_where_it_decides_something(
     assert look(card(isolation, **classes), 5.0, busy).deadline == 5.0 + seconds
 
 
+@pytest.mark.parametrize(
+    ("delay", "armed"),
+    [
+        (0.0, ["on/1"]),  # it was let go: its next launch is to be heard of at once
+        (0.1, []),  # it holds the card and is read often
+    ],
+)
+def test_online_work_is_armed_as_soon_as_it_rests_and_others_when_they_are_quiet(
+    delay: float, armed: list[str]
+) -> None:
+    arbiter = card(BEST, delay, on=ONLINE, n=NORMAL, a=OFFLINE)
+    look(arbiter, 4.9, "")
+    names = ("on/1", "n/1", "a/1")
+    arbiter.read({name: Reading(2, False) for name in names}, 5.0)
+    arbiter.tick(5.0)
+    arbiter.read({name: Reading(2, False) for name in names}, 5.01)
+    assert [order.context for order in arbiter.tick(5.01) if isinstance(order, Arm)] == armed
+
+
 # --- a trial decides while it lasts -------------------------------------------------------------------------------
 
 
@@ -594,7 +628,7 @@ def test_activity_is_read_often_only_where_it_decides_something(
 def test_trial_decides_slices_and_pauses_of_those_that_take_part(
     phase: Phase, sensor: int, other: int, waiting: list[str]
 ) -> None:
-    arbiter = card(FIXED, a=NORMAL, b=NORMAL, c=NORMAL, d=NORMAL)
+    arbiter = card(FIXED, a=NORMAL, b=NORMAL, c=NORMAL, d=NORMAL, e=NORMAL)
     arbiter.trial = Trial("a/1", frozenset({"b/1", "c/1", "gone/1"}), phase=phase, until=5.001)
     look(arbiter, 5.0, "a b d")
     assert [arbiter.slice_of(f"{tenant}/1") for tenant in "abcd"] == [sensor, other, other, slices.FAIR]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aliquot.arbiter.residency import (
     ASK_AGAIN_MOST,
     RETRY_MOST,
+    SLACK,
     STARVES,
     UNHEARD,
     Errand,
@@ -274,6 +275,30 @@ def test_pauses_between_tries_double_up_to_the_longest(failures: int, first: flo
     assert first <= pause <= max(first, RETRY_MOST)
     assert pause_after(failures + 1, first) == min(2 * pause, max(first, RETRY_MOST))
     assert pause_after(1, first) == first
+
+
+@pytest.mark.parametrize(("failures", "pause"), [(16, 2.0), (17, 4.0), (18, 4.0), (10_000, 4.0)])
+def test_pause_doubles_sixteen_times_at_most(failures: int, pause: float) -> None:
+    assert pause_after(failures, 2.0**-14) == pause
+
+
+@pytest.mark.parametrize(
+    ("free", "pool", "orders"),
+    [
+        (0, SLACK, (Leave("a"), Return("back"))),
+        (SLACK // 2, SLACK // 2, (Leave("a"), Return("back"))),  # on the card or in the pool
+        (SLACK, 0, (Leave("a"), Return("back"))),
+        (SLACK // 2 - 1, SLACK // 2, ()),  # and the pool has no room for what leaves before one returns
+        (0, SLACK - 1, ()),
+    ],
+)
+def test_one_returns_while_another_leaves_with_just_enough_slack(
+    free: int, pool: int, orders: tuple[Leave | Return, ...]
+) -> None:
+    waits = replace(parked("back", 60), wants=0, wants_since=0.0)
+    there = offline("a", 60, since=0.0, last_active=99.0)
+    memory = replace(H200, card=there.on_card + free, pool=60 * GIB + pool)
+    assert decide([there, waits], memory, 100.0).orders == orders
 
 
 def test_memory_that_leaves_is_promised_to_who_returns_first_and_the_rest_to_who_asks() -> None:

@@ -57,8 +57,8 @@ def test_claim_gets_the_cards_that_it_is_seated_on_by_the_same_node(
 ) -> None:
     """The card of a Pod that needs one is found with the scores of the nodes: it is the same."""
     board = a_cluster(sizes)
-    for node in list(board.nodes):
-        board.set_node(replace(node, together=True))  # type: ignore[type-var]
+    for node in filter(None, list(board.nodes)):
+        board.set_node(replace(node, together=True))
     ledger, chooser = Ledger(board), Chooser(board, POLICIES[policy]())
     for claim, group in zip(claims, groups, strict=False):
         coming = replace(claim, group=group if claim.app_class is AppClass.NORMAL else "", user=1)
@@ -253,6 +253,20 @@ def test_nodes_on_which_the_containers_do_not_go_together_are_left_out(monkeypat
     assert kept.first_fitting(claim, every, 3).tolist() == []
     monkeypatch.undo()
     assert kept.first_fitting(claim, every, 3).tolist() == [4, 2], "a search that gave up says nothing of its node"
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_nodes_are_left_out_also_where_replicas_of_the_owner_are(policy: str) -> None:
+    """Then the claim has scores of its own: they must not offer the same node again."""
+    board = a_cluster([[16, 16], [16, 16, 16]])
+    board.take("n0", Occupant({0: Usage(1, slices=1)}, owner="owner"))
+    board.take("n1", Occupant({0: Usage(1, slices=1), 1: Usage(1, slices=1)}, owner="owner"))
+    chooser, claim = Chooser(board, POLICIES[policy]()), replace(_three(9), owner="owner")
+    for _ in range(2):
+        grant = chooser.choose(claim)
+        assert grant is not None
+        assert grant.node == "n1"
+    assert np.isfinite(chooser.scores(claim)).tolist() == [False, True]
 
 
 def test_scores_of_the_shapes_asked_for_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

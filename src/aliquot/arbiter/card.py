@@ -200,9 +200,10 @@ class CardArbiter:
 
     def state(self, name: str) -> State:
         """What the context does at this moment."""
-        context, ordered = self.roster.contexts.get(name), self._ordered.get(name)
-        if context is None or ordered is None:
+        context = self.roster.contexts.get(name)
+        if context is None:
             return State.IDLE
+        ordered = self._ordered[name]
         if ordered.enabled is False:
             return State.PAUSED if self.held and self._class_of(context) is AppClass.OFFLINE else State.WAITING
         return State.IDLE if context.quiet and not context.active else State.RUNNING
