@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx  # noqa: PT013
 
 from aliquot.adapters.storage.usagestore import UsageStore
 from aliquot.arbiter.account import divide
-from aliquot.arbiter.bill import HOUR, MOST_NAMES, Bill, CardBill, divide_spending
+from aliquot.arbiter.bill import FORGET, HOUR, MOST_NAMES, Bill, CardBill, divide_spending
 from aliquot.model.usage import IDLE, UNKNOWN, UNMEASURED, Mark, Payer, Spent, Stretch, as_others
 
 CARD = "GPU-0"
@@ -240,3 +241,30 @@ def test_stretch_of_a_card_is_what_a_second_of_it_is_times_its_length() -> None:
     bill.add(12.0, 12.5, {"a": Spent(0.5), "b": Spent(1.0)})
     assert bill.take() == Stretch(10.0, 12.5, 1.5, {"a": Spent(0.75, 1.0, 0.25, 6.0, 10.0), "b": Spent(0.5)})
     assert bill.take() is None
+
+
+def test_gap_after_a_kill_is_billed_to_the_hours_in_which_it_was_unknown_first() -> None:
+    bill = Bill("boot", 10.0, {CARD: Mark("boot", 50.0, 0.0, False)})
+    bill.add(CARD, Stretch(70.0, 71.0, idle=1.0), {}, wall=2 * HOUR + 6.0)
+    rows = {(row.hour, row.payer): row.spent.gpu for row in bill.pending()}
+    assert rows == {
+        (HOUR, UNKNOWN): approx(10.0),
+        (HOUR, UNMEASURED): approx(5.0),
+        (2 * HOUR, UNMEASURED): approx(5.0),
+        (2 * HOUR, IDLE): approx(1.0),
+    }
+
+
+def test_checkpoint_shows_the_counters_of_the_last_hour() -> None:
+    assert Bill("boot", 10.0, {}).checkpoint(5000.0).shown_since == 5000.0 - FORGET
+
+
+@pytest.mark.parametrize(
+    ("busy", "lost", "waiting"),
+    [(0.5, 0.0, 0.25), (2.0, 0.0, 0.75), (1.0, 0.25, 0.5), (0.125, 0.0, 0.0), (0.5, 1.0, 0.0)],
+)
+def test_tenant_waited_while_it_had_work_and_neither_ran_nor_lost_the_card(
+    busy: float, lost: float, waiting: float
+) -> None:
+    found = divide_spending({"p": "a"}, {"p": busy}, {"p": 0.25}, {"a": lost})
+    assert found == {"a": Spent(gpu=0.25, preempted=lost, waiting=waiting)}

@@ -23,6 +23,8 @@ from aliquot.arbiter.residency import (
     Obstacle,
     Occupant,
     Return,
+    _obstacle,
+    _ready_at,
     decide,
     most_room,
     pause_after,
@@ -471,3 +473,54 @@ def test_as_little_leaves_as_is_enough(wants: int, leaves: str) -> None:
     ]
     decision = decide([*there, Occupant("a", ONLINE, Where.RESIDENT, 0, wants=wants)], BYTES, 0.0)
     assert decision.orders == tuple(map(Leave, leaves))
+
+
+ASKS = Occupant("asks", OFFLINE, Where.PARKED, 0, wants=0, wants_since=1000.0)
+
+
+@pytest.mark.parametrize(
+    ("leaving", "asking", "ready"),
+    [
+        # Offline for offline: 10 s for moving are a tenth of the time after a turn of 90 s,
+        (offline("a", 10, since=100.0, last_active=1000.0), ASKS, 190.0),
+        (offline("a", 0.1, since=100.0, last_active=1000.0), ASKS, 102.0),  # and no turn is shorter than 2 s;
+        (offline("a", 10, since=100.0, last_active=120.0), ASKS, 121.0),  # sooner where it was idle for a second,
+        (offline("a", 10, since=100.0, last_active=110.0, park_after=0.5), ASKS, 110.5),  # or as long as it said,
+        (offline("a", 10, since=100.0, last_active=110.0, park_after=5.0), ASKS, 111.0),
+        # or where the other one would have waited for 50 s when it is back; but not before its shortest turn is over,
+        (offline("a", 10, since=100.0, last_active=1000.0), replace(ASKS, wants_since=110.0), 150.0),
+        (offline("a", 10, since=100.0, last_active=1000.0), replace(ASKS, wants_since=50.0), 102.0),
+        # nor before it may be asked again.
+        (offline("a", 10, since=100.0, last_active=120.0, retry_at=500.0), ASKS, 500.0),
+        # At once for those before it, and where it waits for room itself.
+        (offline("a", 10, since=100.0, last_active=120.0), replace(ASKS, app_class=NORMAL), -inf),
+        (offline("a", 10, since=100.0, retry_at=500.0), replace(ASKS, app_class=ONLINE), 500.0),
+        (offline("a", 10, since=100.0, last_active=120.0, wants=1, wants_since=2000.0), ASKS, -inf),
+        # Others when they were idle for as long as they said.
+        (offline("a", 10, app_class=NORMAL, last_active=110.0, park_after=5.0), ASKS, 115.0),
+        (offline("a", 10, app_class=NORMAL, last_active=110.0, park_after=5.0, retry_at=500.0), ASKS, 500.0),
+        (offline("a", 10, app_class=NORMAL, last_active=110.0), ASKS, inf),
+        (offline("a", 10, app_class=ONLINE, last_active=110.0, park_after=5.0), replace(ASKS, app_class=ONLINE), 115.0),
+    ],
+)
+def test_when_one_may_leave_for_another(leaving: Occupant, asking: Occupant, ready: float) -> None:
+    memory = Memory(card=100 * GIB, pool=100 * GIB, bandwidth=float(GIB))
+    assert _ready_at(leaving, asking, [leaving], memory) == pytest.approx(ready)
+
+
+@pytest.mark.parametrize(
+    ("there", "ready", "lacking", "obstacle"),
+    [
+        (["a"], [], 11, Obstacle.NOT_PARKABLE),
+        (["a"], [], 10, Obstacle.TURN),
+        (["a", "b"], ["a"], 11, Obstacle.TURN),
+        (["a", "b"], ["a"], 10, Obstacle.POOL),
+        (["a", "b"], ["a", "b"], 20, Obstacle.POOL),
+        ([], [], 1, Obstacle.NOT_PARKABLE),
+    ],
+)
+def test_obstacle_is_what_may_never_leave_then_what_may_not_now_then_the_pool(
+    there: list[str], ready: list[str], lacking: int, obstacle: Obstacle
+) -> None:
+    names = {name: Occupant(name, OFFLINE, Where.RESIDENT, 10) for name in "ab"}
+    assert _obstacle([names[name] for name in there], [names[name] for name in ready], lacking) is obstacle

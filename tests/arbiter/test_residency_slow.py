@@ -90,3 +90,14 @@ def test_turn_of_a_slow_one_is_long_enough_for_what_it_costs(make: object, turn:
     assert decision.orders == ()
     assert decision.deadline == pytest.approx(turn)
     assert turn < STARVES
+
+
+def test_one_returns_only_after_a_slow_one_has_left_although_others_leave_too() -> None:
+    """What a slow one frees comes at once, at its end."""
+    back = replace(fast("back", 30, where=Where.PARKED, parked=30 * GIB), wants=0)
+    there = [fast("f", 20, where=Where.LEAVING), fast("g", 40, where=Where.LEAVING)]
+    memory = replace(CARD, card=60 * GIB)
+    assert decide([*there, back], memory, 100.0).orders == (Return("back"),)
+    there[0] = slow("f", 20, where=Where.LEAVING)
+    found = decide([*there, back], memory, 100.0)
+    assert (found.orders, found.waiting) == ((), {"back": Obstacle.TURN})

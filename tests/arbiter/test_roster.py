@@ -171,3 +171,10 @@ def test_part_of_the_time_in_which_a_context_had_work_follows_what_is_read() -> 
     assert context.part_busy == weight * 0.5
     context.ran(Reading(1, False, busy=9.0), 0.5)
     assert context.part_busy == pytest.approx(weight * 0.5 + weight * (1.0 - weight * 0.5))
+
+
+def test_clock_that_went_back_makes_no_time_since_the_last_reading() -> None:
+    found = Roster()
+    assert found.unread(5.0) == 0.0
+    found.read({}, [], 5.0)
+    assert (found.unread(5.5), found.unread(4.0)) == (0.5, 0.0)

@@ -59,11 +59,15 @@ def test_a_preemption_is_marked_when_it_happened() -> None:
     timeline = a_timeline(mark)
     assert timeline.window(1000, 101.0).marks == (mark,)
     assert timeline.window(1005, 101.0).marks == ()
+    edges = [Taken(at, "server", ()) for at in (99.5, 100.0, 100.5, 101.0)]
+    assert a_timeline(*edges).window(1000, 101.3).marks == (edges[1], edges[2]), "buckets 1000 to before 1010"
 
 
 def test_window_returns_only_buckets_that_will_not_change() -> None:
     window = a_timeline().window(None, 101.0)
     assert (window.first, window.end) == (1010 - 3 - BUCKETS, 1010 - 3)
+    for since, first in ((0, 1007 - BUCKETS), (1007 - BUCKETS, 1007 - BUCKETS), (1006, 1006), (1008, 1007)):
+        assert a_timeline().window(since, 101.0).first == first
     assert window.end * STEP <= 101.0 - 2 * STEP
 
 

@@ -83,14 +83,15 @@ def test_of_several_cards_of_its_group_a_member_gets_the_one_that_the_policy_pre
     assert [grant and _card(grant) for grant in grants] == [("n1", card)] * 2
 
 
-def test_choice_names_the_group_as_its_reason() -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_choice_names_the_group_as_its_only_reason(policy: str) -> None:
     board = two_nodes()
-    ledger, chooser = Ledger(board), Chooser(board, POLICIES["spread"]())
+    ledger, chooser = Ledger(board), Chooser(board, POLICIES[policy]())
     place(board, chooser, ledger, member("a"))
     claim = member("b")
     grant = chooser.choose(claim)
     assert grant is not None
-    assert chooser.why(claim, grant).rules[0] is Rule.GROUP
+    assert chooser.why(claim, grant).rules == (Rule.GROUP,)
 
 
 def test_member_that_ended_attracts_no_other() -> None:

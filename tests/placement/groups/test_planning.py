@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.placement.groups.planning import Member, Need, place_together
+from aliquot.placement.groups.planning import Member, Need, _in_turn, place_together
 from aliquot.services.scheduler.cluster import Placed
 from kit.clusters.watchobjects import a_cluster, as_pod, claim_of, free, live_node, pod_json
+from kit.values.builders import asking
 from kit.values.manifests import MEM
 
 
@@ -35,3 +36,20 @@ def test_a_claim_that_has_a_booking_gets_no_second_place_and_keeps_the_first() -
 )
 def test_need_counts_all_and_each_role(need: Need, roles: list[str], met: bool) -> None:
     assert need.met(roles) is met
+
+
+@pytest.mark.parametrize(
+    ("roles", "names"),
+    [
+        ({}, ["c1", "a1", "a2", "a3", "b1"]),
+        ({"a": 2, "b": 1}, ["a1", "a2", "b1", "c1", "a3"]),
+        ({"a": 1}, ["a1", "c1", "a2", "a3", "b1"]),
+        ({"b": 3, "x": 1}, ["b1", "c1", "a1", "a2", "a3"]),
+    ],
+)
+def test_as_many_of_each_role_as_are_needed_come_first_the_largest_before_others(
+    roles: dict[str, int], names: list[str]
+) -> None:
+    sizes = {"a3": 6, "b1": 2, "a1": 8, "c1": 9, "a2": 7}
+    members = [Member(asking(size, name=name), role=name[0]) for name, size in sizes.items()]
+    assert [member.claim.name for member in _in_turn(members, roles)] == names

@@ -17,7 +17,7 @@ from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
-from aliquot.placement.policies.packing import Packing
+from aliquot.placement.policies.packing import Packing, dense
 from aliquot.placement.policies.potential import Potential, Weights
 from aliquot.placement.policies.prices import remainder_values
 from aliquot.placement.policies.workload import Shape, Workload
@@ -273,3 +273,37 @@ def test_a_slice_of_memory_goes_where_it_spoils_least() -> None:
     grant = chooser.choose(a_claim(a_container(a_slice(6))))
     assert grant is not None
     assert grant.containers[0].shares[0].card == 1
+
+
+@pytest.mark.parametrize(("others", "news"), [(7, False), (8, True), (9, True)])
+def test_mix_is_new_when_more_than_one_pod_in_twenty_is_of_another_shape(others: int, news: bool) -> None:
+    workload = Workload()
+    usual, other = (demand_of(a_claim(a_container(Slice(core_milli=milli)))) for milli in (500, 250))
+    for _ in range(100):
+        workload.observe(usual, 16 * GIB)
+    assert workload.has_news()
+    workload.lesson()
+    for at in range(50):
+        workload.observe(other if at < others else usual, 16 * GIB)
+    assert workload.has_news() is news
+
+
+@pytest.mark.parametrize(
+    ("part", "used", "left"),
+    [
+        (Slice(core_milli=300), Usage(), 700),
+        (Slice(memory_mib=4 * GIB), Usage(), 750),
+        (Slice(memory_mib=4 * GIB, core_milli=300), Usage(), 700),
+        (Slice(memory_mib=8 * GIB, core_milli=300), Usage(), 500),
+        (Slice(memory_percent=100, exclusive=True), Usage(), 0),
+        (Slice(core_milli=300), Usage(8 * GIB), 500),  # no more than it has now
+        (Slice(core_milli=300), Usage(core_milli=700), 0),
+        (Slice(core_milli=300), Usage(core_milli=900), 0),
+        (Slice(memory_mib=4 * GIB), Usage(8 * GIB, 600), 250),
+    ],
+)
+def test_card_has_left_what_is_free_of_its_scarcer_dimension(part: Slice, used: Usage, left: int) -> None:
+    board = Board()
+    board.set_node(a_node("n1", 16))
+    board.take("n1", Occupant({0: used}))
+    assert dense()._after(board, part, np.array([0])).tolist() == [[left]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,22 @@ def test_a_node_without_cpu_for_a_large_pod_is_no_place_for_it() -> None:
 
 def test_nothing_is_kept_where_places_abound() -> None:
     assert _dues(_board(*[0] * 40), _claim(1000)) == {}
+
+
+@pytest.mark.parametrize(("nodes", "rows"), [(4, 4), (5, 0)])
+def test_kind_is_short_below_four_standard_deviations_of_its_pods_in_a_full_cluster(nodes: int, rows: int) -> None:
+    """One Pod in 13 cards: four nodes have 16 cards and 1.2 Pods, four deviations are 4.4; of five they are 4.96."""
+    assert len(_dues(_board(*[0] * nodes), _claim(1000))) == rows
+
+
+@pytest.mark.parametrize(("card", "dues"), [(3, 2000.0), (1, 0.0)])
+def test_pod_of_one_card_breaks_a_place_only_on_a_whole_card(card: int, dues: float) -> None:
+    board = _board(1)
+    board.take("n0", Occupant({1: Usage(core_milli=500)}))
+    kept = Reserve(board, [(Shape(1, 1000, 1_000), 90), (Shape(2, 1000, 1_000), 10)])
+    found = kept.dues(demand_of(_claim(500)), np.array([card]))
+    assert found is not None
+    assert [part.tolist() for part in found] == [[0], [dues]]
 
 
 def test_nothing_is_kept_where_cpu_runs_out_before_gpu() -> None:

@@ -132,7 +132,7 @@ class Preferred:
         ]
 
     def _nodes(self, board: Board, rows: Ints) -> Floats:
-        nodes = _crowd(board, rows) if self._spread_nodes else board.load[rows] * -1
+        nodes = _crowd(board, rows) if self._spread_nodes else -board.load[rows]
         return nodes.astype(float)
 
     def _cards(self, board: Board, rows: Ints) -> Floats:
