@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import click
 
 from aliquot.cli.errors import InputError
 from aliquot.model.text import printable_json
 from aliquot.placement import POLICY_NAMES
+from aliquot.wording.amounts import count
 
 if TYPE_CHECKING:
     from aliquot.model.node import Node
@@ -27,6 +28,53 @@ if TYPE_CHECKING:
 _MOST_CARDS = 1_000_000  # of a generated cluster; more is a typing error
 _MOST_LOAD = 10
 _MOST_FACTOR = 8
+
+
+class Result(TypedDict):
+    """What became of one policy, filling the cluster."""
+
+    policy: str
+    seed: int
+    target: float
+    allocated_percent: float
+    allocated_percent_at_100: float
+    arrived: int
+    placed: int
+    dropped: int
+    decisions_per_second: float
+    seconds: float
+    nodes: int
+    gpus: int
+    workload: str
+
+
+class WaitsResult(TypedDict):
+    """How long Pods of one size waited."""
+
+    size: str
+    pods: int
+    still_waiting: int
+    mean_seconds: float
+    p50_seconds: float
+    p99_seconds: float
+
+
+class SteadyResult(TypedDict):
+    """The same where Pods come and go."""
+
+    policy: str
+    seed: int
+    load: float
+    allocated_percent: float
+    waits: list[WaitsResult]
+    arrived: int
+    seconds: float
+    nodes: int
+    gpus: int
+    workload: str
+
+
+_R = TypeVar("_R", Result, SteadyResult)
 
 
 @click.command()
@@ -126,9 +174,7 @@ def simulate(
     _show(results, policy, output, lambda found: _print(found, plot))
 
 
-def _show(
-    results: list[dict[str, Any]], policy: str, output: str, print_table: Callable[[list[dict[str, Any]]], None]
-) -> None:
+def _show(results: list[_R], policy: str, output: str, print_table: Callable[[list[_R]], None]) -> None:
     if output == "json":
         import msgspec
 
@@ -212,7 +258,7 @@ def _progress(policy: str, steps: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def _result(outcome: Outcome, seed: int, target: float, nodes: int, workload: str) -> dict[str, Any]:
+def _result(outcome: Outcome, seed: int, target: float, nodes: int, workload: str) -> Result:
     return {
         "policy": outcome.policy,
         "seed": seed,
@@ -230,7 +276,7 @@ def _result(outcome: Outcome, seed: int, target: float, nodes: int, workload: st
     }
 
 
-def _steady_result(steady: Steady, seed: int, nodes: int, workload: str) -> dict[str, Any]:
+def _steady_result(steady: Steady, seed: int, nodes: int, workload: str) -> SteadyResult:
     return {
         "policy": steady.policy,
         "seed": seed,
@@ -255,7 +301,7 @@ def _steady_result(steady: Steady, seed: int, nodes: int, workload: str) -> dict
     }
 
 
-def _print_steady(results: list[dict[str, Any]]) -> None:
+def _print_steady(results: list[SteadyResult]) -> None:
     from aliquot.cli.tables import table
 
     first = results[0]
@@ -270,7 +316,7 @@ def _print_steady(results: list[dict[str, Any]]) -> None:
             f"{result['allocated_percent']:.2f}%",
             waits["size"],
             f"{waits['pods']:,}",
-            *(f"{waits[name]:,.0f}" for name in ("mean_seconds", "p50_seconds", "p99_seconds")),
+            *(f"{wait:,.0f}" for wait in (waits["mean_seconds"], waits["p50_seconds"], waits["p99_seconds"])),
             f"{waits['still_waiting']:,}",
         )
         for result in results
@@ -279,13 +325,13 @@ def _print_steady(results: list[dict[str, Any]]) -> None:
     click.echo(table(head, rows, right=frozenset({1, 3, 4, 5, 6, 7})))
 
 
-def _print(results: list[dict[str, Any]], plot: Path | None) -> None:
+def _print(results: list[Result], plot: Path | None) -> None:
     from aliquot.cli.tables import bar, table
 
     first = results[0]
     nodes, gpus, pods = (
-        f"{first[key]:,} {noun}{'s' * (first[key] != 1)}"
-        for key, noun in (("nodes", "node"), ("gpus", "GPU"), ("arrived", "Pod"))
+        count(number, noun)
+        for number, noun in ((first["nodes"], "node"), (first["gpus"], "GPU"), (first["arrived"], "Pod"))
     )
     click.echo(f"{nodes}, {gpus}; {pods}, for a target of {first['target']:.0%} of the GPU (seed {first['seed']})\n")
     head = ("POLICY", "ALLOCATED", "", "AT 100%", "DROPPED", "DECISIONS/S")

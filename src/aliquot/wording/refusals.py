@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from aliquot.dialects import ENABLED_BY, WHOLE_CARDS_NEED
 from aliquot.model.claim import Claim
@@ -36,7 +36,19 @@ _LONGEST = 900  # an event's note takes 1,024 bytes
 _LONGEST_WORDS = 120  # of a node's own: a taint, a broken label
 
 
-def as_data(refusal: Refusal, claim: Claim | None) -> dict[str, object]:
+class RefusalData(TypedDict):
+    """See `as_data`."""
+
+    code: str
+    node: str
+    card: int | None
+    wanted: object
+    had: object
+    unit: str | None
+    never: bool
+
+
+def as_data(refusal: Refusal, claim: Claim | None) -> RefusalData:
     """The refusal as plain values, for JSON. `wanted` and `had` are numbers in `unit` (GiB, %, CPU; None: a count), or
     the words that name a condition."""
     wanted, had = reasons.numbers(refusal.reason, refusal.wanted, refusal.had)

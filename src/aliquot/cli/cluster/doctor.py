@@ -24,6 +24,7 @@ from aliquot.cli.options.kubectl import kubectl_options
 from aliquot.cli.tables import printable
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.model.openjson import JsonObject
+from aliquot.model.status.printed import PrintedFinding
 from aliquot.model.text import printable_json
 from aliquot.services.doctor.findings import Finding, Level, grouped, ok
 from aliquot.services.doctor.locate import SchedulerLocation, default_location, find_scheduler
@@ -396,11 +397,5 @@ def lines_of(findings: list[Finding]) -> Iterator[str]:
             yield f"{' ' * 9}{' ' * _WIDEST}  -> {finding.advice}"
 
 
-def _entry(finding: Finding) -> JsonObject:
-    return {
-        "check": finding.check,
-        "level": finding.level.value,
-        "about": list(finding.about),
-        "what": finding.what,
-        "fix": finding.advice,
-    }
+def _entry(finding: Finding) -> PrintedFinding:
+    return PrintedFinding(finding.check, finding.level.value, list(finding.about), finding.what, finding.advice)

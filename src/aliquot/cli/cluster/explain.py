@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,16 +15,15 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
 from aliquot.model.openjson import JsonObject
-from aliquot.model.text import printable_json
 from aliquot.placement import POLICY_NAMES
-from aliquot.wording.amounts import in_units, memory, percent
+from aliquot.wording.amounts import memory, percent
 
 if TYPE_CHECKING:
     from aliquot.cli.manifests import Manifest
     from aliquot.dialects.wire.objects import NodeObject
-    from aliquot.model.grant import Grant, Share
+    from aliquot.model.grant import Grant
     from aliquot.services.explain.claims import PodClaim
-    from aliquot.services.explain.verdicts import Note, Preemption, Verdict
+    from aliquot.services.explain.verdicts import Note, Verdict
 
 _MOST_NAMES = 3  # of a note; five thousand nodes may all need the same assumption
 _WIDEST_NAME = 60
@@ -131,7 +130,9 @@ def explain(
     # One by one, and each written before the next: the reasons of 200 Pods on 5,000 nodes are more than memory holds.
     verdicts = (snapshot.place(pod, why_not_elsewhere=output == "json", who_goes=True) for pod in pods)
     if output == "json":
-        all_fit = _write_json(verdicts)
+        from aliquot.cli.cluster.explainjson import write_json
+
+        all_fit = write_json(verdicts)
     else:
         widths = [max((len(name) for name in names), default=0) for names in (map(pod_key, pods), snapshot.nodes)]
         all_fit = _write_table(verdicts, nodes=len(nodes), widths=widths)
@@ -227,90 +228,6 @@ def _noted(notes: Iterable[Note]) -> Iterator[str]:
     for text, names in about.items():
         more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
         yield f"{', '.join(names[:_MOST_NAMES])}{more}: {text}"
-
-
-# --- as JSON -----------------------------------------------------------------------------------------------------
-
-
-def _write_json(verdicts: Iterable[Verdict]) -> bool:
-    """A list, one entry per Pod. Whether all fit."""
-    import msgspec
-
-    fits, before = True, "["
-    encoded: tuple[object, msgspec.Raw] = (None, msgspec.Raw(b"[]"))
-    for verdict in verdicts:
-        if encoded[0] is not verdict.refusals:  # replicas that do not fit share theirs
-            encoded = (verdict.refusals, msgspec.Raw(msgspec.json.encode(_refusals(verdict))))
-        entry = msgspec.json.format(msgspec.json.encode({**_entry(verdict), "refusals": encoded[1]}), indent=2)
-        click.echo(f"{before}\n  " + printable_json(entry.decode()).replace("\n", "\n  "), nl=False)
-        if verdict.remark:
-            click.echo(f"note: {printable(f'{verdict.pod}: {verdict.remark}')}", err=True)
-        fits, before = fits and verdict.fits is not False, ","
-    click.echo("\n]" if before == "," else "[]")
-    return fits
-
-
-def _entry(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "pod": verdict.pod,
-        "ours": verdict.ours,
-        "fits": verdict.fits,
-        "node": verdict.grant.node if verdict.grant else None,
-        "containers": _containers(verdict.grant) if verdict.grant else {},
-        "error": "; ".join(broken.sentence() for broken in verdict.broken) or None,
-        "scheduling_gates": list(verdict.gates),
-        "preemption": _preemption(verdict.preemption) if verdict.preemption else None,
-        "claims": [_claim(claim) for claim in verdict.claims],
-    }
-
-
-def _claim(claim: PodClaim) -> dict[str, Any]:
-    return {
-        "claim": claim.name,
-        "node": claim.grant.node if claim.grant else None,
-        "class": claim.app_class.value,
-        "requests": _containers(claim.grant) if claim.grant else {},
-        "pods": list(claim.users),
-        "error": claim.why or None,
-    }
-
-
-def _preemption(found: Preemption) -> dict[str, Any]:
-    return {
-        "node": found.grant.node,
-        "containers": _containers(found.grant),
-        "allowed": found.allowed,
-        "victims": [
-            {"pod": victim.key, "priority": victim.priority, "class": victim.app_class.value}
-            for victim in found.victims
-        ],
-    }
-
-
-def _containers(grant: Grant) -> dict[str, list[dict[str, Any]]]:
-    return {container.name: [_share(share) for share in container.shares] for container in grant.containers}
-
-
-def _share(share: Share) -> dict[str, Any]:
-    core = 1000 if share.exclusive else share.core_milli
-    return {
-        "card": share.card,
-        "memory_gib": in_units(share.memory_mib, 1024),
-        "core": None if core is None else in_units(core, 10),
-        "core_greedy": None if share.greedy_milli is None else in_units(share.greedy_milli, 10),
-        "whole": share.exclusive,
-    }
-
-
-def _refusals(verdict: Verdict) -> list[dict[str, Any]]:
-    from aliquot.wording.refusals import as_data
-
-    found = (as_data(refusal, verdict.claim) for refusal in verdict.refusals)
-    return [
-        {"node": entry["node"], "card": entry["card"], "reason": entry["code"]}
-        | {key: entry[key] for key in ("wanted", "had", "never")}
-        for entry in found
-    ]
 
 
 # --- for people --------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from aliquot.wording.amounts import in_units
 from aliquot.wording.withheld import withheld_words
 
 if TYPE_CHECKING:
+    from aliquot.model.status.printed import PrintedCluster, PrintedNode, PrintedUse, PrintedWaiting
     from aliquot.services.explain.overview import NodeStanding, Overview, PodStanding
 
 
@@ -114,13 +115,15 @@ def _is_node(obj: JsonObject) -> bool:
 # --- for programs ----------------------------------------------------------------------------------------------------
 
 
-def as_json(seen: Overview, nodes: Iterable[NodeStanding], pending: bool) -> JsonObject:
+def as_json(seen: Overview, nodes: Iterable[NodeStanding], pending: bool) -> PrintedCluster:
     """All of it, with amounts in GiB and percent as `explain -o json` has them."""
-    waiting = [{"pod": pod.key, "created": pod.created, "reason": seen.why_waits(pod)} for pod in seen.waiting]
+    waiting: list[PrintedWaiting] = [
+        {"pod": pod.key, "created": pod.created, "reason": seen.why_waits(pod)} for pod in seen.waiting
+    ]
     return {"pending": waiting} if pending else {"nodes": [_node_json(node) for node in nodes], "pending": waiting}
 
 
-def _node_json(node: NodeStanding) -> JsonObject:
+def _node_json(node: NodeStanding) -> PrintedNode:
     return {
         "name": node.name,
         "offers": list(node.offers),
@@ -170,7 +173,7 @@ def _node_json(node: NodeStanding) -> JsonObject:
     }
 
 
-def _cards_json(pod: PodStanding) -> list[JsonObject]:
+def _cards_json(pod: PodStanding) -> list[PrintedUse]:
     return [
         {
             "index": card,

@@ -26,6 +26,7 @@ from aliquot.model.text import printable_json, printable_lines
 
 if TYPE_CHECKING:
     from aliquot.dialects import Rules
+    from aliquot.dialects.gpushare import InspectedCard, InspectedNodes
     from aliquot.dialects.wire.objects import NodeObject, PodObject
     from aliquot.model.claim import Claim
     from aliquot.model.node import Node
@@ -252,7 +253,7 @@ def _asked(claim: Claim, shared: SharedNode, unit: int) -> int:
 # --- as JSON ---------------------------------------------------------------------------------------------------------
 
 
-def as_json(nodes: Iterable[SharedNode]) -> JsonObject:
+def as_json(nodes: Iterable[SharedNode]) -> InspectedNodes:
     """As the peer's extender answers GET /inspect; what is pending is its device -1."""
     from aliquot.dialects import gpushare
 
@@ -262,7 +263,7 @@ def as_json(nodes: Iterable[SharedNode]) -> JsonObject:
     )
 
 
-def _cards_as_json(node: SharedNode) -> Iterator[JsonObject]:
+def _cards_as_json(node: SharedNode) -> Iterator[InspectedCard]:
     from aliquot.dialects import gpushare
 
     for card, size in enumerate(node.cards):

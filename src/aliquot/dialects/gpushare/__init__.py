@@ -8,7 +8,14 @@ inspect.py  what the peer's extender answers about all of it
 """
 
 from aliquot.dialects.gpushare.grants import parse_grant, render_assigned, render_env, render_grant, render_totals
-from aliquot.dialects.gpushare.inspect import render_inspected, render_inspected_card, render_inspected_node
+from aliquot.dialects.gpushare.inspect import (
+    InspectedCard,
+    InspectedNode,
+    InspectedNodes,
+    render_inspected,
+    render_inspected_card,
+    render_inspected_node,
+)
 from aliquot.dialects.gpushare.names import (
     ACK_LABEL,
     ALLOCATION,
@@ -62,6 +69,9 @@ __all__ = [
     "NODE_LABEL",
     "POD_TOTAL",
     "RESOURCES",
+    "InspectedCard",
+    "InspectedNode",
+    "InspectedNodes",
     "MemoryUnit",
     "advertised_unit",
     "amounts",

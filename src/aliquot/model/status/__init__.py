@@ -8,6 +8,7 @@ burn       what `aliquot burn` measured
 probe      what `aliquot probe` measured
 scheduler  the status of the scheduler
 dashboard  the dashboard's API; web/src/contract.ts is generated from it
+printed    what commands print with -o json
 messages   its sentences, as codes with values
 
 Field names are the JSON names. A field that only some programs report is UNSET in the others: absent from the JSON.

@@ -5,8 +5,6 @@ No IO.
 
 from __future__ import annotations
 
-from typing import Any
-
 from aliquot.dialects import gpushare
 from aliquot.model.claim import Claim
 from aliquot.model.node import OF_DEVICES, Node
@@ -24,7 +22,7 @@ from aliquot.services.scheduler.cluster import Cluster, Placed, booked_on
 from aliquot.services.scheduler.dashboard.claims import Claims, HeldClaim
 
 
-def inspect_answer(cluster: Cluster, name: str | None = None) -> dict[str, Any]:
+def inspect_answer(cluster: Cluster, name: str | None = None) -> gpushare.InspectedNodes:
     """gpushare's inspect: memory by card in the cluster's unit, and who holds it."""
     unit = cluster.rules.gpushare_unit.mib
     holders = _holders(cluster)
@@ -35,7 +33,7 @@ def inspect_answer(cluster: Cluster, name: str | None = None) -> dict[str, Any]:
     )
 
 
-def _inspect_node(node: Node, holders: dict[int, list[tuple[Claim, int]]], unit: int) -> dict[str, Any]:
+def _inspect_node(node: Node, holders: dict[int, list[tuple[Claim, int]]], unit: int) -> gpushare.InspectedNode:
     totals = [card.memory_mib // unit for card in node.cards]
     held = [holders.get(card.index, []) for card in node.cards]
     used = [sum(memory for _, memory in holding) // unit for holding in held]
