@@ -76,7 +76,8 @@ def _kubeconfig(path: Path) -> None:
 
 def _config(path: Path) -> None:
     try:
-        scheduler_command._settings({"lease_namespace": "aliquot-system", **scheduler_command._read(path)})
+        options: Any = {"lease_namespace": "aliquot-system", **scheduler_command._read(path)}
+        scheduler_command._settings(options)
     except InputError as error:
         refused(error.message)
 

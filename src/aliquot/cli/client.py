@@ -14,6 +14,7 @@ from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonErr
 from aliquot.adapters.host.home import SYSTEM_RUN, homes
 from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, parse_duration
 from aliquot.cli.errors import InputError
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenant import AUTO
 
@@ -73,7 +74,7 @@ class Delay(Duration):
         return seconds
 
 
-def events(request: dict[str, Any], timeout: float | None = 10.0, what: str = "run") -> Iterator[dict[str, Any]]:
+def events(request: JsonView, timeout: float | None = 10.0, what: str = "run") -> Iterator[JsonObject]:
     """The daemon's answers, the last being {"ok": ...}. `what`: the kind of object, for errors about its name."""
     try:
         connection, _ = connect(homes(), obeys=False)
@@ -93,11 +94,11 @@ def events(request: dict[str, Any], timeout: float | None = 10.0, what: str = "r
         raise refused(error, what) from error
 
 
-def ask(request: dict[str, Any], what: str = "run", timeout: float = 10.0) -> dict[str, Any]:
+def ask(request: JsonView, what: str = "run", timeout: float = 10.0) -> JsonObject:
     """The final answer."""
     for message in events(request, timeout, what):
         if "ok" in message:
-            answer: dict[str, Any] = message["ok"]
+            answer: JsonObject = message["ok"]
             return answer
     raise InputError("the daemon closed the connection without an answer")
 
@@ -107,7 +108,7 @@ def read_status() -> Status:
     return parse_status(ask({"op": "status"}))
 
 
-def parse_status(answer: dict[str, Any]) -> Status:
+def parse_status(answer: JsonObject) -> Status:
     """As it came over the socket."""
     try:
         return msgspec.convert(answer, Status)

@@ -1,4 +1,5 @@
-"""JSON whose shape others decide: a manifest that somebody wrote, an object of the API server, the patch of one.
+"""JSON whose shape others decide: a manifest that somebody wrote, an object of the API server, the patch of one, a line
+that a daemon of another release sent.
 
 Its types stay open. It may have fields that are newer than this release, which must come through unchanged, and what
 is wrong in it is answered by a rule with the field's name (`Invalid`), not by a decoder. Objects of the API server

@@ -17,9 +17,9 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from aliquot.adapters.host.home import SYSTEM_RUN, Home
+from aliquot.model.openjson import JsonObject, JsonView
 
 LONGEST = 1 << 18  # bytes of a request; answers may be longer
 _LONGEST_ANSWER = 1 << 24
@@ -38,7 +38,7 @@ class ControlError(Exception):
 class AnswerError(Exception):
     """The daemon refused. `kind` is for programs; the rest depends on it (see services/machine/control.py)."""
 
-    def __init__(self, details: dict[str, Any]) -> None:
+    def __init__(self, details: JsonObject) -> None:
         super().__init__(str(details.get("text", details.get("kind", "refused"))))
         self.kind = str(details.get("kind", ""))
         self.details = details
@@ -89,7 +89,7 @@ class Connection:
         except OSError as error:
             raise ControlError(f"cannot send to the daemon: {error}") from error
 
-    def receive(self, timeout: float | None = None) -> dict[str, Any]:
+    def receive(self, timeout: float | None = None) -> JsonObject:
         """The next line. Raises TimeoutError when none comes in time (None: however long it takes), ControlError."""
         self._socket.settimeout(timeout)
         while b"\n" not in self._buffer:
@@ -114,7 +114,7 @@ class Connection:
             raise ControlError("the program that answers here is not Aliquot's daemon")
         return answer
 
-    def events(self, timeout: float | None = None) -> Iterator[dict[str, Any]]:
+    def events(self, timeout: float | None = None) -> Iterator[JsonObject]:
         """What happens, up to and including the last answer; raises AnswerError when that is a no."""
         while True:
             answer = self.receive(timeout)
@@ -130,7 +130,7 @@ class Connection:
         """To wait for it among others."""
         return self._socket.fileno()
 
-    def there(self) -> Iterator[dict[str, Any]]:
+    def there(self) -> Iterator[JsonObject]:
         """What has arrived so far, without waiting for more than the rest of a line. Raises ControlError."""
         while True:
             try:
@@ -200,14 +200,14 @@ def connect(homes: Sequence[Home], *, obeys: bool = True) -> tuple[Connection, H
     raise NoDaemonError(", ".join(home.control for home in homes))
 
 
-def ask(homes: Sequence[Home], request: dict[str, Any], timeout: float = 10.0) -> dict[str, Any]:
+def ask(homes: Sequence[Home], request: JsonView, timeout: float = 10.0) -> JsonObject:
     """One request that has one answer. Raises NoDaemonError, ControlError, AnswerError."""
     connection, _ = connect(homes, obeys=False)
     try:
         connection.send(request)
         for event in connection.events(timeout):
             if isinstance(event.get("ok"), dict):
-                answer: dict[str, Any] = event["ok"]
+                answer: JsonObject = event["ok"]
                 return answer
     except TimeoutError as error:
         raise ControlError(f"the daemon did not answer within {timeout:.0f} s") from error

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
 import click
 
@@ -20,7 +20,6 @@ from aliquot.cli.options.elastic import Factor, HostPool, check_host_pool
 from aliquot.cli.options.enforcement import check_enforcement, enforce_options, kill_after
 from aliquot.cli.options.node import node_name, nodename_option, run_dir_option
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
-from aliquot.model.tenant import AUTO
 
 if TYPE_CHECKING:
     from aliquot.adapters.gpu.player import Playing
@@ -52,6 +51,37 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
             allowed = "numbers separated by commas, for example 94,63 (the agent's log and events name them)"
             self.fail(f"{value} is not allowed: {allowed}", param, ctx)
         return frozenset(map(int, words))
+
+
+class AgentGiven(TypedDict):
+    """The options of the command line."""
+
+    nodename: str | None
+    kubeconfig: Path | None
+    dbfile: Path
+    run_dir: Path
+    kubelet_dir: Path
+    cdi: str
+    cdi_dir: Path
+    driver: str
+    dialects: str | None
+    memory_unit: str
+    release_delay: float | str  # seconds, or auto
+    enforce: str | None
+    enforce_grace: float | None
+    control: str | None
+    host_pool: int
+    oversubscribe: float
+    together: bool
+    ignore_xids: frozenset[int]
+    simulate: str | None
+    port: int
+    keep_usage: int
+    metrics_names: str
+    bind_address: str
+    log_level: str
+    served: NotRequired[frozenset[str]]  # as `dialects` says
+    host_access: NotRequired[HostAccess]
 
 
 def _enforcement(command: Any) -> Any:
@@ -179,7 +209,7 @@ def _enforcement(command: Any) -> Any:
 )
 @click.option("--bind-address", default="0.0.0.0", show_default=True, help="Address to listen on")  # noqa: S104
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), default="info", show_default=True)
-def agent(**given: Any) -> None:
+def agent(**given: Unpack[AgentGiven]) -> None:
     """Run the agent of one node of a Kubernetes cluster.
 
     It advertises the node's cards to the kubelet and the scheduler, injects the granted cards into containers, and
@@ -195,7 +225,7 @@ def agent(**given: Any) -> None:
     _serve(given)
 
 
-def _serve(given: dict[str, Any]) -> None:
+def _serve(given: AgentGiven) -> None:
     from aliquot.adapters.gpu import player
     from aliquot.adapters.gpu.nvml import NvmlError
     from aliquot.adapters.host.home import HomeError
@@ -241,7 +271,7 @@ def _serve(given: dict[str, Any]) -> None:
         raise InputError(str(error)) from error
 
 
-def _access_host(given: dict[str, Any], home: Home) -> Home:
+def _access_host(given: AgentGiven, home: Home) -> Home:
     """The same home at its host paths, with missing host folders mounted. Raises StartError."""
     from aliquot.services.agent.hostaccess import acquire_host_access
 
@@ -265,7 +295,7 @@ def _notes(access: HostAccess, *, real: bool) -> tuple[str, ...]:
     return (*lacking, *([OWN_IDS] if access.processes and real else ()))
 
 
-def _log_start(given: dict[str, Any]) -> None:
+def _log_start(given: AgentGiven) -> None:
     """Log where the agent deviates from its configuration."""
     from aliquot.adapters.kubernetes.kubeconfig import passed_over
 
@@ -286,12 +316,13 @@ def _find_server(kubeconfig: Path | None) -> Server:
         raise InputError(str(error)) from error
 
 
-def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | None) -> None:
+def _run(given: AgentGiven, home: Home, server: Server, playing: Playing | None) -> None:
     import aliquot.services.daemon.loadaiohttp  # noqa: F401  # before anything else imports aiohttp
     from aliquot.dialects import MemoryUnit, Rules
     from aliquot.services.agent.assembly import run_agent
     from aliquot.services.agent.settings import Settings
 
+    delay = given["release_delay"]
     settings = Settings(
         node_name=node_name(given["nodename"]),
         tenants=Path(home.tenants),
@@ -301,7 +332,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         environment_by_file=bool(given["host_access"].lacking),
         kubelet=given["kubelet_dir"],
         rules=Rules(gpushare_unit=MemoryUnit(given["memory_unit"]), served=given["served"]),
-        release_delay=None if given["release_delay"] == AUTO else given["release_delay"],
+        release_delay=None if isinstance(delay, str) else delay,
         kill_after=kill_after(given["enforce"], given["enforce_grace"]),
         host_pool=given["host_pool"],
         oversubscribe=given["oversubscribe"],

@@ -13,7 +13,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.options.dashboard import parse_listen
 from aliquot.cli.options.dialects import HELP as DIALECTS_HELP
 from aliquot.cli.options.dialects import parse_dialects
-from aliquot.cli.options.webhook import webhook_settings
+from aliquot.cli.options.webhook import SchedulerOptions, webhook_settings
 from aliquot.placement import POLICY_NAMES
 
 if TYPE_CHECKING:
@@ -203,17 +203,18 @@ def _taken(settings: Settings, error: OSError) -> str:
     return f"cannot listen on {settings.bind_address}:{ports}: {error.strerror or error}; choose another --port"
 
 
-def _merged(given: dict[str, Any]) -> dict[str, Any]:
+def _merged(given: dict[str, Any]) -> SchedulerOptions:
     """The command line overrides the file, the file overrides the environment."""
     path = given.pop("config")
-    options = {} if path is None else _read(path)
+    options: Any = {} if path is None else _read(path)  # click and _checked have checked the values
     options |= {name: value for name, value in given.items() if value is not None}
     if "port" not in options:
         options["port"] = _environment_port()
     if options.pop("drop_in", False) and "bind_address" not in options and not options.get("tls_port"):
         options |= {"bind_address": EVERYWHERE, "insecure_verbs": True}  # as the vendor's program does
     options.setdefault("lease_namespace", os.environ.get("POD_NAMESPACE") or "kube-system")
-    return options
+    merged: SchedulerOptions = options
+    return merged
 
 
 def _environment_port() -> int:
@@ -271,7 +272,7 @@ def _checked(option: click.Parameter, value: object) -> object:
     return value
 
 
-def _settings(options: dict[str, Any]) -> Settings:
+def _settings(options: SchedulerOptions) -> Settings:
     from aliquot.dialects import MemoryUnit, QgpuRules
     from aliquot.services.dashboard.access import Listen
     from aliquot.services.scheduler.settings import Settings
@@ -284,31 +285,33 @@ def _settings(options: dict[str, Any]) -> Settings:
     listen = parse_listen(
         options.pop("dashboard", None), None if token_file is None else Path(token_file), option="--dashboard"
     )
+    metrics, bind_address = _metrics(options), _verbs_address(options, tls)
+    others: Any = options  # named as the settings are
     return Settings(
-        metrics=_metrics(options),
-        bind_address=_verbs_address(options, tls),
+        metrics=metrics,
+        bind_address=bind_address,
         tls=tls,
         served=served,
         rules=QgpuRules(rules),
         memory_unit=None if unit == "auto" else MemoryUnit(unit),
         webhook=webhook,
         dashboard=listen or Listen("127.0.0.1", _DEFAULT_DASHBOARD, usual=True),
-        **options,
+        **others,
     )
 
 
-def _tls(options: dict[str, Any]) -> VerbsTls | None:
+def _tls(options: SchedulerOptions) -> VerbsTls | None:
     from aliquot.services.scheduler.ports.verbstls import VerbsTls
 
     port = options.pop("tls_port", 0)
     if not port:
         return None
-    lease = {"lease": options["lease_name"]} if "lease_name" in options else {}
+    lease: dict[str, Any] = {"lease": options["lease_name"]} if "lease_name" in options else {}
     address = options.get("bind_address", EVERYWHERE)
     return VerbsTls(port=port, bind_address=address, namespace=options["lease_namespace"], **lease)
 
 
-def _verbs_address(options: dict[str, Any], tls: VerbsTls | None) -> str:
+def _verbs_address(options: SchedulerOptions, tls: VerbsTls | None) -> str:
     """Where the port without TLS listens. Raises InputError for an address that strangers may reach."""
     address, insecure = options.pop("bind_address", _LOOPBACK), options.pop("insecure_verbs", False)
     if insecure or _is_loopback(address):
@@ -331,7 +334,7 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _metrics(options: dict[str, Any]) -> Listen:
+def _metrics(options: SchedulerOptions) -> Listen:
     """The setting of the read-only port. A port that was named must be free."""
     from aliquot.services.dashboard.access import Listen
     from aliquot.services.scheduler.settings import USUAL_METRICS

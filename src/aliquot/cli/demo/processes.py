@@ -11,9 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,6 +21,7 @@ from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError
 from aliquot.cli.demo.cleanup import HOME_VARIABLE, cleaned_up
 from aliquot.cli.demo.promises import Counter
 from aliquot.cli.errors import InputError
+from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.status.burn import BurnResult
 from aliquot.model.status.machine import Status
 from aliquot.services.daemon.home import replaceable
@@ -175,10 +175,10 @@ class Sandbox:
         except subprocess.TimeoutExpired:
             raise DemoError(f"aliquot {words[0]} does not end") from None
 
-    def ask(self, request: Mapping[str, Any], timeout: float = _PATIENCE) -> dict[str, Any]:
+    def ask(self, request: JsonView, timeout: float = _PATIENCE) -> JsonObject:
         """The daemon's answer. Raises DemoError."""
         try:
-            return ask([Home(str(self.home), str(self.home))], dict(request), timeout)
+            return ask([Home(str(self.home), str(self.home))], request, timeout)
         except NoDaemonError:
             raise DemoError("the daemon of this demo has ended") from None
         except AnswerError as error:
@@ -207,7 +207,7 @@ class Sandbox:
 
     def policy(self, name: str | None = None, release_delay: float | None = None) -> None:
         """Change the policy."""
-        request: dict[str, Any] = {"op": "policy"}
+        request: JsonObject = {"op": "policy"}
         if name is not None:
             request["policy"] = name
         if release_delay is not None:

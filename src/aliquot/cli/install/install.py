@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 import aliquot
 from aliquot.cli.errors import InputError
-from aliquot.cli.install.options import check, given_options, install_options, packaged_objects
+from aliquot.cli.install.options import InstallGiven, check, given_options, install_options, packaged_objects
 from aliquot.cli.install.steps import Steps, find_cluster, run
 from aliquot.cli.tables import printable
 from aliquot.model.openjson import JsonObject
@@ -49,7 +49,7 @@ EOF"""
 
 @click.command()
 @install_options(fresh=True)
-def install(**given: Any) -> None:
+def install(**given: Unpack[InstallGiven]) -> None:
     """Install aliquot on a cluster: scheduler, webhook, agents, and what they need.
 
     Inspects the cluster, applies everything (server-side), waits until it is ready, and verifies it. If the rollout
@@ -68,7 +68,7 @@ def install(**given: Any) -> None:
 
 @click.command()
 @install_options(fresh=False)
-def upgrade(**given: Any) -> None:
+def upgrade(**given: Unpack[InstallGiven]) -> None:
     """Upgrade the installation on a cluster to this program's version.
 
     Options that are not given keep their values; '' removes one. Upgrades RBAC, then the agents node by node, then the
@@ -91,7 +91,7 @@ class _Plan:
     notes: tuple[str, ...]
 
 
-def _run(given: dict[str, Any], *, upgrade: bool) -> None:
+def _run(given: InstallGiven, *, upgrade: bool) -> None:
     check(given)
     server = find_cluster(given["kubeconfig"], given["kube_context"])
     steps = Steps()
@@ -107,7 +107,7 @@ def _run(given: dict[str, Any], *, upgrade: bool) -> None:
     raise click.exceptions.Exit(run(work(), steps, resume=resume))
 
 
-async def _work(kube: Kube, given: dict[str, Any], steps: Steps, *, upgrade: bool) -> int:
+async def _work(kube: Kube, given: InstallGiven, steps: Steps, *, upgrade: bool) -> int:
     from aliquot.services.install.clusterobjects import ClusterObjects, InstallError
     from aliquot.services.install.installer import Installer
     from aliquot.services.install.rollout import PROGRAMS, Rollout
@@ -152,7 +152,7 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps, *, upgrade: boo
 # --- planning --------------------------------------------------------------------------------------------------------
 
 
-async def _plan(installer: Installer, given: dict[str, Any], steps: Steps, *, upgrade: bool) -> _Plan:
+async def _plan(installer: Installer, given: InstallGiven, steps: Steps, *, upgrade: bool) -> _Plan:
     from aliquot.dialects.wire.install.deployment import tailor_objects
     from aliquot.dialects.wire.install.record import new_record, rollback_target, with_objects_of
     from aliquot.services.install.preflight import inspect
@@ -178,11 +178,11 @@ async def _plan(installer: Installer, given: dict[str, Any], steps: Steps, *, up
     return _Plan(record, wanted, _notes(found, known))
 
 
-def _nodes(given: dict[str, Any]) -> list[str]:
+def _nodes(given: InstallGiven) -> list[str]:
     return [name for name in given["nodes"].split(",") if name]
 
 
-def _check(found: Preflight, given: dict[str, Any]) -> None:
+def _check(found: Preflight, given: InstallGiven) -> None:
     from aliquot.dialects.wire.schedulerconfig import OLDEST_NODES, parse_version
 
     version = parse_version(found.version)
@@ -210,7 +210,7 @@ def _check(found: Preflight, given: dict[str, Any]) -> None:
         raise InputError(refusal(found.others))
 
 
-async def _options(objects: ClusterObjects, given: dict[str, Any], found: Preflight) -> Options:
+async def _options(objects: ClusterObjects, given: InstallGiven, found: Preflight) -> Options:
     from aliquot.dialects.wire.install.deployment import Options
     from aliquot.dialects.wire.schedulerconfig import parse_version
     from aliquot.services.install.installer import options_with
@@ -326,7 +326,7 @@ async def _roll_back(kube: Kube, installer: Installer, record: Record, steps: St
     click.echo(f"aliquot: rolled back: {left}", err=True)
 
 
-def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> None:
+def _summary(record: Record, findings: list[Finding], given: InstallGiven) -> None:
     wrong = [finding for finding in findings if finding.level in (Level.FINDING, Level.UNKNOWN)]
     if given["output"] == "json":
         import msgspec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
@@ -13,6 +13,9 @@ import aliquot
 from aliquot.cli.client import Duration
 from aliquot.cli.errors import InputError
 from aliquot.model.openjson import JsonObject
+
+if TYPE_CHECKING:
+    from aliquot.dialects.wire.install.deployment import OptionChanges
 
 _MODE = click.Choice(["all", "qgpu", "t9k", "gpushare", "hami", "kai", "all+hami", "all+kai", "all+hami+kai"])
 _OUTPUT = click.Choice(["text", "json", "yaml"])
@@ -24,10 +27,31 @@ _LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _SELECTOR = re.compile(rf"(?P<key>([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL})=(?P<value>({_LABEL})?)\Z")
 _MOUNTED = ("/var/run/cdi", "/run/cdi")
 
-# Options with the same name in the record of an installation.
-_SAME_NAME = (
-    "mode", "replicas", "simulate", "runtime_class", "memory_unit", "driver_folder", "webhook_failure",
-)  # fmt: skip
+
+class InstallGiven(TypedDict):
+    """The options of the command line; None: not given."""
+
+    mode: str | None
+    namespace: str
+    image: str | None
+    pull_secrets: tuple[str, ...]
+    kube_scheduler_image: str | None
+    replicas: int | None
+    webhook_failure: str | None
+    nodes: str
+    node_selector: tuple[str, ...]
+    runtime_class: str | None
+    driver_folder: str | None
+    memory_unit: str | None
+    simulate: str | None
+    dry_run: bool
+    wait: bool
+    rollback: bool
+    beside_others: bool
+    timeout: float
+    output: str
+    kubeconfig: Path | None
+    kube_context: str | None
 
 
 def install_options(*, fresh: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -127,7 +151,7 @@ def _command_options() -> Iterable[Callable[..., Any]]:
     )
 
 
-def check(given: dict[str, Any]) -> None:
+def check(given: InstallGiven) -> None:
     """Validate the options. Raises InputError."""
     _match("--namespace", given["namespace"], _NAMESPACE, 'a-z, 0-9 and "-", at most 63 characters')
     if given["output"] == "yaml" and not given["dry_run"]:
@@ -159,10 +183,19 @@ def _match(option: str, text: str, pattern: re.Pattern[str], allowed: str) -> No
         raise InputError(f'{option}: "{text}" is not allowed: {allowed}')
 
 
-def given_options(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of deployment.Options; None if an option was not given."""
-    wanted = {key: given[key] for key in _SAME_NAME}
-    wanted |= {key: given[key] or None for key in ("image", "kube_scheduler_image")}  # which cannot be empty
+def given_options(given: InstallGiven) -> OptionChanges:
+    """As the record of an installation has them; None if an option was not given."""
+    wanted: OptionChanges = {
+        "mode": given["mode"],
+        "replicas": given["replicas"],
+        "simulate": given["simulate"],
+        "runtime_class": given["runtime_class"],
+        "memory_unit": given["memory_unit"],
+        "driver_folder": given["driver_folder"],
+        "webhook_failure": given["webhook_failure"],
+        "image": given["image"] or None,  # cannot be empty
+        "kube_scheduler_image": given["kube_scheduler_image"] or None,
+    }
     if given["pull_secrets"]:
         wanted["pull_secrets"] = tuple(filter(None, given["pull_secrets"]))
     if given["node_selector"]:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -31,6 +31,23 @@ _FILES_STAY = (
     "their files stay on the nodes: /run/aliquot/t and a, aliquot.*.yaml in /var/run/cdi, /var/lib/aliquot/shim; when "
     "the Pods have ended, run `aliquot uninstall` again to remove them, or with --this-node on one node"
 )
+
+
+class UninstallGiven(TypedDict):
+    """The options of the command line."""
+
+    namespace: str | None
+    keep_running: bool
+    delete_pods: bool
+    nodes_only: bool
+    this_node: bool
+    image: str | None
+    pod_labels: tuple[str, ...]
+    host_root: Path
+    kubelet_dir: Path
+    timeout: float
+    kubeconfig: Path | None
+    kube_context: str | None
 
 
 @click.command()
@@ -73,7 +90,7 @@ _FILES_STAY = (
     "--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl; in a Pod, its service account is used"
 )
 @click.option("--context", "kube_context", help="As for kubectl")
-def uninstall(**given: Any) -> None:
+def uninstall(**given: Unpack[UninstallGiven]) -> None:
     """Remove aliquot from a cluster: all objects, and on the nodes all files, sockets, labels and annotations.
 
     Refuses while Pods use shared cards, unless --keep-running or --delete-pods is given. If it is interrupted, run the
@@ -105,7 +122,7 @@ def uninstall(**given: Any) -> None:
     raise click.exceptions.Exit(run(work(), steps, resume="run the same command again to resume"))
 
 
-def _this_node(given: dict[str, Any]) -> None:
+def _this_node(given: UninstallGiven) -> None:
     from aliquot.adapters.storage.filecleanup import SweepError, sweep
 
     try:
@@ -120,7 +137,7 @@ def _this_node(given: dict[str, Any]) -> None:
         click.echo("no files of aliquot on this host")
 
 
-async def _work(kube: Kube, given: dict[str, Any], steps: Steps) -> int:
+async def _work(kube: Kube, given: UninstallGiven, steps: Steps) -> int:
     from aliquot.dialects.wire.install.deployment import SIMULATED_CARDS
     from aliquot.services.install.clusterobjects import InstallError
     from aliquot.services.install.uninstaller import Uninstaller
@@ -197,7 +214,7 @@ async def _refuse_foreign(uninstaller: Uninstaller, namespace: str) -> None:
         )
 
 
-async def _refuse_holders(uninstaller: Uninstaller, given: dict[str, Any], steps: Steps) -> None:
+async def _refuse_holders(uninstaller: Uninstaller, given: UninstallGiven, steps: Steps) -> None:
     """Before anything is changed, unless an option says what to do with the Pods."""
     if given["delete_pods"]:
         return
@@ -217,7 +234,7 @@ async def _refuse_holders(uninstaller: Uninstaller, given: dict[str, Any], steps
         raise InputError(f"{_names(pods)}: end them first, or give --delete-pods or --keep-running{hint}", code=1)
 
 
-async def _release_holders(uninstaller: Uninstaller, given: dict[str, Any], steps: Steps) -> Sequence[JsonObject]:
+async def _release_holders(uninstaller: Uninstaller, given: UninstallGiven, steps: Steps) -> Sequence[JsonObject]:
     """Delete or keep the Pods on our cards. Returns those that run on."""
     if given["delete_pods"]:
         await uninstaller.evict(await uninstaller.holders())

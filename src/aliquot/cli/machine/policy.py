@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
@@ -12,6 +11,7 @@ from aliquot.cli.errors import SuggestingGroup
 from aliquot.cli.machine.up import POLICY_CHOICES
 from aliquot.cli.options.elastic import Factor
 from aliquot.model.device import LEAST_FACTOR
+from aliquot.model.openjson import JsonObject
 from aliquot.model.status.answers import PolicyStatus
 from aliquot.wording.amounts import release_delay as delay_text
 
@@ -77,7 +77,7 @@ def oversubscribe(factor: float, card: str | None) -> None:
     _show(ask({"op": "policy", "oversubscribe": factor, "card": card}))
 
 
-def _show(answer: dict[str, Any], output: str = "text") -> None:
+def _show(answer: JsonObject, output: str = "text") -> None:
     """`output`: of the command itself; that of the group counts too, as in `aliquot policy -o json set fixed-share`."""
     above = click.get_current_context().parent
     if "json" in (output, above.params.get("output") if above else None):

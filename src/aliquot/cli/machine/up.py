@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -105,6 +105,21 @@ _OPTIONS = (
 )
 
 
+class UpOptions(TypedDict):
+    """Those of the daemon itself; None: not given."""
+
+    policy: str | None
+    release_delay: float | str | None
+    rules: str | None
+    host_pool: int | None
+    log_limit: int | None
+    keep_usage: int | None
+    metrics_names: str | None
+    control: str | None
+    enforce: str | None
+    enforce_grace: float | None
+
+
 def up_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of the daemon, for `up` and for the unit that calls it."""
     for option in reversed(_OPTIONS):
@@ -167,7 +182,9 @@ def up_words(
 @click.command()
 @click.option("-d", "--detach", is_flag=True, help="Run in the background; return when it is ready")
 @up_options
-def up(detach: bool, simulate: str | None, listen: str | None, token_file: Path | None, **options: Any) -> None:
+def up(
+    detach: bool, simulate: str | None, listen: str | None, token_file: Path | None, **options: Unpack[UpOptions]
+) -> None:
     """Start the daemon of this machine.
 
     There is one per machine; `aliquot run` starts it if needed. If it is killed, tenants keep running and the next
@@ -206,7 +223,6 @@ def down() -> None:
     from aliquot.adapters.gpu import player
     from aliquot.adapters.host import processes
 
-    answer: dict[str, Any] = {}
     simulated = any(player.known(home) for home in homes())
     try:
         answer = ask({"op": "down"})
@@ -278,7 +294,7 @@ def _in_background(words: list[str], listen: str | None) -> None:
 
 
 def _serve(
-    home: Home, options: dict[str, Any], spec: Cards | None, where: Listen | None, came_up: Callable[[], None]
+    home: Home, options: UpOptions, spec: Cards | None, where: Listen | None, came_up: Callable[[], None]
 ) -> None:
     from aliquot.adapters.gpu import player
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 from aliquot.cli.errors import InputError
 
@@ -12,7 +12,43 @@ if TYPE_CHECKING:
     from aliquot.services.scheduler.ports.webhook import Clients, WebhookSettings
 
 
-def webhook_settings(options: dict[str, Any], served: frozenset[str]) -> WebhookSettings | None:
+class SchedulerOptions(TypedDict, total=False):
+    """The options of `aliquot scheduler` that were given, on the command line or in the file."""
+
+    priority: str
+    port: int
+    bind_address: str
+    tls_port: int
+    insecure_verbs: bool
+    drop_in: bool
+    metrics_port: int
+    kubeconfig: Path | str
+    shortlist: int
+    dialects: str
+    rules: str
+    memory_unit: str
+    leader_elect: bool
+    lease_namespace: Required[str]
+    lease_name: str
+    advertise: str
+    keep_nodes: bool
+    preemption: bool
+    webhook_port: int
+    webhook_service: str
+    webhook_slots: bool
+    webhook_url: str
+    webhook_failure: str
+    webhook_client_ca: Path | str
+    webhook_client_names: str
+    scheduler_name: str
+    env_by_annotation: bool
+    dashboard: str
+    dashboard_token_file: Path | str
+    agent_port: int
+    log_level: str
+
+
+def webhook_settings(options: SchedulerOptions, served: frozenset[str]) -> WebhookSettings | None:
     """Take the webhook's options out of `options`. Raises InputError if they contradict each other."""
     from aliquot.dialects.wire.webhook.admission import AdmissionSettings
     from aliquot.dialects.wire.webhook.configuration import FailurePolicy, ServiceRef
@@ -47,10 +83,11 @@ def webhook_settings(options: dict[str, Any], served: frozenset[str]) -> Webhook
     space, slash, service_name = (service or f"{namespace}/aliquot-webhook").partition("/")
     if not (space and slash and service_name):
         raise InputError(f'--webhook-service: "{service}" is not allowed: NAMESPACE/NAME')
+    address: dict[str, Any] = {"bind_address": options["bind_address"]} if "bind_address" in options else {}
     return WebhookSettings(
         port=port,
         where=url or ServiceRef(namespace=space, name=service_name),
-        **({"bind_address": options["bind_address"]} if "bind_address" in options else {}),
+        **address,
         namespace=namespace,
         slots=slots,
         clients=_clients(ca, client_names),

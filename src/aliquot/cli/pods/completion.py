@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from aliquot.cli.client import ask
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, KINDS, NODE, POD, Target, targets
 from aliquot.cli.pods.rows import listed, local_status, namespace_in
+from aliquot.model.openjson import JsonObject
 
 
 def types_and_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -47,7 +46,7 @@ def runs(_context: click.Context, _parameter: click.Parameter, incomplete: str) 
     return [name for name in found if "/" not in name and name.startswith(incomplete)]
 
 
-def _of_daemon(operation: str, key: str) -> list[dict[str, Any]]:
+def _of_daemon(operation: str, key: str) -> list[JsonObject]:
     try:
         return list(ask({"op": operation}).get(key, ()))
     except InputError:

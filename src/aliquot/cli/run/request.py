@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError
 from aliquot.cli.amounts import parse_cards, parse_duration
@@ -17,6 +17,7 @@ from aliquot.model.text import printable
 
 if TYPE_CHECKING:
     from aliquot.adapters.host.messages import Granted, Position, RunMessage, WaitingEvent
+    from aliquot.model.openjson import JsonObject
 
 BAD_INPUT, NO_ROOM, DENIED, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED, STOPPED = 2, 75, 77, 126, 127, 130, 143
 AFTER_RESTART = 15.0  # seconds for which a queued run waits for the daemon to restart
@@ -121,7 +122,7 @@ def after_restart(_waited: bool) -> Connection:
         ) from error
 
 
-def _next(connection: Connection, deadline: float | None, answered: bool) -> dict[str, Any]:
+def _next(connection: Connection, deadline: float | None, answered: bool) -> JsonObject:
     """The next message. Raises TimeoutError at the deadline, RunError if the daemon never answers."""
     left = None if deadline is None else max(0.001, deadline - time.monotonic())
     if answered:

@@ -1,4 +1,5 @@
-"""What the daemon sends a Pod's supervisor to start: commands, environments, folders and logs of its containers.
+"""What the daemon sends a Pod's supervisor to start: commands, environments, folders and logs of its containers; and
+what the supervisor reports.
 
 Every Pod's supervisor imports this module: keep it light.
 """
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypedDict
+
+from aliquot.model.openjson import JsonObject, JsonView
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,42 @@ class LaunchSpec:
     log_limit: int | None = None  # bytes of a log; None: without a limit
 
 
-def render_launch(spec: LaunchSpec) -> dict[str, Any]:
+class ReportedContainer(TypedDict):
+    """How one container stands."""
+
+    name: str
+    state: str
+    exit_code: int | None
+    restarts: int
+    started: float | None
+    ended: float | None
+    pid: int | None
+    reason: str | None
+
+
+class ReportedEvent(TypedDict):
+    """Something that happened to the Pod."""
+
+    time: float
+    text: str
+    type: str
+
+
+class ReportedState(TypedDict):
+    """What the supervisor reports: services/machine/pods/reports.py reads it."""
+
+    phase: str
+    reason: str | None
+    containers: list[ReportedContainer]
+    events: list[ReportedEvent]
+
+
+def render_launch(spec: LaunchSpec) -> JsonObject:
     """As it goes over the socket."""
     return asdict(spec)
 
 
-def parse_launch(message: Mapping[str, Any]) -> LaunchSpec:
+def parse_launch(message: JsonView) -> LaunchSpec:
     """As it came over the socket. The daemon may be of another release: what is not known here is left out."""
     return LaunchSpec(
         message["restart_policy"],

@@ -25,6 +25,7 @@ from aliquot.dialects.wire.install.deployment import (
     MANAGER,
     MODE_LABELS,
     Identity,
+    OptionChanges,
     Options,
     identity,
 )
@@ -146,6 +147,7 @@ class Installer:
             await self.objects.delete(which)
 
 
-def options_with(known: Options, given: dict[str, Any]) -> Options:
+def options_with(known: Options, given: OptionChanges) -> Options:
     """The options with those that are given; None keeps the installed value."""
-    return replace(known, **{key: value for key, value in given.items() if value is not None})
+    changes: Any = {key: value for key, value in given.items() if value is not None}
+    return replace(known, **changes)

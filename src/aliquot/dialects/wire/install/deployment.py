@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -87,6 +87,25 @@ class Options:
     policies: bool = True  # whether the cluster knows ValidatingAdmissionPolicies
     env_by_annotation: bool = False  # for kubelets that drop the CDI names of device plugins
     monitoring: bool = False  # whether the cluster knows the resources of the Prometheus operator
+
+
+class OptionChanges(TypedDict, total=False):
+    """Values for fields of Options; None, or not there: as it is."""
+
+    image: str | None
+    kube_scheduler_image: str | None
+    mode: str | None
+    replicas: int | None
+    simulate: str | None
+    pull_secrets: tuple[str, ...]
+    runtime_class: str | None
+    memory_unit: str | None
+    driver_folder: str | None
+    node_selector: Mapping[str, str]
+    webhook_failure: str | None
+    policies: bool
+    env_by_annotation: bool
+    monitoring: bool
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):

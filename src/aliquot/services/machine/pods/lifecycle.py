@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from aliquot.model.containers.launch import ReportedContainer
 from aliquot.wording.amounts import duration
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0  # seconds of back-off before a restart: doubled each time
@@ -35,10 +35,18 @@ class Container:
     due: float | None = None
     pause: float = FIRST_PAUSE
 
-    def as_json(self) -> dict[str, Any]:
-        """For the report to the daemon."""
-        names = ("name", "state", "exit_code", "restarts", "started", "ended", "pid", "reason")
-        return {name: getattr(self, name) for name in names}
+    def report(self) -> ReportedContainer:
+        """For the daemon."""
+        return {
+            "name": self.name,
+            "state": self.state,
+            "exit_code": self.exit_code,
+            "restarts": self.restarts,
+            "started": self.started,
+            "ended": self.ended,
+            "pid": self.pid,
+            "reason": self.reason,
+        }
 
 
 class Lifecycle:

@@ -19,8 +19,9 @@ from typing import Any
 
 from aliquot.adapters.host import children, logfiles, processes, procscan
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
-from aliquot.model.containers.launch import ContainerLaunch, LaunchSpec, parse_launch
+from aliquot.model.containers.launch import ContainerLaunch, LaunchSpec, ReportedEvent, ReportedState, parse_launch
 from aliquot.model.containers.localpod import MOST_EVENTS
+from aliquot.model.openjson import JsonObject
 from aliquot.services.machine.pods.lifecycle import Container, Lifecycle
 
 POD_VARIABLE = "ALIQUOT_POD"  # the Pod's uid: marks every process of the Pod
@@ -47,7 +48,7 @@ class Supervisor:
         self._kill_at: float | None = None  # on the monotonic clock: the end of the grace period
         self._ending = False
         self._why_ending: str | None = None
-        self._events: list[dict[str, Any]] = []
+        self._events: list[ReportedEvent] = []
         self._reported = self._noted = 0  # number of the last report, and of the last one that the daemon stored
         self._changed = True
         self._wakeup, writer = os.pipe()  # readable after every signal
@@ -129,7 +130,7 @@ class Supervisor:
         self._connection = None
         time.sleep(0.1)  # the daemon may be ending or busy: do not ask again at once
 
-    def _handle(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: JsonObject) -> None:
         event = message.get("event")
         if "error" in message:
             if message["error"].get("kind") not in _FINAL:  # it is busy or its disk is full: ask again
@@ -150,10 +151,10 @@ class Supervisor:
         phase, reason = lifecycle.phase, lifecycle.reason
         if self._why_ending is not None:
             phase, reason = ("Failed" if not lifecycle.running() else phase), self._why_ending
-        state = {
+        state: ReportedState = {
             "phase": phase,
             "reason": reason,
-            "containers": [container.as_json() for container in lifecycle.containers],
+            "containers": [container.report() for container in lifecycle.containers],
             "events": self._events[-MOST_EVENTS:],
         }
         try:
