@@ -45,6 +45,38 @@ def test_logs_follow_until_run_ends(machine: Machine) -> None:
     assert machine.aliquot("logs", "-f", name).stdout == "1\n2\n3\n"
 
 
+def test_logs_follow_ends_with_the_run_also_when_the_next_one_has_its_name(machine: Machine, tmp_path: Path) -> None:
+    pipe = tmp_path / "go"
+    os.mkfifo(pipe)
+    script = f"echo first; read line < {pipe}; echo last; exit 3"
+    machine.detach("--name", "again", "--memory", "1", "--", "sh", "-c", script)
+    with machine.begin("logs", "-f", "again") as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "first\n"
+        following.send_signal(signal.SIGSTOP)
+        pipe.write_text("go\n")
+        eventually(lambda: "again" not in machine.names())
+        machine.detach("--name", "again", "--memory", "1", "--", "sh", "-c", "echo another; exec sleep 600")
+        eventually(lambda: machine.aliquot("logs", "again").stdout == "another\n")
+        following.send_signal(signal.SIGCONT)
+        out, err = following.communicate(timeout=PATIENCE)
+    assert out == "last\n", "of the run that was followed"
+    assert err.endswith(" with exit code 3\n")
+    machine.aliquot("stop", "again", "--grace", "0")
+
+
+def test_logs_follow_a_waiting_run_that_is_stopped(machine: Machine) -> None:
+    machine.detach("--name", "holds", "--gpus", "2", "--", *FOREVER)
+    machine.detach("--name", "waits", "--memory", "1", "--", "true")
+    with machine.begin("logs", "-f", "waits") as following:
+        assert following.stdout is not None
+        assert "waiting" in following.stdout.readline()
+        machine.aliquot("stop", "waits")
+        _, err = following.communicate(timeout=PATIENCE)
+    assert (following.returncode, err) == (0, "")
+    machine.aliquot("stop", "holds", "--grace", "0")
+
+
 def test_logs_of_foreground_run_names_its_terminal(machine: Machine, tmp_path: Path) -> None:
     with (
         (tmp_path / "out").open("w") as out,

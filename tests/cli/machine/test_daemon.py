@@ -12,7 +12,10 @@ import pytest
 from aliquot.adapters.host import control
 from aliquot.adapters.host.home import Home
 from aliquot.cli.errors import InputError
+from aliquot.cli.machine.running import differences
 from aliquot.cli.machine.up import _check_no_system_daemon
+from aliquot.model.node import Isolation
+from aliquot.model.status.machine import DaemonStatus, PoolStatus, RulesStatus, Status
 from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, paper
 
 
@@ -58,13 +61,56 @@ def test_queued_runs_survive_daemon_restart(own: Machine) -> None:
 def test_one_daemon_per_home(own: Machine) -> None:
     own.up()
     assert own.daemon is not None
-    for words in (["up"], ["up", "-d"]):
-        result = own.aliquot(*words)
-        assert result.returncode == 1
-        assert result.stderr == (
-            f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}; "
-            "for other options stop it with `aliquot down`\n"
-        )
+    result = own.aliquot("up")
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}; "
+        "for other options stop it with `aliquot down`\n"
+    )
+
+
+def test_up_in_the_background_is_content_with_a_daemon_that_has_its_options(own: Machine) -> None:
+    own.up()
+    assert own.daemon is not None
+    for words in ([], ["--policy", "best-effort"], ["--log-limit", "64MiB", "--keep-usage", "30"]):
+        result = own.aliquot("up", "-d", *words)
+        assert (result.returncode, result.stdout) == (0, "")
+        assert result.stderr.startswith(f"aliquot: already running: pid {own.daemon.pid}; 1 x ")
+    result = own.aliquot("up", "-d", "--policy", "fixed-share", "--log-limit", "1GiB", "--rules", "seed")
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}, without --policy fixed-share (it has "
+        "best-effort), --log-limit 1024MiB (it has 64MiB); `aliquot policy` changes policy and release delay; for "
+        "other options stop it with `aliquot down`\n"
+    )
+    own.aliquot("policy", "set", "fixed-share")
+    assert own.aliquot("up", "-d", "--policy", "fixed-share").returncode == 0, "as it is now"
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "found"),
+    [
+        ({"--simulate": "2x24GiB"}, {}, []),
+        ({"--simulate": "2x24"}, {}, []),
+        ({"--simulate": "1x24GiB"}, {}, ["--simulate 1x24GiB (it has 2x24GiB)"]),
+        ({"--listen": "9478"}, {}, []),
+        ({"--listen": "0"}, {"--listen": "127.0.0.1:0"}, []),
+        ({"--listen": "9000"}, {"--listen": "127.0.0.1:9000"}, []),
+        ({"--listen": "9000"}, {}, ["--listen 9000 (it has 127.0.0.1:9478)"]),
+        ({"--token-file": "/t"}, {"--token-file": "/t"}, []),
+        ({"--token-file": "/t"}, {}, ["--token-file /t (it has none)"]),
+        ({"--release-delay": "20ms"}, {}, ["--release-delay 20ms (it has auto)"]),
+        ({"--release-delay": "auto", "--enforce": "report", "--host-pool": "8MiB", "--rules": "seed"}, {}, []),
+        ({"--enforce": "kill"}, {}, ["--enforce kill (it has report)"]),
+        ({"--host-pool": "9MiB"}, {}, ["--host-pool 9MiB (it has 8MiB)"]),
+        ({"--control": "gate"}, {"--control": "gate"}, []),
+        ({"--control": "gate"}, {}, ["--control gate (it has auto)"]),
+    ],
+)
+def test_options_that_a_running_daemon_lacks(asked: dict[str, str], options: dict[str, str], found: list[str]) -> None:
+    daemon = DaemonStatus(pid=1, simulated="2x24GiB", rules="seed", options=options)
+    status = Status(daemon, RulesStatus(Isolation.BEST_EFFORT, None), [], [], [], [], pool=PoolStatus(8 << 20, 0, 0))
+    assert list(differences(asked, status)) == found
 
 
 def test_system_daemon_that_does_not_talk_to_us_counts_as_running(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -163,6 +165,34 @@ def a_second_name(home: Path) -> None:
 def a_held_lock(home: Path) -> None:
     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o666)  # open as long as the test's process
     fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+@pytest.mark.parametrize("put", [a_pipe, a_file_of_their_own, a_link, a_second_name])
+def test_log_that_is_not_ours_alone_is_put_aside_and_the_daemon_starts(put: Callable[[Path], None]) -> None:
+    """A restored backup gave it to another user, or linked it: no run started any more."""
+    with tempfile.TemporaryDirectory(prefix="alq") as folder:
+        (Path(folder) / "precious").write_text("precious")
+        home = Path(folder) / "h"
+        home.mkdir()
+        put(home)
+        environment = {**os.environ, "ALIQUOT_HOME": str(home)}
+
+        def aliquot(*words: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [*ALIQUOT, *words], env=environment, capture_output=True, text=True, check=False, timeout=2 * PATIENCE
+            )
+
+        try:
+            result = aliquot("up", "-d", "--simulate", "1x1GiB", "--listen", "0")
+            assert result.returncode == 0, result.stderr
+            log = home / "daemon.log"
+            assert f"aliquot: {log}: it is not a file of yours alone: it is called {log}.not-ours now" in result.stderr
+            assert "\x1b" not in result.stderr
+            assert (stat.S_IMODE(log.stat().st_mode), log.stat().st_nlink) == (0o600, 1)
+            assert "ready" in log.read_text()
+            assert (Path(folder) / "precious").read_text() == "precious"
+        finally:
+            aliquot("down")
 
 
 @pytest.mark.parametrize("put", [a_pipe, a_file_of_their_own, a_link, a_second_name, a_held_lock])

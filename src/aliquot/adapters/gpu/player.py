@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import aliquot
 from aliquot.adapters.host import processes
-from aliquot.adapters.host.home import Home, open_private, own_home
+from aliquot.adapters.host.home import Home, open_log, open_private, own_home
 
 _SEPARATORS = re.compile(r"[\s:]")
 _PATIENCE = 10.0  # seconds until it must report that it is ready
@@ -137,7 +137,7 @@ def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1, node: str |
             raise PlayerError(f"{found.spec} are simulated here already: `{where}aliquot down` ends them")
         return found
     arguments = command(home, cards, memory_mib, node)
-    with open_private(home.player_log, os.O_APPEND) as output:
+    with open_log(home.player_log)[0] as output:
         process = subprocess.Popen(  # noqa: S603 - our own program
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, start_new_session=True, cwd="/"
         )

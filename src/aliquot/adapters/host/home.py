@@ -19,6 +19,9 @@ SIM_VARIABLE = "ALIQUOT_SIMGPU"  # names the player's socket to the stand-ins
 OF_A_TENANT = (TENANT_VARIABLE, NAME_VARIABLE, SIM_VARIABLE)  # what processes of others may not inherit
 
 _SUN_PATH = 107  # bytes of a unix socket's name, without the NUL
+# What opening a file says that another user put there, a link, a pipe or a socket.
+_NOT_OURS = (errno.EPERM, errno.EACCES, errno.ELOOP, errno.ENXIO)
+_ASIDE = "not-ours"
 _ID = 10  # characters of a tenant's id
 
 
@@ -135,6 +138,19 @@ def open_private(path: str, flags: int) -> BinaryIO:
         os.close(file)
         raise
     return os.fdopen(file, "wb")
+
+
+def open_log(path: str) -> tuple[BinaryIO, str | None]:
+    """Open a log in a folder of ours to append to it. What is there and not ours alone (a file that another user or a
+    backup put there) gets another name, which is returned: a log is no reason not to start. Raises OSError."""
+    try:
+        return open_private(path, os.O_APPEND), None
+    except OSError as error:
+        if error.errno not in _NOT_OURS or not os.path.lexists(path):
+            raise
+    aside = f"{path}.{_ASIDE}"
+    os.replace(path, aside)  # the name only: nothing of it is opened or changed
+    return open_private(path, os.O_APPEND), aside
 
 
 def make_private(path: str) -> None:

@@ -15,8 +15,9 @@ import click
 
 from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own_home
 from aliquot.cli.amounts import SIMULATED, AmountError, Cards, parse_memory
-from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_daemon, read_status
+from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
 from aliquot.cli.errors import InputError
+from aliquot.cli.machine.running import differences, flags_of
 from aliquot.cli.options.control import control_mode, control_option
 from aliquot.cli.options.dashboard import parse_listen
 from aliquot.cli.options.elastic import HostPool, check_host_pool
@@ -25,6 +26,7 @@ from aliquot.cli.simulated import or_no_player, parse_simulation, with_stand_ins
 from aliquot.wording.amounts import memory
 
 if TYPE_CHECKING:
+    from aliquot.model.status.machine import Status
     from aliquot.services.dashboard.access import Listen
 
 POLICY_CHOICES = ("best-effort", "fixed-share", "burst-share")
@@ -187,7 +189,8 @@ def up(
 ) -> None:
     """Start the daemon of this machine.
 
-    There is one per machine; `aliquot run` starts it if needed. If it is killed, tenants keep running and the next
+    There is one per machine; `aliquot run` starts it if needed. With -d it is fine that one runs already with the
+    options that are given; one with others is an error. If it is killed, tenants keep running and the next
     daemon adopts them. SIGTERM and `aliquot down` stop it; no tenant stays paused.
 
     \b
@@ -199,14 +202,15 @@ def up(
     where = parse_listen(listen, token_file, option="--listen")
     check_enforcement(options["enforce"], options["enforce_grace"])
     check_host_pool(options["host_pool"], simulated=spec is not None)
+    words = up_words(simulate=simulate, listen=listen, token_file=token_file, **options)
     if detach:
-        _in_background(up_words(simulate=simulate, listen=listen, token_file=token_file, **options), listen)
+        _in_background(words, listen)
         return
     home = own_home()
     if home not in homes()[:1]:
         _check_no_system_daemon(homes()[0])
     with or_no_player(home) as came_up:
-        _serve(home, options, spec, where, came_up)
+        _serve(home, options, spec, where, came_up, flags_of(words))
 
 
 @click.command()
@@ -275,13 +279,29 @@ def _in_background(words: list[str], listen: str | None) -> None:
     except ControlError as error:
         raise InputError(str(error)) from error
     else:
-        daemon = read_daemon()
-        raise _already_running(f"a daemon already runs for {daemon.home}: pid {daemon.pid}")
+        _check_options(words)
+        return
     try:
         start(words)[0].close()
     except StartError as error:
         raise InputError(str(error), code=error.code) from error
+    _print_ready("ready", read_status(), listen)
+
+
+def _check_options(words: list[str]) -> None:
+    """The daemon that runs is the one that was asked for, or it is named what differs."""
     status = read_status()
+    daemon = status.daemon
+    found = f"a daemon already runs for {daemon.home}: pid {daemon.pid}"
+    if daemon.node:
+        raise InputError(f"{found}: it is the agent of node {daemon.node}", code=1)
+    if others := list(differences(flags_of(words), status)):
+        change = "`aliquot policy` changes policy and release delay; for other options"
+        raise InputError(f"{found}, without {', '.join(others)}; {change} stop it with `aliquot down`", code=1)
+    _print_ready("already running", status, (daemon.options or {}).get("--listen"))
+
+
+def _print_ready(what: str, status: Status, listen: str | None) -> None:
     kinds = Counter(f"{card.model} {memory(card.memory_mib)}" for card in status.cards)
     cards = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     nodes = len(status.nodes or [])
@@ -290,11 +310,16 @@ def _in_background(words: list[str], listen: str | None) -> None:
     where = f"dashboard on {url}" if url else "no dashboard"
     if not url and listen is None:
         where += ": the default port is in use; choose another with --listen"
-    click.echo(f"aliquot: ready: pid {status.daemon.pid}; {cards}; {where}", err=True)
+    click.echo(f"aliquot: {what}: pid {status.daemon.pid}; {cards}; {where}", err=True)
 
 
 def _serve(
-    home: Home, options: UpOptions, spec: Cards | None, where: Listen | None, came_up: Callable[[], None]
+    home: Home,
+    options: UpOptions,
+    spec: Cards | None,
+    where: Listen | None,
+    came_up: Callable[[], None],
+    flags: dict[str, str],
 ) -> None:
     from aliquot.adapters.gpu import player
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
@@ -357,6 +382,7 @@ def _serve(
             host_pool=options["host_pool"],
             usage_days=options["keep_usage"] or KEEP_DAYS,
             qgpu_names=options["metrics_names"] == "qgpu",
+            options=flags,
         )
         service.run_daemon(setup)
     except NvmlError as error:

@@ -22,8 +22,8 @@ from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Target, targets
 from aliquot.cli.pods.logtext import Escaping
 from aliquot.cli.pods.rows import local_status, namespace_in, selected, shortened
 from aliquot.cli.tables import date_time, printable
-from aliquot.model.status.answers import RunLog
-from aliquot.model.status.machine import OwnerStatus, PodStatus
+from aliquot.model.status.answers import EndedRuns, RunLog
+from aliquot.model.status.machine import EndedStatus, OwnerStatus, PodStatus
 
 _PIECE = 1 << 16
 _EVERY = 0.2  # seconds between checks
@@ -73,11 +73,16 @@ def logs(
     while follow and not os.path.exists(output.path) and output.is_running():
         time.sleep(_EVERY)
     try:
-        with _open(output.path) as log:
-            reading = _Reading(output.path, log, None if raw or not _is_for_others_eyes(log) else Escaping())
+        with contextlib.closing(_Reading(output.path, _open(output.path))) as reading:
+            reading.escaping = None if raw or not _is_for_others_eyes(reading.log) else Escaping()
             try:
                 reading.begin(tail)
-                while follow and output.is_running():
+                while follow:
+                    replaced = reading.is_replaced()
+                    if not output.is_running():
+                        break
+                    if replaced:  # and it still runs: a daemon that restarted made another log for it
+                        reading.reopen()
                     time.sleep(_EVERY)
                     reading.go_on()
                 reading.go_on()
@@ -128,14 +133,44 @@ def _of_run(run: RunLog) -> _Output:
             f"{name} was not started with --detach: its output goes to "
             f"{run.output or 'where it was started'} (pid {run.pid})"
         )
-    return _Output(run.log, lambda: _log_of(name).running, how_ended=lambda: _how_ended(_log_of(name)))
+    following = _Following(run)
+    return _Output(run.log, following.is_running, how_ended=following.how_ended)
+
+
+class _Following:
+    """One run: another one may have its name as soon as it has ended."""
+
+    def __init__(self, run: RunLog) -> None:
+        self._run = run
+
+    def is_running(self) -> bool:
+        """Whether this run still waits or runs."""
+        try:
+            now = _log_of(self._run.name)
+        except NotFoundError:  # it was stopped while it waited
+            return False
+        # After a restart of the daemon a run that waits has the same process and another id.
+        same = now.id == self._run.id or (now.pid and now.pid == self._run.pid)
+        if not now.running or not same:
+            return False
+        self._run = now
+        return True
+
+    def how_ended(self) -> str | None:
+        """See the function."""
+        if not self._run.running:
+            return _how_ended(self._run)
+        ended = parse_answer(ask({"op": "ended"}), EndedRuns).ended
+        return next((_how_it_ended(run) for run in ended if run.id == self._run.id), None)
 
 
 def _how_ended(run: RunLog) -> str | None:
     """None while it runs, and where the daemon keeps no record of it any more."""
-    name, ended = run.name, run.ended
-    if not ended:
-        return None
+    return _how_it_ended(run.ended) if run.ended else None
+
+
+def _how_it_ended(ended: EndedStatus) -> str:
+    name = ended.name
     when = "" if ended.ended is None else f" at {date_time(ended.ended)}"
     if ended.exit_code is None:
         return f"{name} ended{when}; its exit code is not known"
@@ -211,46 +246,67 @@ class _Reading:
     """A log and its older part (adapters/host/logfiles.py), as one. `escaping`: None prints it as it is."""
 
     def __init__(self, path: str, log: BinaryIO, escaping: Escaping | None = None) -> None:
-        self._path, self._log, self._escaping = path, log, escaping
+        self._path, self.log, self.escaping = path, log, escaping
         self._older = self._number_of_older()
         self._was_short = False
 
+    def close(self) -> None:
+        """The file."""
+        self.log.close()
+
+    def is_replaced(self) -> bool:
+        """Whether another file has its name now."""
+        try:
+            return not os.path.samestat(os.lstat(self._path), os.fstat(self.log.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def reopen(self) -> None:
+        """Go on with the file that has its name now."""
+        self._copy(self.log)
+        self.log.close()
+        self.log = _open(self._path)
+        self._older, self._was_short = self._number_of_older(), False
+
     def begin(self, tail: int | None) -> None:
         """Print what is there, or its last lines."""
-        missing = None if tail is None else seek_lines(self._log, tail)
+        missing = None if tail is None else seek_lines(self.log, tail)
         if missing != 0:
             with contextlib.suppress(FileNotFoundError), _open(self._path + OLDER) as older:
                 if missing is not None:
                     seek_lines(older, missing)
                 self._copy(older)
-        self._copy(self._log)
+        self._copy(self.log)
 
     def go_on(self) -> None:
         """Print what is new."""
+        if self.is_replaced():  # the older part is another log's too
+            self._copy(self.log)
+            return
         number = self._number_of_older()
         if number != self._older:  # the log was cut: the rest of what it had is in its older part
             self._older = number
             with contextlib.suppress(FileNotFoundError), _open(self._path + OLDER) as older:
-                if older.seek(0, os.SEEK_END) < self._log.tell():
+                if older.seek(0, os.SEEK_END) < self.log.tell():
                     click.echo("aliquot: some output is lost: it was written too fast", err=True)
-                older.seek(self._log.tell())
+                older.seek(self.log.tell())
                 self._copy(older)
-            self._log.seek(0)
-        elif os.fstat(self._log.fileno()).st_size < self._log.tell():  # it is being cut, or another run has its name
+            self.log.seek(0)
+        elif os.fstat(self.log.fileno()).st_size < self.log.tell():  # it is being cut, or another run has its name
             if self._was_short:
-                self._log.seek(0)
+                self.log.seek(0)
             self._was_short = not self._was_short
-        self._copy(self._log)
+        self._copy(self.log)
 
     def end(self) -> None:
         """Nothing more comes."""
-        if self._escaping is not None:
-            _write(self._escaping.shown(b"", last=True))
+        if self.escaping is not None:
+            _write(self.escaping.shown(b"", last=True))
 
     def _copy(self, log: BinaryIO) -> None:
         sys.stdout.flush()
         while piece := log.read(_PIECE):
-            _write(piece if self._escaping is None else self._escaping.shown(piece))
+            _write(piece if self.escaping is None else self.escaping.shown(piece))
 
     def _number_of_older(self) -> tuple[int, int] | None:
         """Another one after each cut; an inode alone may be used again."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError, connect
-from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError, homes, open_private, own_home
+from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError, homes, open_log, own_home
 from aliquot.wording.amounts import memory
 
 _PATIENCE = 60.0  # seconds; a cold start reads numpy from a slow disk, NVML wakes sleeping cards
@@ -81,9 +83,12 @@ def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connect
 
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     try:
-        opened = open_private(home.daemon_log, os.O_APPEND)
+        opened, aside = open_log(home.daemon_log)
     except OSError as error:
         raise StartError(f"{home.daemon_log}: {error.strerror}: {_ADVICE}") from error
+    if aside is not None:
+        why = "it is not a file of yours alone"
+        print(f"aliquot: {home.daemon_log}: {why}: it is called {aside} now", file=sys.stderr, flush=True)
     with opened as log:
         log_start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves
@@ -136,7 +141,10 @@ def _check_room(home: Home) -> None:
 
 def _rotate(log: str) -> None:
     """Keep one old log."""
-    if os.path.exists(log) and os.path.getsize(log) > _LONGEST_LOG:
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(log)
+        if not stat.S_ISREG(found.st_mode) or found.st_size <= _LONGEST_LOG:
+            return
         os.replace(log, f"{log}.1")
 
 

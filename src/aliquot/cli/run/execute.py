@@ -130,8 +130,7 @@ def _in_background(
         with contextlib.suppress(BrokenPipeError):  # without a keeper the run has no exit code, and that is all
             os.write(folder, os.fsencode(granted.get("set", {}).get(TENANT_VARIABLE, "")))
         report(name=granted["name"])
-        if pipe >= 0:
-            _redirect_to(granted["log"])
+        _redirect_to(granted["log"])  # also one that waited: a daemon that restarted meanwhile made another log
         execute(granted, program, command)
     except RunError as error:
         report(error=str(error), code=error.code)

@@ -68,6 +68,7 @@ class RunLog(Struct):
     name: str
     log: str | None  # null: it was not started with --detach
     running: bool
+    id: str | UnsetType = UNSET  # while it waits or runs
     pid: int | UnsetType | None = UNSET  # while it runs
     output: str | UnsetType | None = UNSET  # where its output goes without a log
     ended: EndedStatus | UnsetType | None = UNSET  # afterwards; null: there is no record of it any more

@@ -28,6 +28,7 @@ class DaemonStatus(Struct):
     token: bool | UnsetType = UNSET
     token_file: str | UnsetType | None = UNSET
     rules: str | UnsetType = UNSET  # the version of qGPU's rules
+    options: dict[str, str] | UnsetType = UNSET  # of its command line, by flag
     # of an agent
     node: str | UnsetType = UNSET
     database: str | UnsetType = UNSET

@@ -305,11 +305,11 @@ class ControlServer:
         owner = found.uid if isinstance(found, QueuedRequest) else found.tenant.uid
         self._owner_only(caller, f"read the output of {name}", owner)
         if isinstance(found, QueuedRequest):
-            return RunLog(found.name, found.log, running=True, pid=found.pid, output=None)
+            return RunLog(found.name, found.log, running=True, id=found.id, pid=found.pid, output=None)
         pid = found.tenant.root
         output = None if pid is None else processes.output_of(pid)
         output = output if processes.lives(pid, found.started) else None  # else it may be another process's
-        return RunLog(found.tenant.name, found.log, running=True, pid=pid, output=output)
+        return RunLog(found.tenant.name, found.log, running=True, id=found.id, pid=pid, output=output)
 
     def _log_of_ended(self, name: str, caller: Caller) -> RunLog | None:
         """None if no run of that name has ended. Its output outlives the record of how it ended."""

@@ -15,7 +15,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,6 +92,7 @@ class Setup:
     host_pool: int | None = None  # MiB of host memory for what is parked
     usage_days: int = KEEP_DAYS  # how long hours of the bill are kept
     qgpu_names: bool = False  # whether /metrics has those of qGPU's exporter too
+    options: Mapping[str, str] = field(default_factory=dict)  # of the command line, by flag: for `aliquot up -d`
     log_limit: int | None = USUAL_LIMIT  # bytes of the log of one run or container; None: without a limit
 
 
@@ -153,6 +154,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         simulated=simulated,
         dashboard=url,
         rules=qgpu.value,
+        options=dict(setup.options),
     )
     if listening:
         _add_access(info, setup.listen, listening[1])

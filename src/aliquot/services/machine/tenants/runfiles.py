@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aliquot.adapters.host import logfiles
 from aliquot.adapters.host.home import Home
-from aliquot.adapters.storage.folders import put_aside_if_large, remove_file, remove_folder
+from aliquot.adapters.storage.folders import remove_file, remove_folder
 from aliquot.adapters.storage.store import Store
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
@@ -41,8 +41,8 @@ def new_log(path: str, name: str, caller: Caller) -> str:
         if os.path.lexists(path) and caller.uid not in (0, os.geteuid(), os.lstat(path).st_uid):
             raise invalid(Invalid("name", name, "the log of another user's run has this name"))
         with contextlib.suppress(FileNotFoundError):
-            put_aside_if_large(Path(path))  # its user can write to it, as much as they like
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            remove_file(Path(path))  # not cut: whoever still follows the earlier run reads it to its end
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
             if os.geteuid() == 0:
                 os.fchown(file.fileno(), caller.uid, caller.gid)
         with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,74 @@
+"""What `aliquot up -d` says of a daemon that runs already: whether it has the options that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from aliquot.cli.amounts import AmountError, parse_cards
+from aliquot.cli.errors import InputError
+from aliquot.cli.options.dashboard import LOOPBACK, split_address
+from aliquot.cli.options.enforcement import GRACE
+from aliquot.model.status.machine import Status
+
+_USUAL = {
+    "--listen": f"{LOOPBACK}:9478",
+    "--log-limit": "64MiB",
+    "--keep-usage": "30",
+    "--metrics-names": "aliquot",
+    "--control": "auto",
+}
+
+
+def flags_of(words: Iterable[str]) -> dict[str, str]:
+    """Each flag with its value; `up_words` gives every flag one."""
+    each = iter(words)
+    return dict(zip(each, each, strict=True))
+
+
+def differences(asked: Mapping[str, str], status: Status) -> Iterator[str]:
+    """Which of the options that are asked for the daemon does not have, and what it has instead. Policy, delay and the
+    like are as they are now: `aliquot policy` may have changed them since its start."""
+    running = _running(status)
+    for flag, value in asked.items():
+        has = running.get(flag)
+        if has is None or _plain(flag, value) != _plain(flag, has):
+            yield f"{flag} {value} (it has {'none' if has is None else has})"
+
+
+def _running(status: Status) -> dict[str, str]:
+    """Every option that it has."""
+    daemon, rules = status.daemon, status.rules
+    delay, kill_after = rules.release_delay_seconds, rules.kill_after_seconds
+    found = {
+        **_USUAL,
+        **(daemon.options or {}),
+        "--policy": rules.policy.value,
+        "--release-delay": "auto" if delay is None else _ms(delay),
+        "--enforce": "report" if kill_after is None else "kill",
+        "--enforce-grace": _ms(GRACE if kill_after is None else kill_after),
+    }
+    if daemon.rules:
+        found["--rules"] = daemon.rules
+    if status.pool:
+        found["--host-pool"] = f"{mib}MiB" if (mib := status.pool.bytes >> 20) else "0"
+    found.pop("--simulate", None)  # as it was given; what follows is as it is
+    if daemon.simulated:
+        found["--simulate"] = daemon.simulated
+    return found
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:g}ms"
+
+
+def _plain(flag: str, value: str) -> object:
+    """Equal for words that mean the same."""
+    try:
+        if flag == "--simulate":
+            return parse_cards(value)
+        if flag == "--listen":
+            address, port = split_address(value, flag)
+            return (address, port) if port else 0
+    except (AmountError, InputError):
+        pass
+    return value
