@@ -123,6 +123,7 @@ class Reflector(Generic[T]):
         self.path = path
         self.synced = asyncio.Event()
         self.answered = asyncio.Event()  # synced, or refused by the API server; one that is overloaded has not answered
+        self.refusal: int | None = None  # the status with which the API server refused last
         self.relists = 0  # lists after the first
         self.drift = 0  # differences they found that no watch had brought
         self._kube, self._sink, self._params, self._chance = kube, sink, dict(params or {}), chance
@@ -163,6 +164,7 @@ class Reflector(Generic[T]):
                 attempt += 1
                 if isinstance(error, ApiError):
                     if error.status in _REFUSALS:
+                        self.refusal = error.status
                         self.answered.set()
                     self._version = "" if error.status == 410 else self._version
                 if attempt in (1, 4) or attempt % 16 == 0:

@@ -422,12 +422,17 @@ def test_nothing_is_asked_before_a_node_is_labelled(monkeypatch: pytest.MonkeyPa
     assert {*asked} == {CLAIMS}
 
 
-def test_without_the_right_to_read_claims_there_are_none() -> None:
-    for status in (403, 404):
+def test_without_the_right_to_read_claims_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
+    """Rights help only where the API server has claims: before Kubernetes 1.34 it has not."""
+    fixes = {403: "helm upgrade with dra.enabled=true", 404: "Kubernetes 1.34 and newer serve it"}
+    for status, fix in fixes.items():
+        caplog.clear()
         world = World()
         world.add_pod("p", "train")
         claims, _ = asyncio.run(follow(world.cluster, status))
         assert not claims.known.waiting()
+        (line,) = (record for record in caplog.records if record.message.startswith("resource_claims_not_"))
+        assert fix in line.data["fix"]  # type: ignore[attr-defined]
 
 
 class ClaimServer:

@@ -10,7 +10,7 @@ import logging
 
 from aliquot.adapters.kubernetes.kube import Kube
 from aliquot.adapters.kubernetes.reflector import Reflector
-from aliquot.dialects.dra import CLAIMS
+from aliquot.dialects.dra import CLAIMS, LABEL
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard.claims import Claims
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 _LOOK = 2.0  # seconds between two looks for a labelled node
 _SELDOM = 600.0  # seconds, while the API server does not let us read claims
+_NOT_FOUND = 404  # an API that this Kubernetes has not
+_MOST_NAMED = 5  # nodes in a log line
 
 
 class ClaimSink:
@@ -54,7 +56,15 @@ class ResourceClaims:
         while True:
             await self._reflector.run_if_readable(self.answered.set)
             self.answered.set()
-            fix = "list and watch on resourceclaims (resource.k8s.io): helm upgrade with dra.enabled=true"
-            data = {"path": CLAIMS, "fix": f"the account needs {fix}"}
-            log.warning("resource_claims_not_readable", extra={"data": data})
+            self._warn()
             await asyncio.sleep(_SELDOM)
+
+    def _warn(self) -> None:
+        if self._reflector.refusal == _NOT_FOUND:
+            fix = f"Kubernetes 1.34 and newer serve it: upgrade, or remove the label {LABEL} from the nodes"
+            data = {"path": CLAIMS, "nodes": sorted(self._cluster.reported.by_claims)[:_MOST_NAMED], "fix": fix}
+            log.warning("resource_claims_not_served", extra={"data": data})
+            return
+        fix = "list and watch on resourceclaims (resource.k8s.io): helm upgrade with dra.enabled=true"
+        data = {"path": CLAIMS, "fix": f"the account needs {fix}"}
+        log.warning("resource_claims_not_readable", extra={"data": data})
