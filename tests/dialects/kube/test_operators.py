@@ -152,6 +152,28 @@ def test_scheduler_of_a_t9k_job_is_that_of_its_pods(given: Json, wanted: str | N
     assert (pod["metadata"]["name"], pod["spec"].get("schedulerName")) == ("n-worker-0", wanted)
 
 
+def test_scheduler_that_a_template_of_t9k_names_itself_is_kept_and_null_names_none() -> None:
+    for own, wanted in (("mine", "mine"), (None, "t9k-scheduler"), ("", "t9k-scheduler")):
+        template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "schedulerName": own}}
+        spec = {"scheduler": {"t9kScheduler": {}}, "replicaSpecs": [{"type": "Worker", "template": template}]}
+        (pod,) = pods_of("batch.tensorstack.dev/v1beta1", "GenericJob", spec)
+        assert pod["spec"]["schedulerName"] == wanted
+
+
+def test_service_of_t9k_that_has_resources_for_its_own_container_has_it_once() -> None:
+    limits = {"limits": {"tensorstack.dev/nvidia-gpu-percent": 25}}
+    own = {
+        "template": {"spec": {"containers": [{"name": "a", "image": "i"}, {"image": "unnamed"}]}},
+        "containersResources": [{"name": "a", "resources": limits}, {"resources": limits}],
+    }
+    (pod,) = pods_of("tensorstack.dev/v1beta1", "MLService", {"releases": [{"name": "v1", "predictor": own}]})
+    assert pod["spec"]["containers"] == [
+        {"name": "a", "image": "i", "resources": limits},
+        {"image": "unnamed"},
+        {"image": "of-the-runtime", "resources": limits},
+    ]
+
+
 def test_service_of_t9k_has_the_containers_of_its_template_and_resources() -> None:
     own = {"template": {"spec": {"containers": [{"name": "a"}]}}, "containersResources": [{"name": "b"}]}
     spec = {"releases": [{"name": "v1", "predictor": own}, {"name": "v2", "predictor": {}}]}

@@ -97,6 +97,24 @@ def test_not_ready_is_none_for_ready_pod() -> None:
     assert not_ready(_pod(conditions=[{"type": "Ready", "status": "True"}])) is None
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"metadata": {"namespace": None, "uid": None, "resourceVersion": None, "labels": {"a": None}}},
+        {"spec": None},
+        {"spec": {"containers": [{"name": None, "env": [{"name": "A", "valueFrom": {"fieldRef": None}}]}]}},
+        {"spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": None, "memory": 1}, "claims": None}}]}},
+        {"status": {"conditions": [{"type": "Ready", "status": None}], "containerStatuses": [{"name": None}]}},
+        {"status": {"containerStatuses": [{"name": "c", "state": {"running": {"startedAt": None}}}]}},
+    ],
+)
+def test_null_counts_as_absent_in_a_pod(odd: dict[str, Any]) -> None:
+    """As it does for the API server. Of a Pod that cannot be read the state would be unknown."""
+    pod = {"metadata": {"name": "p"} | odd.get("metadata", {}), "spec": odd.get("spec", {})}
+    read = read_pod(pod | {"status": {"phase": "Running"} | odd.get("status", {})})
+    assert (read.metadata.name, read.metadata.namespace, read.runs) == ("p", "", True)
+
+
 def test_workload_that_cannot_be_read_is_a_broken_rule_with_its_field() -> None:
     read = read_workload({"kind": "Deployment", "metadata": {"name": "a"}, "spec": {"replicas": "two"}})
     assert isinstance(read, Invalid)

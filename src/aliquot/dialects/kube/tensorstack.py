@@ -25,9 +25,11 @@ def _by_scheduler(read: Callable[[JsonObject, str], Parts]) -> Callable[[JsonObj
 
     def scheduled(spec: JsonObject, path: str) -> Parts:
         named = isinstance(mapping(spec.get("scheduler")).get("t9kScheduler"), dict)
-        given = {"schedulerName": _SCHEDULER} if named else {}
         for name, number, template in read(spec, path):
-            yield name, number, {**template, "spec": {**given, **template["spec"]}}
+            inner = template["spec"]
+            if named and inner.get("schedulerName") in (None, ""):  # a template that names one has it
+                template = {**template, "spec": {**inner, "schedulerName": _SCHEDULER}}
+            yield name, number, template
 
     return scheduled
 
@@ -71,15 +73,23 @@ def _simple_service(spec: JsonObject, path: str) -> Parts:
 def _service(spec: JsonObject, path: str) -> Parts:
     for index, release in enumerate(map(mapping, sequence(spec.get("releases")))):
         where, predictor = f"{path}.releases[{index}].predictor", mapping(release.get("predictor"))
-        number = max(number_of(predictor, "minReplicas", where), 1)
+        number = max(number_of(predictor, "minReplicas", where), 1)  # of none, the first request brings one
         template = mapping(predictor.get("template"))
-        own = list(sequence(mapping(template.get("spec")).get("containers")))
-        resources = [
-            {"image": "of-the-runtime", **mapping(entry)} for entry in sequence(predictor.get("containersResources"))
-        ]
-        inner = {**mapping(template.get("spec")), "containers": own + resources}
-        if inner["containers"]:
+        containers = list(sequence(mapping(template.get("spec")).get("containers")))
+        for entry in map(mapping, sequence(predictor.get("containersResources"))):
+            _set_resources(containers, entry)
+        if containers:
+            inner = {**mapping(template.get("spec")), "containers": containers}
             yield lower(release.get("name") or f"release{index}"), number, {**template, "spec": inner}
+
+
+def _set_resources(containers: list[object], entry: Json) -> None:
+    """Of the container that the template has by that name; otherwise the runtime's template has it."""
+    for index, container in enumerate(containers):
+        if entry.get("name") and mapping(container).get("name") == entry["name"]:
+            containers[index] = {**mapping(container), **entry}
+            return
+    containers.append({"image": "of-the-runtime", **entry})
 
 
 _OF_ROLES = ("GenericJob", "PyTorchTrainingJob", "TensorFlowTrainingJob", "XGBoostTrainingJob")

@@ -15,18 +15,29 @@ _T = TypeVar("_T")
 def read_object(value: object, kind: type[_T], name: str) -> _T | Invalid:
     """JSON as one of the structs in `objects`, or an Invalid that names the first field of a wrong type. Never raises.
 
-    `name` is what to call the whole object.
+    `name` is what to call the whole object. A field that is null counts as absent, as in Kubernetes.
     """
     if not isinstance(value, dict):
         return Invalid(name, value, f"a {name.capitalize()} object")
     try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        return _invalid(value, str(error), name)
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            try:
+                return msgspec.convert(_without_nulls(value), kind)
+            except msgspec.ValidationError:
+                return _invalid(value, str(error), name)
     except RecursionError:
         return Invalid(name, value, "an object that is nested less deeply")
     except UnicodeError:  # half of a surrogate pair: JSON can spell it, UTF-8 cannot
         return Invalid(name, value, "an object with Unicode text only")
+
+
+def _without_nulls(value: object) -> object:
+    """Without the fields that are null; the places in lists stay."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
