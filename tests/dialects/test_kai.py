@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import PodReader, Rules, kai, parse_node, parse_pod
 from aliquot.dialects.kai import LABEL, MARKS, PREFIX
-from aliquot.dialects.registry import remarks
+from aliquot.dialects.registry import owner_remarks, remarks
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
@@ -256,6 +256,20 @@ def test_claim_in_words_has_whole_percents_and_the_number_of_cards(annotations: 
     words = kai.words(claim)
     assert words.annotations == {**spelled, "gpu-fraction-container-name": "c0"}
     assert words.limits == {"c0": {"aliquot.dev/card-place": claim.containers[0].count}}
+
+
+def test_least_members_of_kais_jobs_are_remarked_on_the_job_and_on_its_pods() -> None:
+    name = "kai.scheduler/batch-min-member"
+    said = f'metadata.annotations["{name}"]: it is not read: each Pod starts by itself; docs/groups.md has the groups '
+    said += "that start together"
+    pod = a_pod("p", a_container("c0", {}), annotations={"gpu-fraction": "0.5", name: "2"})
+    assert remarks(pod, RULES) == [said]
+    assert remarks(pod, Rules()) == []
+    job = {"metadata": {"annotations": {name: "2"}}, "spec": {"template": pod}}
+    assert owner_remarks(job, pod, RULES) == [said]
+    assert owner_remarks(job, pod, Rules()) == []
+    assert owner_remarks(job, a_pod("p", a_container("c0", {})), RULES) == [], "it asks for no card"
+    assert owner_remarks({"metadata": None}, pod, RULES) == owner_remarks(None, None, RULES) == []
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,16 @@ def test_annotation_of_a_workload_that_its_pods_do_not_get_is_named(annotation: 
     assert outside_template(workload, served) == []
 
 
+def test_label_of_a_group_that_is_an_annotation_is_remarked_on_pods_with_cards() -> None:
+    name = "scheduler.tensorstack.dev/group-name"
+    said = f'metadata.annotations["{name}"] has no effect: it is a label: move it to metadata.labels'
+    limits: dict[str, object] = {"tensorstack.dev/nvidia-gpu-percent": 25}
+    group: dict[str, object] = {name: "g"}
+    assert remarks(pod(limits, {"annotations": group})) == [said]
+    assert remarks(pod(limits, {"annotations": group, "labels": group})) == []
+    assert remarks(pod({}, {"annotations": group})) == []
+
+
 def test_annotation_that_a_notebook_gives_to_its_pod_is_not_named() -> None:
     notebook = {
         "apiVersion": "kubeflow.org/v1",

@@ -48,6 +48,7 @@ _REQUEST, _LIMIT, _MODE = ".gpu-memory.request", ".gpu-memory.limit", ".gpu-comp
 _SUFFIXES = (_REQUEST, _LIMIT, _MODE)
 _WRITTEN_BY_KAI = (".gpus.devices", ".gpu-compute.portion")  # when it has placed the Pod; not read here
 _GROUP = "pod-group-name"  # of KAI's own PodGroups: not read here
+_MIN_MEMBER = "kai.scheduler/batch-min-member"  # of a Job: how many of its Pods start together; not read here
 ANNOTATIONS = (FRACTION, MEMORY, DEVICES, CONTAINER)
 MARKS = (*ANNOTATIONS, _MODE_OF_POD, _MPS)  # part of what a Pod requests, as all that begins with PREFIX
 _REQUESTS = (FRACTION, MEMORY, DEVICES)  # any of them, and the Pod is of this dialect
@@ -73,7 +74,13 @@ def remarks(pod: Pod) -> list[str]:
     fields = [annotation_field(_GROUP)] * (_GROUP in pod.annotations)
     fields += [f'metadata.labels["{_GROUP}"]'] * (_GROUP in pod.labels)
     text = "KAI's PodGroups are not read: the Pod starts by itself; docs/groups.md has the groups that are"
-    return [f"{field}: {text}" for field in fields]
+    return [*(f"{field}: {text}" for field in fields), *owner_remarks(pod.annotations)]
+
+
+def owner_remarks(annotations: Mapping[str, object]) -> list[str]:
+    """The same of a Job, whose Pods do not get its annotations."""
+    text = "is not read: each Pod starts by itself; docs/groups.md has the groups that start together"
+    return [f"{annotation_field(_MIN_MEMBER)}: it {text}"] * (_MIN_MEMBER in annotations)
 
 
 def container_annotations(annotations: Mapping[str, str] | None) -> object:

@@ -16,6 +16,7 @@ from aliquot.dialects.elastic import PARK
 from aliquot.dialects.kube.operators import copies_metadata
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.latency import LATENCY
+from aliquot.dialects.podgroups import GROUP_LABELS
 from aliquot.dialects.pods import Pod
 from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
@@ -168,6 +169,15 @@ def as_labels(pod: Pod, served: frozenset[str]) -> list[str]:
         f'metadata.labels["{key}"] has no effect: it is an annotation: move it to metadata.annotations'
         for key in pod.labels
         if key in marks(served) and key not in (*gpushare.MARKS, *pod.annotations, *pod.misplaced)
+    ]
+
+
+def as_annotations(pod: Pod) -> list[str]:
+    """Labels that name the Pod's group and that it has as annotations, which nothing reads."""
+    return [
+        f'metadata.annotations["{key}"] has no effect: it is a label: move it to metadata.labels'
+        for key in GROUP_LABELS
+        if key in pod.annotations and key not in pod.labels
     ]
 
 

@@ -36,6 +36,7 @@ VERSIONS: Mapping[str, tuple[str, ...]] = {  # that we can read, the newest firs
 GROUP_NAME, ROLE = "scheduler.tensorstack.dev/group-name", "scheduler.tensorstack.dev/role"
 POD_GROUP, OLDER_POD_GROUP = "scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io"
 _LABELS = {GROUP_NAME: (T9K,), POD_GROUP: (COSCHEDULING, OLDER), OLDER_POD_GROUP: (OLDER, COSCHEDULING)}
+GROUP_LABELS = (*_LABELS, ROLE)
 _MOST = 2**31  # members of a group: more than a field of Kubernetes can have
 
 

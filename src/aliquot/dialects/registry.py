@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from aliquot.dialects import elastic, gpushare, hami, kai, latency, native, podrendering, pods, qgpu, t9k
-from aliquot.dialects.lookalikes import as_labels, misspelled_marks, misspelled_requests, misspelled_resources
+from aliquot.dialects.kube.shapes import mapping
+from aliquot.dialects.lookalikes import (
+    as_annotations,
+    as_labels,
+    misspelled_marks,
+    misspelled_requests,
+    misspelled_resources,
+)
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objectreading import read_object
@@ -109,11 +116,18 @@ def remarks(pod: object, rules: Rules = DEFAULT_RULES) -> list[str]:
         return []
     found = hami.remarks(view) if hami.DIALECT in rules.served else []
     slips = as_labels(view, rules.served)
-    others = [*(kai.remarks(view) if kai.DIALECT in rules.served else ()), *slips]
+    others = [*(kai.remarks(view) if kai.DIALECT in rules.served else ()), *slips, *as_annotations(view)]
     meant = bool(slips) and (kai.FRACTION in view.labels or kai.MEMORY in view.labels)  # and so it asks for nothing
     if others and (meant or _parse(view, rules, created=False)[0] is not None):
         found += others
     return found
+
+
+def owner_remarks(workload: object, pod: object, rules: Rules = DEFAULT_RULES) -> list[str]:
+    """The same of a Job or the like itself, whose Pods, such as this one, ask for cards."""
+    annotations = mapping(mapping(mapping(workload).get("metadata")).get("annotations"))
+    found = kai.owner_remarks(annotations) if kai.DIALECT in rules.served else []
+    return found if found and parse_pod(pod, rules) is not None else []
 
 
 def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:

@@ -91,6 +91,17 @@ def test_quota_that_cannot_be_heeded_is_named(spec: Json, why: str) -> None:
     assert why in said
 
 
+def test_limits_of_hami_in_a_quota_are_named_and_the_rest_is_heeded() -> None:
+    """Only HAMi's scheduler counts them."""
+    hard = {"limits.cpu": "1", "limits.nvidia.com/gpu": "1", "limits.nvidia.com/gpumem": "8", f"requests.{GPU}": "1"}
+    quotas, namespace = Quotas(), a_pod("p")["metadata"].get("namespace", "default")
+    assert quotas.add({"metadata": {"name": "q", "namespace": namespace}, "spec": {"hard": hard}}) == (
+        "limits.nvidia.com/gpu, limits.nvidia.com/gpumem limits nothing: write requests.nvidia.com/gpu, "
+        "requests.nvidia.com/gpumem"
+    )
+    assert len(admit(quotas, {GPU: 2})) == 1
+
+
 def test_namespaces_are_those_of_the_pods() -> None:
     pods: list[Json] = [{"metadata": {"namespace": "b"}}, {"metadata": {}}, {}, {"metadata": {"namespace": 7}}]
     assert namespaces_of(pods) == ["b", "default"]

@@ -20,6 +20,7 @@ from aliquot.wording.amounts import memory, percent
 
 if TYPE_CHECKING:
     from aliquot.cli.manifests import Manifest
+    from aliquot.dialects.rules import Rules
     from aliquot.dialects.wire.objects import NodeObject
     from aliquot.model.grant import Grant
     from aliquot.services.explain.claims import PodClaim
@@ -113,6 +114,7 @@ def explain(
     for manifest in manifests:
         snapshot.add_group(manifest.value)
         slips = [misplaced.sentence() for misplaced in outside_template(manifest.value, by.served)]
+        slips += _of_owner(manifest.value, by)
         for text in (*slips, *unknown_fields_of(manifest.value), elsewhere(manifest.value)):
             if text is None:
                 continue
@@ -137,6 +139,16 @@ def explain(
         widths = [max((len(name) for name in names), default=0) for names in (map(pod_key, pods), snapshot.nodes)]
         all_fit = _write_table(verdicts, nodes=len(nodes), widths=widths)
     context.exit(0 if all_fit else 1)
+
+
+def _of_owner(workload: dict[str, Any], rules: Rules) -> list[str]:
+    """What the object itself says that changes nothing here."""
+    from aliquot.dialects.kube.shapes import mapping
+    from aliquot.dialects.registry import owner_remarks
+
+    inner = mapping(workload.get("spec"))
+    inner = mapping(mapping(inner.get("jobTemplate")).get("spec")) or inner
+    return owner_remarks(workload, inner.get("template"), rules)
 
 
 def _given(

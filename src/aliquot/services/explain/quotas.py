@@ -20,7 +20,7 @@ from aliquot.model.refusal import Invalid
 
 KIND = "ResourceQuota"
 _PODS = ("pods", "count/pods")
-_REQUESTS = "requests."
+_REQUESTS, _LIMITS = "requests.", "limits.nvidia.com/"
 _PLAIN = ("cpu", "memory")  # which a quota may name without the prefix
 _SCALE = 1000  # parts of a CPU that are counted
 
@@ -39,7 +39,7 @@ class Quotas:
     _of: dict[str, list[_Quota]] = field(default_factory=dict)
 
     def add(self, manifest: JsonObject) -> str | None:
-        """One ResourceQuota. Returns why it is not heeded, or None."""
+        """One ResourceQuota. Returns why it, or some of it, is not heeded, or None."""
         metadata, spec = mapping(manifest.get("metadata")), mapping(manifest.get("spec"))
         if spec.get("scopes") or spec.get("scopeSelector"):
             return "is ignored: it has scopes, and counts some Pods only"
@@ -50,7 +50,7 @@ class Quotas:
             return f"is ignored: a value of spec.hard: {error} is wanted"
         namespace = metadata.get("namespace") or "default"
         self._of.setdefault(str(namespace), []).append(_Quota(str(metadata.get("name")), hard, used))
-        return None
+        return _without_effect(hard)
 
     def admit(self, manifest: JsonObject, claim: Claim, rules: Rules, *, keep: bool = True) -> tuple[Invalid, ...]:
         """What the API server would say about a new Pod with this claim; nothing: it lets the Pod in, and with
@@ -74,6 +74,13 @@ class Quotas:
 
 def _amounts(value: object) -> dict[str, Fraction]:
     return {str(name): parse_quantity(amount) for name, amount in mapping(value).items()}
+
+
+def _without_effect(hard: Iterable[str]) -> str | None:
+    """HAMi's scheduler counts limits of its resources; the API server counts requests only."""
+    names = [name for name in hard if name.startswith(_LIMITS)]
+    instead = ", ".join(_REQUESTS + name.removeprefix("limits.") for name in names)
+    return f"{', '.join(names)} limits nothing: write {instead}" if names else None
 
 
 def _resource(name: str) -> str | None:

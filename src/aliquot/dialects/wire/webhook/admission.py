@@ -30,7 +30,7 @@ import msgspec
 from aliquot.dialects import gpushare, hami, native
 from aliquot.dialects.lookalikes import outside_template
 from aliquot.dialects.pods import list_at, mapping_at, read_pod
-from aliquot.dialects.registry import parse_pod, places, remarks, render_envs
+from aliquot.dialects.registry import owner_remarks, parse_pod, places, remarks, render_envs
 from aliquot.dialects.rules import Rules
 from aliquot.dialects.t9k import missing_tolerations
 from aliquot.dialects.wire import schedulerconfig
@@ -98,7 +98,8 @@ def _warnings_on_template(workload: object, path: tuple[str, ...], rules: Rules)
         template = mapping_at(template, "", []).get(key)
     broken = parse_pod(template, rules)
     if not isinstance(broken, tuple):
-        ignored = (f"{'.'.join(path)}.{sentence}" for sentence in remarks(template, rules))
+        ignored = [f"{'.'.join(path)}.{sentence}" for sentence in remarks(template, rules)]
+        ignored += owner_remarks(workload, template, rules)
         return [_warning(sentence, _LONGEST_SENTENCE) for sentence in ignored]
     sentences = (f"Pods are refused: {'.'.join(path)}.{problem.sentence()}" for problem in broken[:_MOST_WARNED])
     return [_warning(sentence, _LONGEST_SENTENCE) for sentence in sentences]
