@@ -24,6 +24,16 @@ def test_run_appears_on_its_card_and_disappears(browser: Browser, machine: Shown
         expect(first.get_by_role("button", name="batch")).to_have_count(0, timeout=SOON)
 
 
+def test_group_that_runs_side_by_side_is_named_with_its_members(browser: Browser, machine: Shown) -> None:
+    machine.detach("--name", "left", "--together", "pair", "--memory", "2", "--", *LOAD)
+    machine.normal_load("alone", memory=2, core=10)
+    with visiting(browser, machine.url) as visit:
+        expect(visit.page.get_by_role("row", name="left")).to_contain_text("side by side in pair", timeout=SOON)
+        expect(visit.page.get_by_role("row", name="alone")).not_to_contain_text("side by side")
+    with visiting(browser, machine.url, locale="zh-CN") as visit:
+        expect(visit.page.get_by_role("row", name="left")).to_contain_text("在组 pair 中并行", timeout=SOON)
+
+
 def test_timeline_marks_preemptions(browser: Browser, machine: Shown) -> None:
     machine.normal_load("big", memory=20, core=10)
     machine.offline_load("train")

@@ -296,6 +296,7 @@ export interface Tenant {
   why_parked: ParkReason | null;
   latency_seconds: number | null;
   latency_missed_seconds: number;
+  together: string | null;
   users: string[] | null;
 }
 

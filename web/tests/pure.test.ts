@@ -153,6 +153,7 @@ describe("what is said of a tenant's state", () => {
     why_parked: null,
     latency_seconds: null,
     latency_missed_seconds: 0,
+    together: null,
     users: null,
   };
 

@@ -217,9 +217,16 @@ def test_card_shows_tenants_with_promise_and_use() -> None:
             "why_parked": None,
             "latency_seconds": None,
             "latency_missed_seconds": 0,
+            "together": None,
             "users": None,
         }
     ]
+
+
+def test_tenant_names_the_group_with_which_it_runs_side_by_side() -> None:
+    machine = Machine(tenants=[{**a_tenant("left", "normal", on(1, 8)), "together": "pair"}])
+    (tenant,) = machine.view.state(1000.0)["live"]["nodes"][0]["cards"][1]["tenants"]
+    assert tenant["together"] == "pair"
 
 
 @pytest.mark.parametrize("way", ["copy", "checkpoint"])

@@ -101,6 +101,7 @@ export const en = {
   hasCard: (name: string) => `${name} has the card`,
   pausedFor: (time: string) => `paused for ${time} in all`,
   acceptsLatency: (time: string) => `accepts ${time} added to its requests`,
+  together: (group: string) => `side by side in ${group}`,
   latencyMissed: (time: string) => `more than the accepted latency for ${time}`,
 
   timeline: "The last minute",

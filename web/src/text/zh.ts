@@ -97,6 +97,7 @@ export const zh: Text = {
   hasCard: (name) => `${name} 正在使用卡`,
   pausedFor: (time) => `累计暂停 ${time}`,
   acceptsLatency: (time) => `可接受请求多等 ${time}`,
+  together: (group) => `在组 ${group} 中并行`,
   latencyMissed: (time) => `有 ${time} 超过可接受的延迟`,
 
   timeline: "最近一分钟",

@@ -93,6 +93,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
         <small>
           <span class={`c-${tenant.class}`}>{text[tenant.class]}</span> · {dialectName(tenant.dialect, text)}
           {tenant.paused_by !== null && <b class="paused-by"> · {text.hasCard(shortKey(tenant.paused_by))}</b>}
+          {tenant.together !== null && ` · ${text.together(tenant.together)}`}
           {tenant.latency_missed_seconds > 0 && ` · ${text.latencyMissed(age(tenant.latency_missed_seconds, text))}`}
         </small>
         {tenant.users !== null && <Users users={tenant.users} />}

@@ -37,6 +37,7 @@ class Tenant(Struct):
     why_parked: ParkReason | None = None  # or cannot be
     latency_seconds: float | None = None  # that it accepts to have added to its requests
     latency_missed_seconds: int = 0  # in which it had more
+    together: str | None = None  # the group with which it runs side by side
     users: list[str] | None = None  # keys of the Pods that use a ResourceClaim; null: it is none
 
 

@@ -99,6 +99,7 @@ def _tenant(tenant: TenantStatus, share: ShareStatus, dialect: str) -> Tenant:
         why_parked=None if residency is None else residency.why,
         latency_seconds=tenant.latency_seconds,
         latency_missed_seconds=share.latency_missed_seconds,
+        together=tenant.together,
     )
 
 

@@ -44,6 +44,7 @@ def tenant_of(claim: Claim, use: Usage, users: Sequence[str] | None = None) -> T
         core=_core(use),
         greedy=use.greedy_milli > 0,
         exclusive=bool(use.exclusive),
+        together=claim.group or None,
         users=None if users is None else [*users],
     )
 
