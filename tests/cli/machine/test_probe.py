@@ -15,6 +15,8 @@ import pytest
 from aliquot.adapters.gpu import player
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
+from aliquot.cli.machine.probe import _added
+from aliquot.model.status.probe import PreemptionFigures
 from simgpu.rig import wait_until
 
 pytestmark = pytest.mark.skipif(not os.path.exists(player.shim()), reason="the libraries are not built")
@@ -36,6 +38,18 @@ def test_probe_reports_every_figure_and_leaves_nothing() -> None:
     assert len(report["shares"]["had"]) == 3
     assert {"preemption", "cap", "switching", "card", "driver"} <= report.keys()
     assert not list(Path("/tmp").glob(f"aliquot-probe-{process.pid}*"))
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        (12.5, "p99 12.5 us over 210 us alone"),
+        (0.0, "p99 below noise: requests took no longer than the 210 us alone"),
+        (-37.1, "p99 below noise: requests took no longer than the 210 us alone"),
+    ],
+)
+def test_latency_that_a_busy_machine_hides_is_not_negative(added: float, said: str) -> None:
+    assert _added(PreemptionFigures({"p99": 210.0}, {"p99": 210.0 + added}, added, 0.9)) == said
 
 
 def test_sample_programs_end_with_a_probe_that_is_killed() -> None:

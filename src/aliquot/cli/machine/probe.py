@@ -24,7 +24,7 @@ from aliquot.model.cardstate.control import CardControl
 from aliquot.wording.control import control_words
 
 if TYPE_CHECKING:
-    from aliquot.model.status.probe import ProbeFigures
+    from aliquot.model.status.probe import PreemptionFigures, ProbeFigures
 
 _SIMULATED = "1x24GiB"
 _FOLDER = "ALIQUOT_PROBE_FOLDER"  # this process and the folder that it made before it re-executed itself (--simulate)
@@ -141,13 +141,20 @@ def _text(about: Mapping[str, str | None], figures: ProbeFigures) -> str:
         f"{printable(str(about['card']))}, driver {printable(str(about['driver']))}",
         f"control            {words}",
         f"effect             slices: {control.slices}; pause: {control.pause}",
-        f"added latency      p99 {preemption.added_p99_us:g} us over {preemption.alone_us['p99']:g} us alone",
+        f"added latency      {_added(preemption)}",
         f"error of shares    {shares.error_points:g} points ({_list(shares.wanted)}: {_list(shares.had)})",
         f"error of a cap     {cap.error_points:g} points ({cap.wanted}%: {cap.had:g}%)",
         f"cost of switching  {100 * figures.switching.cost:.1f}% of the card, two tenants against one",
         f"memory limit       {'kept' if right else 'NOT kept: a program got more than its limit'}",
     ]
     return "\n".join(lines)
+
+
+def _added(preemption: PreemptionFigures) -> str:
+    alone = f"{preemption.alone_us['p99']:g} us alone"
+    if preemption.added_p99_us <= 0:  # this machine was busier while they were alone
+        return f"p99 below noise: requests took no longer than the {alone}"
+    return f"p99 {preemption.added_p99_us:g} us over {alone}"
 
 
 def _list(values: Sequence[float]) -> str:
