@@ -233,6 +233,7 @@ export class Cluster {
           why_parked: null,
           latency_seconds: null,
           latency_missed_seconds: 0,
+          together: null,
           moves: 0,
           users: null,
         })),

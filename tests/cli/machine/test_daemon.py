@@ -80,8 +80,11 @@ def test_up_in_the_background_is_content_with_a_daemon_that_has_its_options(own:
     assert result.returncode == 1
     assert result.stderr == (
         f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}, without --policy fixed-share (it has "
-        "best-effort), --log-limit 1024MiB (it has 64MiB); `aliquot policy` changes policy and release delay; for "
-        "other options stop it with `aliquot down`\n"
+        "best-effort), --log-limit 1024MiB (it has 64MiB); for other options stop it with `aliquot down`\n"
+    )
+    result = own.aliquot("up", "-d", "--policy", "fixed-share")
+    assert result.stderr.endswith(
+        "without --policy fixed-share (it has best-effort); change it with `aliquot policy`\n"
     )
     own.aliquot("policy", "set", "fixed-share")
     assert own.aliquot("up", "-d", "--policy", "fixed-share").returncode == 0, "as it is now"

@@ -296,8 +296,9 @@ def _check_options(words: list[str]) -> None:
     if daemon.node:
         raise InputError(f"{found}: it is the agent of node {daemon.node}", code=1)
     if others := list(differences(flags_of(words), status)):
-        change = "`aliquot policy` changes policy and release delay; for other options"
-        raise InputError(f"{found}, without {', '.join(others)}; {change} stop it with `aliquot down`", code=1)
+        by_policy = all(text.startswith(("--policy ", "--release-delay ")) for text in others)
+        change = "change it with `aliquot policy`" if by_policy else "for other options stop it with `aliquot down`"
+        raise InputError(f"{found}, without {', '.join(others)}; {change}", code=1)
     _print_ready("already running", status, (daemon.options or {}).get("--listen"))
 
 
