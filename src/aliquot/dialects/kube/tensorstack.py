@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.kube.templates import Parts, WrongTemplate, lower, number_of, template_of
-from aliquot.model.openjson import JsonObject
+from aliquot.model.openjson import JsonObject, JsonView
 
 _SCHEDULER = "t9k-scheduler"
 _SERVERS = ("tensorflow", "pytorch")  # of a SimpleMLService that brings no container of its own
@@ -83,7 +83,7 @@ def _service(spec: JsonObject, path: str) -> Parts:
             yield lower(release.get("name") or f"release{index}"), number, {**template, "spec": inner}
 
 
-def _set_resources(containers: list[object], entry: Json) -> None:
+def _set_resources(containers: list[object], entry: JsonView) -> None:
     """Of the container that the template has by that name; otherwise the runtime's template has it."""
     for index, container in enumerate(containers):
         if entry.get("name") and mapping(container).get("name") == entry["name"]:
