@@ -141,7 +141,7 @@ def explain(
     context.exit(0 if all_fit else 1)
 
 
-def _of_owner(workload: dict[str, Any], rules: Rules) -> list[str]:
+def _of_owner(workload: JsonObject, rules: Rules) -> list[str]:
     """What the object itself says that changes nothing here."""
     from aliquot.dialects.kube.shapes import mapping
     from aliquot.dialects.registry import owner_remarks
