@@ -13,7 +13,7 @@ from pytest import approx  # noqa: PT013
 from aliquot.adapters.storage.usagestore import UsageStore
 from aliquot.arbiter.account import divide
 from aliquot.arbiter.bill import FORGET, HOUR, MOST_NAMES, Bill, CardBill, divide_spending
-from aliquot.model.usage import IDLE, UNKNOWN, UNMEASURED, Mark, Payer, Spent, Stretch, as_others
+from aliquot.model.usage import IDLE, UNKNOWN, UNMEASURED, Mark, Payer, Spent, Stretch, as_others, owner_of, place_of
 
 CARD = "GPU-0"
 PART = st.floats(0, 1)
@@ -268,3 +268,14 @@ def test_tenant_waited_while_it_had_work_and_neither_ran_nor_lost_the_card(
 ) -> None:
     found = divide_spending({"p": "a"}, {"p": busy}, {"p": 0.25}, {"a": lost})
     assert found == {"a": Spent(gpu=0.25, preempted=lost, waiting=waiting)}
+
+
+def test_payer_counts_as_one_name_until_it_is_gone_from_every_card() -> None:
+    bill = Bill("boot", 10.0, {})
+    for at, card in enumerate(("GPU-0", "GPU-1")):
+        spent = {"a": Spent(gpu=1.0)}
+        bill.add(card, Stretch(at, at + 1.0, 0.0, spent), {"a": payer("a")}, wall=100.0 + 1000.0 * at)
+    owner, place = owner_of(payer("a")), place_of(payer("a"))
+    for wall, counted in ((101.0 + FORGET, 1), (1101.0 + FORGET, 0)):
+        bill.checkpoint(wall)
+        assert (bill._cards[payer("a")], bill._names[owner], bill._namespaces[place]) == (counted,) * 3

@@ -142,6 +142,17 @@ def test_what_woke_up_is_armed_again_when_it_is_quiet() -> None:
     assert arbiter.tick(0.2) == [Arm("a/1")]
 
 
+def test_what_woke_up_and_is_quiet_again_before_the_next_decision_is_armed_again() -> None:
+    """Its message was sent: the next launch would send none."""
+    arbiter = card(a=NORMAL)
+    arbiter.join("a/1", "a")
+    arbiter.read({"a/1": IDLE}, 4.9)
+    assert Arm("a/1") in arbiter.tick(4.9)
+    arbiter.wake("a/1", 5.0)
+    arbiter.read({"a/1": IDLE}, 5.1)
+    assert arbiter.tick(5.1) == [Arm("a/1")]
+
+
 def test_what_registers_again_may_be_preemptible_no_more() -> None:
     arbiter = card(a=NORMAL)
     arbiter.join("a/1", "a")

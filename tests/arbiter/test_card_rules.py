@@ -379,6 +379,16 @@ def test_windows_end_when_one_of_them_pauses_for_longer_than_between_two_batches
     assert bool(stopped(arbiter)) is dry
 
 
+def test_windows_do_not_begin_sooner_because_a_tenant_at_the_gate_was_busy_before() -> None:
+    arbiter = with_gaps({"a/1": 0.1, "b/1": 0.1})
+    for now, preemptible, part in ((5.001, False, GAPS), (5.002, True, BUSY - 0.01)):
+        arbiter.join("b/1", "b", preemptible=preemptible)
+        for context in arbiter.roster.contexts.values():
+            context.part_busy = part
+        arbiter.tick(now)
+    assert stopped(arbiter) == []
+
+
 def test_windows_of_burst_share_leave_no_rest() -> None:
     """Two quotas of a quarter: half of the period each."""
     arbiter = with_gaps({"a/1": GAPS, "b/1": GAPS})
@@ -400,6 +410,7 @@ def test_newcomer_under_burst_share_makes_no_window_longer() -> None:
     arbiter = with_gaps({"a/1": GAPS, "b/1": GAPS})
     arbiter.admit(Member("c", NORMAL, 250))
     arbiter.join("c/1", "c", now=5.0)
+    arbiter.tick(5.0)
     arbiter.read({"c/1": Reading(1, True, True, had=0.02)}, 5.01)
     arbiter.tick(5.049)
     assert stopped(arbiter) == ["b/1"]

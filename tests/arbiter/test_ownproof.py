@@ -120,3 +120,19 @@ def test_share_of_the_first(measured: Measured, share: float, counts: bool) -> N
 )
 def test_verdict_of_a_pass_at_its_limits(shares: dict[str, float], found: Verdict) -> None:
     assert judge_pass(stages(**shares)) == found  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ({}, {"paused": INERT}, Verdict(Effect.SEEN, Effect.SEEN)),  # one that saw an effect is enough
+        ({"paused": INERT}, {}, Verdict(Effect.SEEN, Effect.SEEN)),
+        ({"paused": INERT}, {"paused": INERT}, Verdict(Effect.SEEN, Effect.NONE)),
+        ({"paused": 0.7}, {"paused": INERT}, Verdict(Effect.SEEN, Effect.UNKNOWN)),
+        ({"paused": INERT}, {"paused": 0.7}, Verdict(Effect.SEEN, Effect.UNKNOWN)),
+    ],
+)
+def test_control_has_no_effect_only_if_both_passes_say_so(
+    first: dict[str, float], second: dict[str, float], found: Verdict
+) -> None:
+    assert judge([stages(**first), stages(**second)]) == found  # type: ignore[arg-type]

@@ -75,6 +75,13 @@ class TestRotation:
         rotation.hold(weights, 100.07)
         assert rotation.step(weights, 100.07) == "a", "it had 20 ms, the other one 50"
 
+    def test_clock_that_went_back_takes_no_time_from_what_one_had(self) -> None:
+        rotation, weights = Rotation(), {"a": 1.0, "b": 1.0}
+        assert rotation.step(weights, 1.0) == "a"
+        assert rotation.step(weights, 0.5) == "a"
+        rotation.hold(weights, 0.51)
+        assert rotation.step(weights, 0.51) == "b"
+
     def test_a_newcomer_comes_after_no_more_than_one_other(self) -> None:
         """It begins with as much as the one that had the least."""
         rotation, weights = Rotation(), {"a": 1.0, "b": 1.0}
@@ -288,15 +295,15 @@ class TestWindows:
         assert windows.step({"a": quota}, now) == "a"
         assert windows.until - now == pytest.approx(window)
 
-    @pytest.mark.parametrize(("quota", "window"), [(0.5, 1.0), (0.1875, 0.5)])
+    @pytest.mark.parametrize(("quota", "window"), [(0.5, 2.0), (0.1875, 1.0)])
     def test_what_was_not_worth_a_window_is_saved_up_to_two_windows_or_two_that_are_just_worth_it(
         self, quota: float, window: float
     ) -> None:
-        windows = Windows(period=1.0, shortest=0.25)
+        windows = Windows(period=2.0, shortest=0.5)
         windows.step({"a": quota}, 0.0)
-        assert windows.step({"a": quota}, 0.25) is None
-        assert windows.step({"a": quota}, 4.0) == "a"
-        assert windows.until == 4.0 + window
+        assert windows.step({"a": quota}, 0.5) is None
+        assert windows.step({"a": quota}, 8.0) == "a"
+        assert windows.until == 8.0 + window
 
     def test_a_newcomer_gets_no_more_than_its_part_of_a_period_when_the_clock_went_back(self) -> None:
         windows = Windows()
@@ -345,6 +352,8 @@ def test_order_that_took_effect_before_the_step_gives_nobody_time() -> None:
     windows.step({"a": 0.5, "b": 0.5}, 100_000.0)
     assert windows.step({"a": 0.5, "b": 0.5}, 100_000.05) == "b"
     windows.switched("a", 0.0, 0.0)
+    assert windows.until == pytest.approx(100_000.1)
+    assert windows.step({"a": 0.5, "b": 0.5}, 100_000.06) == "b"
     assert windows.until == pytest.approx(100_000.1)
     for round_ in range(1, 40):
         windows.step({"a": 0.5, "b": 0.5}, 100_000.05 + round_ * 0.01)

@@ -232,7 +232,7 @@ def decide(occupants: Sequence[Occupant], memory: Memory, now: float) -> Decisio
     pool += sum(occupant.pooled for occupant in occupants if occupant.where is Where.RETURNING)
     at_once = any(occupant.slow_frees for occupant in leave_now)  # piece by piece, nothing comes of it
     if free < 0:  # those that return were promised what comes
-        free, coming = min(0, free + coming), max(0, free + coming)
+        free, coming = 0, max(0, free + coming)
     gone: set[str] = set()
     for asking in _queue(occupants):
         if asking.tenant in gone:
@@ -240,13 +240,13 @@ def decide(occupants: Sequence[Occupant], memory: Memory, now: float) -> Decisio
         if asking.needs > memory.card - sum(occupant.fixed for occupant in occupants):
             waiting[asking.tenant] = Obstacle.TOO_LARGE
             continue
-        lacking = asking.needs - max(0, free)
+        lacking = asking.needs - free
         if lacking <= 0:
             free -= asking.needs
             orders += _return_of(asking)
             continue
         if lacking <= coming:
-            free, coming = min(free, 0), coming - lacking
+            free, coming = 0, coming - lacking
             if at_once or asking.slow_away:
                 waiting[asking.tenant] = Obstacle.TURN
             else:
@@ -255,13 +255,13 @@ def decide(occupants: Sequence[Occupant], memory: Memory, now: float) -> Decisio
         lacking -= coming
         there = [occupant for occupant in occupants if _may_leave(occupant, asking) and occupant.tenant not in gone]
         ready = [occupant for occupant in there if _ready_at(occupant, asking, there, memory) <= now]
-        slack = max(0, free) + pool >= SLACK and not asking.slow_away
+        slack = free + pool >= SLACK and not asking.slow_away
         room = pool + (asking.pooled if slack else 0)  # it gives back its part of the pool while others leave
         leaving = _fewest([occupant for occupant in ready if not occupant.slow], lacking, room)
         if leaving is None:
             slack, room = slack and not any(occupant.slow for occupant in ready), pool
             leaving = _fewest(ready, lacking, room)
-        free = min(free, 0)  # what there is is kept for it: nobody behind it in the queue overtakes it
+        free = 0  # what there is is kept for it: nobody behind it in the queue overtakes it
         coming = 0
         if leaving is None:
             waiting[asking.tenant] = _obstacle(there, ready, lacking)
