@@ -12,7 +12,7 @@ from pytest import approx  # noqa: PT013
 
 from aliquot.adapters.storage.usagestore import UsageStore
 from aliquot.arbiter.account import divide
-from aliquot.arbiter.bill import FORGET, HOUR, MOST_NAMES, Bill, CardBill, divide_spending
+from aliquot.arbiter.bill import FORGET, HOUR, MOST_NAMES, Bill, CardBill, _by_hour, divide_spending
 from aliquot.model.usage import IDLE, UNKNOWN, UNMEASURED, Mark, Payer, Spent, Stretch, as_others, owner_of, place_of
 
 CARD = "GPU-0"
@@ -279,3 +279,18 @@ def test_payer_counts_as_one_name_until_it_is_gone_from_every_card() -> None:
     for wall, counted in ((101.0 + FORGET, 1), (1101.0 + FORGET, 0)):
         bill.checkpoint(wall)
         assert (bill._cards[payer("a")], bill._names[owner], bill._namespaces[place]) == (counted,) * 3
+
+
+@pytest.mark.parametrize(
+    ("began", "seconds", "parts"),
+    [
+        (3599.5, 1.0, [(3599.5, 0.5), (3600.0, 0.5)]),
+        (0.0, 3600.0, [(0.0, 3600.0)]),
+        (1800.0, 5400.25, [(1800.0, 1800.0), (3600.0, 3600.0), (7200.0, 0.25)]),
+        (5.0, 0.0, []),
+    ],
+)
+def test_stretch_is_divided_at_the_hours_to_the_last_part_of_a_second(
+    began: float, seconds: float, parts: list[tuple[float, float]]
+) -> None:
+    assert list(_by_hour(began, seconds)) == parts

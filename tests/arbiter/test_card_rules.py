@@ -217,6 +217,16 @@ def test_where_nothing_is_held_the_card_is_taken_anew_after_online_work_was_idle
     assert arbiter.preemptions == {"a": taken}
 
 
+@pytest.mark.parametrize(("delay", "taken"), [(0.1, {"a": 1}), (0.0, {})])
+def test_work_that_begins_while_online_work_holds_the_card_loses_it_and_beside_it_nothing(
+    delay: float, taken: dict[str, int]
+) -> None:
+    arbiter = look(card(BEST, delay, on=ONLINE, a=OFFLINE), 2.0, "on")
+    assert arbiter.preemptions == {}
+    look(arbiter, 2.02, "on a")
+    assert arbiter.preemptions == taken
+
+
 def test_card_that_was_held_is_not_taken_anew_when_the_delay_is_set_to_nothing() -> None:
     arbiter = look(card(BEST, 0.1, on=ONLINE, a=OFFLINE), 1.0, "a")
     arbiter.wake("on/1", 2.0)
@@ -226,6 +236,16 @@ def test_card_that_was_held_is_not_taken_anew_when_the_delay_is_set_to_nothing()
             arbiter.wake("on/1", now)
         arbiter.tick(now)
     assert arbiter.preemptions == {"a": 1}
+
+
+@pytest.mark.parametrize(("delay", "held"), [(0.0, False), (0.001, True)])
+def test_without_a_delay_nothing_is_held_not_even_by_work_that_came_after_the_decision_began(
+    delay: float, held: bool
+) -> None:
+    arbiter = look(card(BEST, delay, on=ONLINE, a=OFFLINE), 1.0, "a")
+    arbiter.wake("on/1", 2.0)
+    arbiter.tick(1.9)
+    assert arbiter.held is held
 
 
 def test_nothing_is_taken_from_offline_work_that_has_none() -> None:

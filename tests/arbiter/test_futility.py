@@ -71,6 +71,16 @@ def test_room_that_the_driver_refuses_is_not_waited_for_long() -> None:
     assert [judge(futility, occupants, now) for now in (0.0, FUTILE + 0.01)] == [set(), {"b"}]
 
 
+def test_allocation_is_refused_only_beyond_what_all_others_would_leave_and_after_more_than_its_time() -> None:
+    there = [tenant("a", NORMAL, 16), tenant("x", OFFLINE, 2, retry_at=1e9)]
+    for size, refused in ((8 * GIB, set()), (8 * GIB + 1, {"b"})):
+        futility = Futility()
+        occupants = [*there, tenant("b", NORMAL, 0, wants=size)]
+        assert not judge(futility, occupants, 0.0)
+        assert not judge(futility, occupants, FUTILE)
+        assert judge(futility, occupants, FUTILE + 0.01) == refused
+
+
 def test_another_size_is_another_allocation() -> None:
     occupants = [tenant("a", NORMAL, 16), tenant("x", OFFLINE, 2), tenant("b", NORMAL, 0, wants=10 * GIB)]
     smaller = [*occupants[:2], tenant("b", NORMAL, 0, wants=9 * GIB)]

@@ -524,3 +524,13 @@ def test_obstacle_is_what_may_never_leave_then_what_may_not_now_then_the_pool(
 ) -> None:
     names = {name: Occupant(name, OFFLINE, Where.RESIDENT, 10) for name in "ab"}
     assert _obstacle([names[name] for name in there], [names[name] for name in ready], lacking) is obstacle
+
+
+@pytest.mark.parametrize(("second", "orders"), [(10, (Leave("a"),)), (11, (Leave("a"), Leave("b")))])
+def test_what_leaves_beyond_what_the_first_needs_is_for_the_second(
+    second: int, orders: tuple[Leave | Return, ...]
+) -> None:
+    """For 50 bytes 60 leave: of these 10 are left for the next."""
+    there = [Occupant("a", OFFLINE, Where.RESIDENT, 60), Occupant("b", OFFLINE, Where.RESIDENT, 40)]
+    asking = [Occupant(name, ONLINE, Where.RESIDENT, 0, wants=size) for name, size in (("x", 50), ("y", second))]
+    assert decide([*there, *asking], Memory(card=100, pool=1000), 100.0).orders == orders

@@ -366,3 +366,12 @@ def test_time_in_which_none_could_run_pays_no_debt_beyond_two_periods() -> None:
     windows.step({"a": 0.3}, 0.13)  # it could not be stopped for 0.1 s: it owes that
     windows.hold(0.13)
     assert windows.step({"a": 0.3}, 60.0) is None
+
+
+def test_former_one_that_is_gone_is_charged_nothing() -> None:
+    windows = Windows()
+    windows.step({"a": 0.5, "b": 0.5}, 1.0)
+    assert windows.step({"b": 0.5}, 1.01) == "b"
+    windows.switched("a", 1.02, 1.02)
+    assert windows.turn == "b"
+    assert windows.until == pytest.approx(1.07)
