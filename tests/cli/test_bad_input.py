@@ -231,3 +231,24 @@ def test_simulate_refuses_unwritable_plot_first(tmp_path: Path) -> None:
 def test_grace_without_enforcement_is_refused(command: tuple[str, ...]) -> None:
     said = refused(CliRunner().invoke(cli, [*command, "--enforce-grace", "5s"]))
     assert said == "--enforce-grace: allowed with --enforce kill only: add it, or leave --enforce-grace out"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["up", "--keep-usage", "week"], "'--keep-usage': \"week\" is not allowed: a whole number from 1 to 3650"),
+        (["up", "--keep-usage", "0"], "'--keep-usage': \"0\" is not allowed: a whole number from 1 to 3650"),
+        (["top", "--every", "fast"], "'--every': \"fast\" is not allowed: a number from 0.1 to 60"),
+        (["top", "--every", "0"], "'--every': \"0.0\" is not allowed: a number from 0.1 to 60"),
+        (["logs", "x", "--tail", "-1"], "'--tail': \"-1\" is not allowed: a whole number, at least 0"),
+        (["logs", "x", "--tail", "it's\x1b"], "'--tail': \"it's\\x1b\" is not allowed: a whole number, at least 0"),
+        (["probe", "--seconds", "x"], "'--seconds': \"x\" is not allowed: a number from 0.5 to 60"),
+    ],
+)
+def test_wrong_number_names_what_is_allowed(words: list[str], said: str) -> None:
+    """Click says "'week' is not a valid integer range"."""
+    result = subprocess.run(
+        [sys.executable, "-m", "aliquot", *words], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"aliquot: Invalid value for {said} (see aliquot {words[0]} --help)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -122,7 +123,28 @@ def _usage_text(error: click.UsageError, path: str) -> str:
         hint = option_hint(path, error.option_name, known)
         if hint is not None:
             return f"No such option '{error.option_name}': {hint}"
+    if isinstance(error, click.BadParameter) and (text := _number_text(error)) is not None:
+        return text
     return " ".join(error.format_message().split()).removesuffix(".")
+
+
+_NO_NUMBER = re.compile(r"'?(?P<value>.*?)'? is not (?:in the range |a valid (?:integer|float))", re.DOTALL)
+
+
+def _number_text(error: click.BadParameter) -> str | None:
+    """For a wrong number: click names a range as a formula, and none where the value is no number at all."""
+    kind = None if error.param is None else error.param.type
+    wrong = _NO_NUMBER.match(error.message)
+    if wrong is None or not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        return None
+    allowed = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    if least is not None:
+        allowed += f" from {least:g} to {most:g}" if most is not None else f", at least {least:g}"
+    elif most is not None:
+        allowed += f", at most {most:g}"
+    message = f'"{printable(wrong["value"])}" is not allowed: {allowed}'
+    return click.BadParameter(message, error.ctx, error.param, error.param_hint).format_message()
 
 
 def _path(command: click.Command, name: str, arguments: list[str]) -> str:

@@ -17,7 +17,7 @@ from aliquot.adapters.host.messages import Granted
 from aliquot.cli.main import cli
 from aliquot.cli.run.command import OPTIONS, help_text
 from aliquot.cli.run.execute import environment_of
-from aliquot.wording.runoptions import LATENCY_ALLOWED, LATENCY_ONLINE
+from aliquot.wording.runoptions import LATENCY_ALLOWED, LATENCY_ONLINE, LATENCY_UNIT
 from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
 
 
@@ -129,6 +129,7 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
         (["--class", "urgent", "--", "true"], 2, "--class: urgent is not allowed: online, offline or normal"),
         (["--latency", "2ms", "--", "true"], 2, f"--latency: 2ms is not allowed: {LATENCY_ONLINE}"),
         (["--class=online", "--latency=soon", "true"], 2, f"--latency: soon is not allowed: {LATENCY_ALLOWED}"),
+        (["--class=online", "--latency=2", "true"], 2, f"--latency: 2 is not allowed: {LATENCY_UNIT}"),
         (["--class=online", "--latency=1m", "true"], 2, f"--latency: 1m is not allowed: {LATENCY_ALLOWED}"),
         (["--gpus", "3", "--", "true"], 2, "--gpus: 3 is not allowed: at most 2: this machine has no more cards"),
         (["--gpus", "0", "--", "true"], 2, "--gpus: 0 is not allowed: a whole number, at least 1"),

@@ -43,6 +43,7 @@ from aliquot.model.numbers.bounds import LEAST_LATENCY, LONGEST_PARK, MOST_LATEN
 from aliquot.wording.runoptions import (
     LATENCY_ALLOWED,
     LATENCY_ONLINE,
+    LATENCY_UNIT,
     PARK_ALLOWED,
     PARK_WHOLE,
     TOGETHER_PARK,
@@ -265,6 +266,8 @@ def _request(options: dict[str, str], command: list[str]) -> RunMessage:
             raise not_allowed("--park", options["--park"], PARK_WHOLE)
     if "--latency" in options:
         request["latency"] = _amount("--latency", options["--latency"], parse_duration, LATENCY_ALLOWED)
+        if options["--latency"].strip()[-1].isdigit():  # it would be seconds, and milliseconds are meant
+            raise not_allowed("--latency", options["--latency"], LATENCY_UNIT)
         if not LEAST_LATENCY <= request["latency"] <= MOST_LATENCY:
             raise not_allowed("--latency", options["--latency"], LATENCY_ALLOWED)
         if request["class"] != "online":
