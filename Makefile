@@ -72,11 +72,13 @@ test: native $(TOOLS) ## run every test that needs no cluster and no GPU; about 
 ASAN = $(shell gcc -print-file-name=libasan.so)
 SANITIZED := $(CURDIR)/out/sanitized
 
-test-sanitized: $(TOOLS) ## the tests of the shim and of the simulated driver on a build with ASan and UBSan; needs gcc, about two minutes
+test-sanitized: $(TOOLS) ## the tests of the C parts on a build with ASan and UBSan; needs gcc, about two minutes
 	@$(BIN)/python shim/build.py --sanitize --out $(SANITIZED)
 	ALIQUOT_TEST_SHIM=$(SANITIZED)/libaliquot.so ALIQUOT_TEST_PRELOAD=$(ASAN) SIMGPU_LIBRARIES=$(SANITIZED)/simgpu \
 	    SIMGPU_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 \
 	    $(BIN)/python -m pytest -n auto tests/shim tests/simgpu/test_driver.py
+	LD_PRELOAD=$(ASAN) ALIQUOT_TEST_LISTS=$(SANITIZED)/liblists.so ASAN_OPTIONS=detect_leaks=0 \
+	    $(BIN)/python -m pytest tests/adapters/kubernetes/test_protobuf.py
 
 # The packages without IO: their tests need no library in C and no other process.
 PURE := tests/model tests/wording tests/dialects tests/placement tests/arbiter tests/sim

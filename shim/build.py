@@ -1,4 +1,5 @@
-"""Builds what is written in C: the shim (libaliquot.so), and the stand-in GPU of simgpu/ when its sources are there.
+"""Builds what is written in C: the shim (libaliquot.so), what reads lists for the scheduler (liblists.so), and the
+stand-in GPU of simgpu/ when its sources are there.
 
     python shim/build.py                    into src/aliquot/lib, for this machine
     python shim/build.py --arch aarch64     for another one, into src/aliquot/lib-aarch64
@@ -60,9 +61,11 @@ class Compiler:
 
 
 def targets(root: Path = ROOT) -> list[Target]:
-    """The shim, and what simgpu/targets.py lists as TARGETS: (output, [sources], [flags])."""
+    """The shim first, what reads lists for the scheduler, and what simgpu/targets.py lists as TARGETS: (output,
+    [sources], [flags])."""
     sources = tuple(sorted(f"shim/{path.name}" for path in (root / "shim").glob("*.c")))
-    found = [Target("libaliquot.so", sources, tuple(SHIM))]
+    lists = Target("liblists.so", ("shim/lists/lists.c",), (*SHARED, "-Wl,-soname,liblists.so"))
+    found = [Target("libaliquot.so", sources, tuple(SHIM)), lists]
     listing = root / "simgpu" / "targets.py"
     if listing.exists():
         spec = importlib.util.spec_from_file_location("simgpu_targets", listing)

@@ -66,6 +66,18 @@ def test_parameters_and_the_agents_name_are_sent() -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("connect", [None, 5.0], ids=["aiohttp", "directly"])
+def test_json_is_asked_for_unless_another_form_is_wanted(connect: float | None) -> None:
+    async def scene(server: ApiServer, kube: Kube) -> None:
+        await kube.get(POD, connect=connect)
+        await kube.get(POD, connect=connect, into=bytes, accept="application/x, application/json")
+        await kube.create(POD, {}, connect=connect)
+        forms = [call.headers.getall("Accept") for call in server.calls]
+        assert forms == [["application/json"], ["application/x, application/json"], ["application/json"]]
+
+    play(scene)
+
+
 class Named(msgspec.Struct):
     method: str
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.kubernetes import reflector as module
+from aliquot.adapters.kubernetes.listing import request_pages
 from aliquot.adapters.kubernetes.paging import EndlessError, PagesAhead
-from aliquot.adapters.kubernetes.reflector import request_pages
 from kit.clusters.apiserver import PATH, ApiServer, hang_up, status, until
 from kit.clusters.reflection import Meta, Rig, Thing, play, sizes
 

@@ -1,5 +1,7 @@
 """A small Kubernetes client: JSON over HTTP, decoded straight into the fields that are used.
 
+Long lists may be asked for in another form (`accept`).
+
 Two ways to fail, because a caller must know whether a write may have happened:
 
     ApiError      the API server refused: it did not happen
@@ -36,6 +38,7 @@ _CONNECTIONS = 64
 _DIRECT = 64  # of the cheaper ones beside them
 _SILENCE = 150.0  # seconds; a watch brings something about every minute (a bookmark), or it is dead
 _CHUNK = 1 << 20
+_JSON = "application/json"
 
 
 class ApiError(Exception):
@@ -87,7 +90,6 @@ class Kube:
         # No compression: near the API server, compressing a list of 5,000 nodes takes longer than sending it.
         return [
             ("User-Agent", self._agent),
-            ("Accept", "application/json"),
             ("Accept-Encoding", "identity"),
             *self.server.headers,
         ]
@@ -123,9 +125,11 @@ class Kube:
         into: Any = Any,
         timeout: float = 10.0,
         connect: float | None = None,
+        accept: str = _JSON,
     ) -> Any:
-        """The object, or list, at the path. `connect` as for `create`: for long lists."""
-        return await self._ask("GET", path, None, None, params, into, timeout, connect)
+        """The object, or list, at the path. `connect` as for `create`: for long lists. `accept`: the forms that the
+        answer may have, the best first; with others than JSON, `into` is bytes."""
+        return await self._ask("GET", path, None, None, params, into, timeout, connect, accept)
 
     async def create(
         self,
@@ -139,7 +143,7 @@ class Kube:
     ) -> Any:
         """POST: a new object in the collection. Not sent if no connection is free within `connect` seconds, which also
         chooses the cheaper way to send it: for requests that are many, as binds."""
-        return await self._ask("POST", path, body, "application/json", params, into, timeout, connect)
+        return await self._ask("POST", path, body, _JSON, params, into, timeout, connect)
 
     async def replace(
         self,
@@ -151,7 +155,7 @@ class Kube:
         timeout: float = 10.0,
     ) -> Any:
         """PUT: the whole object; refused with 409 if its resourceVersion is no longer the one in `body`."""
-        return await self._ask("PUT", path, body, "application/json", params, into, timeout)
+        return await self._ask("PUT", path, body, _JSON, params, into, timeout)
 
     async def patch(
         self,
@@ -199,18 +203,19 @@ class Kube:
         into: Any,
         timeout: float,
         connect: float | None = None,
+        accept: str = _JSON,
     ) -> Any:
         data = None if form is None else msgspec.json.encode(body)
         try:
             # Over both attempts, if there are two: a bind must not happen much later than it was requested.
             async with asyncio.timeout(timeout):
                 if connect is not None and self._direct is not None:
-                    status, raw = await self._send_directly(method, path, data, form, params, connect)
+                    status, raw = await self._send_directly(method, path, data, form, params, connect, accept)
                 else:
                     import aiohttp
 
                     limit = aiohttp.ClientTimeout(total=timeout, connect=connect)
-                    async with await self._send(method, path, data, form, params, limit) as answer:
+                    async with await self._send(method, path, data, form, params, limit, accept) as answer:
                         status, raw = answer.status, await answer.read()
         except NotSentError as error:
             raise NotSent(f"{method} {path}: {error}") from error
@@ -231,10 +236,11 @@ class Kube:
         form: str | None,
         params: Mapping[str, str] | None,
         timeout: aiohttp.ClientTimeout,
+        accept: str = _JSON,
     ) -> aiohttp.ClientResponse:
         """Sent again with a fresh token if the first was not accepted: it may have expired."""
         session = self._http()
-        headers = {} if form is None else {"Content-Type": form}
+        headers = {"Accept": accept} if form is None else {"Accept": accept, "Content-Type": form}
         token = None
         for fresh in (False, True):
             token = await self._token(token)
@@ -262,6 +268,7 @@ class Kube:
         form: str | None,
         params: Mapping[str, str] | None,
         connect: float,
+        accept: str,
     ) -> tuple[int, bytes]:
         """The same without aiohttp; status and body of the answer."""
         assert self._direct is not None
@@ -269,7 +276,7 @@ class Kube:
         token, status, raw = None, 0, b""
         for fresh in (False, True):
             token = await self._token(token)
-            headers = [] if form is None else [("Content-Type", form)]
+            headers = [("Accept", accept)] if form is None else [("Accept", accept), ("Content-Type", form)]
             headers += [("Authorization", f"Bearer {token}")] if token else []
             status, raw = await self._direct.request(method, target, headers, data, connect=connect)
             if status != 401 or fresh or token is None:

@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
+from aliquot.adapters.kubernetes.listing import request_pages
 from aliquot.adapters.kubernetes.paging import EndlessError, ListMeta, PagesAhead
 from aliquot.model.numbers.backoff import backoff
 
@@ -89,19 +90,6 @@ def key_of(item: Item) -> str:
 def _newer(version: str, than: str) -> bool:
     """Whether the one resourceVersion is of later than the other; both count the writes of the whole cluster."""
     return version.isdigit() and (not than.isdigit() or int(version) > int(than))
-
-
-def request_pages(
-    kube: Kube, path: str, params: Mapping[str, str] | None = None, *, limit: int = _PAGE, most: int = 1
-) -> PagesAhead:
-    """Begin to list a collection: for the first list of a Reflector that may be made later."""
-
-    async def ask(token: str) -> bytes:
-        asked = {**(params or {}), "limit": str(limit), **({"continue": token} if token else {})}
-        raw: bytes = await kube.get(path, params=asked, into=bytes, timeout=60.0, connect=10.0)
-        return raw
-
-    return PagesAhead(ask, path, most=most)
 
 
 class Reflector(Generic[T]):

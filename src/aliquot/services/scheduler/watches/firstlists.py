@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aliquot.adapters.kubernetes.kube import Kube
+from aliquot.adapters.kubernetes.listing import request_pages
 from aliquot.adapters.kubernetes.paging import PagesAhead
-from aliquot.adapters.kubernetes.reflector import request_pages
 
 AGENT = "aliquot-scheduler"
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
@@ -38,5 +38,5 @@ class Started:
 
 def request_first_lists(kube: Kube) -> FirstLists:
     """Begin to list both. Pods are read after the Nodes, so they come second where the API server is slow."""
-    nodes = request_pages(kube, NODES, limit=_NODE_PAGE)
-    return FirstLists(nodes, request_pages(kube, PODS, limit=_POD_PAGE))
+    nodes = request_pages(kube, NODES, limit=_NODE_PAGE, protobuf=True)
+    return FirstLists(nodes, request_pages(kube, PODS, limit=_POD_PAGE, protobuf=True))

@@ -1,0 +1,50 @@
+"""Requests for the pages of a list."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from aliquot.adapters.kubernetes.kube import ApiError, Kube
+from aliquot.adapters.kubernetes.paging import PagesAhead
+from aliquot.adapters.kubernetes.protobuf import ACCEPT, ProtobufError, as_json, can_read, is_protobuf
+
+log = logging.getLogger(__name__)
+_PATIENCE, _CONNECT = 60.0, 10.0  # seconds: for a page, for a connection
+
+
+def request_pages(
+    kube: Kube,
+    path: str,
+    params: Mapping[str, str] | None = None,
+    *,
+    limit: int,
+    most: int = 1,
+    protobuf: bool = False,
+) -> PagesAhead:
+    """Begin to list a collection: for the first list of a Reflector that may be made later.
+
+    `protobuf`: of Nodes and Pods, pages may come in that form too. If one cannot be read, or the API server refuses,
+    that page and those after it are requested as JSON. Whoever takes them gets JSON in any case.
+    """
+    as_protobuf = protobuf and can_read()
+
+    async def ask(token: str) -> bytes:
+        nonlocal as_protobuf
+        asked = {**(params or {}), "limit": str(limit), **({"continue": token} if token else {})}
+        if as_protobuf:
+            try:
+                return await ask_for_either(asked)
+            except (ProtobufError, ApiError) as error:
+                if isinstance(error, ApiError) and error.status != 406:  # it cannot answer in any such form
+                    raise
+                log.warning("list_not_protobuf", extra={"data": {"path": path, "why": str(error)}})
+            as_protobuf = False
+        raw: bytes = await kube.get(path, params=asked, into=bytes, timeout=_PATIENCE, connect=_CONNECT)
+        return raw
+
+    async def ask_for_either(asked: Mapping[str, str]) -> bytes:
+        raw: bytes = await kube.get(path, params=asked, into=bytes, timeout=_PATIENCE, connect=_CONNECT, accept=ACCEPT)
+        return as_json(raw) if is_protobuf(raw) else raw
+
+    return PagesAhead(ask, path, most=most)

@@ -1,0 +1,155 @@
+"""The first lists of a real API server: as protobuf they are read as they are as JSON, and come in the same pages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from aliquot.adapters.kubernetes.kube import Kube, find_server
+from aliquot.adapters.kubernetes.listing import request_pages
+from aliquot.adapters.kubernetes.paging import ListMeta
+from aliquot.dialects.wire.objects import NodeObject, PodObject
+from testbed import objects
+from testbed.client import MERGE_PATCH
+from testbed.plane import ControlPlane
+from testbed.programs.product import AliquotScheduler
+
+PODS = "/api/v1/namespaces/default/pods"
+STATUS = {
+    "phase": "Running",
+    "startTime": "2026-02-28T23:59:59Z",
+    "nominatedNodeName": "n2",
+    "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": '0/3 nodes: "größer"\t\\o/'}
+    ],
+    "resourceClaimStatuses": [{"name": "one", "resourceClaimName": "p-one-x7"}, {"name": "none"}],
+    "extendedResourceClaimStatus": {
+        "resourceClaimName": "extended",
+        "requestMappings": [{"containerName": "main", "resourceName": "aliyun.com/gpu-mem", "requestName": "r"}],
+    },
+}
+
+# What the Pod with all the rest cannot have: it waits, it is not going, has a name, no RuntimeClass and no PodGroup.
+ABSENT = {"node_name", "deletion_timestamp", "generate_name", "overhead", "scheduling_group"}
+
+
+class Nodes(msgspec.Struct):
+    metadata: ListMeta
+    items: list[NodeObject]
+
+
+class Pods(msgspec.Struct):
+    metadata: ListMeta
+    items: list[PodObject]
+
+
+def rich_pod() -> dict[str, Any]:
+    """With every field that is read, and many that are not."""
+    asked = {"limits": {"aliyun.com/gpu-mem": "4", "cpu": "0.5", "memory": "1.5Gi"}, "requests": {"cpu": "100m"}}
+    field = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    other = {"name": "SECRET", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    main = objects.container("main") | {
+        "resources": {**asked, "claims": [{"name": "one"}, {"name": "two", "request": "gpu"}]},
+        "env": [field, other, {"name": "PLAIN", "value": "x"}],
+        "securityContext": {"runAsUser": 0, "allowPrivilegeEscalation": False},
+        "livenessProbe": {"exec": {"command": ["true"]}},
+    }
+    expression = {"key": "zone", "operator": "In", "values": ["a", "b"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    return objects.pod(
+        "rich",
+        labels={"app": "x", "empty": ""},
+        annotations={"large": 'ä"\\' * 20_000, "aliquot.dev/grant": '{"v":1}', "lines": "a\nb\r\n\t\u2028\x7f"},
+        containers=[main, objects.container("second", {"cpu": 1})],
+        init=[objects.container("first"), objects.container("side") | {"restartPolicy": "Always"}],
+        tolerations=[
+            {"operator": "Exists"},
+            {"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 0},  # type: ignore[dict-item]
+        ],
+        scheduler="nobody",
+        affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+        schedulingGates=[{"name": "example.com/wait"}],
+        resourceClaims=[
+            {"name": "one", "resourceClaimTemplateName": "t"},
+            {"name": "two", "resourceClaimName": "c"},
+            {"name": "none", "resourceClaimTemplateName": "t"},
+        ],
+        securityContext={"runAsUser": 1000, "fsGroup": 5},
+        hostUsers=True,
+        resources={"limits": {"memory": "8Gi"}},
+        preemptionPolicy="PreemptLowerPriority",
+        volumes=[{"name": "v", "emptyDir": {}}],
+        terminationGracePeriodSeconds=30,
+    )
+
+
+def fill(plane: ControlPlane) -> None:
+    added = {"key": "k", "value": "v", "effect": "NoExecute", "timeAdded": "2026-01-02T03:04:05Z"}
+    taints = (added, {"key": "e", "effect": "NoSchedule"})
+    plane.api("POST", "/api/v1/nodes", objects.fat(objects.node("n1", {"qgpu": 8}, taints=taints)))
+    plane.api("POST", "/api/v1/nodes", objects.node("n2") | {"spec": {"unschedulable": True}})
+    plane.api("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n3"}})
+    owner = plane.api("GET", "/api/v1/nodes/n1")["metadata"]["uid"]
+    reference = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": owner, "controller": True}
+    pod = rich_pod()
+    pod["metadata"] |= {"ownerReferences": [reference], "finalizers": ["example.com/keep"]}
+    plane.api("POST", PODS, pod)
+    plane.api("PATCH", f"{PODS}/rich/status", {"status": STATUS}, content_type=MERGE_PATCH)
+    plane.api("POST", PODS, objects.pod("bound", node="n2"))
+    plane.api("POST", PODS, objects.pod("priority", priorityClassName="system-node-critical"))
+    going = objects.pod("going", node="n2")
+    going["metadata"] |= {"finalizers": ["example.com/keep"]}
+    plane.api("POST", PODS, going)
+    plane.api("DELETE", f"{PODS}/going", {"gracePeriodSeconds": 0})
+
+
+async def listed(kube: Kube, path: str, form: Any, *, protobuf: bool) -> tuple[int, list[Any]]:
+    """How many pages, and all objects."""
+    pages, count, found = request_pages(kube, path, limit=2, protobuf=protobuf), 0, []
+    while (raw := await pages.take()) is not None:
+        read = msgspec.json.decode(raw, type=form)
+        assert read.metadata.resource_version
+        assert protobuf is not raw.startswith(b'{"kind"')  # what we make of protobuf says no more than is read
+        count += 1
+        found += read.items
+    return count, found
+
+
+def test_lists_as_protobuf_are_read_as_those_in_json(clean: ControlPlane) -> None:
+    fill(clean)
+    try:
+
+        async def scene() -> None:
+            async with Kube(find_server(clean.kubeconfig)) as kube:
+                for path, form, names in (
+                    ("/api/v1/nodes", Nodes, {"n1", "n2", "n3"}),
+                    ("/api/v1/pods", Pods, {"rich", "bound", "priority", "going"}),
+                ):
+                    for _ in range(5):  # until no controller writes in between
+                        as_json = await listed(kube, path, form, protobuf=False)
+                        as_protobuf = await listed(kube, path, form, protobuf=True)
+                        if as_protobuf == as_json:
+                            break
+                    assert as_protobuf == as_json
+                    assert as_json[0] > 1
+                    assert names <= {one.metadata.name for one in as_json[1]}
+                rich = next(pod for pod in as_json[1] if pod.metadata.name == "rich")
+                parts = (rich.metadata, rich.spec, rich.status)
+                empty = {key for part in parts for key in part.__struct_fields__ if getattr(part, key) in (None, "")}
+                assert empty == ABSENT
+
+        asyncio.run(asyncio.wait_for(scene(), 60))
+    finally:
+        for name in ("rich", "going"):
+            clean.api("PATCH", f"{PODS}/{name}", {"metadata": {"finalizers": None}}, content_type=MERGE_PATCH)
+
+
+def test_the_scheduler_reads_its_first_lists_as_protobuf(
+    clean: ControlPlane, aliquot_scheduler: Callable[..., AliquotScheduler]
+) -> None:
+    clean.api("POST", "/api/v1/nodes", objects.node("n1", {"aliyun.com/gpu-mem": 184, "aliyun.com/gpu-count": 8}))
+    ours = aliquot_scheduler()
+    assert "list_not_protobuf" not in ours.log
