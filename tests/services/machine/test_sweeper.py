@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 from aliquot.adapters.host.procscan import Scan
-from aliquot.services.machine.sweeper import Scanner
+from aliquot.services.machine.sweeper import Scanner, Sweeper
 
 MANY = 200
 # Unmaps its own environment, so that reading it returns nothing, as in an exec; its children inherit that.
@@ -112,3 +112,47 @@ def test_scans_that_are_asked_for_meanwhile_are_one_scan(monkeypatch: pytest.Mon
 
     asyncio.run(act())
     assert asked == [{1}, set(range(2, 50))]
+
+
+def test_user_whose_processes_cannot_all_be_read_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who starts processes faster than they can be read."""
+    restless, calm = 1, 2
+    asked: list[set[int]] = []
+
+    def scan(_names: object, uids: set[int], **_: object) -> Scan:
+        asked.append(set(uids))
+        time.sleep(1.0 if restless in uids else 0.0)
+        return Scan(unfinished=uids & {restless})
+
+    seen: list[set[str]] = []
+
+    class Suspects:
+        def suspects(self) -> dict[str, int]:
+            return {"a": restless, "b": calm}
+
+        def to_clear(self) -> dict[str, int]:
+            return {}
+
+        def sweep(self, now: float, found: Scan, tenants: Collection[str]) -> None:
+            seen.append(set(tenants))
+
+        def clear(self, found: Scan, uids: Collection[str]) -> None:
+            pass
+
+    monkeypatch.setattr("aliquot.services.machine.sweeper.procscan.scan", scan)
+
+    async def act() -> None:
+        known = Suspects()
+        sweeper = Sweeper(known, known, ("ALIQUOT_TENANT",))
+        await sweeper.look()
+        assert (asked, seen) == ([{restless, calm}], [{"a", "b"}])
+        began = time.monotonic()
+        for _ in range(5):
+            await sweeper.look()
+            assert (await sweeper.scan({calm})).unfinished == set()
+        assert asked.count({calm}) == 10
+        assert time.monotonic() - began < 0.9, "it did not wait"
+        assert (await sweeper.scan({restless, calm})).unfinished == {restless}
+        assert {"a"} in seen
+
+    asyncio.run(act())

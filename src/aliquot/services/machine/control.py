@@ -189,7 +189,7 @@ class ControlServer:
                 done.set()
 
         if self.machine.move_on(caller):
-            await self.pods.sweeper.look()
+            await self.pods.sweeper.look(caller.uid)
         await self._until_free(run_request.name)
         entry = self.machine.admission.submit(run_request, caller, time.time(), notify)
         if done.is_set():

@@ -11,7 +11,9 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from aliquot.adapters.host import procscan
@@ -19,30 +21,62 @@ from aliquot.adapters.host.procscan import Reading, Scan
 
 _PATIENCE = procscan.SECONDS + 2.0  # for the thread; after that it hangs in one process
 
+_RESTLESS = 60.0  # seconds: users whose processes could not all be read in time are looked at apart for so long
+
 _LOG = logging.getLogger("aliquot.sweeper")
 
 
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """One scan at a time, for all who ask meanwhile together."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    wanted: set[int] = field(default_factory=set)
+    next: asyncio.Task[Scan] | None = None
+
+
 class Scanner:
-    """One scan of /proc at a time, for all who ask meanwhile together."""
+    """Scans of /proc. A user whose processes could not all be read in time, as those that start faster than they can be
+    read, has scans of their own for a while: who asks about others does not wait for them."""
 
     def __init__(self, names: Collection[str], *, patience: float = _PATIENCE, proc: str = "/proc") -> None:
         self._names, self._patience, self._proc = names, patience, proc
-        self._lock = asyncio.Lock()
-        self._wanted: set[int] = set()
-        self._next: asyncio.Task[Scan] | None = None
+        self._calm, self._apart = _Lane(), dict[int, _Lane]()
+        self._restless: dict[int, float] = {}  # users, and until when
         self._hung: dict[Reading, int | None] = {}  # scans that hang in a process of that user, each a thread
 
-    async def scan(self, uids: Set[int]) -> Scan:
-        """The processes of these users, from a scan that begins after this call."""
-        self._wanted |= uids
-        if self._next is None:
-            self._next = asyncio.create_task(self._run())
-        return await asyncio.shield(self._next)
+    def restless(self, uids: Set[int]) -> set[int]:
+        """Those among these users whose processes could not all be read a moment ago."""
+        now = time.monotonic()
+        for user in [user for user, until in self._restless.items() if until < now]:
+            del self._restless[user]
+            self._apart.pop(user, None)
+        return {user for user in uids if user in self._restless}
 
-    async def _run(self) -> Scan:
-        async with self._lock:
-            self._next, uids, self._wanted = None, self._wanted, set()
-            return await self._in_thread(uids)
+    async def scan(self, uids: Set[int]) -> Scan:
+        """The processes of these users, from scans that begin after this call."""
+        apart = self.restless(uids)
+        lanes: list[tuple[_Lane, Set[int]]] = [(self._apart.setdefault(user, _Lane()), {user}) for user in apart]
+        if uids - apart or not apart:
+            lanes.append((self._calm, uids - apart))
+        found, *more = await asyncio.gather(*(self._join(lane, users) for lane, users in lanes))
+        for other in more:
+            found = Scan({**found.processes, **other.processes}, found.unfinished | other.unfinished)
+        return found
+
+    async def _join(self, lane: _Lane, uids: Set[int]) -> Scan:
+        lane.wanted |= uids
+        if lane.next is None:
+            lane.next = asyncio.create_task(self._run(lane))
+        return await asyncio.shield(lane.next)
+
+    async def _run(self, lane: _Lane) -> Scan:
+        async with lane.lock:
+            lane.next, uids, lane.wanted = None, lane.wanted, set()
+            found = await self._in_thread(uids)
+            until = time.monotonic() + _RESTLESS
+            self._restless |= dict.fromkeys(found.unfinished & uids, until)
+            return found
 
     async def _in_thread(self, uids: Set[int]) -> Scan:
         """A user can make a process whose environment cannot be read to its end (FUSE). The thread is left behind then,
@@ -98,14 +132,31 @@ class Sweeper:
     def __init__(self, tenants: Tenants, pods: Pods, names: Collection[str]) -> None:
         self._tenants, self._pods = tenants, pods
         self._scanner = Scanner(names)
+        self._apart: dict[int, asyncio.Task[None]] = {}  # looks at restless users
 
-    async def look(self) -> None:
-        """Look for the processes of those that may have none left, and let go of those without."""
+    async def look(self, waiting: int = -1) -> None:
+        """Look for the processes of those that may have none left, and let go of those without. Those of restless users
+        are looked at meanwhile, and only the user `waiting` waits for the look at their own."""
         suspects, pods = self._tenants.suspects(), self._pods.to_clear()
-        if suspects or pods:
-            found = await self._scanner.scan({*suspects.values(), *pods.values()})
-            self._tenants.sweep(time.time(), found, suspects)
-            self._pods.clear(found, pods)
+        users = {*suspects.values(), *pods.values()}
+        apart = self._scanner.restless(users)
+        for user in apart - self._apart.keys():
+            self._apart[user] = asyncio.create_task(self._look_at({user}, suspects, pods))
+            self._apart[user].add_done_callback(partial(self._looked, user))
+        if users - apart:
+            await self._look_at(users - apart, suspects, pods)
+        if (own := self._apart.get(waiting)) is not None:
+            await asyncio.wait({own})
+
+    def _looked(self, user: int, task: asyncio.Task[None]) -> None:
+        del self._apart[user]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("sweep_failed", exc_info=error)
+
+    async def _look_at(self, users: Set[int], suspects: Mapping[str, int], pods: Mapping[str, int]) -> None:
+        found = await self._scanner.scan(users)
+        self._tenants.sweep(time.time(), found, {one: user for one, user in suspects.items() if user in users})
+        self._pods.clear(found, {one: user for one, user in pods.items() if user in users})
 
     async def scan(self, uids: Set[int]) -> Scan:
         """The processes of these users."""

@@ -274,7 +274,7 @@ class PodManager(PodRecords):
         wants_grant = pod.ending is None and not request.granted
         if wants_grant:
             if self.machine.move_on(caller):  # an earlier grant never reached it
-                await self.sweeper.look()
+                await self.sweeper.look(caller.uid)
             await self._start_order.wait_for_turn(pod.uid)
             pod = self.pods.get(pod.uid, pod)
             if self._connections.get(pod.uid) is not send:  # it is gone or has reconnected
