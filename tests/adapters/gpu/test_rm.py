@@ -92,6 +92,16 @@ def test_a_closed_file_is_a_refusal() -> None:
         rm.get_slice(GROUP)
 
 
+@pytest.mark.parametrize("simulated", [False, True])
+def test_file_system_of_a_handed_file_is_not_asked(simulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a user wrote (FUSE) may never answer."""
+    monkeypatch.setattr(rm, "os", None)  # nothing else of it is called: an fstat may hang
+    reading, writing = os.pipe()
+    assert rm.is_rm_file(writing, simulated=simulated) == simulated
+    for fd in (reading, writing):
+        os.close(fd)
+
+
 def test_only_files_of_the_driver_are_sent_controls(tmp_path: Path) -> None:
     """A tenant may hand over anything; an ioctl on a terminal, say, would be ours to answer for."""
     (tmp_path / "file").touch()
@@ -104,6 +114,7 @@ def test_only_files_of_the_driver_are_sent_controls(tmp_path: Path) -> None:
             assert not rm.is_rm_file(fd, simulated=False)
         for fd in (ours.fileno(), folder, plain, null):
             assert not rm.is_rm_file(fd, simulated=True)
+        assert (rm._device(null), rm._device(plain)) == ((1, 3), None)
         assert rm.is_rm_file(writing, simulated=True)
     finally:
         for fd in (reading, writing, folder, plain, null):

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from aliquot.services.mover.checkpoint import Answer, ProcessState, RefusedError, What, perform
+from aliquot.adapters.host.processes import start_time
+from aliquot.services.mover.checkpoint import Answer, Known, ProcessState, RefusedError, What, perform
 from aliquot.services.mover.checkpointer import Checkpointer, patience
 
 RUNNING, LOCKED, AWAY, FAILED = ProcessState
@@ -63,6 +64,18 @@ def test_all_processes_are_taken_and_brought_back() -> None:
 def test_where_one_is_refused_all_run_again(step: str, pid: int) -> None:
     paper = Paper(RUNNING, RUNNING, RUNNING, refuses={(step, pid): 801})
     assert paper.do(What.TAKE) == Answer(dict.fromkeys((1, 2, 3), RUNNING), f"{step}: error 801", 801)
+
+
+def test_pid_that_is_another_process_by_now_is_left_alone() -> None:
+    ours, paper = os.getpid(), Paper()
+    started = start_time(ours)
+    assert started is not None
+    paper.states = {ours: RUNNING}
+    assert perform(Known(paper, {ours: started - 1}), What.TAKE, [ours]) == Answer({})
+    assert paper.states == {ours: RUNNING}
+    with pytest.raises(RefusedError):
+        Known(paper, {ours: started - 1}).step("Lock", ours)
+    assert perform(Known(paper, {ours: started}), What.TAKE, [ours]) == Answer({ours: AWAY})
 
 
 def test_what_another_left_half_done_is_finished() -> None:

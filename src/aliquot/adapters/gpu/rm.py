@@ -6,6 +6,7 @@ lock of the whole card for a third of a millisecond, sometimes for ten: never on
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -25,6 +26,10 @@ _CONTROL = struct.Struct("<4IQ2I")
 _STATUS_AT = 28
 NO_STATUS = 0xFFFF  # of an error: the call did not reach the driver
 _NVIDIACTL = (195, 255)  # the device number of /dev/nvidiactl
+_STATX, _MODE_AT, _RDEV_AT = 256, 28, 128  # struct statx: its size, stx_mode, stx_rdev_major
+_EMPTY_PATH, _DONT_SYNC, _TYPE = 0x1000, 0x4000, 1  # AT_EMPTY_PATH, AT_STATX_DONT_SYNC, STATX_TYPE
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 # The objects no longer exist (or not yet): the tenant will register again, or is gone.
 GONE = frozenset({0x23, 0x33, 0x34, 0x36, 0x57})  # INVALID_CLIENT, OBJECT, OBJECT_HANDLE, OBJECT_PARENT, NOT_FOUND
@@ -55,11 +60,26 @@ class Group:
 
 
 def is_rm_file(fd: int, *, simulated: bool) -> bool:
-    """Whether controls may be sent to this file: a tenant can pass any file."""
-    mode = os.fstat(fd)
+    """Whether controls may be sent to this file: a tenant can pass any file, also one of a file system that does not
+    answer. So its file system is not asked: the kernel says what it knows. Raises OSError."""
     if simulated:
-        return stat.S_ISFIFO(mode.st_mode)
-    return stat.S_ISCHR(mode.st_mode) and (os.major(mode.st_rdev), os.minor(mode.st_rdev)) == _NVIDIACTL
+        with contextlib.suppress(OSError):
+            return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) > 0
+        return False
+    return _device(fd) == _NVIDIACTL
+
+
+def _device(fd: int) -> tuple[int, int] | None:
+    """The number of a character device; None: it is none."""
+    found = ctypes.create_string_buffer(_STATX)
+    if hasattr(_libc, "statx"):
+        if _libc.statx(fd, b"", _EMPTY_PATH | _DONT_SYNC, _TYPE, found):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        (mode,), device = struct.unpack_from("<H", found, _MODE_AT), struct.unpack_from("<2I", found, _RDEV_AT)
+        return (device[0], device[1]) if stat.S_ISCHR(mode) else None
+    status = os.fstat(fd)  # glibc before 2.28
+    return (os.major(status.st_rdev), os.minor(status.st_rdev)) if stat.S_ISCHR(status.st_mode) else None
 
 
 def get_slice(group: Group) -> int:

@@ -1,9 +1,10 @@
-"""The driver's checkpoint of whole processes: `python -m aliquot.services.mover.checkpoint WHAT LOCKS PID...`.
+"""The driver's checkpoint of whole processes: `python -m aliquot.services.mover.checkpoint WHAT LOCKS PID:STARTED...`.
 
 A process of its own for each step: the driver's calls take seconds, may hang, and cannot be called off. It prints one
 line of JSON. What it did not finish the next one finds by the driver's own state of each process. It is the tenant that
 does the work, on the driver's order: it goes on when this process dies. In the file LOCKS one byte is locked for each
-process that is being moved: so the next daemon's waits for the former daemon's.
+process that is being moved: so the next daemon's waits for the former daemon's. STARTED is when the process started, by
+/proc; -1: it has ended.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import ctypes
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
 import msgspec
+
+from aliquot.adapters.host.processes import lives
 
 _LOCK_MS = 10_000  # its work is done already: this is for calls that are under way
 _CODES = {
@@ -109,6 +112,27 @@ class Cuda:
             raise RefusedError(f"{name}: error {code} ({_CODES.get(code, 'see cuda.h')})", code)
 
 
+class Known:
+    """Asks it about processes that are known by pid and start time. A pid that is another process's by now is gone: the
+    driver would stop that one, whosever it is."""
+
+    def __init__(self, driver: Driver, started: Mapping[int, int]) -> None:
+        self._driver, self._started = driver, started
+
+    def state(self, pid: int) -> int | None:
+        """None: the process has ended."""
+        if not lives(pid, self._started[pid]):
+            return None
+        found = self._driver.state(pid)
+        return found if lives(pid, self._started[pid]) else None
+
+    def step(self, name: str, pid: int) -> None:
+        """Raises RefusedError."""
+        if not lives(pid, self._started[pid]):
+            raise RefusedError(f"process {pid} has ended")
+        self._driver.step(name, pid)
+
+
 class Seen(msgspec.Struct):
     """What the driver says of processes that are there."""
 
@@ -194,16 +218,19 @@ def perform(driver: Driver, what: What, pids: Sequence[int]) -> Answer:
     return Answer(seen.states, str(refused), refused.code, refused.lasting, seen.unknown, refused.untouched)
 
 
-def main(what: What, locks: str, pids: Sequence[int]) -> Answer:
-    """With the processes locked for us."""
+def main(what: What, locks: str, started: Mapping[int, int]) -> Answer:
+    """With the processes, by their start times, locked for us."""
+    pids = list(started)
     file = os.open(locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     for pid in sorted(pids):
         fcntl.lockf(file, fcntl.LOCK_EX, 1, pid)
     try:
-        return perform(Cuda(), what, pids)
+        return perform(Known(Cuda(), started), what, pids)
     except RefusedError as error:
         return Answer({}, str(error), error.code, error.lasting)
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(main(What(sys.argv[1]), sys.argv[2], [int(pid) for pid in sys.argv[3:]])).decode())
+    words = (word.split(":") for word in sys.argv[3:])
+    known = {int(pid): int(started) for pid, started in words}
+    print(msgspec.json.encode(main(What(sys.argv[1]), sys.argv[2], known)).decode())

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from aliquot.adapters.host.processes import start_time
 from aliquot.services.mover.checkpoint import Answer, What
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.mover.folder import is_private
@@ -41,7 +42,8 @@ class Checkpointer:
     def begin(self, what: What, pids: Sequence[int], deadline: float) -> Step:
         """Kills it after the deadline: what it had the driver begin goes on."""
         locks = self._mover.folder / "checkpoints"
-        command = [sys.executable, "-P", "-m", "aliquot.services.mover.checkpoint", what, str(locks), *map(str, pids)]
+        known = [f"{pid}:{start_time(pid) or -1}" for pid in pids]
+        command = [sys.executable, "-P", "-m", "aliquot.services.mover.checkpoint", what, str(locks), *known]
         try:
             return _Process(command, self._mover.environment, locks.parent, deadline)
         except OSError as error:
