@@ -13,7 +13,8 @@ import pytest
 from aliquot.adapters.kubelet import podresources
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.podresources import Holder, PodResources
-from kit.agents.kubelet import FakePodResources, a_folder, play, until
+from kit.agents.kubelet import FakePodResources, a_folder, play
+from kit.running.waiting import until
 
 CORE, MEMORY = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
 BUSY, AWAY, NO = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED

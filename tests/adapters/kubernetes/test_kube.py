@@ -13,7 +13,8 @@ import pytest
 
 from aliquot.adapters.kubernetes.credentials import Credential, ExecPlugin
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Server, Unreachable
-from kit.clusters.apiserver import PATH, ApiServer, half_an_answer, hang_up, status, text, until
+from kit.clusters.apiserver import PATH, ApiServer, half_an_answer, hang_up, status, text
+from kit.running.waiting import until
 
 POD = "/api/v1/namespaces/ns/pods/p"
 Scene = Callable[[ApiServer, Kube], Awaitable[None]]

@@ -17,7 +17,8 @@ import pytest
 from aliquot.adapters.kubernetes.certificates import Pair, issue, make_authority, present, server_context
 from aliquot.adapters.kubernetes.kube import Kube, Unreachable
 from aliquot.adapters.kubernetes.kubeconfig import Server, read_kubeconfig
-from kit.clusters.apiserver import PATH, ApiServer, until
+from kit.clusters.apiserver import PATH, ApiServer
+from kit.running.waiting import until
 
 Json = dict[str, Any]
 

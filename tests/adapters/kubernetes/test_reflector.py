@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.kubernetes.reflector import key_of
-from kit.clusters.apiserver import ApiServer, hang_up, status, text, until
+from kit.clusters.apiserver import ApiServer, hang_up, status, text
 from kit.clusters.reflection import Meta, Rig, Thing, play, sizes, three
+from kit.running.waiting import until
 
 pytestmark = pytest.mark.usefixtures("quick_reflector")
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.adapters.kubernetes import reflector as module
-from kit.clusters.apiserver import ApiServer, half_an_answer, hang_up, status, text, until
+from kit.clusters.apiserver import ApiServer, half_an_answer, hang_up, status, text
 from kit.clusters.reflection import Rig, play, sizes, three
+from kit.running.waiting import until
 
 pytestmark = pytest.mark.usefixtures("quick_reflector")
 

@@ -9,8 +9,9 @@ import pytest
 
 from aliquot.adapters.kubernetes import reflector as module
 from aliquot.adapters.kubernetes.paging import next_page
-from kit.clusters.apiserver import ApiServer, half_an_answer, hang_up, status, text, until
+from kit.clusters.apiserver import ApiServer, half_an_answer, hang_up, status, text
 from kit.clusters.reflection import Rig, play, sizes, three
+from kit.running.waiting import until
 
 pytestmark = pytest.mark.usefixtures("quick_reflector")
 

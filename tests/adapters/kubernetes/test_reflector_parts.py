@@ -11,8 +11,9 @@ import pytest
 from aliquot.adapters.kubernetes import reflector as module
 from aliquot.adapters.kubernetes.listing import request_pages
 from aliquot.adapters.kubernetes.paging import EndlessError, PagesAhead
-from kit.clusters.apiserver import PATH, ApiServer, hang_up, status, until
+from kit.clusters.apiserver import PATH, ApiServer, hang_up, status
 from kit.clusters.reflection import Meta, Rig, Thing, play, sizes
+from kit.running.waiting import until
 
 pytestmark = pytest.mark.usefixtures("quick_reflector")
 

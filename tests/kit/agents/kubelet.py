@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,14 +23,6 @@ T = TypeVar("T")
 def play(scene: Coroutine[Any, Any, T]) -> T:
     """Run it to its end, which is not far off."""
     return asyncio.run(asyncio.wait_for(scene, 60))
-
-
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Waits for what another task or process is about to do."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.005)
 
 
 @contextmanager

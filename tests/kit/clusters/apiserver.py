@@ -212,12 +212,3 @@ class ApiServer:
         finally:
             self._watches = [watch for watch in self._watches if watch[1] is not queue]
         return answer
-
-
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Until it is so; fails when that takes too long."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while not condition():
-        assert loop.time() < end, "it did not come to that in time"
-        await asyncio.sleep(0.001)

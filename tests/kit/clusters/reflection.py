@@ -11,7 +11,8 @@ import msgspec
 
 from aliquot.adapters.kubernetes.kube import Kube
 from aliquot.adapters.kubernetes.reflector import Reflector
-from kit.clusters.apiserver import PATH, ApiServer, until
+from kit.clusters.apiserver import PATH, ApiServer
+from kit.running.waiting import until
 
 
 class Meta(msgspec.Struct, rename="camel"):

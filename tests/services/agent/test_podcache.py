@@ -15,8 +15,9 @@ from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.adapters.kubernetes.reflector import Reflector
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.services.agent.podcache import PodCache
-from kit.clusters.apiserver import PATH, ApiServer, hang_up, status, until
+from kit.clusters.apiserver import PATH, ApiServer, hang_up, status
 from kit.clusters.fakeapi import Api
+from kit.running.waiting import until
 
 Scene = Callable[[ApiServer, PodCache, list[str]], Awaitable[None]]
 

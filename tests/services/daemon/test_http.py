@@ -8,7 +8,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
@@ -24,6 +24,7 @@ from aliquot.adapters.kubernetes.certificates import (
 )
 from aliquot.services.daemon import http
 from aliquot.services.daemon.http import BodyError, Limits, listen, make_runner, serve_limited
+from kit.running.waiting import until
 
 _QUESTION = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -417,12 +418,6 @@ def test_answers_that_nobody_reads_together_are_bounded_and_who_reads_is_served(
     asyncio.run(scenario())
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_answer_that_is_not_read_counts_until_it_is_or_the_connection_is_closed(encrypted: bool) -> None:
     """With TLS a large answer counted as sent as soon as it was encrypted: nothing limited how many of them wait."""
@@ -441,7 +436,7 @@ def test_answer_that_is_not_read_counts_until_it_is_or_the_connection_is_closed(
             readers = []
             for _ in range(4):
                 readers.append(await asyncio.to_thread(deaf, listener))
-                await _until(partial(lambda already: len({*limits._unread, *seen}) > already, len(seen)))
+                await until(partial(lambda already: len({*limits._unread, *seen}) > already, len(seen)))
                 seen.extend(transport for transport in limits._unread if transport not in seen)
             await asyncio.sleep(0.2)
             assert [*limits._unread] == seen[2:]
@@ -467,11 +462,11 @@ def test_who_reads_nothing_is_closed_on_each_kind_of_port(encrypted: bool) -> No
             if trusting is not None:
                 one = await asyncio.to_thread(trusting.wrap_socket, one)
             one.sendall(_QUESTION)
-            await _until(lambda: bool(limits._unread))
+            await until(lambda: bool(limits._unread))
             (transport,) = limits._unread
             await asyncio.sleep(0.1)
             assert not transport.is_closing()
-            await _until(lambda: not limits._unread)
+            await until(lambda: not limits._unread)
             assert transport.is_closing()
             one.close()
 

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 
-from kit.agents.kubelet import a_kubelet, play, until
+from kit.agents.kubelet import a_kubelet, play
+from kit.running.waiting import until
 from testbed.others.otherplugin import GPU, _serve
 
 

@@ -1,0 +1,39 @@
+"""Kubeconfig files."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+EXEC = "client.authentication.k8s.io/v1"
+
+
+NOW = 1_800_000_000.0
+
+
+Json = dict[str, Any]
+
+
+def config(cluster: Json | None = None, user: Json | None = None, **more: Any) -> Json:
+    return {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", **more}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1", **(cluster or {})}}],
+        "users": [{"name": "u", "user": user or {}}],
+    }
+
+
+def written(folder: Path, value: object, name: str = "config") -> Path:
+    path = folder / name
+    path.write_text(value if isinstance(value, str) else yaml.safe_dump(value))
+    return path
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+HTTPS = {"server": "https://127.0.0.1:1"}
