@@ -87,7 +87,7 @@ PURE := tests/model tests/wording tests/dialects tests/placement tests/arbiter t
 # the same calls whoever runs it, and `make test` has tested it: what only computes or prints, what speaks with a cluster
 # (scheduler, explain, dashboard, install, most of doctor), and the C library, which never asks who runs it: its tests of
 # files and sockets are here, and tests/runtime and tests/cli use it through the programs.
-BY_USER := $(patsubst %,tests/adapters/%,gpu host kubelet kubernetes/test_kubeconfig.py storage) \
+BY_USER := $(patsubst %,tests/adapters/%,gpu host kubelet $(patsubst %,kubernetes/test_%.py,credentials find_server kubeconfig) storage) \
     $(patsubst %,tests/cli/%,machine pods run) \
     $(patsubst %,tests/cli/test_%.py,client dashboard demo hostile_input main simulated streams) \
     $(patsubst %,tests/cli/cluster/test_%.py,agent doctor_node entrypoint installshim simulatedcards) \

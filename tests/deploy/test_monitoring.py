@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from kit.values.chart import CHART, ROOT, Objects, installed
+from kit.values.chart import CHART, ROOT, Objects
 
 PAGE = ROOT / "docs" / "operations.md"
 ALERTS = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["rules"]
 DASHBOARD: dict[str, Any] = json.loads((CHART / "files" / "dashboard.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def objects() -> Objects:
-    return installed()
 
 
 def _known() -> set[str]:

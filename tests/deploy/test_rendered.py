@@ -18,14 +18,9 @@ from aliquot.cli.main import COMMANDS
 from aliquot.dialects import gpushare, hami, kai, qgpu, t9k
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, SECRET, VERBS_SECRET
-from kit.values.chart import CHART, ROOT, Json, Objects, containers, installed
+from kit.values.chart import CHART, ROOT, Json, Objects, containers
 
 NAMESPACE = "aliquot-system"
-
-
-@pytest.fixture(scope="module")
-def objects() -> Objects:
-    return installed()
 
 
 def test_chart_and_package_are_of_one_version() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from imagebuild import contents, image, oci
 from imagebuild.entries import Entry
+from kit.values.archives import read_member
 
 CONTAINERFILE = (image.HERE / "Containerfile").read_text()
 
@@ -22,13 +23,7 @@ def _archive(**environment: str) -> dict[str, bytes]:
         layers, name="aliquot/aliquot", version="1.2.3", arch="arm64", environment=environment, made_at=86400
     )
     with tarfile.open(fileobj=io.BytesIO(made)) as tar:
-        return {member.name: _read(tar, member) for member in tar if member.isfile()}
-
-
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    content = tar.extractfile(member)
-    assert content is not None
-    return content.read()
+        return {member.name: read_member(tar, member) for member in tar if member.isfile()}
 
 
 def _blob(files: dict[str, bytes], digest: str) -> bytes:

@@ -12,16 +12,13 @@ from hypothesis import strategies as st
 
 from aliquot.model.node import Node
 from aliquot.sim.churn import MEAN_STAY, MEASURED, WARM_UP, Arrival, Steady, Step, Waits, churn, come_and_go, size_of
-from aliquot.sim.trace import PodSpec, generate, parse_nodes
+from aliquot.sim.trace import PodSpec, generate
+from kit.values.traces import nodes
 
 BEGIN = WARM_UP * MEAN_STAY
 END = BEGIN + MEASURED * MEAN_STAY
 SHARE, ONE, TWO, NONE = PodSpec(0, 0, 1, 500), PodSpec(0, 0, 1, 1000), PodSpec(0, 0, 2, 1000), PodSpec(1000, 0, 0, 0)
 KINDS = [SHARE, ONE, TWO, NONE]
-
-
-def nodes(*rows: str) -> list[Node]:
-    return parse_nodes(["sn,cpu_milli,memory_mib,gpu,model\n", *(f"{row}\n" for row in rows)], "nodes")
 
 
 def run(cluster: list[Node], *coming: tuple[float, PodSpec, float], policy: str = "binpack") -> Steady:

@@ -9,13 +9,10 @@ import pytest
 from aliquot.model.node import Node
 from aliquot.sim.arrivals import arrivals
 from aliquot.sim.replay import Outcome, replay
-from aliquot.sim.trace import PodSpec, generate, parse_nodes
+from aliquot.sim.trace import PodSpec, generate
+from kit.values.traces import nodes
 
 POLICIES = ["binpack", "spread", "fgd", "dense"]
-
-
-def nodes(*rows: str) -> list[Node]:
-    return parse_nodes(["sn,cpu_milli,memory_mib,gpu,model\n", *(f"{row}\n" for row in rows)], "nodes")
 
 
 def a_pod(milli: int, cards: int = 1, *, cpu: int = 0, memory: int = 0, models: set[str] | None = None) -> PodSpec:

@@ -23,6 +23,7 @@ from testbed.judges.inside import (
     DATABASE,
     denied,
     end_container,
+    longest_silence,
     recorded,
     restarts,
     soundness,
@@ -67,11 +68,6 @@ def _run(fleet: Fleet, node: RealNode, name: str, *words: str) -> None:
 def _work(node: RealNode, name: str) -> list[tuple[float, float]]:
     """What a Pod that burns has done, in ms, by the seconds since it began: about one line a second."""
     return [(line["elapsed_s"], line["done_ms"]) for line in node.lines(name) if line["event"] == "burn"]
-
-
-def _longest_silence(work: list[tuple[float, float]]) -> float:
-    """Of its lines, the longest time in which the Pod got nothing done, beyond the second between two of them."""
-    return max((later - before - 1 for (before, _), (later, _) in itertools.pairwise(work)), default=0.0)
 
 
 def _burns_on(node: RealNode, name: str) -> None:
@@ -161,7 +157,7 @@ def test_an_agent_killed_fifty_times_while_pods_come_and_go_gives_each_pod_its_c
     print(f"{churn.right} of {churn.done} Pods ran, {churn.denied} came while the kubelet had no agent")
     assert churn.right >= 10
     # A new agent leaves it alone for 0.3 s, which at a fifth of the card it pays for with 1.2 s.
-    assert _longest_silence(_work(node, "burns")) < 3
+    assert longest_silence(_work(node, "burns")) < 3
     assert restarts(fleet, "burns") == 0
     assert soundness(node) == "ok"
     wait_until(lambda: recorded(node) == ["burns"], 20, "nothing is left of the others", saw=lambda: recorded(node))
@@ -183,7 +179,7 @@ def test_an_agent_that_hangs_for_five_seconds_leaves_no_tenant_paused(
     agent.program.signal(signal.SIGCONT)
     for name in names:
         _burns_on(node, name)
-        assert _longest_silence(_work(node, name)) < 3
+        assert longest_silence(_work(node, name)) < 3
     _run(fleet, node, "later")
 
 

@@ -24,6 +24,7 @@ from imagebuild import bytecode, image, index, main, oci, wheels
 from imagebuild.debian import Apt
 from imagebuild.errors import CannotBuildError
 from imagebuild.inputs import Shop, Versions
+from kit.values.archives import read_member
 from testbed.build import CannotBuildError as CannotBuildTestbedError
 from testbed.realnodes.lone import LoneContainerd
 from testbed.registries.depot import Depot
@@ -61,7 +62,7 @@ class Built:
     @cached_property
     def blobs(self) -> dict[str, bytes]:
         with tarfile.open(self.path) as tar:
-            return {member.name: _read(tar, member) for member in tar if member.isfile()}
+            return {member.name: read_member(tar, member) for member in tar if member.isfile()}
 
     @cached_property
     def layers(self) -> list[bytes]:
@@ -74,7 +75,9 @@ class Built:
         found = {}
         for layer in self.layers:
             with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
-                found.update({member.name: (member, _read(tar, member) if member.isfile() else b"") for member in tar})
+                found.update(
+                    {member.name: (member, read_member(tar, member) if member.isfile() else b"") for member in tar}
+                )
         return found
 
     @property
@@ -85,12 +88,6 @@ class Built:
     def sbom(self) -> dict[str, object]:
         found: dict[str, object] = json.loads(self.path.with_suffix(".spdx.json").read_text())
         return found
-
-
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    content = tar.extractfile(member)
-    assert content is not None
-    return content.read()
 
 
 def _build(out: Path, arch: str, *more: str) -> Built:

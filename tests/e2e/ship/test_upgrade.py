@@ -13,6 +13,7 @@ from testbed.cards import QCORE, QMEM
 from testbed.client import Refused
 from testbed.cluster import Cluster
 from testbed.judges.holdings import overbooked
+from testbed.judges.inside import longest_silence
 from testbed.processes import wait_until
 from testbed.realnodes.nodes import probe
 
@@ -101,11 +102,6 @@ def _work(node: Any, name: str) -> list[tuple[float, float]]:
     return [(line["elapsed_s"], line["done_ms"]) for line in node.lines(name) if line["event"] == "burn"]
 
 
-def _longest_silence(work: list[tuple[float, float]]) -> float:
-    """The longest time in which it got nothing done, beyond the second between two lines."""
-    return max((later - before - 1 for (before, _), (later, _) in itertools.pairwise(work)), default=0.0)
-
-
 def test_an_upgrade_and_a_rollback_lose_no_pod_and_delay_none(bare: Cluster) -> None:
     first, then = bare.image, bare.next_image
     scheduler = ("--kube-scheduler-image", bare.kube_scheduler_image, "--simulate", bare.cards)
@@ -122,7 +118,7 @@ def test_an_upgrade_and_a_rollback_lose_no_pod_and_delay_none(bare: Cluster) -> 
         assert len(churn.made) > 10
         assert churn.refused <= len(churn.made) // 5
         assert churn.overbooked == []
-        silences = {name: _longest_silence(_work(node, name)) for node, name in pods}
+        silences = {name: longest_silence(_work(node, name)) for node, name in pods}
         print(f"longest silences: {silences}")
         assert max(silences.values()) < 10.0  # 0.2 s on a quiet machine; an upgrade takes longer than that
         for _, name in pods:

@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
-from aliquot.adapters.kubernetes.certificates import issue, make_authority, present, server_context
 from aliquot.services.daemon.http import BodyError, Limits, listen, make_runner
 from aliquot.services.scheduler.ports.verbserver import Answer, VerbServer
 
@@ -148,13 +146,3 @@ CHUNKED = b"POST /v HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 LAST = post(b"", "/v", "Connection: close")  # served by aiohttp, which closes the connection then
-
-
-def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of the server, and of its clients."""
-    authority = make_authority("test", time.time(), 1e6)
-    context = server_context()
-    present(context, issue(authority, ("aliquot.example",), time.time(), 1e5))
-    client = ssl.create_default_context(cadata=authority.certificate.decode())
-    client.check_hostname = False
-    return context, client

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -221,3 +222,8 @@ def wait_nothing_left(fleet: Fleet, seconds: float = 30.0) -> None:
 def _containers(pod: Object) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(pod["metadata"]["annotations"][holdings.GRANT])["containers"]
     return found
+
+
+def longest_silence(work: list[tuple[float, float]]) -> float:
+    """Of its lines, the longest time in which the Pod got nothing done, beyond the second between two of them."""
+    return max((later - before - 1 for (before, _), (later, _) in itertools.pairwise(work)), default=0.0)

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import copy
 import json
-import time
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import convert
 
-from aliquot.dialects import MemoryUnit, Rules, parse_pod, render_env, render_grant, render_pod
-from aliquot.dialects.registry import MOST_CONTAINERS
-from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects import Rules, parse_pod, render_grant, render_pod
 from aliquot.dialects.wire.webhook.admission import (
     AdmissionSettings,
-    env_annotation,
-    reads_environment,
-    render_env_annotations,
     review,
 )
 from aliquot.model.claim import Claim
-from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.grant import Grant
 from aliquot.model.refusal import Invalid
 from dialects.test_properties import NODE, claims, grants
 from kit.values.manifests import (
@@ -40,59 +30,13 @@ from kit.values.manifests import (
     asking,
     gpushare_pod,
 )
+from kit.values.reviews import PLAIN, Json, admitted, answer, asked, operations, patched
 from kit.values.strategies import anything, mutated
 
-Json = dict[str, Any]
 TOLERATION = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule", "operator": "Equal"}
+
+
 REVIEWED = {"aliquot.dev/reviewed": "true"}
-PLAIN, BY_ENV = AdmissionSettings(), AdmissionSettings(env_by_field_ref=True)
-
-
-def asked(pod: object, operation: str = "CREATE", **more: object) -> Json:
-    kind = {"group": "", "version": "v1", "kind": "Pod"}
-    request = {"uid": "u-1", "kind": kind, "operation": operation, "object": pod, **more}
-    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-
-
-def answer(body: object, settings: AdmissionSettings = PLAIN, rules: Rules | None = None) -> Json:
-    said = review(body, rules or Rules(), settings)
-    assert isinstance(said, dict), said
-    assert (said["apiVersion"], said["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
-    response: Json = said["response"]
-    assert response["uid"] == "u-1"
-    json.dumps(said).encode()
-    return response
-
-
-def operations(response: Json) -> list[Json]:
-    if "patch" not in response:
-        return []
-    assert response["patchType"] == "JSONPatch"
-    patch: list[Json] = json.loads(base64.b64decode(response["patch"]))
-    return patch
-
-
-def patched(pod: Json, response: Json) -> Json:
-    """What the API server makes of the Pod (RFC 6902, as much of it as we use)."""
-    whole = copy.deepcopy(pod)
-    for operation in operations(response):
-        *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
-        holder: Any = whole
-        for part in path:
-            holder = holder[int(part)] if isinstance(holder, list) else holder[part]
-        if operation["op"] == "remove":
-            del holder[int(last) if isinstance(holder, list) else last]
-        elif isinstance(holder, list):
-            holder.insert(len(holder) if last == "-" else int(last), operation["value"])
-        else:
-            holder[last] = operation["value"]
-    return whole
-
-
-def admitted(pod: Json, settings: AdmissionSettings = PLAIN) -> Json:
-    response = answer(asked(pod), settings)
-    assert response["allowed"], response
-    return patched(pod, response)
 
 
 # Refusals.
@@ -229,131 +173,6 @@ def test_long_warning_is_cut_to_as_many_characters_as_the_api_server_keeps(lengt
     assert warning == (whole if len(whole) <= 120 else whole[:117] + "...")
 
 
-# The environment by fieldRef.
-
-
-def env_of(container: Json) -> Json:
-    return {variable["name"]: variable["valueFrom"]["fieldRef"]["fieldPath"] for variable in container["env"]}
-
-
-def test_env_by_field_ref_is_off_by_default() -> None:
-    assert "env" not in admitted(asking({QGPU_MEMORY: 4}))["spec"]["containers"][0]
-
-
-def test_env_by_field_ref_uses_annotations_per_container() -> None:
-    pod = a_pod("p", a_container("a", {MEM: 2}), a_container("plain"), a_container("b", {MEM: 1}))
-    first, plain, second = admitted(pod, BY_ENV)["spec"]["containers"]
-    assert list(env_of(first)) == [
-        "NVIDIA_VISIBLE_DEVICES",
-        "ALIYUN_COM_GPU_MEM_IDX",
-        "ALIYUN_COM_GPU_MEM_DEV",
-        "ALIYUN_COM_GPU_MEM_POD",
-        "ALIYUN_COM_GPU_MEM_CONTAINER",
-    ]
-    assert "env" not in plain
-    visible = "metadata.annotations['env.aliquot.dev/b.NVIDIA_VISIBLE_DEVICES']"
-    assert env_of(second)["NVIDIA_VISIBLE_DEVICES"] == visible
-
-
-def test_env_by_field_ref_overrides_user_variables() -> None:
-    container = a_container("main", {QGPU_MEMORY: 4})
-    mine = {"name": "MINE", "value": "$(NVIDIA_VISIBLE_DEVICES)"}
-    container["env"] = [mine, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
-    response = answer(asked(a_pod("p", container)), BY_ENV)
-    env = patched(a_pod("p", container), response)["spec"]["containers"][0]["env"]
-    assert [variable["name"] for variable in env] == ["NVIDIA_VISIBLE_DEVICES", "MINE"]
-    assert "value" not in env[0]
-    assert response["warnings"] == [
-        "env NVIDIA_VISIBLE_DEVICES of container main was replaced: aliquot sets it",
-    ]
-
-
-def test_env_annotation_keys_are_short_and_unique() -> None:
-    one, other = "a" * 62 + "b", "a" * 62 + "c"
-    keys = {env_annotation(name, "ALIYUN_COM_GPU_MEM_CONTAINER") for name in (one, other)}
-    assert len(keys) == 2
-    assert all(len(key.partition("/")[2]) <= 63 for key in keys)
-
-
-@settings(max_examples=100)
-@given(grants())
-def test_env_annotations_of_binding_match_field_refs(case: tuple[Claim, Rules, Grant]) -> None:
-    claim, rules, grant = case
-    pod = render_pod(claim, rules)
-    response = answer(asked(pod), BY_ENV, rules)
-    spec = patched(pod, response)["spec"]
-    containers = [*spec.get("initContainers", ()), *spec["containers"]]
-    read = {path for container in containers if "env" in container for path in env_of(container).values()}
-    written = render_env_annotations(claim, grant, NODE, rules)
-    assert read == {f"metadata.annotations['{key}']" for key in written}
-
-
-@settings(max_examples=100)
-@given(grants())
-def test_bound_pod_shows_whether_webhook_reviewed_it(case: tuple[Claim, Rules, Grant]) -> None:
-    """Where it was away, the annotations are there all the same, and nobody reads them."""
-    claim, rules, grant = case
-    pod = render_pod(claim, rules)
-    written = {"metadata": {"annotations": render_env_annotations(claim, grant, NODE, rules)}}
-    seen = patched(pod, answer(asked(pod), BY_ENV, rules)) | written
-    for container in claim.containers:
-        variables = render_env(claim, grant, NODE, container.name, rules)
-        assert reads_environment(convert(seen, PodObject), container.name, variables)
-        assert not reads_environment(convert(seen | {"metadata": {}}, PodObject), container.name, variables)
-        assert not reads_environment(convert(pod | written, PodObject), container.name, variables)
-
-
-@pytest.mark.parametrize("resource", [MEM, QGPU_MEMORY, T9K_PERCENT])
-def test_time_for_a_pod_grows_with_its_containers_and_not_with_their_square(resource: str) -> None:
-    """The environment of each was made of all the others: of 2,000 containers, when so many were let in, in 30 s."""
-    pod = a_pod("p", *(a_container(f"c{at}", {resource: 1}) for at in range(MOST_CONTAINERS)))
-    claim = parse_pod(pod, Rules())
-    assert isinstance(claim, Claim)
-    shares = (Share(0, 1),)
-    granted = tuple(ContainerGrant(item.name, item.index, item.role, shares) for item in claim.containers)
-    began = time.process_time()
-    assert len(patched(pod, answer(asked(pod), BY_ENV))["spec"]["containers"][-1]["env"]) > 0
-    written = render_env_annotations(claim, Grant(claim.uid, NODE.name, granted), NODE, Rules())
-    assert len(written) >= MOST_CONTAINERS
-    assert time.process_time() - began < 0.4, "about 0.1 s"
-
-
-# KAI: only annotations ask for cards.
-
-KAI = Rules(served=frozenset({"kai"}))
-HAMI = Rules(served=frozenset({"hami"}))
-
-
-@pytest.mark.parametrize("resources", [{}, {"limits": {"cpu": "1"}}, {"requests": {"cpu": "1"}}, None])
-def test_container_of_kai_gets_the_resource_by_which_the_kubelet_calls_us(resources: Json | None) -> None:
-    container = {"name": "main", **({} if resources is None else {"resources": resources})}
-    annotations = {"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}
-    pod = a_pod("p", container, {"name": "other"}, annotations=annotations, schedulerName="kai-scheduler")
-    chosen = AdmissionSettings(scheduler_name="aliquot-scheduler")
-    found = patched(pod, answer(asked(pod), chosen, KAI))
-    limits = {**(resources or {}).get("limits", {}), "aliquot.dev/card-place": "2"}
-    assert found["spec"]["containers"][0]["resources"]["limits"] == limits
-    assert "resources" not in found["spec"]["containers"][1]
-    assert found["spec"]["schedulerName"] == "kai-scheduler"
-    assert patched(found, answer(asked(found), chosen, KAI)) == found
-
-
-@pytest.mark.parametrize("by", ["limits", "requests"])
-@pytest.mark.parametrize("part", ["nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores"])
-def test_container_of_hami_with_only_a_part_of_a_card_gets_one_card(part: str, by: str) -> None:
-    main, counted = {"name": "main", "resources": {by: {part: "30"}}}, {"nvidia.com/gpu": "2", part: "30"}
-    shared = {"nvidia.com/gpu.shared": "1", part: "30"}
-    pod = a_pod("p", main, {"name": "two", "resources": {by: counted}}, {"name": "none"}, init=[{**main, "name": "i"}])
-    pod["spec"]["containers"].append({"name": "shared", "resources": {by: shared}})
-    found = patched(pod, answer(asked(pod), AdmissionSettings(), HAMI))
-    one, two, none, other = found["spec"]["containers"]
-    assert one["resources"]["limits"] == {part: "30", "nvidia.com/gpu": "1"}
-    assert found["spec"]["initContainers"][0]["resources"]["limits"] == one["resources"]["limits"]
-    assert (two["resources"]["limits"], other["resources"]["limits"]) == (counted, shared)
-    assert "resources" not in none
-    assert patched(found, answer(asked(found), AdmissionSettings(), HAMI)) == found
-
-
 # What users hear about the Pods of a workload when they apply it.
 
 
@@ -392,29 +211,6 @@ def test_what_is_ignored_of_a_pod_is_a_warning() -> None:
     assert (said["allowed"], said["warnings"]) == (True, [f"spec.template.{ignored}"])
 
 
-# gpushare in MiB, with a node that counts more of it than the kubelet handles as devices.
-
-COUNTED = Rules(gpushare_unit=MemoryUnit.MIB, counted=True)
-
-
-@pytest.mark.parametrize("by", ["limits", "requests"])
-def test_containers_of_gpushare_in_mib_get_the_resource_by_which_the_kubelet_calls_us(by: str) -> None:
-    first = {"name": "first", "resources": {by: {"aliyun.com/gpu-mem": "4096"}}}
-    pod = a_pod("p", {"name": "main", "resources": {by: {"aliyun.com/gpu-mem": "70000"}}}, {"name": "o"}, init=[first])
-    found = patched(pod, answer(asked(pod), AdmissionSettings(), COUNTED))["spec"]
-    place = {"aliquot.dev/card-place": "1"}
-    assert found["containers"][0]["resources"]["limits"] == {"aliyun.com/gpu-mem": "70000", **place}
-    assert found["initContainers"][0]["resources"]["limits"] == {"aliyun.com/gpu-mem": "4096", **place}
-    assert "resources" not in found["containers"][1]
-
-
-def test_pods_of_gpushare_get_no_such_resource_elsewhere() -> None:
-    pod = a_pod("p", {"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": "4"}}})
-    for rules in (Rules(), Rules(gpushare_unit=MemoryUnit.MIB), Rules(counted=True)):
-        found = patched(pod, answer(asked(pod), AdmissionSettings(), rules))
-        assert found["spec"]["containers"] == pod["spec"]["containers"]
-
-
 # Always.
 
 some_settings = st.builds(
@@ -423,6 +219,8 @@ some_settings = st.builds(
     scheduler_names=st.just({}) | st.just({"t9k": "t9k-scheduler"}),
     env_by_field_ref=st.booleans(),
 )
+
+
 user_env = st.lists(
     st.fixed_dictionaries(
         {"name": st.sampled_from(["NVIDIA_VISIBLE_DEVICES", "A", "B"]), "value": st.text(max_size=3)}
@@ -494,13 +292,3 @@ def test_violations_beyond_ten_are_counted(number: int, more: str) -> None:
 def test_cause_says_whether_a_field_is_wrong_or_missing(limits: Json, reason: str) -> None:
     (cause,) = answer(asked(a_pod("p", a_container("c", limits))))["status"]["details"]["causes"]
     assert cause["reason"] == f"FieldValue{reason}"
-
-
-def test_only_the_forged_one_of_several_variables_is_named() -> None:
-    container = admitted(a_pod("p", a_container("main", {MEM: 2})), BY_ENV)["spec"]["containers"][0]
-    container["env"][1] = {"name": container["env"][1]["name"], "value": "9"}
-    response = answer(asked(a_pod("p", container)), BY_ENV)
-    env = patched(a_pod("p", container), response)["spec"]["containers"][0]["env"]
-    assert all("valueFrom" in variable for variable in env)
-    assert len(response["warnings"]) == 1
-    assert container["env"][1]["name"] in response["warnings"][0]

@@ -15,7 +15,6 @@ from aliquot.dialects import Rules, parse_pod
 from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
 from aliquot.dialects.wire.webhook.podlimits import TEMPLATES, complete_limits
 from aliquot.model.claim import Claim
-from dialects.wire.webhook.test_admission import patched
 from kit.values.manifests import (
     APP_CLASS,
     COUNT,
@@ -29,6 +28,7 @@ from kit.values.manifests import (
     a_container,
     a_pod,
 )
+from kit.values.reviews import patched
 from kit.values.strategies import anything
 
 Json = dict[str, Any]

@@ -3,9 +3,7 @@ would, and a driver that answers what the test says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,14 +17,6 @@ from aliquot.model.residency import Way, Where
 from aliquot.services.mover.checkpoint import Answer, What
 from aliquot.services.runtime.processes.registration import Process
 from kit.cards.checkpointrig import AWAY, FAILED, GIB, LOCKED, PIDS, RUNNING, Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
-    yield made
-    made.tenancy.listener.close()
-    made.page.close()
 
 
 def test_work_that_is_parkable_by_its_class_alone_is_left_on_the_card(rig: Rig) -> None:

@@ -4,8 +4,7 @@ never end."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,14 +16,6 @@ from aliquot.model.residency import Way, Where
 from aliquot.services.mover.checkpoint import Answer, What
 from aliquot.services.runtime.elastic.stepping import Steps
 from kit.cards.checkpointrig import AWAY, GIB, PIDS, RUNNING, Rig, Step
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
-    yield made
-    made.tenancy.listener.close()
-    made.page.close()
 
 
 def test_page_that_claims_to_be_halted_again_and_again_costs_few_processes(rig: Rig) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.services.daemon.http import Limits
-from kit.clusters.verbserver import CHUNKED, LAST, PATIENCE, Rig, contexts, next_answer, post, rest, run
+from kit.clusters.verbserver import CHUNKED, LAST, PATIENCE, Rig, next_answer, post, rest, run
+from kit.running.httpvisits import contexts
 
 # --- whose request it is ----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from aliquot.services.daemon.http import BodyError
-from kit.clusters.verbserver import LARGEST, PATIENCE, Rig, contexts, next_answer, post, rest, run
+from kit.clusters.verbserver import LARGEST, PATIENCE, Rig, next_answer, post, rest, run
+from kit.running.httpvisits import contexts
 from kit.running.waiting import until
 
 
