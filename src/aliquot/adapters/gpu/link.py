@@ -95,7 +95,7 @@ def receive(connection: socket.socket) -> Message | None:
         if not data:
             return None
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise LinkError("longer than any message")
+            raise LinkError("a message longer than any of the shim's")
         message = parse(data, files)
         taken = isinstance(message, GroupSeen)
         return message
@@ -124,28 +124,28 @@ def parse(data: bytes, files: list[int]) -> Message:
     if kind == HELLO and len(body) >= _HELLO.size:
         pid, slot = _HELLO.unpack_from(body)
         if slot >= SLOTS:
-            raise LinkError(f"slot {slot} of {SLOTS}")
+            raise LinkError(f"slot {slot}, but a page has only {SLOTS}")
         return Hello(pid, slot)
     if kind == DONE and len(body) >= _WORD.size:
         return Done(_WORD.unpack_from(body)[0])
     if kind == WAKE and len(body) >= _WORD.size:
         card = _WORD.unpack_from(body)[0]
         if card >= CARDS:
-            raise LinkError(f"card {card} of {CARDS}")
+            raise LinkError(f"card {card}, but a page has only {CARDS}")
         return Wake(card)
     if kind == MOVER and len(body) >= _MOVER.size:
         hello = MoverHello(*_MOVER.unpack_from(body))
         if hello.slot >= SLOTS or hello.card >= CARDS:
-            raise LinkError(f"slot {hello.slot}, card {hello.card}")
+            raise LinkError(f"slot {hello.slot} and card {hello.card}, but a page has only {SLOTS} and {CARDS}")
         return hello
-    raise LinkError(f"kind {kind} with {len(body)} bytes")
+    raise LinkError(f"a message of kind {kind} with {len(body)} bytes")
 
 
 def _group(body: bytes, files: list[int]) -> GroupSeen:
     if len(files) != 1:
-        raise LinkError(f"a group with {len(files)} files")
+        raise LinkError(f"a channel group with {len(files)} files")
     if len(body) < _GROUP.size:
-        raise LinkError("a group cut short")
+        raise LinkError("the message about a channel group is cut short")
     client, group, device, subdevice, engine, compute, count, _ = _GROUP.unpack_from(body)
     if not 0 < count <= CHANNELS or len(body) < _GROUP.size + 4 * count:
         raise LinkError(f"a group of {count} channels in {len(body)} bytes")

@@ -104,7 +104,7 @@ def _read_own(path: str) -> bytes:
     try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
-            raise PermissionError(errno.EPERM, "it is another user's", path)
+            raise PermissionError(errno.EPERM, "it is no regular file of this user or of root", path)
         return os.read(file, _LONGEST)
     finally:
         os.close(file)

@@ -99,9 +99,9 @@ class Connection:
                 raise
             except OSError as error:
                 why = "" if isinstance(error, ConnectionError) else f": {error.strerror or error}"
-                raise ControlError(f"the daemon went away{why}") from error
+                raise ControlError(f"the daemon closed the connection{why}") from error
             if not piece:
-                raise ControlError("the daemon went away")
+                raise ControlError("the daemon closed the connection")
             self._buffer += piece
             if len(self._buffer) > _LONGEST_ANSWER:
                 raise ControlError("the daemon's answer is too long")
@@ -213,4 +213,4 @@ def ask(homes: Sequence[Home], request: JsonView, timeout: float = 10.0) -> Json
         raise ControlError(f"the daemon did not answer within {timeout:.0f} s") from error
     finally:
         connection.close()
-    raise ControlError("the daemon said nothing")
+    raise ControlError("the daemon closed the connection without an answer")

@@ -2,9 +2,9 @@
 
 To close the last reference to a file can take as long as its maker likes: a TCP socket with SO_LINGER waits for a peer
 that does not read, a file of FUSE for its file system. The kernel closes handed files where they are received without
-room for them, and those that nobody received where the connection is closed: in our thread, inside of that call. So
-every file is received, also at the end of a connection, and closed in a thread that nobody waits for. Each owner has
-threads of their own. While too many files of an owner hang, nothing more is received of that owner.
+room for them, and files that were never received where the connection is closed: in our thread, inside of that call. So
+every file is received, also at the end of a connection, and closed in a thread of its own. Each owner has its own
+threads. While too many files of an owner hang, nothing more is received of that owner.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _close(file: int) -> None:
 
 
 class _Owners:
-    """Who handed files over, by user or tenant: whose files hang, holds up nobody else's."""
+    """Who handed files over, by user or tenant: files of one that hang do not hold up those of another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -120,7 +120,7 @@ def is_behind(owner: Owner) -> bool:
 
 
 def close_here(file: int) -> None:
-    """The same in this thread, which serves nobody but that stranger: others' files do not wait for it."""
+    """The same in this thread, which serves this stranger alone: files of others do not wait for it."""
     _end_linger(file)
     _close(file)
 
@@ -229,10 +229,10 @@ class Listener(socket.socket):
         return Connection(self.family, self.type, self.proto, fileno=accepted.detach()), address
 
     def close(self) -> None:
-        """Also those that nobody has accepted."""
+        """Also the connections that were not accepted yet."""
         if self.fileno() >= 0:
             with contextlib.suppress(OSError):
-                self.shutdown(socket.SHUT_RDWR)  # nobody can connect any more
+                self.shutdown(socket.SHUT_RDWR)  # from now on connecting fails
                 self.setblocking(False)
                 while True:
                     self.accept()[0].close()

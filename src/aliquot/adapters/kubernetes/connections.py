@@ -65,7 +65,7 @@ def read_head(received: bytes | mmap) -> Head | None:
         name, _, value = header.partition(b":")
         name, value = name.lower(), value.strip()
         if name in (b"content-length", b"transfer-encoding") and headers.get(name, value) != value:
-            raise AnswerError(f"two values of {name.decode()}")
+            raise AnswerError(f"the answer has two values of {name.decode()}")
         headers[name] = value
     coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     keep = first.startswith(b"HTTP/1.1") and b"close" not in headers.get(b"connection", b"").lower()
@@ -73,7 +73,7 @@ def read_head(received: bytes | mmap) -> Head | None:
         return Head(status, start, 0, keep)
     if coding is not None:
         if coding.lower() != b"chunked" or length is not None:
-            raise AnswerError(f"unknown Transfer-Encoding {coding[:40]!r}")
+            raise AnswerError(f"the answer has the Transfer-Encoding {coding[:40]!r}, which is not known here")
         return Head(status, start, None, keep)
     if length is None or not length.isdigit() or len(length) > 9:
         raise AnswerError("the answer has no length")

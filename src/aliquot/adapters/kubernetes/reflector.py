@@ -260,7 +260,7 @@ class Reflector(Generic[T]):
         self.answered.set()
 
     async def _list_in_parts(self, broke_off: Callable[[], None]) -> None:
-        """The first list, reported as it comes: nobody looks at it before `synced`. Other tasks run in between, so that
+        """The first list, reported as it comes: it is not used before `synced`. Other tasks run in between, so that
         the API server is not kept waiting. If it breaks off, the next list reports the rest, and what is gone."""
         version = ""
         ahead, self._first = self._first or self._request_pages(_AHEAD), None

@@ -46,7 +46,7 @@ def take(folder: Path) -> None:
 def _exchange(one: str, other: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if _RENAMEAT2 is None:
-        raise OSError(f"not known for {os.uname().machine}")
+        raise OSError(f"the number of renameat2 is not known for {os.uname().machine}")
     names = ctypes.c_char_p(os.fsencode(one)), ctypes.c_char_p(os.fsencode(other))
     here = ctypes.c_long(_HERE)
     if libc.syscall(ctypes.c_long(_RENAMEAT2), here, names[0], here, names[1], ctypes.c_long(_EXCHANGE)):

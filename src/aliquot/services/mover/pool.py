@@ -57,7 +57,7 @@ class Pool:
         merged: list[Part] = []
         for part in sorted((*self._free, *parts), key=lambda part: part.offset):
             if merged and merged[-1].offset + merged[-1].size > part.offset:
-                raise ValueError(f"{part} was free already")
+                raise ValueError(f"{part} of the pool was free already")
             if merged and merged[-1].offset + merged[-1].size == part.offset:
                 merged[-1] = Part(merged[-1].offset, merged[-1].size + part.size)
             else:

@@ -263,7 +263,7 @@ class _Session:
                     if not data:
                         return
                     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                        raise wire.WireError("longer than any message")
+                        raise wire.WireError("a message longer than any of the shim's")
                     self._begin(wire.read_pieces(data), files)
                 finally:
                     for file in files:

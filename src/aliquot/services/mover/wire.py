@@ -33,7 +33,7 @@ class Pieces:
 def read_pieces(packet: bytes) -> Pieces:
     """Every other message."""
     if len(packet) < _HEAD.size + _COUNTS.size:
-        raise WireError("too short")
+        raise WireError("a message shorter than its head")
     magic, version, kind = _HEAD.unpack_from(packet)
     count, _ = _COUNTS.unpack_from(packet, _HEAD.size)
     rest = packet[_HEAD.size + _COUNTS.size :]
@@ -45,7 +45,7 @@ def read_pieces(packet: bytes) -> Pieces:
     if not pieces or any(not size or size % UNIT for _, size in pieces):
         raise WireError("a piece that is not of whole units")
     if len({piece for piece, _ in pieces}) < len(pieces):
-        raise WireError("a piece twice")
+        raise WireError("a message that names one piece twice")
     return Pieces(kind == OUT, pieces)
 
 

@@ -299,18 +299,18 @@ class Registrar:
             raise LinkError("it sends too many messages")
         if isinstance(message, Hello):
             if process.slot is not None:
-                raise LinkError("a second hello")
+                raise LinkError("it sent hello twice on one connection")
             for former in [other for other in tenancy.processes if other.pid == process.pid and other is not process]:
                 self._disconnect(tenancy, former)  # a process has one connection, and this is the newer
             process.slot = message.slot
         elif isinstance(message, MoverHello):
             self._hand_over(tenancy, process, message)
         elif process.slot is None:
-            raise LinkError("no hello")
+            raise LinkError("its first message is not hello")
         elif len(process.pending) > _MOST_GROUPS:
-            raise LinkError(f"more than {_MOST_GROUPS} groups")
+            raise LinkError(f"more than {_MOST_GROUPS} channel groups at once")
         elif sum(len(process.pending) for process in tenancy.processes) > _MOST_PENDING:
-            raise LinkError(f"more than {_MOST_PENDING} groups of its tenant are pending")
+            raise LinkError(f"more than {_MOST_PENDING} channel groups of its tenant are pending")
         elif isinstance(message, Done):
             if message.groups != len(process.pending):
                 raise LinkError(f"{len(process.pending)} groups came, {message.groups} were sent")
