@@ -45,6 +45,12 @@ def test_assuming_twice_holds_the_cards_once() -> None:
     assert _free(ledger) == 6
 
 
+def test_forgetting_says_whether_anything_was_booked() -> None:
+    ledger, claim = _ledger(16), asking(4)
+    ledger.assume(claim, _grant(claim), 1.0)
+    assert [ledger.forget(claim.uid) for _ in range(2)] == [True, False]
+
+
 def test_assuming_another_place_returns_present_booking() -> None:
     ledger, claim = _ledger(16, 16), asking(10)
     first = ledger.assume(claim, _grant(claim, card=0), deadline=5.0)

@@ -130,8 +130,9 @@ def test_every_policy_takes_memory_that_is_not_booked_first(policy: str) -> None
     assert scene.book(parkable(10, "p4")) != [None]
 
 
-def test_the_reason_names_unbooked_memory() -> None:
-    scene = Scene(a_board(a_stretched(2.0, CARD, CARD)))
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_the_reason_names_unbooked_memory_and_no_rule_among_cards_without(policy: str) -> None:
+    scene = Scene(a_board(a_stretched(2.0, CARD, CARD)), policy)
     scene.book(parkable(10, "a"))
     claim = parkable(10, "b")
     grant = scene.chooser.choose(claim)

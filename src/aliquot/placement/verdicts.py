@@ -42,7 +42,7 @@ def verdicts(board: Board, demand: Demand, rows: Ints) -> Ints:
     if not len(short):
         return decided
     lacking = rows[short]
-    place = np.full(board.rows, -1)
+    place = np.zeros(board.rows, np.int64)  # of those that lack something
     place[lacking] = np.arange(len(lacking))
     weights = np.zeros((len(lacking), 2 * len(_REASONS)), np.int64)
     out_for_good = np.zeros(len(lacking), bool)

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import pytest
 
+from aliquot.model.claim import Claim
+from aliquot.model.refusal import Refusal
 from aliquot.placement.groups.planning import Member, Need, _in_turn, place_together
 from aliquot.services.scheduler.cluster import Placed
 from kit.clusters.watchobjects import a_cluster, as_pod, claim_of, free, live_node, pod_json
 from kit.values.builders import asking
 from kit.values.manifests import MEM
+
+
+@pytest.mark.parametrize(("needed", "why"), [(1, []), (2, ["uid-b"])])
+def test_what_a_claim_lacks_is_asked_only_where_too_few_have_a_place(needed: int, why: list[str]) -> None:
+    cluster = a_cluster(live_node())
+    claims = [claim_of(cluster, as_pod(pod_json(name, {MEM: "10"}))) for name in ("a", "b")]
+    asked: list[str] = []
+
+    def lacks(claim: Claim) -> list[Refusal]:
+        asked.append(claim.uid)
+        return []
+
+    plan = place_together(
+        cluster.ledger, cluster.chooser, [Member(claim) for claim in claims], Need(needed, {}), 1.0, lacks
+    )
+    assert (plan.enough, plan.without, asked) == (needed == 1, claims[1], why)
+    assert free(cluster, "n1") == (6 if plan.enough else 16)
 
 
 def test_a_claim_that_has_a_booking_gets_no_second_place_and_keeps_the_first() -> None:

@@ -20,7 +20,7 @@ from aliquot.placement.fit import fits
 from aliquot.placement.policies.packing import Packing, dense
 from aliquot.placement.policies.potential import Potential, Weights
 from aliquot.placement.policies.prices import remainder_values
-from aliquot.placement.policies.workload import Shape, Workload
+from aliquot.placement.policies.workload import Shape, Workload, typical_pods
 from kit.values.builders import GIB, a_claim, a_container, a_node, a_slice, asking, whole_node
 
 Node_ = tuple[int, list[int], str]  # free CPU, free milli of each card, model
@@ -110,6 +110,15 @@ def test_growth_is_the_difference_of_the_potential_before_and_after(
         after = _potential(free_cpu - cpu, [0] * len(free), model, shapes, weights)
         got = potential.growth_of_several(np.array([row]), emptied, cpu)
         assert got[0] == pytest.approx(after - before, abs=0.1)
+
+
+@given(nodes=_nodes, shapes=_shapes)
+@example([(1000, [1000], "A")], [(Shape(1, 1000, 4000, ()), 1)])
+def test_what_takes_nothing_costs_nothing(nodes: list[Node_], shapes: list[tuple[Shape, int]]) -> None:
+    board = _board(nodes)
+    potential, rows = Potential(board, Weights(1.0, 0.1, 0.1, 0.03), shapes), np.arange(len(nodes))
+    assert not potential.growth_of_one(rows, board.milli[rows, 0], board.milli[rows, 0], 0).any()
+    assert not potential.growth_of_several(rows, board.milli[rows], 0).any()
 
 
 @given(nodes=_nodes, shapes=_shapes)
@@ -307,3 +316,8 @@ def test_card_has_left_what_is_free_of_its_scarcer_dimension(part: Slice, used: 
     board.set_node(a_node("n1", 16))
     board.take("n1", Occupant({0: used}))
     assert dense()._after(board, part, np.array([0])).tolist() == [[left]]
+
+
+def test_rarest_pods_count_for_something() -> None:
+    shapes = [(Shape(1, 500, 0), 2**21), (Shape(2, 1000, 0), 1)]
+    assert typical_pods(shapes).served.tolist() == [[0.0, 0.0], [2**20 - 1.0, 1.0]]
