@@ -128,7 +128,7 @@ def _usage_text(error: click.UsageError, path: str) -> str:
     return " ".join(error.format_message().split()).removesuffix(".")
 
 
-_NO_NUMBER = re.compile(r"'?(?P<value>.*?)'? is not (?:in the range |a valid (?:integer|float))", re.DOTALL)
+_NO_NUMBER = re.compile(r"['\"]?(?P<value>.*?)['\"]? is not (?:in the range |a valid (?:integer|float))", re.DOTALL)
 
 
 def _number_text(error: click.BadParameter) -> str | None:
