@@ -1,4 +1,4 @@
-"""Lists of Nodes and Pods in Kubernetes' protobuf form: the API server writes them with a third of the CPU of JSON.
+"""Lists of Nodes and Pods in Kubernetes' protobuf form: the API server writes them with less CPU than as JSON.
 
 `as_json` makes JSON of them again, with the fields of dialects/wire/objects.py and no others, so one decoder reads both
 forms. It is written in C (shim/lists): Python would take longer over a list than the API server saves.
