@@ -46,10 +46,13 @@ def or_no_player(home: Home) -> Iterator[Callable[[], None]]:
         raise
 
 
-def with_stand_ins(home: Home, spec: Cards, node: str | None = None) -> Playing:
+def with_stand_ins(
+    home: Home, spec: Cards, node: str | None = None, *, before_again: Callable[[], None] = lambda: None
+) -> Playing:
     """Start the player, then re-execute this program once with the stand-ins before the driver's libraries.
 
-    When it returns, this process starts the next player whenever one dies. `node` is the name of an agent's node."""
+    When it returns, this process starts the next player whenever one dies. `node` is the name of an agent's node;
+    `before_again` is called last before this program is re-executed."""
     from aliquot.adapters.gpu import player
 
     stand_ins = f"{player.preloadable(home)}/simgpu"
@@ -67,6 +70,7 @@ def with_stand_ins(home: Home, spec: Cards, node: str | None = None) -> Playing:
         SIM_VARIABLE: playing.socket,
         **({} if running is not None else {_OURS: _identity(playing)}),
     }
+    before_again()
     return os.execve(sys.executable, [sys.executable, "-P", "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,21 @@ def test_sample_programs_end_with_a_probe_that_is_killed() -> None:
             player.end(Home(str(folder), str(folder)))
             shutil.rmtree(folder, ignore_errors=True)
     wait_until(lambda: not any(processes.lives(pid, started) for pid, started in burns.items()), "they end", 60)
+
+
+def test_probe_that_is_interrupted_while_it_starts_leaves_no_player() -> None:
+    """It re-executes itself once the player runs: until it had read its folder again, nobody ended the player."""
+    command = [sys.executable, "-m", "aliquot", "probe", "--simulate", "1x24GiB", "--seconds", "60"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = Path(f"/proc/{process.pid}/environ")
+    wait_until(lambda: b"ALIQUOT_PROBE_FOLDER=" in environment.read_bytes(), "it re-executes itself", 60)
+    (folder,) = Path("/tmp").glob(f"aliquot-probe-{process.pid}-*")
+    playing = player.known(Home(str(folder), str(folder)))
+    assert playing is not None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    wait_until(lambda: not processes.lives(playing.pid, playing.started), "the player ends", 30)
+    assert not folder.exists()
 
 
 def burns_of(parent: int) -> dict[int, int]:

@@ -6,10 +6,11 @@ import json
 import os
 import platform
 import shutil
+import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from aliquot.model.status.probe import PreemptionFigures, ProbeFigures
 
 _SIMULATED = "1x24GiB"
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 _FOLDER = "ALIQUOT_PROBE_FOLDER"  # this process and the folder that it made before it re-executed itself (--simulate)
 
 
@@ -66,9 +68,11 @@ def probe(index: int, seconds: float, simulate: str | None, output: str) -> None
         raise InputError(f"{error.filename}: {error.strerror}: the probe needs a folder there", code=1) from error
     home = Home(folder, folder)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         if spec is not None:
             os.environ[_FOLDER] = f"{os.getpid()} {folder}"
-            with_stand_ins(home, spec)
+            # While it re-executes itself, Ctrl-C waits until there is somebody to end the player.
+            with_stand_ins(home, spec, before_again=lambda: _hold(_STOPS))
             del os.environ[_FOLDER]
         if not os.path.exists(player.shim()):
             raise InputError(f"{player.shim()} is missing: build it with `make native`")
@@ -107,6 +111,10 @@ def probe(index: int, seconds: float, simulate: str | None, output: str) -> None
         click.echo(json.dumps({**about, **msgspec.to_builtins(figures)}, indent=2))
     else:
         click.echo(_text(about, figures))
+
+
+def _hold(signals: Collection[signal.Signals]) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
 
 def _own_folder() -> str:
