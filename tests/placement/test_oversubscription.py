@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model.choice import Rule
-from aliquot.model.claim import Claim
+from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node
 from aliquot.model.refusal import Reason, Refusal
-from aliquot.placement.board import Board
+from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
+from aliquot.placement.policies.ranking import parking_scores
 from kit.values.boards import claims, nodes
 from kit.values.builders import EVERY_OFFER, GIB, a_board, a_node, asking
 
@@ -302,3 +304,23 @@ def test_booking_still_fits_only_if_it_can_be_on_the_card_beside_what_stays(gib:
     assert grant is not None
     scene.ledger.confirm(other.uid, "n1", occupant_of(other, grant))
     assert scene.ledger.still_fits(booking, claim) is fits_beside
+
+
+@pytest.mark.parametrize(
+    ("coming", "there", "card"),
+    [
+        (AppClass.ONLINE, AppClass.OFFLINE, 1),
+        (AppClass.OFFLINE, AppClass.ONLINE, 1),
+        (AppClass.ONLINE, AppClass.ONLINE, 0),
+        (AppClass.OFFLINE, AppClass.OFFLINE, 0),
+        (AppClass.NORMAL, AppClass.OFFLINE, 0),
+    ],
+)
+def test_beyond_the_memory_too_online_and_offline_pods_avoid_each_other_before_booked_cards(
+    coming: AppClass, there: AppClass, card: int
+) -> None:
+    board = a_board(a_stretched(2.0, CARD, CARD))
+    board.take("n1", Occupant({0: Usage(GIB, slices=1)}, there))
+    board.take("n1", Occupant({1: Usage(2 * GIB, slices=1)}))
+    scores = parking_scores(board, demand_of(asking(1, app_class=coming)), np.array([0]))
+    assert int(scores[0].argmin()) == card

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Refusal
+from aliquot.placement.book import Ledger
+from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.groups.planning import Member, Need, _in_turn, place_together
 from aliquot.services.scheduler.cluster import Placed
 from kit.clusters.watchobjects import a_cluster, as_pod, claim_of, free, live_node, pod_json
-from kit.values.builders import asking
+from kit.values.builders import a_board, a_node, asking
 from kit.values.manifests import MEM
 
 
@@ -72,3 +75,15 @@ def test_as_many_of_each_role_as_are_needed_come_first_the_largest_before_others
     sizes = {"a3": 6, "b1": 2, "a1": 8, "c1": 9, "a2": 7}
     members = [Member(asking(size, name=name), role=name[0]) for name, size in sizes.items()]
     assert [member.claim.name for member in _in_turn(members, roles)] == names
+
+
+@pytest.mark.parametrize(("rows", "placed"), [((0, 1), ["b"]), ((0, 0), []), ((1, 0), ["a"]), ((None, None), ["a"])])
+def test_claims_of_one_kind_are_tried_on_the_nodes_of_each(rows: tuple[int | None, ...], placed: list[str]) -> None:
+    """The first node is too small for both, and the second has room for one."""
+    board = a_board(a_node("n1", 8), a_node("n2", 16))
+    members = [
+        Member(asking(10, name=name), rows=None if row is None else np.array([row]))
+        for name, row in zip("ab", rows, strict=True)
+    ]
+    plan = place_together(Ledger(board), Chooser(board, POLICIES["binpack"]()), members, Need(1, {}), 1.0)
+    assert list(plan.grants) == placed
