@@ -185,7 +185,7 @@ ifdef DATA
 	$(BIN)/python bench/packing.py --data $(DATA) --plot out/packing.svg
 endif
 
-bench-gpu: native $(TOOLS) ## measure what sharing costs and how well shares hold, on the GPU of this machine; about eight minutes
+bench-gpu: native $(TOOLS) ## measure what sharing costs and how well shares hold, on the GPU of this machine; about ten minutes
 	@mkdir -p out
 	$(BIN)/python bench/gpu/run.py --out out
 

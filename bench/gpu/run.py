@@ -1,6 +1,6 @@
 """What sharing a card costs and what it holds to, measured on the GPU of this machine: the table of the README.
 
-    python bench/gpu/run.py                              everything: some eight minutes on one H200
+    python bench/gpu/run.py                              everything: about ten minutes on one H200
     python bench/gpu/run.py --only preemption,shares     some of it; --list tells the names
     python bench/gpu/run.py --simulate                   on a card that is not there: does the bench itself work?
 
