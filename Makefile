@@ -122,7 +122,7 @@ screenshots: native $(TOOLS) ## make docs/img/dashboard.png, the dashboard of a 
 
 e2e: native $(TOOLS) ## test everything on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, about twelve minutes
 	@$(BIN)/python tests/testbed/build.py
-	$(BIN)/python -m pytest -n 4 --ignore=tests/e2e/versions tests/e2e
+	$(BIN)/python -m pytest -n 3 --ignore=tests/e2e/versions tests/e2e
 
 RELEASES ?= 1.28 1.32 1.36
 SMOKE = tests/e2e/versions $(patsubst %,tests/e2e/test_%.py,first_path seeds preemption quotas)

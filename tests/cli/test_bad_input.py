@@ -242,6 +242,7 @@ def test_grace_without_enforcement_is_refused(command: tuple[str, ...]) -> None:
         (["top", "--every", "0"], "'--every': \"0.0\" is not allowed: a number from 0.1 to 60"),
         (["logs", "x", "--tail", "-1"], "'--tail': \"-1\" is not allowed: a whole number, at least 0"),
         (["logs", "x", "--tail", "it's\x1b"], "'--tail': \"it's\\x1b\" is not allowed: a whole number, at least 0"),
+        (["burn", "load", "--seconds", "0"], "'--seconds': \"0.0\" is not allowed: a number above 0, at most 86400"),
         (["probe", "--seconds", "x"], "'--seconds': \"x\" is not allowed: a number from 0.5 to 60"),
     ],
 )
@@ -251,4 +252,5 @@ def test_wrong_number_names_what_is_allowed(words: list[str], said: str) -> None
         [sys.executable, "-m", "aliquot", *words], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"aliquot: Invalid value for {said} (see aliquot {words[0]} --help)")
+    command = "burn load" if words[0] == "burn" else words[0]
+    assert result.stderr.startswith(f"aliquot: Invalid value for {said} (see aliquot {command} --help)")

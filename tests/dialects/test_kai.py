@@ -269,6 +269,8 @@ def test_least_members_of_kais_jobs_are_remarked_on_the_job_and_on_its_pods() ->
     assert owner_remarks(job, pod, RULES) == [said]
     assert owner_remarks(job, pod, Rules()) == []
     assert owner_remarks(job, a_pod("p", a_container("c0", {})), RULES) == [], "it asks for no card"
+    of_cron = owner_remarks({"metadata": {}, "spec": {"jobTemplate": job}}, pod, RULES)
+    assert of_cron == [f"spec.jobTemplate.{said}"]
     assert owner_remarks({"metadata": None}, pod, RULES) == owner_remarks(None, None, RULES) == []
 
 

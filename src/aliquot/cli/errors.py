@@ -139,9 +139,11 @@ def _number_text(error: click.BadParameter) -> str | None:
         return None
     allowed = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
     least, most = getattr(kind, "min", None), getattr(kind, "max", None)
-    if least is not None:
+    if least is not None and getattr(kind, "min_open", False):
+        allowed += f" above {least:g}"
+    elif least is not None:
         allowed += f" from {least:g} to {most:g}" if most is not None else f", at least {least:g}"
-    elif most is not None:
+    if most is not None and " to " not in allowed:
         allowed += f", at most {most:g}"
     message = f'"{printable(wrong["value"])}" is not allowed: {allowed}'
     return click.BadParameter(message, error.ctx, error.param, error.param_hint).format_message()

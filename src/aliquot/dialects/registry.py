@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from aliquot.dialects import elastic, gpushare, hami, kai, latency, native, podrendering, pods, qgpu, t9k
@@ -125,9 +125,16 @@ def remarks(pod: object, rules: Rules = DEFAULT_RULES) -> list[str]:
 
 def owner_remarks(workload: object, pod: object, rules: Rules = DEFAULT_RULES) -> list[str]:
     """The same of a Job or the like itself, whose Pods, such as this one, ask for cards."""
-    annotations = mapping(mapping(mapping(workload).get("metadata")).get("annotations"))
-    found = kai.owner_remarks(annotations) if kai.DIALECT in rules.served else []
+    if kai.DIALECT not in rules.served:
+        return []
+    job = mapping(mapping(mapping(workload).get("spec")).get("jobTemplate"))  # of a CronJob
+    found = kai.owner_remarks(_annotations(workload))
+    found += [f"spec.jobTemplate.{sentence}" for sentence in kai.owner_remarks(_annotations(job))]
     return found if found and parse_pod(pod, rules) is not None else []
+
+
+def _annotations(of: object) -> Mapping[str, object]:
+    return mapping(mapping(mapping(of).get("metadata")).get("annotations"))
 
 
 def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:

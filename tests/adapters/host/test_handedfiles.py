@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -189,6 +191,99 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_connections_without_files_of_an_owner_whose_files_hang_are_closed(hanging: str) -> None:
+    before = _open_files()
+    for kind in list(KINDS.values()) * 20:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        for message in (b"request", b"", b"more") if kind == socket.SOCK_SEQPACKET else (b"request",):
+            theirs.send(message)
+        connection = Connection(fileno=ours.detach())
+        connection.owner = hanging
+        connection.close()
+        theirs.close()
+    assert _open_files() == before
+
+
+@pytest.mark.parametrize(("kind", "first"), [("packets", b""), ("packets", b"first"), ("stream", b"first")])
+def test_files_behind_other_messages_of_such_an_owner_are_not_received(hanging: str, kind: str, first: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, KINDS[kind])
+    with lingering() as file, theirs:
+        theirs.send(first)
+        hand_over(theirs, b"" if kind == "packets" else b"second", file)
+        connection = Connection(fileno=ours.detach())
+        connection.owner = hanging
+        before = _open_files()
+        with at_once():
+            connection.close()
+        assert _open_files() == before, "it waits for a thread, as a whole"
+
+
+def test_the_end_of_a_connection_full_of_files_takes_no_more_than_may_wait(
+    ends: tuple[Connection, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner is not behind when it begins."""
+    ours, theirs = ends
+    end = threading.Event()
+    real = handedfiles._close
+    monkeypatch.setattr(handedfiles, "_close", lambda file: (end.wait(60), real(file)))
+    ours.owner = owner = f"owner-{time.monotonic_ns()}"
+    before = _open_files()
+    try:
+        with open(os.devnull) as null:
+            for _ in range(10):
+                socket.send_fds(theirs, [b"x"], [null.fileno()] * 250)
+        assert not is_behind(owner)
+        ours.close()
+        assert is_behind(owner)
+        assert _open_files() < before + 512 + 2 * 253
+    finally:
+        end.set()
+    _until(lambda: _open_files() < before + 10)
+
+
+# The kernel keeps a TCP socket locked while it copies what is sent from memory: here from a page that never comes.
+LOCKED = """
+import ctypes, fcntl, mmap, os, socket, struct, sys, time
+from aliquot.adapters.host.handedfiles import discard
+listener = socket.create_server(("127.0.0.1", 0))
+tcp = socket.create_connection(listener.getsockname())
+accepted, _ = listener.accept()
+if not (child := os.fork()):
+    libc = ctypes.CDLL(None, use_errno=True)
+    faults = libc.syscall(323, os.O_CLOEXEC)  # userfaultfd
+    if faults < 0:
+        os._exit(7)
+    fcntl.ioctl(faults, 0xC018AA3F, struct.pack("3Q", 0xAA, 0, 0))
+    memory = mmap.mmap(-1, 1 << 20)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    fcntl.ioctl(faults, 0xC020AA00, struct.pack("4Q", start, 1 << 20, 1, 0))
+    print("sends", flush=True)
+    tcp.send(memory)
+    os._exit(8)
+for _ in range(50):
+    time.sleep(0.02)
+    if os.waitpid(child, os.WNOHANG)[0]:
+        sys.exit(7)
+discard(os.dup(tcp.fileno()), 1)
+time.sleep(0.5)  # other threads must run
+os.kill(child, 9)
+os.waitpid(child, 0)
+print("goes on", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_handed_socket_that_its_maker_keeps_locked_stops_no_thread_of_ours() -> None:
+    ran = subprocess.run([sys.executable, "-c", LOCKED], capture_output=True, text=True, timeout=30)
+    if ran.returncode == 7:
+        pytest.skip("userfaultfd is not allowed")
+    assert (ran.returncode, ran.stdout) == (0, "sends\ngoes on\n"), ran.stderr
 
 
 class Counting(Connection):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,6 +96,21 @@ def test_another_refusal_is_passed_on() -> None:
     with pytest.raises(ApiError, match="410"):
         taken(server)
     assert server.asked == [("", EITHER)]
+
+
+def test_what_may_not_be_listed_is_refused_in_words() -> None:
+    """As protobuf the reason could not be read."""
+    server = Answering(ApiError(403, "", "HTTP 403"), ApiError(403, "Forbidden", "pods is forbidden"))
+    with pytest.raises(ApiError, match="pods is forbidden"):
+        taken(server)
+    assert server.asked == [("", EITHER), ("", JSON)]
+
+
+def test_a_python_without_ctypes_is_served_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    server = Answering(a_page(), LAST)
+    assert taken(server) == [json.loads(LAST)]
+    assert server.asked == [("", EITHER), ("", JSON)]
 
 
 def test_json_alone_is_asked_for_unless_protobuf_is_wanted() -> None:

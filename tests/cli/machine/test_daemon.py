@@ -116,6 +116,16 @@ def test_options_that_a_running_daemon_lacks(asked: dict[str, str], options: dic
     assert list(differences(asked, status)) == found
 
 
+def test_options_of_a_daemon_without_dashboard_pool_or_record_of_them() -> None:
+    rules = RulesStatus(Isolation.BEST_EFFORT, None)
+    bare = Status(DaemonStatus(pid=1, dashboard=None, options={}), rules, [], [], [], [])
+    assert list(differences({"--host-pool": "0", "--listen": "0"}, bare)) == []
+    assert list(differences({"--listen": "9478"}, bare)) == ["--listen 9478 (it has 0)"]
+    older = Status(DaemonStatus(pid=1), rules, [], [], [], [])
+    unknown = "(it is of an older release and does not say what it has)"
+    assert list(differences({"--log-limit": "64MiB"}, older)) == [f"--log-limit 64MiB {unknown}"]
+
+
 def test_system_daemon_that_does_not_talk_to_us_counts_as_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,19 @@ def test_logs_of_ended_run(daemon: FakeDaemon) -> None:
     assert logs("gone").stdout == "a run\n"
 
 
+def test_logs_follow_beside_an_older_daemon_says_how_the_run_ended(daemon: FakeDaemon) -> None:
+    """It gives runs no ids."""
+    log = daemon.home / "run.log"
+    log.write_text("a run\n")
+    run = {"name": "train", "log": str(log), "pid": 7}
+    ended = {"id": "7", "name": "train", "class": "normal", "uid": 0, "command": ["x"], "started": 1.0, "ended": None}
+    ended |= {"exit_code": 3, "signal": None, "log": str(log)}
+    answers = iter([{**run, "running": True}])
+    daemon.answers["logs"] = lambda request: next(answers, {**run, "running": False, "ended": ended})
+    result = logs("train", "-f")
+    assert (result.stdout, result.stderr) == ("a run\n", "aliquot: train ended with exit code 3\n")
+
+
 def test_logs_of_unknown_name_lists_runs_and_pods() -> None:
     result = logs("ghost")
     assert result.returncode == 2

@@ -174,6 +174,16 @@ def test_service_of_t9k_that_has_resources_for_its_own_container_has_it_once() -
     ]
 
 
+def test_null_resources_of_a_service_of_t9k_leave_those_of_its_template() -> None:
+    limits = {"limits": {"tensorstack.dev/nvidia-gpu-percent": 25}}
+    own = {
+        "template": {"spec": {"containers": [{"name": "a", "resources": limits}]}},
+        "containersResources": [{"name": "a", "resources": None}],
+    }
+    (pod,) = pods_of("tensorstack.dev/v1beta1", "MLService", {"releases": [{"name": "v1", "predictor": own}]})
+    assert pod["spec"]["containers"] == [{"name": "a", "resources": limits}]
+
+
 def test_service_of_t9k_has_the_containers_of_its_template_and_resources() -> None:
     own = {"template": {"spec": {"containers": [{"name": "a"}]}}, "containersResources": [{"name": "b"}]}
     spec = {"releases": [{"name": "v1", "predictor": own}, {"name": "v2", "predictor": {}}]}

@@ -115,6 +115,12 @@ def test_null_counts_as_absent_in_a_pod(odd: dict[str, Any]) -> None:
     assert (read.metadata.name, read.metadata.namespace, read.runs) == ("p", "", True)
 
 
+def test_null_is_not_blamed_for_another_field() -> None:
+    read = read_workload({"kind": "Deployment", "metadata": {"name": "a", "generateName": None, "namespace": 3}})
+    assert isinstance(read, Invalid)
+    assert (read.field, read.value) == ("metadata.namespace", 3)
+
+
 def test_workload_that_cannot_be_read_is_a_broken_rule_with_its_field() -> None:
     read = read_workload({"kind": "Deployment", "metadata": {"name": "a"}, "spec": {"replicas": "two"}})
     assert isinstance(read, Invalid)

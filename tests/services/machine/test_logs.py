@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 from adapters.storage.test_folders import large
@@ -54,6 +55,24 @@ def test_large_log_of_an_earlier_run_is_neither_cut_nor_removed_by_who_asks_for_
     assert not path.exists()
     wait_removed()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_log_to_which_the_caller_writes_already_is_kept(tmp_path: Path) -> None:
+    """A detached run that waits while the daemon restarts asks the new one again."""
+    path = tmp_path / "run.log"
+    path.write_text("waits\n")
+    with path.open("ab") as output:
+        waiting = subprocess.Popen(["sleep", "60"], stdout=output)
+    try:
+        caller = Caller(waiting.pid, os.geteuid(), os.getegid())
+        before = path.stat().st_ino
+        assert new_log(str(path), "run", caller) == str(path)
+        assert (path.stat().st_ino, path.read_text()) == (before, "waits\n")
+        new_log(str(path), "run", Caller(os.getpid(), os.geteuid(), os.getegid()))
+        assert path.read_text() == ""
+    finally:
+        waiting.kill()
+        waiting.wait()
 
 
 def test_log_that_a_killed_daemon_put_aside_is_removed(tmp_path: Path) -> None:

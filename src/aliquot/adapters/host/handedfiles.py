@@ -5,12 +5,16 @@ that does not read, a file of FUSE for its file system. The kernel closes handed
 room for them, and files that were never received where the connection is closed: in our thread, inside of that call. So
 every file is received, also at the end of a connection, and closed in a thread of its own. Each owner has its own
 threads. While too many files of an owner hang, nothing more is received of that owner.
+
+Nor may any other call be made on such a file before that thread has it: a TCP socket is locked while its maker sends
+from memory that is never there, and Python keeps all our threads waiting in some of its calls (getsockname, say).
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import errno
 import os
 import queue
@@ -29,6 +33,7 @@ _MOST_THREADS = 8  # of one owner
 _MOST_WAITING = 512  # files of one owner that wait for a thread, before nothing more is received of that owner
 _IDLE = 10.0  # seconds until a thread without work ends
 _NO_LINGER = struct.pack("ii", 0, 0)
+_libc = ctypes.CDLL(None)
 
 Owner = int | str  # a user, or a tenant where tenants have no user
 
@@ -39,13 +44,14 @@ class _Closing:
     def __init__(self) -> None:
         self._files: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._idle = self._threads = 0
+        self._under_way = self._threads = 0  # files that wait or are being closed
 
     def close(self, file: int) -> None:
         """Soon: never in the caller's thread."""
         with self._lock:
             self._files.put(file)
-            if self._idle < self._files.qsize() and self._threads < _MOST_THREADS:
+            self._under_way += 1
+            if self._threads < min(self._under_way, _MOST_THREADS):
                 self._start()
 
     def is_behind(self) -> bool:
@@ -66,19 +72,18 @@ class _Closing:
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             try:
                 file = self._files.get(timeout=_IDLE)
             except queue.Empty:
-                file = -1
-            with self._lock:
-                self._idle -= 1
-                if file < 0 and self._files.empty():
+                with self._lock:
+                    if not self._files.empty():
+                        continue
                     self._threads -= 1
                     return
-            if file >= 0:
-                _close(file)
+            _end_linger(file)
+            _close(file)
+            with self._lock:
+                self._under_way -= 1
 
 
 def _close(file: int) -> None:
@@ -110,7 +115,6 @@ _owners = _Owners()
 
 def discard(file: int, owner: Owner) -> None:
     """Close a file that a stranger handed over, without waiting for that. `owner`: the stranger's user, or tenant."""
-    _end_linger(file)
     _owners.close(file, owner)
 
 
@@ -126,13 +130,8 @@ def close_here(file: int) -> None:
 
 
 def _end_linger(file: int) -> None:
-    try:
-        handed = socket.socket(fileno=file)
-    except OSError:
-        return  # no socket
-    with contextlib.suppress(OSError):
-        handed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-    handed.detach()
+    """Not with the `socket` module, which would ask for the socket's name while all threads wait."""
+    _libc.setsockopt(file, socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER, len(_NO_LINGER))
 
 
 def receive(connection: socket.socket, size: int) -> tuple[bytes, list[int], int]:
@@ -188,35 +187,47 @@ class Connection(socket.socket):
         """For all who have it: nothing can be sent to it any more, and what was not received is discarded."""
         if self.fileno() >= 0:
             owner = owner_of(self)
-            if is_behind(owner):  # the kernel closes what is in it, in a thread of that owner
+            if not self._is_emptied(owner):  # the kernel closes what is in it, in a thread of that owner
                 with contextlib.suppress(OSError):
                     self.shutdown(socket.SHUT_RDWR)
                 _owners.close(self.detach(), owner)
                 return
-            with contextlib.suppress(OSError):
-                self._empty()
         super().close()
 
-    def _empty(self) -> None:
-        """Raises OSError: it is empty."""
-        self.shutdown(socket.SHUT_RD)
+    def _is_emptied(self, owner: Owner) -> bool:
+        """Receives all that is in it; not the files of an owner who is behind: False."""
         # Each packet has its sender's credentials then, also an empty one; the end of all has nothing. A stream has no
         # empty messages, and at its end the kernel gives credentials as well, again and again.
         packets = self.type != socket.SOCK_STREAM
-        if packets:
-            self.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        for _ in range(_MOST_QUEUED):
-            data, ancillary, _, _ = self.recvmsg(
-                _PIECE, _ROOM + _CREDENTIALS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            )
-            for file in _handed(ancillary):
-                discard(file, owner_of(self))
-            if not data and not (packets and ancillary):
-                return
+        with contextlib.suppress(OSError):  # it is empty
+            self.shutdown(socket.SHUT_RD)
+            if packets:
+                self.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            for _ in range(_MOST_QUEUED):
+                if is_behind(owner) and self._has_files():
+                    return False
+                data, ancillary, _, _ = self.recvmsg(
+                    _PIECE, _ROOM + _CREDENTIALS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                )
+                for file in _handed(ancillary):
+                    discard(file, owner)
+                if not data and not (packets and ancillary):
+                    return True
+            return False
+        return True
+
+    def _has_files(self) -> bool:
+        """Whether files come with what the next `recvmsg` of this size receives. There is no room for any here: the
+        kernel says so, and drops a second reference to each."""
+        room = 0 if self.type == socket.SOCK_STREAM else _CREDENTIALS
+        _, _, flags, _ = self.recvmsg(_PIECE, room, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return bool(flags & socket.MSG_CTRUNC)
 
 
 class Listener(socket.socket):
     """Accepts connections of strangers."""
+
+    owner: Owner | None = None  # whose files come with the messages of all its connections, as of a `Connection`
 
     def refuse_files(self) -> None:
         """For its connections: who hands over a file gets an error, where the kernel can do that."""
@@ -226,7 +237,9 @@ class Listener(socket.socket):
     def accept(self) -> tuple[Connection, Any]:
         """As a socket's."""
         accepted, address = super().accept()
-        return Connection(self.family, self.type, self.proto, fileno=accepted.detach()), address
+        connection = Connection(self.family, self.type, self.proto, fileno=accepted.detach())
+        connection.owner = self.owner
+        return connection, address
 
     def close(self) -> None:
         """Also the connections that were not accepted yet."""

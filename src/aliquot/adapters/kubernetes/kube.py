@@ -20,6 +20,7 @@ import msgspec
 
 from aliquot.adapters.kubernetes.connections import Connections, NotSentError, can_connect
 from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, find_server, monotonic
+from aliquot.adapters.kubernetes.protobuf import is_protobuf
 
 if TYPE_CHECKING:
     import aiohttp  # loaded with its first request: the scheduler sends others before
@@ -300,8 +301,8 @@ class Kube:
 def _refusal(status: int, raw: bytes) -> ApiError:
     try:
         answer = msgspec.json.decode(raw, type=_Status)
-    except msgspec.MsgspecError:  # not the API server itself: a proxy, or a server that is starting
-        answer = _Status(message=raw[:200].decode(errors="replace").strip())
+    except msgspec.MsgspecError:  # not the API server itself: a proxy, or a server that is starting; or protobuf
+        answer = _Status(message="" if is_protobuf(raw) else raw[:200].decode(errors="replace").strip())
     return ApiError(status, answer.reason, answer.message or f"HTTP {status}", answer.details)
 
 

@@ -11,6 +11,7 @@ from aliquot.adapters.kubernetes.protobuf import ACCEPT, ProtobufError, as_json,
 
 log = logging.getLogger(__name__)
 _PATIENCE, _CONNECT = 60.0, 10.0  # seconds: for a page, for a connection
+_ASKED_AGAIN = (403, 406)  # the API server lacks the form; or it refuses, and its reason would be in that form too
 
 
 def request_pages(
@@ -36,7 +37,7 @@ def request_pages(
             try:
                 return await ask_for_either(asked)
             except (ProtobufError, ApiError) as error:
-                if isinstance(error, ApiError) and error.status != 406:  # it cannot answer in any such form
+                if isinstance(error, ApiError) and error.status not in _ASKED_AGAIN:
                     raise
                 log.warning("list_not_protobuf", extra={"data": {"path": path, "why": str(error)}})
             as_protobuf = False

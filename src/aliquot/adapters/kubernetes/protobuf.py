@@ -38,10 +38,22 @@ def is_protobuf(raw: bytes) -> bool:
 
 def as_json(raw: bytes) -> bytes:
     """The same list as JSON, with the fields that are read. Raises ProtobufError: nothing is guessed."""
+    try:
+        made = _converted(raw)
+        if not made.isascii():
+            made.decode()
+    except UnicodeDecodeError as error:
+        raise ProtobufError(f"a text is not UTF-8: {error}") from error
+    except (ImportError, OSError, MemoryError) as error:  # a Python without ctypes; a machine without memory
+        raise ProtobufError(f"cannot convert it: {error}") from error
+    return made
+
+
+def _converted(raw: bytes) -> bytes:
     from ctypes import c_char, create_string_buffer
 
     convert, why = _load(), create_string_buffer(_LONGEST)
-    room = len(raw) or 1
+    room = 2 * len(raw) or 1  # nearly always enough
     for _ in range(2):  # the second time with as much room as it needs
         out = mmap(-1, room)  # not of the heap, which would keep it; pages that are not written take no memory
         size = convert(raw, len(raw), (c_char * room).from_buffer(out), room, why, _LONGEST)
@@ -52,13 +64,7 @@ def as_json(raw: bytes) -> bytes:
         if size > _LARGEST:
             raise ProtobufError(f"as JSON it would have {size:,} bytes")
         room = size
-    made = out[:size]
-    try:
-        if not made.isascii():
-            made.decode()
-    except UnicodeDecodeError as error:
-        raise ProtobufError(f"a text is not UTF-8: {error}") from error
-    return made
+    return out[:size]
 
 
 @cache

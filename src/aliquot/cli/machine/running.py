@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from msgspec import UNSET
+
 from aliquot.cli.amounts import AmountError, parse_cards
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.dashboard import LOOPBACK, split_address
@@ -31,7 +33,9 @@ def differences(asked: Mapping[str, str], status: Status) -> Iterator[str]:
     running = _running(status)
     for flag, value in asked.items():
         has = running.get(flag)
-        if has is None or _plain(flag, value) != _plain(flag, has):
+        if has is None and flag in _USUAL:
+            yield f"{flag} {value} (it is of an older release and does not say what it has)"
+        elif has is None or _plain(flag, value) != _plain(flag, has):
             yield f"{flag} {value} (it has {'none' if has is None else has})"
 
 
@@ -40,8 +44,7 @@ def _running(status: Status) -> dict[str, str]:
     daemon, rules = status.daemon, status.rules
     delay, kill_after = rules.release_delay_seconds, rules.kill_after_seconds
     found = {
-        **_USUAL,
-        **(daemon.options or {}),
+        **({} if daemon.options is UNSET else _USUAL | daemon.options),
         "--policy": rules.policy.value,
         "--release-delay": "auto" if delay is None else _ms(delay),
         "--enforce": "report" if kill_after is None else "kill",
@@ -49,8 +52,9 @@ def _running(status: Status) -> dict[str, str]:
     }
     if daemon.rules:
         found["--rules"] = daemon.rules
-    if status.pool:
-        found["--host-pool"] = f"{mib}MiB" if (mib := status.pool.bytes >> 20) else "0"
+    if daemon.dashboard is None:  # also where its port was in use
+        found["--listen"] = "0"
+    found["--host-pool"] = f"{mib}MiB" if status.pool and (mib := status.pool.bytes >> 20) else "0"
     found.pop("--simulate", None)  # as it was given; what follows is as it is
     if daemon.simulated:
         found["--simulate"] = daemon.simulated

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import click
+from msgspec import UNSET
 
 from aliquot.adapters.host.logfiles import OLDER
 from aliquot.cli.client import NotFoundError, ask, parse_answer, read_status
@@ -160,6 +161,8 @@ class _Following:
         """See the function."""
         if not self._run.running:
             return _how_ended(self._run)
+        if self._run.id is UNSET:  # a daemon from before runs had ids
+            return _how_ended(_log_of(self._run.name))
         ended = parse_answer(ask({"op": "ended"}), EndedRuns).ended
         return next((_how_it_ended(run) for run in ended if run.id == self._run.id), None)
 

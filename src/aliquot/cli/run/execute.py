@@ -130,7 +130,11 @@ def _in_background(
         with contextlib.suppress(BrokenPipeError):  # without a keeper the run has no exit code, and that is all
             os.write(folder, os.fsencode(granted.get("set", {}).get(TENANT_VARIABLE, "")))
         report(name=granted["name"])
-        _redirect_to(granted["log"])  # also one that waited: a daemon that restarted meanwhile made another log
+        try:  # also one that waited: a daemon that restarted meanwhile made another log
+            _redirect_to(granted["log"])
+        except OSError:
+            if pipe >= 0:
+                raise  # one that waited has a log, even if somebody removed the file
         execute(granted, program, command)
     except RunError as error:
         report(error=str(error), code=error.code)
@@ -139,6 +143,8 @@ def _in_background(
         code = error.code
     except (NoDaemonError, ControlError, OSError) as error:
         report(error=str(error), code=1)
+        if pipe < 0:
+            print_error(str(error))
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:

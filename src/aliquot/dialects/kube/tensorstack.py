@@ -87,7 +87,8 @@ def _set_resources(containers: list[object], entry: JsonView) -> None:
     """Of the container that the template has by that name; otherwise the runtime's template has it."""
     for index, container in enumerate(containers):
         if entry.get("name") and mapping(container).get("name") == entry["name"]:
-            containers[index] = {**mapping(container), **entry}
+            given = {key: value for key, value in entry.items() if value is not None}
+            containers[index] = {**mapping(container), **given}
             return
     containers.append({"image": "of-the-runtime", **entry})
 

@@ -22,11 +22,12 @@ def read_object(value: object, kind: type[_T], name: str) -> _T | Invalid:
     try:
         try:
             return msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
+        except msgspec.ValidationError:
+            there = _without_nulls(value)
             try:
-                return msgspec.convert(_without_nulls(value), kind)
-            except msgspec.ValidationError:
-                return _invalid(value, str(error), name)
+                return msgspec.convert(there, kind)
+            except msgspec.ValidationError as error:
+                return _invalid(there, str(error), name)
     except RecursionError:
         return Invalid(name, value, "an object that is nested less deeply")
     except UnicodeError:  # half of a surrogate pair: JSON can spell it, UTF-8 cannot

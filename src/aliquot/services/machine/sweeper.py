@@ -137,6 +137,8 @@ class Sweeper:
     async def look(self, waiting: int = -1) -> None:
         """Look for the processes of those that may have none left, and let go of those without. Those of restless users
         are looked at meanwhile, and only the user `waiting` waits for the look at their own."""
+        if (earlier := self._apart.get(waiting)) is not None:  # it does not look for what has ended since it began
+            await asyncio.wait({earlier})
         suspects, pods = self._tenants.suspects(), self._pods.to_clear()
         users = {*suspects.values(), *pods.values()}
         apart = self._scanner.restless(users)

@@ -40,6 +40,8 @@ def new_log(path: str, name: str, caller: Caller) -> str:
         # Only the daemon can write to the folder, so there is no race between check and open.
         if os.path.lexists(path) and caller.uid not in (0, os.geteuid(), os.lstat(path).st_uid):
             raise invalid(Invalid("name", name, "the log of another user's run has this name"))
+        if _writes_to(caller.pid, path):  # it waited for a daemon before us, and what it says next goes there
+            return path
         with contextlib.suppress(FileNotFoundError):
             remove_file(Path(path))  # not cut: whoever still follows the earlier run reads it to its end
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
@@ -50,6 +52,14 @@ def new_log(path: str, name: str, caller: Caller) -> str:
     except OSError as error:
         raise RefusedError("failed", text=f"{path}: {error.strerror}") from error
     return path
+
+
+def _writes_to(pid: int, path: str) -> bool:
+    """Whether that is the standard output of the process. By name: to look at another's file may take forever."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/1") == os.path.realpath(path)
+    except OSError:
+        return False
 
 
 def remove_log(path: str | None) -> None:

@@ -23,7 +23,7 @@ from typing import Protocol
 from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, MoverHello, Wake
 from aliquot.adapters.gpu.page import SLOTS, Page
-from aliquot.adapters.host.handedfiles import Connection, discard, is_behind
+from aliquot.adapters.host.handedfiles import Listener, discard, is_behind
 from aliquot.adapters.host.peers import has_ended
 from aliquot.model.tenant import Level, Tenant
 from aliquot.services.daemon.connections import FairShare, most_files
@@ -116,6 +116,8 @@ class Registrar:
 
     def add(self, tenancy: Tenancy) -> None:
         """Accept its processes from now on. Any thread."""
+        if isinstance(tenancy.listener, Listener):  # also for connections that are never accepted
+            tenancy.listener.owner = _owner(tenancy)
         with self._lock:
             self._watch_listener(tenancy)
         self.wake()
@@ -214,6 +216,9 @@ class Registrar:
     # --- connections -------------------------------------------------------------------------------------------
 
     def _accept(self, tenancy: Tenancy) -> None:
+        with self._lock:
+            if tenancy in self._muted:  # by what came with the same look
+                return
         try:
             connection, _ = tenancy.listener.accept()
         except OSError as error:
@@ -221,8 +226,6 @@ class Registrar:
                 time.sleep(0.01)
             return
         connection.setblocking(False)
-        if isinstance(connection, Connection):
-            connection.owner = _owner(tenancy)
         with self._lock:
             self._admit(tenancy, connection)
             if tenancy.listener.fileno() >= 0:
