@@ -188,8 +188,8 @@ class _Scanning:
         self._reading.pid = int(entry)
         try:
             environment = _content(folder, "environ")
-        except PermissionError:
-            environment = b"\0"
+        except PermissionError:  # another's; or one whose first thread has ended, whose files are root's then
+            environment = b"" if _fields(folder)[0] == b"Z" else b"\0"
         except ProcessLookupError:  # its first thread has ended, or all have; an older kernel returns nothing
             environment = b""
         self._reading.pid = None
@@ -197,7 +197,7 @@ class _Scanning:
         owner = os.fstat(folder).st_uid
         if environment and not marks and self._uids is not None and owner not in self._uids:
             return  # root's, most likely: neither marked nor asked about
-        fields = _content(folder, "stat").rpartition(b")")[2].split()
+        fields = _fields(folder)
         if has_no_thread(fields):
             return
         if not environment and fields[0] == b"Z":
@@ -228,6 +228,11 @@ class _Scanning:
             _, there, rest = environment.partition(start)
             if there:
                 yield name, os.fsdecode(rest.partition(b"\0")[0])
+
+
+def _fields(folder: int) -> list[bytes]:
+    """Of /proc/PID/stat, from the state on."""
+    return _content(folder, "stat").rpartition(b")")[2].split()
 
 
 def _content(folder: int, name: str) -> bytes:
