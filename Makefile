@@ -82,6 +82,9 @@ test-sanitized: $(TOOLS) ## the tests of the C parts on a build with ASan and UB
 
 # The packages without IO: their tests need no library in C and no other process.
 PURE := tests/model tests/wording tests/dialects tests/placement tests/arbiter tests/sim
+# Of these, what plays minutes of a card or a cluster: half of the time of all. `make test` has them too.
+PLAYED := $(patsubst %,tests/arbiter/test_%.py,anything classes debts dryqueues gaps mixing shares) \
+    tests/placement/policies/test_packing.py tests/placement/policies/test_reserve.py tests/sim/test_replay.py
 
 # What may act for root in another way than for others: files, sockets, processes and devices of one machine. The rest makes
 # the same calls whoever runs it, and `make test` has tested it: what only computes or prints, what speaks with a cluster
@@ -100,7 +103,7 @@ BY_USER := $(patsubst %,tests/adapters/%,gpu host kubelet $(patsubst %,kubernete
 test-as-user: native $(TOOLS) ## as root, after make test: the tests of what depends on the user again, as an ordinary user in a copy, with few examples
 	@HYPOTHESIS_PROFILE=quick tests/as_user.sh $(VENV) -n auto $(BY_USER)
 
-quick: $(TOOLS) ## lint, import rules, types, and the tests of the packages without IO with few examples; about a minute
+quick: $(TOOLS) ## lint, import rules, types, and the tests of the packages without IO with few examples, without minutes of virtual time; about half a minute
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-static quick-tests
 
 quick-static:
@@ -110,7 +113,7 @@ quick-static:
 	@$(BIN)/mypy
 
 quick-tests:
-	@HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest $(PURE)
+	@HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 $(PURE) $(PLAYED:%=--ignore=%)
 
 browser: native $(TOOLS) ## test the dashboard in a real browser, Debian's chromium; root installs it if it is missing
 	@$(BIN)/python tests/browser/chromium.py --install
