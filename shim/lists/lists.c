@@ -125,7 +125,7 @@ struct work {
 
 enum wire { VARINT = 0, EIGHT = 1, BYTES = 2, FOUR = 5 };
 
-/* Always 0, so that callers can `return fail(...)`. The first failure is the one that is told. */
+/* Always 0, so that callers can `return fail(...)`. The first failure is the one that is reported. */
 static int fail(struct work *work, const uint8_t *at, const char *form, ...)
 {
     if (work->why[0])

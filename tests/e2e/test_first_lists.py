@@ -10,8 +10,7 @@ import msgspec
 
 from aliquot.adapters.kubernetes.kube import Kube, find_server
 from aliquot.adapters.kubernetes.listing import request_pages
-from aliquot.adapters.kubernetes.paging import ListMeta
-from aliquot.dialects.wire.objects import NodeObject, PodObject
+from kit.clusters.gowriting import Nodes, Pods
 from testbed import objects
 from testbed.client import MERGE_PATCH
 from testbed.plane import ControlPlane
@@ -34,16 +33,6 @@ STATUS = {
 
 # What the Pod with all the rest cannot have: it waits, it is not going, has a name, no RuntimeClass and no PodGroup.
 ABSENT = {"node_name", "deletion_timestamp", "generate_name", "overhead", "scheduling_group"}
-
-
-class Nodes(msgspec.Struct):
-    metadata: ListMeta
-    items: list[NodeObject]
-
-
-class Pods(msgspec.Struct):
-    metadata: ListMeta
-    items: list[PodObject]
 
 
 def rich_pod() -> dict[str, Any]:

@@ -14,23 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.adapters.kubernetes import protobuf as module
-from aliquot.adapters.kubernetes.paging import ListMeta, next_page
-from aliquot.adapters.kubernetes.protobuf import ProtobufError, as_json, can_read, is_protobuf
-from aliquot.dialects.wire.objects import NodeObject, PodObject
+from aliquot.adapters.kubernetes.paging import next_page
+from aliquot.adapters.kubernetes.protobuf import ProtobufError, as_json, is_protobuf
 from kit.clusters import gowriting
-from kit.clusters.gowriting import Go, blank, page, values, varint
-
-pytestmark = pytest.mark.skipif(not can_read(), reason="the library was not built: make native")
-
-
-class Nodes(msgspec.Struct):
-    metadata: ListMeta
-    items: list[NodeObject]
-
-
-class Pods(msgspec.Struct):
-    metadata: ListMeta
-    items: list[PodObject]
+from kit.clusters.gowriting import Go, Nodes, Pods, blank, page, values, varint
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,10 +12,28 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
+
+from aliquot.adapters.kubernetes.paging import ListMeta
+from aliquot.dialects.wire.objects import NodeObject, PodObject
 
 Go = dict[str, Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Nodes(msgspec.Struct):
+    """A page of Nodes, as it is read."""
+
+    metadata: ListMeta
+    items: list[NodeObject]
+
+
+class Pods(msgspec.Struct):
+    """A page of Pods."""
+
+    metadata: ListMeta
+    items: list[PodObject]
 
 
 @dataclass(frozen=True, slots=True)
