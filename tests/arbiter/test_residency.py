@@ -1,23 +1,14 @@
-"""Whose memory is on the card, in virtual time: moves take time, and everything that is asked for happens."""
+"""Whose memory leaves the card and whose returns: one decision at a time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from aliquot.arbiter.residency import (
-    ASK_AGAIN_MOST,
-    RETRY_MOST,
     SLACK,
-    STARVES,
-    UNHEARD,
-    Errand,
-    Hearing,
     Leave,
     Memory,
     Obstacle,
@@ -27,107 +18,9 @@ from aliquot.arbiter.residency import (
     _ready_at,
     decide,
     most_room,
-    pause_after,
 )
-from aliquot.model.claim import AppClass
 from aliquot.model.residency import Where
-
-GIB = 1 << 30
-ONLINE, OFFLINE, NORMAL = AppClass.ONLINE, AppClass.OFFLINE, AppClass.NORMAL
-H200 = Memory(card=139 * GIB, pool=200 * GIB)
-
-
-def offline(name: str, gib: float, where: Where = Where.RESIDENT, **more: object) -> Occupant:
-    return replace(Occupant(name, OFFLINE, where, round(gib * GIB)), **more)  # type: ignore[arg-type]
-
-
-@dataclass
-class World:
-    """Tenants whose moves take as long as they have bytes, piece by piece; offline ones always have work."""
-
-    memory: Memory
-    tenants: dict[str, Occupant]
-    now: float = 0.0
-    moves: int = 0
-    moving: float = 0.0
-    resident: dict[str, float] = field(default_factory=dict)
-    longest_away: dict[str, float] = field(default_factory=dict)
-
-    def run(self, seconds: float, step: float = 0.05) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self._move(round(self.memory.bandwidth * step), step)
-            for name, tenant in self.tenants.items():
-                if tenant.where is Where.RESIDENT:
-                    self.resident[name] = self.resident.get(name, 0.0) + step
-                    self.tenants[name] = replace(tenant, last_active=self.now)
-                elif tenant.where is Where.PARKED and tenant.wants is None:
-                    self.tenants[name] = tenant = replace(tenant, wants=0, wants_since=self.now)
-                if tenant.where is not Where.RESIDENT:
-                    away = self.now - tenant.wants_since
-                    self.longest_away[name] = max(self.longest_away.get(name, 0.0), away)
-            for order in decide(list(self.tenants.values()), self.memory, self.now).orders:
-                self._begin(order)
-            self.now += step
-
-    def _begin(self, order: Leave | Return) -> None:
-        tenant = self.tenants[order.tenant]
-        self.moves += 1
-        if isinstance(order, Leave):
-            assert tenant.where is Where.RESIDENT
-            changed = replace(tenant, where=Where.LEAVING, wants=0, wants_since=self.now, since=self.now)
-        else:
-            assert tenant.where is Where.PARKED
-            changed = replace(tenant, where=Where.RETURNING, since=self.now)
-        self.tenants[order.tenant] = changed
-
-    def _move(self, most: int, step: float) -> None:
-        """One step of every move, as far as there is room. The card and the pool never hold more than they can."""
-        for name, tenant in self.tenants.items():
-            if tenant.where is Where.LEAVING:
-                room = self.memory.pool - sum(other.parked for other in self.tenants.values())
-                tenant = replace(tenant, parked=tenant.parked + min(most, tenant.resident, room))
-                if not tenant.resident:
-                    tenant = replace(tenant, where=Where.PARKED, since=self.now)
-            elif tenant.where is Where.RETURNING:
-                room = self.memory.card - sum(other.on_card for other in self.tenants.values())
-                tenant = replace(tenant, parked=tenant.parked - min(most, tenant.parked, room))
-                if not tenant.parked:
-                    tenant = replace(tenant, where=Where.RESIDENT, wants=None, since=self.now)
-            self.moving += step if tenant.where in (Where.LEAVING, Where.RETURNING) else 0
-            self.tenants[name] = tenant
-        assert sum(tenant.on_card for tenant in self.tenants.values()) <= self.memory.card
-        assert sum(tenant.parked for tenant in self.tenants.values()) <= self.memory.pool
-
-
-def parked(name: str, gib: float) -> Occupant:
-    return offline(name, gib, Where.PARKED, parked=round(gib * GIB))
-
-
-def test_three_tenants_on_a_card_for_two_take_turns_and_none_starves() -> None:
-    names = ("a", "b", "c")
-    tenants = {"a": offline("a", 60), "b": offline("b", 60), "c": parked("c", 60)}
-    world = World(replace(H200, pool=64 * GIB), tenants)  # one of them, and little more, fits in the pool
-    world.run(600)
-    shares = [world.resident[name] / 600 for name in names]
-    assert min(shares) >= 0.55  # of 2/3
-    assert max(world.longest_away.values()) <= STARVES + 5
-    assert world.moving / 600 <= 0.12 * 2  # out and in overlap the other tenant's work: a tenth of each one's turn
-
-
-@settings(max_examples=30)
-@given(st.lists(st.integers(5, 60), min_size=2, max_size=6), st.integers(60, 139), st.sampled_from([0, 512 << 20]))
-def test_no_tenant_starves_and_the_card_is_never_overbooked(sizes: list[int], card: int, context: int) -> None:
-    """Contexts stay on the card; placement books so that each tenant fits beside those of the others."""
-    memory = Memory(card=card * GIB + context * len(sizes), pool=400 * GIB)
-    there = {f"t{at}": replace(parked(f"t{at}", size), fixed=context) for at, size in enumerate(sizes)}
-    world = World(memory, there)
-    world.run(400)
-    fits = sum(sizes) <= card
-    for name in world.tenants:
-        assert world.resident.get(name, 0.0) >= (390 if fits else 10), name
-    if fits:
-        assert world.moves == len(sizes)
+from kit.cards.occupants import GIB, H200, NORMAL, OFFLINE, ONLINE, offline, parked
 
 
 def test_online_allocation_takes_room_from_as_few_offline_tenants_as_possible() -> None:
@@ -205,85 +98,6 @@ def test_tenant_that_returns_gives_way_to_online_work() -> None:
     assert decide([returning, asks], replace(H200, card=70 * GIB), 0.0).orders == (Leave("off"),)
 
 
-def test_tenant_that_does_not_hear_is_passed_over_and_asked_again_less_and_less_often() -> None:
-    """`deaf` is the first choice, because it is the smaller one: it is stopped, for 20 minutes."""
-    deaf, other = offline("deaf", 40), offline("other", 60)
-    online = Occupant("online", ONLINE, Where.RESIDENT, 0, wants=60 * GIB)
-    hearing, asked, now, ordered, left_at = Hearing(), [], 0.0, False, None
-    while now < 1200:
-        if hearing.note(pending=ordered, works=False, now=now):
-            ordered = False
-        there = [replace(deaf, retry_at=hearing.ask_at), other, online]
-        for order in decide(there, replace(H200, card=141 * GIB), now).orders:
-            if order.tenant == "deaf" and not ordered:
-                asked.append(now)
-                ordered = True
-            elif order.tenant == "other" and left_at is None:
-                left_at = now
-        now += 0.5
-    assert asked[0] == 0.0
-    assert left_at is not None
-    assert left_at <= UNHEARD + 1  # long before its allocation gives up
-    gaps = [later - before for before, later in pairwise(asked)]
-    assert len(asked) >= 4
-    assert gaps == sorted(gaps)
-    assert gaps[-1] <= ASK_AGAIN_MOST + UNHEARD + 1
-
-
-def test_tenant_that_works_on_and_ignores_orders_does_not_keep_others_from_leaving() -> None:
-    """`deaf` is the first choice, and launches something in every round."""
-    deaf, other = offline("deaf", 40), offline("other", 60)
-    online = Occupant("online", ONLINE, Where.RESIDENT, 0, wants=60 * GIB)
-    hearing, now, ordered = Hearing(), 0.0, False
-    while other.where is Where.RESIDENT:
-        assert now <= UNHEARD + 1, "long before its allocation gives up"
-        if hearing.note(pending=ordered, works=True, now=now):
-            ordered = False
-        there = [replace(deaf, retry_at=hearing.ask_at), other, online]
-        for order in decide(there, replace(H200, card=141 * GIB), now).orders:
-            if order.tenant == "deaf":
-                ordered = True
-            else:
-                other = replace(other, where=Where.LEAVING)
-        now += 0.5
-
-
-def test_tenant_that_works_again_may_be_asked_at_once() -> None:
-    hearing = Hearing()
-    assert not hearing.note(pending=True, works=False, now=0.0)
-    assert hearing.note(pending=True, works=False, now=UNHEARD + 0.1)
-    assert hearing.ask_at > UNHEARD + 1
-    assert not hearing.note(pending=False, works=True, now=UNHEARD + 1)
-    assert hearing == Hearing()
-
-
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0.0, 20.0)), max_size=60))
-def test_order_is_withdrawn_only_after_its_time_and_asking_always_comes_again(
-    seen: list[tuple[bool, bool, float]],
-) -> None:
-    hearing, now, pending_for = Hearing(), 0.0, 0.0
-    for pending, works, passes in seen:
-        now += passes
-        pending_for = pending_for + passes if pending and hearing.since is not None else 0.0
-        withdrawn = hearing.note(pending=pending, works=works, now=now)
-        assert withdrawn == (pending and pending_for > UNHEARD)
-        assert hearing.ask_at <= now + ASK_AGAIN_MOST
-        assert not withdrawn or hearing.ask_at > now
-
-
-@given(st.integers(1, 10_000), st.floats(0.1, 60.0))
-def test_pauses_between_tries_double_up_to_the_longest(failures: int, first: float) -> None:
-    pause = pause_after(failures, first)
-    assert first <= pause <= max(first, RETRY_MOST)
-    assert pause_after(failures + 1, first) == min(2 * pause, max(first, RETRY_MOST))
-    assert pause_after(1, first) == first
-
-
-@pytest.mark.parametrize(("failures", "pause"), [(16, 2.0), (17, 4.0), (18, 4.0), (10_000, 4.0)])
-def test_pause_doubles_sixteen_times_at_most(failures: int, pause: float) -> None:
-    assert pause_after(failures, 2.0**-14) == pause
-
-
 @pytest.mark.parametrize(
     ("free", "pool", "orders"),
     [
@@ -318,7 +132,6 @@ def test_memory_that_leaves_is_promised_to_who_returns_first_and_the_rest_to_who
 
 
 # --- exactly ---------------------------------------------------------------------------------------------------------
-
 BYTES = Memory(card=100, pool=1 << 40)
 
 
@@ -404,47 +217,6 @@ def test_most_room_is_what_would_be_free_if_all_left_that_may() -> None:
         Occupant("d", NORMAL, Where.RESIDENT, 40, fixed=4, park_after=1.0),
     ]
     assert [most_room(there, BYTES, name) for name in "abcd"] == [50, 30, 50, 10]
-
-
-def test_errand_ends_when_nothing_is_under_way_or_when_it_takes_too_long() -> None:
-    errand = Errand()
-    errand.note(under_way=True, takes=0.0, now=5.0)  # not ordered: what its page says is nothing to us
-    assert (errand.is_on, errand.ask_at, errand.overdue) == (False, -inf, 0)
-    errand.begin(True, 10.0)
-    errand.begin(True, 12.0)  # told again: it began when it was told first
-    assert (errand.is_on, errand.since) == (True, 10.0)
-    errand.begin(False, 13.0)
-    assert (errand.leave, errand.since) == (False, 13.0)
-    errand.note(under_way=True, takes=3.0, now=16.0)
-    assert errand.is_on
-    errand.note(under_way=False, takes=3.0, now=16.0)
-    assert (errand.is_on, errand.overdue, errand.ask_at) == (False, 0, -inf)
-
-
-def test_tenant_whose_errands_take_too_long_is_asked_less_and_less_often_until_one_ends() -> None:
-    errand, pauses = Errand(), []
-    for at in range(20):
-        errand.begin(True, 1000.0 * at)
-        errand.note(under_way=True, takes=3.0, now=1000.0 * at + 4.0)
-        assert not errand.is_on
-        pauses.append(errand.ask_at - 1000.0 * at - 4.0)
-    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0] + [300.0] * 15
-    assert errand.overdue == 16
-    errand.begin(True, 0.0)
-    errand.note(under_way=False, takes=3.0, now=1.0)
-    assert errand.overdue == 0
-
-
-def test_order_is_withdrawn_after_more_than_its_time_and_asked_again_twice_as_late() -> None:
-    hearing = Hearing()
-    assert [hearing.note(pending=True, works=True, now=now) for now in (10.0, 15.0, 15.5)] == [False, False, True]
-    assert (hearing.ask_at, hearing.unheard) == (25.5, 1)
-    assert [hearing.note(pending=True, works=False, now=now) for now in (30.0, 36.0)] == [False, True]
-    assert (hearing.ask_at, hearing.unheard) == (56.0, 2)
-    assert hearing.note(pending=False, works=False, now=37.0) is False
-    assert (hearing.ask_at, hearing.unheard) == (56.0, 2)
-    assert hearing.note(pending=False, works=True, now=38.0) is False
-    assert (hearing.ask_at, hearing.unheard) == (-inf, 0)
 
 
 def test_room_that_is_too_little_for_the_first_is_kept_for_it() -> None:
