@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from aliquot.dialects import Rules, render_inventory
 from aliquot.dialects.wire.upkeep import Upkeep, may_need_upkeep, upkeep
 from aliquot.model.device import Card
-from dialects.test_properties import nodes
+from kit.values.claims import nodes
 from kit.values.manifests import QGPU, SGN, XGN, a_node
 from kit.values.strategies import anything, mutated
 

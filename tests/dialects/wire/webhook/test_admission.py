@@ -16,7 +16,7 @@ from aliquot.dialects.wire.webhook.admission import (
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.refusal import Invalid
-from dialects.test_properties import NODE, claims, grants
+from kit.values.claims import NODE, claims, grants
 from kit.values.manifests import (
     COUNT,
     MEM,

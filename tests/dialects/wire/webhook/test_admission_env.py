@@ -18,7 +18,7 @@ from aliquot.dialects.wire.webhook.admission import (
 )
 from aliquot.model.claim import Claim
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from dialects.test_properties import NODE, grants
+from kit.values.claims import NODE, grants
 from kit.values.manifests import (
     MEM,
     QGPU_MEMORY,
