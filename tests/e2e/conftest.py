@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.sides import ByPlane
+from e2e.webhooks import SECRET
 from testbed import objects
 from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
+from testbed.client import Refused
 from testbed.judges.holdings import overbooked
 from testbed.plane import ControlPlane, KubeScheduler
 from testbed.programs.product import AliquotScheduler
@@ -57,6 +60,14 @@ def clean(plane: ControlPlane) -> Iterator[ControlPlane]:
     yield plane
     plane.start_apiserver()  # a test that stopped it may have failed before it started it again
     objects.remove_all(plane)
+
+
+@pytest.fixture
+def fresh(clean: ControlPlane) -> Iterator[ControlPlane]:
+    """The control plane; the keys that a test made are gone after it."""
+    yield clean
+    with suppress(Refused):
+        clean.api("DELETE", SECRET)
 
 
 @pytest.fixture

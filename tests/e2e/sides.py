@@ -46,6 +46,7 @@ LONGEST_FIRST = (
     "test_two_schedulers.py",
     "test_churn.py",
     "ship/test_takeover.py",
+    "test_webhook_serving.py",
     "test_webhook.py",
     "test_fuzz.py",
     "ship/test_chart.py",

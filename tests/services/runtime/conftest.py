@@ -9,13 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from kit.cards.arbiterd import Rig, running
+from kit.cards.arbiterd import Rig, open_files, running, same_files
+from kit.cards.hostiletenant import HostileTenant
 
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """A daemon at work, which leaves no file open."""
     yield from running(lambda: Rig(tmp_path, monkeypatch))
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostileTenant]:
+    before = open_files()
+    rig = Rig(tmp_path, monkeypatch)
+    made = HostileTenant(rig)
+    yield made
+    rig.end()
+    assert same_files(before), "files were left open"
 
 
 @pytest.fixture
