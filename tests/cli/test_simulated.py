@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.gpu import player
+from aliquot.adapters.host.control import ControlError, NoDaemonError
 from kit.machines.machine import ALIQUOT, Machine, eventually
 from kit.running.ports import free_port
 
@@ -197,6 +198,22 @@ def test_simulated_metrics() -> None:
         machine.close()
 
 
+def test_daemon_is_no_process_of_the_run_that_started_it() -> None:
+    """A command that waits for all its children would wait for the daemon, and `aliquot stop` would end it."""
+    machine = Machine([])
+    try:
+        words = ("run", "--simulate", "1x8GiB", "--name", "first", "--", "sleep", "600")
+        with machine.begin(*words) as first:
+            eventually(lambda: _answers(machine, running=["first"]))
+            assert Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text() == ""
+            stopped = machine.aliquot("stop", "first")
+            assert (stopped.returncode, stopped.stderr) == (0, "first: SIGTERM to 1 process\nfirst: stopped\n")
+            assert machine.names() == []
+    finally:
+        machine.aliquot("down")
+        machine.close()
+
+
 def test_daemons_killed_at_random_lose_no_run(machine: Machine) -> None:
     """Runs come and go; the daemon is killed again and again, wherever it happens to be, and comes back when needed."""
     chance = random.Random(3)
@@ -215,6 +232,33 @@ def test_daemons_killed_at_random_lose_no_run(machine: Machine) -> None:
     assert machine.aliquot("run", "--", "true").returncode == 0  # starts the daemon where it was killed last
     eventually(lambda: machine.names() == [])
     eventually(lambda: not list((machine.home / "t").iterdir()))  # a folder goes after the name that it had
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_run_in_queue_starts_the_daemon_that_was_killed(machine: Machine, detached: bool) -> None:
+    """If no other run and no service manager does."""
+    blocker = machine.detach("--gpus", "2", "--memory", "20", "--", "sleep", "600")
+    words = ["run", "--name", "late", "--memory", "8", "--", "sleep", "600"]
+    with machine.begin(*words) if not detached else contextlib.nullcontext() as run:
+        if detached:
+            assert machine.aliquot("run", "-d", *words[1:]).stdout == "late\n"
+        eventually(lambda: machine.status()["queue"])
+        os.kill(int((machine.home / "lock").read_text()), signal.SIGKILL)
+        eventually(lambda: _answers(machine, running=[blocker], waiting=["late"]))
+        machine.aliquot("stop", blocker)
+        eventually(lambda: machine.names() == ["late"])
+        machine.aliquot("stop", "late")
+        if run is not None:
+            assert run.wait(60) == -signal.SIGTERM
+
+
+def _answers(machine: Machine, *, running: list[str], waiting: list[str] | None = None) -> bool:
+    """Whether a daemon runs that knows exactly these."""
+    with contextlib.suppress(NoDaemonError, ControlError):
+        found = machine.status()
+        names = [[entry["name"] for entry in found[part]] for part in ("tenants", "queue")]
+        return names == [running, waiting or []]
+    return False
 
 
 @pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.host import processes
-from aliquot.adapters.host.procscan import scan, with_environment
+from aliquot.adapters.host.procscan import Scan, Seen, scan, with_environment
 from kit.machines.machine import eventually
 from kit.running.threads import headless
 
@@ -93,3 +93,10 @@ def test_with_environment_finds_a_process_that_forks_and_exits_all_the_time() ->
         while left := with_environment("ALIQUOT_MARK", "handing over"):
             processes.kill_all(left)
     assert missed == 0
+
+
+def test_below_leaves_out_a_process_and_what_is_below_it() -> None:
+    """The daemon that a run started, and the daemon's own children."""
+    parents = {10: 1, 11: 10, 12: 11, 13: 10, 14: 13}
+    found = Scan({pid: Seen(parent, started=1, uid=5, marks={}) for pid, parent in parents.items()})
+    assert found.below({10: 1}, ("RUN", "a"), 5, without=11) == {13: 1, 14: 1}

@@ -49,6 +49,7 @@ class Connection:
     believes no other user's."""
 
     def __init__(self, path: str, timeout: float | None = 10.0, *, obeys: bool = True) -> None:
+        self.path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
         self._buffer = b""

@@ -60,14 +60,15 @@ class Scan:
             if seen.marks.get(name) == value and uid in (None, seen.uid)
         }
 
-    def below(self, roots: Mapping[int, int], mark: tuple[str, str], uid: int) -> dict[int, int]:
+    def below(self, roots: Mapping[int, int], mark: tuple[str, str], uid: int, *, without: int) -> dict[int, int]:
         """The children of these processes (pid: start time), their children and so on. A process of that user belongs
-        to its parent unless it carries the mark with another value."""
+        to its parent unless it carries the mark with another value. The process `without` and what is below it do not
+        belong to them."""
         name, value = mark
         known = {pid for pid, started in roots.items() if pid in self.processes and self._is(pid, started)}
         children: dict[int, list[int]] = {}
         for pid, seen in self.processes.items():
-            if seen.uid == uid and seen.marks.get(name, value) == value:
+            if seen.uid == uid and seen.marks.get(name, value) == value and pid != without:
                 children.setdefault(seen.parent, []).append(pid)
         found, fresh = set[int](), known
         while fresh:

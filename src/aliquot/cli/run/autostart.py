@@ -17,7 +17,8 @@ _PATIENCE = 60.0  # seconds; a cold start reads numpy from a slow disk, NVML wak
 _STEP = 0.02
 _MOST_TRIES = 5
 _RUNS_ALREADY = 1  # exit code of a daemon that found another one running
-_KILLED = range(-64, 0)
+_KILLED = range(129, 193)
+_LAUNCHER = os.path.join(os.path.dirname(__file__), "launcher.py")
 _LONGEST_LOG = 4 << 20
 _LEAST_FREE = 4 << 20
 _LEAST_FILES = 64
@@ -92,20 +93,18 @@ def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connect
     with opened as log:
         log_start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves
-            [sys.executable, "-P", "-m", "aliquot", "up", *arguments],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment,
+            [sys.executable, "-I", "-S", _LAUNCHER, sys.executable, "-P", "-m", "aliquot", "up", *arguments],
+            stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, env=environment,
         )  # fmt: skip
-    while time.monotonic() < deadline:
-        try:
-            connection, _ = connect([home])
-        except NoDaemonError:
-            # Another daemon that started at the same moment may hold the lock: ours ends then and that one answers.
-            if process.poll() is not None and not _starting(home):
-                return StartError(_last_line(home, log_start), process.returncode)
-            time.sleep(_STEP)
-            continue
-        process.returncode = process.returncode or 0  # it outlives this process, which does not wait for it
-        return connection
+    with process:  # closes its input at the end: then it leaves the daemon alone
+        while time.monotonic() < deadline:
+            try:
+                return connect([home])[0]
+            except NoDaemonError:
+                # Another daemon that started at the same moment may hold the lock: ours ends then, that one answers.
+                if process.poll() is not None and not _starting(home):
+                    return StartError(_last_line(home, log_start), process.returncode)
+                time.sleep(_STEP)
     return StartError(f"the daemon did not answer within {_PATIENCE:.0f} s; see {home.daemon_log}")
 
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aliquot.adapters.host.control import Connection
 from aliquot.cli.amounts import (
     DURATION_ALLOWED,
     MEMORY_ALLOWED,
@@ -31,12 +30,12 @@ from aliquot.cli.run.request import (
     NOT_EXECUTABLE,
     NOT_FOUND,
     RunError,
-    after_restart,
     connect_to_daemon,
     deadline_of,
     not_allowed,
     print_error,
     print_waiting,
+    reconnect,
     wait_for_grant,
 )
 from aliquot.model.numbers.bounds import LEAST_LATENCY, LONGEST_PARK, MOST_LATENCY
@@ -51,7 +50,7 @@ from aliquot.wording.runoptions import (
 )
 
 if TYPE_CHECKING:
-    from aliquot.adapters.host.messages import RunMessage
+    from aliquot.adapters.host.messages import Granted, RunMessage, WaitingEvent
 
 _CLASSES = ("online", "offline", "normal")
 _CORE = {  # by --rules
@@ -153,14 +152,13 @@ def _main(arguments: list[str]) -> int:
     connection = connect_to_daemon(up, simulate=options.get("--simulate"))
     deadline = deadline_of(options.get("--timeout"))
     if not request["detach"]:
-
-        def reconnect(waited: bool) -> Connection:
-            """A run that waited in the queue waits for the daemon to restart; otherwise start a new daemon."""
-            return after_restart(waited) if waited else connect_to_daemon(up, None)
-
-        return execute(wait_for_grant(connection, request, deadline, print_waiting, reconnect), program, command)
+        return execute(wait_for_grant(connection, request, deadline, print_waiting, up), program, command)
     connection.close()  # the child makes the request: the daemon identifies it by its process id
-    return run_detached(request, program, command, deadline)
+
+    def request_grant(on_waiting: Callable[[WaitingEvent], None]) -> Granted:
+        return wait_for_grant(reconnect(connection, up), request, deadline, on_waiting, up)
+
+    return run_detached(request_grant, program, command)
 
 
 # --- the command line --------------------------------------------------------------------------------------------

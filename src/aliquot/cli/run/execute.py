@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aliquot.adapters.host.control import ControlError, NoDaemonError
@@ -13,15 +14,16 @@ from aliquot.cli.run.request import (
     INTERRUPTED,
     NOT_EXECUTABLE,
     RunError,
-    after_restart,
     print_error,
-    wait_for_grant,
     waiting_line,
 )
 from aliquot.model.containers.environment import with_granted
 
 if TYPE_CHECKING:
-    from aliquot.adapters.host.messages import Granted, RunMessage, WaitingEvent
+    from aliquot.adapters.host.messages import Granted, WaitingEvent
+
+
+RequestGrant = Callable[[Callable[["WaitingEvent"], None]], "Granted"]  # the argument is called whenever it waits
 
 
 def execute(granted: Granted, program: str, command: list[str]) -> NoReturn:
@@ -56,7 +58,7 @@ def _was_inherited(start: bytes) -> bool:
         return True
 
 
-def run_detached(request: RunMessage, program: str, command: list[str], deadline: float | None) -> int:
+def run_detached(request_grant: RequestGrant, program: str, command: list[str]) -> int:
     """Fork a child that requests the slice and execs the command. Print its name as soon as it has one."""
     import json
 
@@ -69,7 +71,7 @@ def run_detached(request: RunMessage, program: str, command: list[str], deadline
             if child == 0:
                 os.close(reader)
                 os.close(folder)
-                _in_background(request, program, command, deadline, writer, folder_writer)
+                _in_background(request_grant, program, command, writer, folder_writer)
             _keep(child, folder)
         finally:
             os._exit(1)
@@ -100,9 +102,7 @@ def _keep(child: int, folder: int) -> NoReturn:
     os.execve(sys.executable, words, {})  # noqa: S606 - ourselves
 
 
-def _in_background(
-    request: RunMessage, program: str, command: list[str], deadline: float | None, pipe: int, folder: int
-) -> NoReturn:
+def _in_background(request_grant: RequestGrant, program: str, command: list[str], pipe: int, folder: int) -> NoReturn:
     """Never returns: the child must not run the code of the parent a second time. The keeper reads the tenant's
     folder from the other end of `folder`."""
     import json
@@ -126,7 +126,7 @@ def _in_background(
     code = 1
     try:
         os.setsid()
-        granted = wait_for_grant(after_restart(False), request, deadline, on_waiting, after_restart)
+        granted = request_grant(on_waiting)
         with contextlib.suppress(BrokenPipeError):  # without a keeper the run has no exit code, and that is all
             os.write(folder, os.fsencode(granted.get("set", {}).get(TENANT_VARIABLE, "")))
         report(name=granted["name"])

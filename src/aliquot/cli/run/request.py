@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError
+from aliquot.adapters.host.home import own_home
 from aliquot.cli.amounts import parse_cards, parse_duration
 from aliquot.cli.run.autostart import StartError, connect_or_start, wait_for_daemon
 from aliquot.model.text import printable
@@ -20,9 +22,12 @@ if TYPE_CHECKING:
     from aliquot.model.openjson import JsonObject
 
 BAD_INPUT, NO_ROOM, DENIED, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED, STOPPED = 2, 75, 77, 126, 127, 130, 143
-AFTER_RESTART = 15.0  # seconds for which a queued run waits for the daemon to restart
+_SYSTEM_RESTART = 15.0  # seconds for which a run waits for a daemon that it cannot start itself
+_OWN_RESTART = 1.0  # before it starts its own: another run or a service manager may be faster
+_SPREAD = 20  # of 0.1 s: not all runs that waited start a daemon at the same moment; by their pid
 _FIRST_ANSWER = 30.0  # seconds within which the daemon reports at least the position
-_MOST_TRIES = 5  # restarts of the daemon that one run survives
+_MOST_TRIES = 10  # daemons in a row that die within _LIVED
+_LIVED = 60.0
 
 
 class RunError(Exception):
@@ -72,19 +77,18 @@ def _check_simulated(connection: Connection, simulate: str) -> None:
         )
 
 
-Reconnect = Callable[[bool], Connection]  # the argument: whether the run was queued
-
-
 def wait_for_grant(
     connection: Connection,
     request: RunMessage,
     deadline: float | None,
     on_waiting: Callable[[WaitingEvent], None],
-    reconnect: Reconnect,
+    up: list[str],
 ) -> Granted:
-    """Send the request and wait for the grant. Asks the next daemon if this one restarts."""
+    """Send the request and wait for the grant. If the daemon dies, ask the next one (see `reconnect`)."""
     position: Position | None = None
-    for _ in range(_MOST_TRIES):
+    tries = 0
+    while tries < _MOST_TRIES:
+        began = time.monotonic()
         shown = ""
         try:
             connection.send(request)
@@ -108,17 +112,25 @@ def wait_for_grant(
         except ControlError as error:
             print_error(f"{error}; reconnecting")
             connection.close()
-            connection = reconnect(position is not None)
+            tries = 0 if time.monotonic() - began > _LIVED else tries + 1
+            connection = reconnect(connection, up)
     raise RunError("the daemon restarted too often", 1)
 
 
-def after_restart(_waited: bool) -> Connection:
-    """Connect to a daemon that restarts."""
+def reconnect(lost: Connection, up: list[str]) -> Connection:
+    """Connect to the daemon that follows one that died. If that was ours and none follows, start one as a new run
+    would. Never in place of root's: it restarts, and two daemons would book the same cards twice. `aliquot down` does
+    not lead here: a daemon that stops answers the runs that wait."""
+    own = lost.path == own_home().control
     try:
-        return wait_for_daemon(AFTER_RESTART)[0]
+        return wait_for_daemon(_OWN_RESTART + os.getpid() % _SPREAD / 10 if own else _SYSTEM_RESTART)[0]
     except (NoDaemonError, ControlError) as error:
+        if own:
+            return connect_to_daemon(up, None)
         raise RunError(
-            "the daemon ended while this run waited: start it with `aliquot up -d`, then repeat the command", 1
+            f"the machine's daemon ended and did not restart within {_SYSTEM_RESTART:.0f} s: "
+            "root starts it with `aliquot up -d`; then repeat the command",
+            1,
         ) from error
 
 

@@ -31,17 +31,20 @@ def members(
 
     `root_left`: its root asked again, and belongs to another tenant unless it is on a card. The children that it had
     at the first look stay; those that come later are the other tenant's.
+
+    The daemon itself never belongs to a tenant, even where a process of the tenant started it.
     """
-    user, mark = user_of(tenancy), (TENANT_VARIABLE, folder)
+    user, mark, daemon = user_of(tenancy), (TENANT_VARIABLE, folder), os.getpid()
     root: dict[int, int] = {}
     if tenancy.root is not None and tenancy.started is not None and processes.lives(tenancy.root, tenancy.started):
         root[tenancy.root] = tenancy.started
     own = found.marked(*mark, user) | {pid: at for pid, at in (seen or {}).items() if processes.lives(pid, at)}
     if not root_left:
         own |= {**on_cards, **root}
-        return own | found.below(own, mark, user)
-    own = {pid: at for pid, at in own.items() if pid not in root}
-    below = found.below({**own, **on_cards, **(root if seen is None else {})}, mark, user)
+        own.pop(daemon, None)
+        return own | found.below(own, mark, user, without=daemon)
+    own = {pid: at for pid, at in own.items() if pid not in root and pid != daemon}
+    below = found.below({**own, **on_cards, **(root if seen is None else {})}, mark, user, without=daemon)
     return {pid: at for pid, at in (own | below).items() if pid not in root} | dict(on_cards)
 
 

@@ -1,0 +1,30 @@
+"""Starts the daemon so that it is not a child of the command that needed it.
+
+`aliquot run` becomes the user's command, which would have a child that it does not know: `aliquot stop` would end the
+daemon as a process of that run, and a command that waits for all its children would never end. So this program is the
+parent, and ends when its input is closed, or with the daemon and its exit code (128 + the signal that killed it).
+Arguments: the daemon's command. A program of its own, without the rest of aliquot, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+
+
+def main(command: list[str]) -> int:
+    """The exit code."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - ourselves
+    ended = os.pidfd_open(process.pid)
+    select.select([0, ended], [], [])
+    code = process.poll()
+    if code is None:
+        process.returncode = 0  # it outlives this process, which does not wait for it
+        return 0
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
