@@ -141,6 +141,14 @@ def test_seating_finds_a_solution_if_there_is_one(
             assert len({share.card for share in container.shares}) == wanted.count
 
 
+def test_seating_of_a_container_that_only_the_first_card_of_equal_ones_has_room_for() -> None:
+    """8 and 4 GiB on the first card, 8 on the second: the small one follows equal ones, but is none of them."""
+    claim = a_claim(*(a_container(a_slice(size), name=f"c{at}", index=at) for at, size in enumerate((8, 8, 4))))
+    grant = Chooser(a_cluster([[12, 11]]), POLICIES["spread"]()).choose(claim)
+    assert grant is not None
+    assert [usage.memory_mib for _, usage in sorted(grant.usage().items())] == [12 * GIB, 8 * GIB]
+
+
 def test_a_pod_with_absurdly_many_containers_is_answered_in_bounded_time() -> None:
     """Two hundred containers on 16 cards with no way to seat them: patience ends, and the answer is no."""
     board = a_cluster([[8] * 16])

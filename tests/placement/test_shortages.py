@@ -58,6 +58,8 @@ SOME = Occupant({}, cpu_milli=300, memory_mib=500)
 WHOLE = Occupant({}, whole_node=True)
 DAEMON = Occupant({0: Usage(GIB, slices=1)}, of_node=True)
 TWO_KINDS = a_claim(*(a_container(a_slice(size), name=f"c{size}", index=size) for size in (17, 18, 17)))
+SMALL_AND_LARGE = a_claim(*(a_container(a_slice(size), name=f"c{size}", index=size) for size in (4, 17)))
+TWO_SIZES = a_claim(*(a_container(a_slice(size, 41), name=f"c{size}", index=size) for size in (1, 2)))
 GREEDY = a_claim(a_container(a_slice(1, greedy=30)))
 HALF = a_claim(a_container(Slice(memory_percent=50)))
 
@@ -69,6 +71,8 @@ CASES: list[tuple[Node, list[Occupant], Claim, list[Short]]] = [
     (HOST, [SOME], asking(1, cpu_milli=700, memory_mib=1500), []),
     (HOST, [SOME], asking(1, cpu_milli=1000), [(None, Reason.CPU, 1000, 700, False)]),
     (HOST, [SOME], asking(1, memory_mib=1501), [(None, Reason.HOST_MEMORY, 1501, 1500, False)]),
+    (HOST, [SOME], asking(1, cpu_milli=700, memory_mib=1501), [(None, Reason.HOST_MEMORY, 1501, 1500, False)]),
+    (HOST, [SOME], asking(1, cpu_milli=701, memory_mib=1500), [(None, Reason.CPU, 701, 700, False)]),
     # what the node offers
     (offering(Offer.QGPU), [], asking(1, offer=Offer.QGPU), []),
     (offering(Offer.QGPU), [], asking(1, offer=Offer.QGPU_MIXED), [(None, Reason.MIXED, 1, 0, True)]),
@@ -95,6 +99,9 @@ CASES: list[tuple[Node, list[Occupant], Claim, list[Short]]] = [
     (TIGHT, [on(0, 10, 600, 750, 0)], asking(6, 40), []),
     (TIGHT, [on(0, 10, 600, 750, 0)], asking(7), [(0, Reason.MEMORY, 7 * GIB, 6 * GIB, False)]),
     (TIGHT, [on(0, 10, 600, 750, 0)], asking(1, 41), [(0, Reason.CORE, 410, 400, False)]),
+    (TIGHT, [on(0, 10, 600, 750, 0)], asking(6, 41), [(0, Reason.CORE, 410, 400, False)]),
+    (TIGHT, [on(0, 10, 600, 750, 0)], asking(7, 40), [(0, Reason.MEMORY, 7 * GIB, 6 * GIB, False)]),
+    (TIGHT, [on(0, 10, 600, 750, 0)], TWO_SIZES, [(0, Reason.CORE, 410, 400, False)]),
     (TIGHT, [on(0, 10, 600, 750, 0)], GREEDY, [(0, Reason.GREEDY, 300, 250, False)]),
     (TIGHT, [on(0, 1)], asking(1), [(0, Reason.SLICES, 1, 0, False)]),
     (TIGHT, [on(0, 1)], asking(1, offer=Offer.GPUSHARE), []),
@@ -124,6 +131,7 @@ CASES: list[tuple[Node, list[Occupant], Claim, list[Short]]] = [
         TWO_KINDS,
         [(0, Reason.MEMORY, 17 * GIB, 16 * GIB, True), (0, Reason.MEMORY, 18 * GIB, 16 * GIB, True)],
     ),
+    (PAIR, [], SMALL_AND_LARGE, [(slot, Reason.MEMORY, 17 * GIB, 16 * GIB, True) for slot in (0, 1)]),
     # the pool of host memory, for what goes beyond a card
     (stretched(2 * GIB), FULL, asking(10, park_after=30.0), []),
     (
@@ -131,6 +139,18 @@ CASES: list[tuple[Node, list[Occupant], Claim, list[Short]]] = [
         FULL,
         asking(10, park_after=30.0),
         [(slot, Reason.HOST_POOL, 2 * GIB, GIB, False) for slot in (0, 1)],
+    ),
+    (
+        stretched(GIB),
+        FULL,
+        asking(13, park_after=30.0),  # as much as there would be with a pool of any size
+        [(slot, Reason.HOST_POOL, 5 * GIB, GIB, False) for slot in (0, 1)],
+    ),
+    (
+        stretched(GIB),
+        FULL,
+        asking(14, park_after=30.0),
+        [(slot, Reason.MEMORY, 14 * GIB, 9 * GIB, False) for slot in (0, 1)],
     ),
     (stretched(4 * GIB), FULL, asking(10, count=2), []),
     (

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model.choice import Choice, Rule
-from aliquot.model.claim import AppClass, Claim, Slice
+from aliquot.model.claim import AppClass, Claim, Slice, Usage
 from aliquot.model.grant import Grant
 from aliquot.model.node import Offer
-from aliquot.placement.board import Board
+from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
@@ -78,6 +78,19 @@ def test_an_online_pod_avoids_offline_pods_and_takes_an_empty_card() -> None:
     grant, choice = box.put(a_pod("next", 4, ONLINE))
     assert choice.rules == (Rule.NO_OFFLINE, Rule.EMPTY)
     assert why_there(grant, choice) == "card 2 of n0, of 3 with room: no offline Pod, then no other Pod"
+
+
+def test_an_online_pod_takes_the_card_with_most_free_also_beside_one_without_compute() -> None:
+    box = Box((24, 24), policy="spread")
+    for slot, core in ((0, 1000), (1, 500)):
+        box.board.take("n0", Occupant({slot: Usage(core_milli=core, slices=1)}))
+    grant, choice = box.put(a_pod("on", 4, ONLINE))
+    assert (grant.containers[0].shares[0].card, choice) == (1, Choice((Rule.MOST_FREE,), 2))
+
+
+@pytest.mark.parametrize("largest", [2047, 2048, 4096])  # 2 TiB and more
+def test_spread_takes_the_card_with_most_free_however_large_it_is(largest: int) -> None:
+    assert Box((24, largest), policy="spread").put(a_pod("a"))[1] == Choice((Rule.MOST_FREE,), 2)
 
 
 def test_an_offline_pod_avoids_online_pods() -> None:

@@ -79,8 +79,8 @@ def _at_once(claim: Claim) -> Usage:
         (
             container.role,
             Usage(
-                (container.count or 0) * container.slice.memory_mib,
-                (container.count or 0) * (container.slice.core_milli or 0),
+                container.cards * container.slice.memory_mib,
+                container.cards * (container.slice.core_milli or 0),
             ),
         )
         for container in claim.containers
@@ -90,13 +90,13 @@ def _at_once(claim: Claim) -> Usage:
 def _parts(claim: Claim, tenants: int) -> tuple[Part, ...]:
     asking = claim.containers
     if len(asking) == 1:
-        return (Part(asking[0].slice, asking[0].count or 0, tenants),)
+        return (Part(asking[0].slice, asking[0].cards, tenants),)
     if claim.together:
         return (_stacked(asking, tenants),)
     if asking and all(container.slice == asking[0].slice and container.slice.exclusive for container in asking):
-        cards = peak((container.role, Usage(slices=container.count or 0)) for container in asking).slices
+        cards = peak((container.role, Usage(slices=container.cards)) for container in asking).slices
         return (Part(asking[0].slice, cards, tenants),)
-    return tuple(Part(container.slice, container.count or 0, tenants, container.role) for container in asking)
+    return tuple(Part(container.slice, container.cards, tenants, container.role) for container in asking)
 
 
 def _stacked(asking: tuple[ContainerClaim, ...], tenants: int) -> Part:
@@ -115,14 +115,14 @@ def _stacked(asking: tuple[ContainerClaim, ...], tenants: int) -> Part:
             greedy_milli=most(lambda part: part.greedy_milli),
             exclusive=any(container.slice.exclusive for container in asking),
         ),
-        max(container.count or 0 for container in asking),
+        max(container.cards for container in asking),
         tenants,
     )
 
 
 def milli_of(part: Part, card_memory_mib: int) -> int:
-    """The part's share of a card of that size in thousandths, by its larger dimension."""
+    """The part's share of a card of that size, which is not 0, in thousandths, by its larger dimension."""
     if part.slice.exclusive:
         return CORE_MILLI
-    memory = -(-part.slice.memory_on(card_memory_mib) * 1000 // max(card_memory_mib, 1))
+    memory = -(-part.slice.memory_on(card_memory_mib) * 1000 // card_memory_mib)
     return min(CORE_MILLI, max(part.slice.core_milli or 0, memory))

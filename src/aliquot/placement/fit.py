@@ -261,7 +261,7 @@ def _about_cards(board: Board, part: Part, demand: Demand, rows: Ints) -> Iterat
         without_pool = _without_pool(board, demand, rows)
         room = memory_room if part.count == 1 else np.minimum(memory_room, _pool_share(board, part, rows))
         pool = asked & (room < need) & (without_pool >= need)
-        beyond = np.maximum(need - spare(board, rows), 0)
+        beyond = need - spare(board, rows)
         yield short(Reason.HOST_POOL, pool, beyond, board.pool_left[rows][:, None] // part.count, False)
         memory_room = np.where(pool, need, memory_room)
     for reason, wanted, room, most in (

@@ -150,13 +150,9 @@ def _choices(
     board: Board, row: int, container: ContainerClaim, demand: Demand, ranking: Sequence[int], limited: bool
 ) -> list[int]:
     """The cards that would do for the container alone, in the policy's order."""
-    part = Part(container.slice, _count(container), int(limited))
+    part = Part(container.slice, container.cards, int(limited))
     fitting = fitting_cards(board, part, demand, np.array([row]))[0]
     return [slot for slot in ranking if fitting[slot]]
-
-
-def _count(container: ContainerClaim) -> int:
-    return container.count or 0
 
 
 def _interchangeable(first: ContainerClaim, second: ContainerClaim) -> bool:
@@ -169,7 +165,7 @@ def _options(container: ContainerClaim, ranking: Sequence[int], seated: _Seated)
     """Sets of cards to try. An init container goes first where its Pod already sits: that costs nothing."""
     if container.role is Role.INIT:
         ranking = sorted(ranking, key=lambda slot: not seated[slot])
-    return combinations(ranking, _count(container))
+    return combinations(ranking, container.cards)
 
 
 def _hardness(board: Board, row: int, container: ContainerClaim) -> tuple[bool, bool, int, int, bool]:
@@ -178,7 +174,7 @@ def _hardness(board: Board, row: int, container: ContainerClaim) -> tuple[bool, 
     return (
         container.role is Role.INIT,
         not part.exclusive,
-        -_count(container),
+        -container.cards,
         -size,
         container.role is Role.SIDECAR,
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aliquot.model.claim import Slice, Usage
+from aliquot.model.claim import Claim, Slice, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.placement.board import Board, Occupant
@@ -20,8 +20,8 @@ from aliquot.placement.fit import fits
 from aliquot.placement.policies.packing import Packing, dense
 from aliquot.placement.policies.potential import Potential, Weights
 from aliquot.placement.policies.prices import remainder_values
-from aliquot.placement.policies.workload import Shape, Workload, typical_pods
-from kit.values.builders import GIB, a_claim, a_container, a_node, a_slice, asking, whole_node
+from aliquot.placement.policies.workload import Shape
+from kit.values.builders import GIB, a_board, a_claim, a_container, a_node, a_slice, asking, whole_node
 
 Node_ = tuple[int, list[int], str]  # free CPU, free milli of each card, model
 
@@ -173,61 +173,6 @@ def test_potential_follows_the_board() -> None:
     assert len(potential.growth_of_one(np.array([1]), np.array([1000]), np.array([0]), 0)) == 1
 
 
-def test_the_workload_covers_95_percent_by_frequency() -> None:
-    workload = Workload()
-    for at in range(100):
-        workload.observe(demand_of(asking(core=50 if at < 60 else 30 if at < 96 else at - 90)), 16 * GIB)
-    lesson = workload.lesson()
-    assert [(shape.milli, times) for shape, times in lesson] == [(500, 60), (300, 36)]
-
-
-def test_memory_shares_are_compared_by_the_usual_card_and_the_larger_dimension_counts() -> None:
-    workload = Workload()
-    workload.observe(demand_of(asking(8, 30)), 16 * GIB)
-    workload.observe(demand_of(a_claim(a_container(Slice(memory_percent=25), 2))), 16 * GIB)
-    workload.observe(demand_of(a_claim(cpu_milli=500)), 16 * GIB)
-    assert {(shape.count, shape.milli) for shape, _ in workload.lesson()} == {(1, 500), (2, 250), (0, 0)}
-
-
-def test_workload_relearns_only_for_a_new_mix() -> None:
-    workload, news = Workload(), []
-    for at in range(4000):
-        workload.observe(demand_of(asking(core=50 if at % 3 else 20)), 16 * GIB)
-        if workload.has_news():
-            workload.lesson()
-            news.append(at)
-    assert news == [31]
-    for at in range(4000, 12000):
-        workload.observe(demand_of(asking(core=10)), 16 * GIB)
-        if workload.has_news():
-            workload.lesson()
-            news.append(at)
-    assert len(news) > 1
-
-
-def test_workload_looks_again_once_it_has_seen_half_as_many_more() -> None:
-    workload, looked = Workload(), []
-    for at in range(1, 109):
-        workload.observe(demand_of(asking(core=at % 20 * 5 + 5)), 16 * GIB)
-        before = workload._next_look
-        workload.has_news()
-        if workload._next_look != before:
-            looked.append(at)
-    assert looked == [32, 48, 72, 108]
-
-
-def test_old_pods_are_forgotten() -> None:
-    workload, half, tenth = Workload(), demand_of(asking(core=50)), demand_of(asking(core=10))
-    for demand, times in ((half, 40_000), (tenth, 200_000)):
-        for _ in range(times):
-            workload.observe(demand, 16 * GIB)
-    [(shape, _)] = workload.lesson()
-    assert shape.milli == 100
-    for _ in range(200_000):  # until nothing is left of the first
-        workload.observe(tenth, 16 * GIB)
-    assert workload.everything() == [(shape, workload._total)]
-
-
 def test_dense_takes_the_whole_node_that_costs_others_least() -> None:
     board = Board()
     board.set_node(a_node("n0", *[16] * 8))
@@ -284,24 +229,12 @@ def test_a_slice_of_memory_goes_where_it_spoils_least() -> None:
     assert grant.containers[0].shares[0].card == 1
 
 
-@pytest.mark.parametrize(("others", "news"), [(7, False), (8, True), (9, True)])
-def test_mix_is_new_when_more_than_one_pod_in_twenty_is_of_another_shape(others: int, news: bool) -> None:
-    workload = Workload()
-    usual, other = (demand_of(a_claim(a_container(Slice(core_milli=milli)))) for milli in (500, 250))
-    for _ in range(100):
-        workload.observe(usual, 16 * GIB)
-    assert workload.has_news()
-    workload.lesson()
-    for at in range(50):
-        workload.observe(other if at < others else usual, 16 * GIB)
-    assert workload.has_news() is news
-
-
 @pytest.mark.parametrize(
     ("part", "used", "left"),
     [
         (Slice(core_milli=300), Usage(), 700),
         (Slice(memory_mib=4 * GIB), Usage(), 750),
+        (Slice(memory_mib=GIB), Usage(), 937),
         (Slice(memory_mib=4 * GIB, core_milli=300), Usage(), 700),
         (Slice(memory_mib=8 * GIB, core_milli=300), Usage(), 500),
         (Slice(memory_percent=100, exclusive=True), Usage(), 0),
@@ -318,6 +251,21 @@ def test_card_has_left_what_is_free_of_its_scarcer_dimension(part: Slice, used: 
     assert dense()._after(board, part, np.array([0])).tolist() == [[left]]
 
 
-def test_rarest_pods_count_for_something() -> None:
-    shapes = [(Shape(1, 500, 0), 2**21), (Shape(2, 1000, 0), 1)]
-    assert typical_pods(shapes).served.tolist() == [[0.0, 0.0], [2**20 - 1.0, 1.0]]
+@pytest.mark.parametrize(
+    ("claim", "left"),
+    [
+        (asking(8, count=2), [0, 500, 1000, 1000]),
+        (asking(12, count=2), [500, 250, 250, 1000]),
+        (a_claim(*(a_container(a_slice(size), name=f"c{size}") for size in (12, 4))), [250, 250, 1000, 1000]),
+        (a_claim(*(a_container(a_slice(size), name=f"c{size}") for size in (4, 12))), [250, 250, 1000, 1000]),
+        (a_claim(*(a_container(a_slice(4, core), name=f"c{core}") for core in (50, 90))), [100, 1000, 1000, 1000]),
+        (whole_node(), [0, 0, 0, 0]),
+        (a_claim(), [500, 1000, 1000, 1000]),
+    ],
+)
+def test_cards_have_left_what_every_container_leaves_of_the_first_that_fit(claim: Claim, left: list[int]) -> None:
+    board, rows = a_board(a_node("n1", 16, 16, 16, 16)), np.array([0])
+    board.take("n1", Occupant({0: Usage(8 * GIB)}))
+    demand = demand_of(claim)
+    _, cards = fits(board, demand, rows)
+    assert dense()._after_all(board, demand, rows, cards).tolist() == [left]

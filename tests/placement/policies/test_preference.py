@@ -42,6 +42,7 @@ def cards_of(board: Board, claims: list[Claim], policy: str = "binpack") -> list
     return found
 
 
+@pytest.mark.parametrize("owner", [None, "Deployment/ns/web"])  # replicas are not kept apart
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     ("nodes", "cards", "expected"),
@@ -53,10 +54,10 @@ def cards_of(board: Board, claims: list[Claim], policy: str = "binpack") -> list
     ],
 )
 def test_preference_orders_nodes_before_cards_under_every_policy(
-    policy: str, nodes: Order, cards: Order, expected: list[str]
+    policy: str, owner: str | None, nodes: Order, cards: Order, expected: list[str]
 ) -> None:
     board = a_board(a_node("a", 16, 16), a_node("b", 16, 16))
-    claims = [asking(4, name=f"p{at}", preference=Preference(nodes, cards)) for at in range(3)]
+    claims = [asking(4, name=f"p{at}", preference=Preference(nodes, cards), owner=owner) for at in range(3)]
     assert cards_of(board, claims, policy) == expected
 
 

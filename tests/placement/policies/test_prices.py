@@ -19,6 +19,12 @@ def test_without_pieces_that_fit_a_card_every_remainder_is_worth_nothing(pieces:
     assert remainder_values(pieces).tolist() == [0.0] * 1001
 
 
+@pytest.mark.parametrize(("milli", "room"), [(1, 10), (10, 10), (11, 20), (500, 500), (1000, 1000)])
+def test_pieces_of_one_size_are_worth_the_room_that_they_take_in_steps_of_ten(milli: int, room: int) -> None:
+    values = remainder_values({milli: 1})
+    assert (values[room - 1], values[room]) == (0.0, pytest.approx(1000 // (1000 // room)))
+
+
 def test_a_whole_card_is_worth_1000_when_it_can_be_filled() -> None:
     assert remainder_values({500: 3, 1000: 1})[1000] == pytest.approx(1000)
 

@@ -14,6 +14,7 @@ from aliquot.model.node import Offer
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
+from aliquot.placement.policies.packing import dense
 from aliquot.placement.policies.reserve import Reserve
 from aliquot.placement.policies.workload import Shape
 from aliquot.sim.churn import churn, come_and_go
@@ -107,6 +108,20 @@ def test_dense_sends_small_pods_to_nodes_that_are_broken_already() -> None:
         board.take(grant.node, Occupant({share.card: Usage(core_milli=1000) for share in grant.containers[0].shares}))
     last = chooser.choose(_claim(1000, name="last"))
     assert last is not None, "kept room is not refused to a Pod that fits nowhere else"
+
+
+def test_score_of_a_node_includes_what_a_small_pod_pays_for_a_large_one() -> None:
+    """Four cards of 1,000 milli, in steps of ten."""
+    board, scores = _board(0, 1), []
+    for keeps_room in (True, False):
+        policy = dense()
+        policy._keeps_room = keeps_room
+        chooser = Chooser(board, policy)
+        for at in range(10):
+            chooser.observe(_claim(1000, 1 if at else 4, cores=4 if at else 40, name=f"p{at}"))
+        chooser.learn()
+        scores.append(chooser.scores(_claim(500)))
+    assert (scores[0] - scores[1]).tolist() == [400.0, 0.0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=40))

@@ -10,6 +10,7 @@ from aliquot.model.claim import Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.placement.board import Board, Occupant
+from aliquot.placement.policies import workload
 from aliquot.placement.policies.waste import Waste, _shape
 from aliquot.placement.policies.workload import Shape
 
@@ -67,6 +68,11 @@ def test_waste_follows_the_board() -> None:
 def test_waste_is_between_0_and_1(used: list[Usage], seen: Usage) -> None:
     ratio = wasted(a_board(*used, cards=4), [seen])
     assert ratio is None or 0.0 <= ratio <= 1.0
+
+
+def test_waste_is_not_below_0_where_very_rare_pods_count_more_than_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "_WEIGHT", 2)
+    assert wasted(a_board(), [Usage(memory_mib=1 << 10)], [QUARTER], [HALF]) == 0.0
 
 
 @pytest.mark.parametrize(

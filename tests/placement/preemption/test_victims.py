@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain, combinations
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.grant import Grant
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.placement.preemption import victims
 from aliquot.placement.preemption.reservations import free_part
 from aliquot.placement.preemption.victims import Outlook, Plan, Tenant, plan_on
 from kit.values.boards import NAMES, boards, claims, occupants
@@ -44,6 +46,21 @@ def test_victims_share_one_card() -> None:
 def test_fewest_victims_go() -> None:
     tenants = [_tenant("a", 4), _tenant("b", 4), _tenant("c", 8)]
     assert _victims(asking(8), tenants, 16) == {"c"}
+
+
+@pytest.mark.parametrize(("most", "gone"), [(3, {"c"}), (2, {"a", "b"})])
+def test_fewest_victims_are_searched_for_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch, most: int, gone: set[str]
+) -> None:
+    """One of three takes three trials; beyond the limit the last that can be spared is."""
+    monkeypatch.setattr(victims, "_MOST_TRIALS", most)
+    assert _victims(asking(8), [_tenant("a", 4), _tenant("b", 4), _tenant("c", 8)], 16) == gone
+
+
+def test_victims_are_of_a_card_that_is_large_enough_also_without_any_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(victims, "_MOST_TRIALS", 0)
+    tenants = [_tenant("a", 4, 0), _tenant("b", 8, 1), _tenant("c", 8, 1)]
+    assert _victims(asking(16), tenants, 8, 16) == {"b", "c"}
 
 
 def test_less_important_victims_go_even_if_they_are_more() -> None:

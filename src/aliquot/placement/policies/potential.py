@@ -52,11 +52,12 @@ class Potential:
         enough = (free >= self._typical.milli).astype(float)
         # [free milli, kinds twice]: would the card do for the kind, and how much of it is then of use
         self._uses = np.hstack([enough, free * enough])
-        self._access: Bools = np.zeros((0, 0), bool)  # [model, kind]: may use a card of that model
+        self._access: Bools = self._typical.access(board)  # [model, kind]: may use a card of that model
         self._clock = -1
-        self._of_row: Floats = np.zeros((0, self._uses.shape[1]))  # the same, summed over the cards of each row
-        self._fragments: Floats = np.zeros(0)  # [row]: F, in weights
-        self._stranded: Floats = np.zeros(0)  # [row]: the terms in S and X
+        space = len(board.changed)
+        self._of_row: Floats = np.zeros((space, self._uses.shape[1]))  # the same, summed over the cards of each row
+        self._fragments: Floats = np.zeros(space)  # [row]: F, in weights
+        self._stranded: Floats = np.zeros(space)  # [row]: the terms in S and X
 
     def wasted(self) -> float:
         """F over all rows, in milli-GPU."""

@@ -54,7 +54,7 @@ class Reserve:
             ]
         )  # fmt: skip
         self._clock = -1
-        self._places: Ints = np.zeros((0, len(common)), np.int64)  # [row, kind]
+        self._places: Ints = np.zeros((board.rows, len(common)), np.int64)  # [row, kind]
         self._total: Ints = np.zeros(len(common), np.int64)
 
     def dues(self, demand: Demand, cards: Ints) -> tuple[Ints, Floats] | None:

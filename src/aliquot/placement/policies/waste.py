@@ -43,7 +43,7 @@ class Waste:
         free = int(self._board.free[: self._board.rows].sum())
         if self._potential is None or not free:
             return None
-        return min(1.0, max(0.0, self._potential.wasted() / free))
+        return max(0.0, self._potential.wasted() / free)  # weights of rare kinds are rounded up
 
 
 def _shape(cards: Iterable[Usage], cpu_milli: int, card_memory_mib: int) -> Shape | None:
