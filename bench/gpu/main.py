@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 import traceback
@@ -96,6 +97,9 @@ def main(about: str | None) -> int:
     if not 0.2 <= options.seconds <= 60:
         parser.error("--seconds: from 0.2 to 60")
     options.out.mkdir(parents=True, exist_ok=True)
+    # One that `timeout` ends takes its daemon and tenants with it: they would disturb the next measurement.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     lab = Lab(options.out, options.seconds, options.simulate)
     try:
         lab.open()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from itertools import product
@@ -20,6 +22,9 @@ from bench.gpu.rows.chaos import Life
 from bench.gpu.rows.memory import _verdict
 from bench.gpu.stage import Load, Window, micros
 from bench.gpu.workloads.parked import wait_while
+
+from aliquot.adapters.host.procscan import with_environment
+from kit.machines.machine import eventually
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -137,6 +142,18 @@ def test_a_row_can_be_measured_on_a_simulated_card(tmp_path: Path) -> None:
     assert 0 < row["numbers"]["share"] < 0.5  # a quota of 30%; how exact, the machine of the tests cannot tell
     assert (tmp_path / "timeline.svg").exists()
     assert done.returncode == (0 if row["ok"] else 1)
+
+
+@pytest.mark.parametrize("row", ["shares", "chaos"])
+def test_a_bench_that_is_ended_leaves_no_process(tmp_path: Path, row: str) -> None:
+    """`timeout` ends one that takes too long; what it left would disturb the next."""
+    mark = ("BENCH_TEST", str(tmp_path))
+    words = [sys.executable, "bench/gpu/run.py", "--simulate", "--seconds", "60", "--only", row, "--out", str(tmp_path)]
+    with subprocess.Popen(words, cwd=ROOT, env=os.environ | dict([mark])) as bench:
+        eventually(lambda: len(with_environment(*mark)) > 4)  # bench, daemon, player, tenants
+        bench.terminate()
+        assert bench.wait(60) == 128 + signal.SIGTERM
+    eventually(lambda: not with_environment(*mark))
 
 
 def test_parked_memory_can_be_measured_on_a_simulated_card(tmp_path: Path) -> None:
