@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from aliquot.adapters.host.home import Home
 from kit.clusters.kubectl import FakeCluster
 from kit.running import starvation, timelimit
 
@@ -83,6 +85,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     with timelimit.limited(item, "tidying up"):
         return (yield)
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    """A home with a short path: the path of a socket has room for 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="alq") as folder:
+        yield Home(folder, folder)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kit.values.manifests import MEM
-from testbed import objects
 from testbed.gpus import gpushare_node
 from testbed.objects import Object, delete_pod, pod
 from testbed.plane import ControlPlane
@@ -63,10 +62,6 @@ def member(name: str, of: str, gib: int = 6, **more: Any) -> Object:
     return pod(name, {MEM: gib}, labels={LABEL: of}, **more)
 
 
-def bound(cluster: Wired, *names: str) -> list[str]:
-    return [name for name in names if objects.bound_to(cluster.plane, name) is not None]
-
-
 def test_a_group_waits_until_all_that_it_needs_have_room_and_says_what_it_lacks(cluster: Wired) -> None:
     cluster.create(gpushare_node("n1", 8, 8))
     group(cluster, "three", 3)
@@ -75,7 +70,7 @@ def test_a_group_waits_until_all_that_it_needs_have_room_and_says_what_it_lacks(
     for at in range(3):
         cluster.waits(f"m{at}", words, "(aliquot:group)")
     assert "fits none of 1 node" in cluster.await_event("m0", "WaitingForGPU", words)
-    assert bound(cluster, "m0", "m1", "m2") == []
+    assert cluster.bound_among("m0", "m1", "m2") == []
     cluster.create(gpushare_node("n2", 8))
     cluster.bound("m0", "m1", "m2", seconds=60)
 
@@ -87,11 +82,11 @@ def test_of_two_groups_that_want_the_same_cards_one_gets_all_and_then_the_other(
     for at in range(3):
         cluster.create(member(f"x{at}", "x"), member(f"y{at}", "y"))
     xs, ys = ([f"{name}{at}" for at in range(3)] for name in "xy")
-    wait_until(lambda: len(bound(cluster, *xs, *ys)) >= 3, 60, "one group is bound", every=0.1)
-    first, second = (xs, ys) if bound(cluster, *xs) else (ys, xs)
-    assert bound(cluster, *first, *second) == first
+    wait_until(lambda: len(cluster.bound_among(*xs, *ys)) >= 3, 60, "one group is bound", every=0.1)
+    first, second = (xs, ys) if cluster.bound_among(*xs) else (ys, xs)
+    assert cluster.bound_among(*first, *second) == first
     cluster.waits(second[0], "lacks room for 2 more")
-    assert bound(cluster, *second) == []
+    assert cluster.bound_among(*second) == []
     for name in first:
         delete_pod(cluster.plane, name)
     cluster.bound(*second, seconds=60)
@@ -102,7 +97,7 @@ def test_no_member_is_bound_while_kube_scheduler_keeps_one_of_those_needed_away(
     group(cluster, "pair", 2)
     cluster.create(member("far", "pair", nodeSelector={"zone": "far"}), member("near", "pair"))
     cluster.await_event("near", "FailedScheduling", "1 came within 3 s, so none is bound", seconds=60)
-    assert bound(cluster, "far", "near") == []
+    assert cluster.bound_among("far", "near") == []
     cluster.label_node("n1", {"zone": "far"})
     cluster.bound("far", "near", seconds=60)
 

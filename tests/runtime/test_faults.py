@@ -11,7 +11,7 @@ import pytest
 
 from aliquot.adapters.gpu.page import HEARTBEAT
 from kit.cards.runtime import GIB, Node, near
-from runtime.test_mixing import work
+from runtime.test_mixing import pause_offline, work
 from runtime.test_shares import DEEP
 from simgpu.rig import wait_until
 
@@ -133,12 +133,7 @@ def test_a_stopped_process_does_not_disturb_the_others(node: Node, policy: str) 
 
 def test_a_stopped_online_process_does_not_keep_the_card(node: Node) -> None:
     """It was stopped inside a wait for the card, and can not say that the wait is over."""
-    online = node.puppet(node.tenant("online"))
-    name = node.tenant("offline")
-    offline = node.load(name, "20ms")
-    node.until_runs(offline)
-    work(online, 300)
-    wait_until(lambda: node.standing(name)["state"] == "paused", "offline work is paused")
+    online, offline, name = pause_offline(node, 300)
     os.kill(online.pid, signal.SIGSTOP)
     node.shares_come_to(lambda share: share >= 0.9, (offline.pid,), seconds=0.5)
     os.kill(online.pid, signal.SIGCONT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kit.cards.runtime import Node
+from kit.cards.runtime import Load, Node
 from simgpu.rig import Tenant, wait_until
 
 
@@ -12,6 +12,17 @@ def work(puppet: Tenant, milliseconds: float) -> None:
     """Work for so long a time alone, and a wait for it: `hear` returns when it is done."""
     assert puppet.ask({"do": "launch", "us": 10 * milliseconds, "count": 100, "slot": 0})
     puppet.say({"do": "synchronize"})
+
+
+def pause_offline(node: Node, milliseconds: float) -> tuple[Tenant, Load, str]:
+    """Online work has paused offline work: both, and the name of the offline one. `online.hear()` waits for its end."""
+    online = node.puppet(node.tenant("online"))
+    name = node.tenant("offline")
+    offline = node.load(name, "20ms")
+    node.until_runs(offline)
+    work(online, milliseconds)
+    wait_until(lambda: node.standing(name)["state"] == "paused", "offline work is paused")
+    return online, offline, name
 
 
 def test_offline_work_has_the_card_while_online_work_is_idle_and_loses_nothing_when_it_is_not(node: Node) -> None:
@@ -35,12 +46,7 @@ def test_offline_work_has_the_card_while_online_work_is_idle_and_loses_nothing_w
 def test_offline_work_stays_paused_for_the_release_delay_after_the_last_online_work(node: Node) -> None:
     delay = 0.3
     node.configure(release_delay=delay)
-    online = node.puppet(node.tenant("online"))
-    name = node.tenant("offline")
-    offline = node.load(name, "20ms")
-    node.until_runs(offline)
-    work(online, 700)
-    wait_until(lambda: node.standing(name)["state"] == "paused", "offline work is paused")
+    online, offline, _ = pause_offline(node, 700)
     online.hear()
     seen = [(0, node.busy(offline.pid))]
     while seen[-1][1] == seen[0][1]:
@@ -57,12 +63,7 @@ def test_offline_work_stays_paused_for_the_release_delay_after_the_last_online_w
 def test_work_that_comes_within_the_release_delay_finds_the_card_still_free(node: Node) -> None:
     """Offline work has nothing of the card from the first request to the release after the last."""
     node.configure(release_delay=1.0)
-    online = node.puppet(node.tenant("online"))
-    name = node.tenant("offline")
-    offline = node.load(name, "20ms")
-    node.until_runs(offline)
-    work(online, 300)
-    wait_until(lambda: node.standing(name)["state"] == "paused", "offline work is paused")
+    online, offline, name = pause_offline(node, 300)
     online.hear()
     before = node.busy(offline.pid)
     for _ in range(5):

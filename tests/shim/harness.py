@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -15,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from aliquot.adapters.gpu.page import SLOTS, Page, Use
 from aliquot.model.tenant import Allotment
+from kit.running.shimbuild import shim_build
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -28,17 +27,6 @@ UUIDS = tuple(
 )  # the cards of the straw driver
 GIB = 1 << 30
 MIB = 1 << 20
-
-
-def load_build() -> ModuleType:
-    """shim/build.py, which is a script and no module of the package."""
-    spec = importlib.util.spec_from_file_location("aliquot_shim_build", ROOT / "shim" / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def preloaded(libraries: str) -> str:
@@ -55,7 +43,7 @@ class Built:
     """The files that tests need, made once: the shim, the driver and resource manager of straw, some programs."""
 
     def __init__(self) -> None:
-        build = load_build()
+        build = shim_build()
         self.folder = ROOT / "out" / "tests-shim"
         compiler = build.choose_compiler(platform.machine(), sanitize=False)
         fake = "tests/shim/fake"

@@ -9,43 +9,16 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from shim.on_card_kit import ROOT, check, failures, run_inside
 
 QUOTA = 4 << 30
-failed = 0
-
-
-def check(what: str, good: bool, detail: object = "") -> None:
-    """One line."""
-    global failed
-    failed += not good
-    print(f"{'ok  ' if good else 'FAIL'}  {what}  {detail}", flush=True)
-
-
-def outside() -> int:
-    """Make the tenant and start the other half in it."""
-    from aliquot.adapters.gpu.page import Page
-    from aliquot.model.tenant import Allotment
-
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    uuid = re.findall(r"UUID: (GPU-[0-9a-f-]+)", listed)[0]
-    with tempfile.TemporaryDirectory() as folder:
-        page = Page(Path(folder) / "page", [Allotment(uuid, QUOTA)])
-        page.beat(0, time.monotonic_ns())
-        shim = ROOT / "src" / "aliquot" / "lib" / "libaliquot.so"
-        environment = os.environ | {"ALIQUOT_TENANT": folder, "LD_PRELOAD": str(shim), "CUDA_VISIBLE_DEVICES": "0"}
-        done = subprocess.run([sys.executable, __file__, "inside"], env=environment, check=False).returncode
-        print("page at the end:", page.use(0, 0))
-        page.close()
-    return done
 
 
 def lookups() -> None:
@@ -147,8 +120,8 @@ def inside() -> int:
     threads = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
     check("the link's thread runs: channel groups were seen", "aliquot" in threads, threads)
     cuda.cuCtxSynchronize()
-    return failed
+    return failures()
 
 
 if __name__ == "__main__":
-    sys.exit(inside() if "inside" in sys.argv else outside())
+    sys.exit(inside() if "inside" in sys.argv else run_inside(__file__, QUOTA))

@@ -8,20 +8,17 @@ Each line is a check. `waits` is the time that the call took while 0.4 s of work
 from __future__ import annotations
 
 import ctypes as c
-import os
-import re
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from shim.on_card_kit import check, failures, run_inside
 
 SPIN = b""".version 7.0
 .target sm_75
@@ -42,13 +39,6 @@ LONG = 0.4
 cu: Any = None
 spin = c.c_void_p()
 context = c.c_void_p()
-failed = 0
-
-
-def check(what: str, good: bool, detail: object = "") -> None:
-    global failed
-    failed += not good
-    print(f"{'ok  ' if good else 'FAIL'}  {what}  {detail}", flush=True)
 
 
 def must(code: int) -> None:
@@ -251,32 +241,19 @@ def shimmed() -> None:
 
 
 def outside() -> int:
-    from aliquot.adapters.gpu.page import Page
-    from aliquot.model.tenant import Allotment
-
     set_up()
     print("the driver alone:")
     waits()
     rules()
     late()
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    uuid = re.findall(r"UUID: (GPU-[0-9a-f-]+)", listed)[0]
-    with tempfile.TemporaryDirectory() as folder:
-        page = Page(Path(folder) / "page", [Allotment(uuid, 4 << 30)])
-        page.set_parkable(0, True)
-        page.beat(0, time.monotonic_ns())
-        shim = ROOT / "src" / "aliquot" / "lib" / "libaliquot.so"
-        environment = os.environ | {"ALIQUOT_TENANT": folder, "LD_PRELOAD": str(shim), "CUDA_VISIBLE_DEVICES": "0"}
-        print("with the shim, parkable:", flush=True)
-        inner = subprocess.run([sys.executable, __file__, "inside"], env=environment, check=False).returncode
-        page.close()
-    return failed + inner
+    print("with the shim, parkable:", flush=True)
+    return failures() + run_inside(__file__, 4 << 30, parkable=True)
 
 
 def inside() -> int:
     set_up()
     shimmed()
-    return failed
+    return failures()
 
 
 if __name__ == "__main__":

@@ -207,6 +207,14 @@ def refusal(tenant: Tenant) -> Why:
     return Why(tenant.page.move(0, 0).why)
 
 
+def mover_connection(listener: socket.socket, kept: contextlib.ExitStack) -> socket.socket:
+    """The first connection that asks for the mover. All of them stay open."""
+    while True:
+        connection = kept.enter_context(listener.accept()[0])
+        if isinstance(receive(connection), MoverHello):
+            return connection
+
+
 def test_order_to_leave_is_not_tried_for_ever_where_nothing_can(parkable: Tenant) -> None:
     """Its only memory is mapped nowhere. The mover is there, and has nothing to do."""
     with parkable.listen() as listener, contextlib.ExitStack() as kept:
@@ -214,10 +222,7 @@ def test_order_to_leave_is_not_tried_for_ever_where_nothing_can(parkable: Tenant
         program = parkable.start(with_helpers("piece(10 * MIB); step()"))
         program.answer()
         parkable.page.order(0, 0, Order.LEAVE)
-        while True:
-            connection = kept.enter_context(listener.accept()[0])
-            if isinstance(receive(connection), MoverHello):
-                break
+        connection = mover_connection(listener, kept)
         connection.send(wire.answer(Why.NOTHING))
         eventually(lambda: bool(parkable.page.move(0, 0).why), 60)
         move = parkable.page.move(0, 0)
@@ -372,10 +377,7 @@ def test_pool_that_is_full_for_a_moment_is_tried_again(parkable: Tenant, order: 
         program = parkable.start(with_helpers("alloc(10 * MIB); step()"))
         program.answer()
         parkable.page.order(0, 0, order)
-        while True:
-            connection = kept.enter_context(listener.accept()[0])
-            if isinstance(receive(connection), MoverHello):
-                break
+        connection = mover_connection(listener, kept)
         connection.settimeout(60)
         connection.send(wire.answer(Why.NOTHING))
         for why in (Why.POOL, Why.POOL, Why.NOTHING):
@@ -394,10 +396,7 @@ def test_program_whose_memory_is_away_halts_too(parkable: Tenant) -> None:
         program = parkable.start(with_helpers("alloc(10 * MIB); step()"))
         program.answer()
         parkable.page.order(0, 0, Order.LEAVE)
-        while True:
-            connection = kept.enter_context(listener.accept()[0])
-            if isinstance(receive(connection), MoverHello):
-                break
+        connection = mover_connection(listener, kept)
         connection.settimeout(60)
         for _ in range(2):  # to its hello, and to its pieces
             connection.send(wire.answer(Why.NOTHING))

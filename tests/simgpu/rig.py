@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import json
 import os
 import shutil
@@ -20,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kit.running.shimbuild import shim_build
+
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 20.0  # seconds; nothing here takes one, unless the machine is very busy
 
@@ -32,23 +33,11 @@ SIM_IOCTL, SIM_CARDS, SIM_STATE, SIM_OPEN = 1, 2, 11, 14
 
 
 @functools.cache
-def builder() -> Any:
-    """shim/build.py as a module."""
-    spec = importlib.util.spec_from_file_location("shim_build", ROOT / "shim" / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@functools.cache
 def library_folder() -> Path:
     """Builds what changed since the last time. SIMGPU_LIBRARIES names another build, as with sanitizers."""
     if elsewhere := os.environ.get("SIMGPU_LIBRARIES"):
         return Path(elsewhere)
-    build = builder()
+    build = shim_build()
     compiler = build.choose_compiler(os.uname().machine, sanitize=False)
     for target in build.targets():
         if target.output.startswith("simgpu/"):
@@ -59,7 +48,7 @@ def library_folder() -> Path:
 @functools.cache
 def checked_player() -> Path:
     """A player that dies of any wrong access, where gcc has the sanitizers for it; else the plain one."""
-    build = builder()
+    build = shim_build()
     compiler = build.Compiler(("gcc", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"))
     target = next(target for target in build.targets() if target.output == "simgpu/player")
     folder = ROOT / "build" / "sanitized"

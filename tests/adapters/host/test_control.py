@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +14,6 @@ import pytest
 from aliquot.adapters.host import control
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError, ask, connect
 from aliquot.adapters.host.home import Home
-
-
-@pytest.fixture
-def home() -> Iterator[Home]:
-    with tempfile.TemporaryDirectory(prefix="alq") as folder:
-        yield Home(folder, folder)
 
 
 def answering(home: Home, answer: bytes) -> threading.Thread:

@@ -19,7 +19,7 @@ from aliquot.adapters.kubernetes import connections as module
 from aliquot.adapters.kubernetes.connections import AnswerError, Connections, can_connect, read_body, read_head
 from aliquot.adapters.kubernetes.credentials import Credential
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Server, Unreachable
-from kit.clusters.apiserver import ApiServer, half_an_answer, hang_up, status, text
+from kit.clusters.apiserver import ApiServer, half_an_answer, hang_up, no_answer, status, text
 
 POD = "/api/v1/namespaces/ns/pods/p/binding"
 Scene = Callable[[ApiServer, Kube], Awaitable[None]]
@@ -154,16 +154,12 @@ def test_long_answers_arrive_whole_on_one_connection_which_then_keeps_little_roo
     play(scene)
 
 
-async def _never(request: Any) -> Any:
-    await asyncio.sleep(30)
-
-
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
         (hang_up, "POST"),
         (half_an_answer, "POST"),
-        (_never, "no answer in time"),
+        (no_answer, "no answer in time"),
         (text(200, "{"), "an unreadable answer"),
     ],
     ids=["hangs up", "half an answer", "no answer", "broken"],

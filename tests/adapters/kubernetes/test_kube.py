@@ -13,7 +13,7 @@ import pytest
 
 from aliquot.adapters.kubernetes.credentials import Credential, ExecPlugin
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Server, Unreachable
-from kit.clusters.apiserver import PATH, ApiServer, half_an_answer, hang_up, status, text
+from kit.clusters.apiserver import PATH, ApiServer, half_an_answer, hang_up, no_answer, status, text
 from kit.running.waiting import until
 
 POD = "/api/v1/namespaces/ns/pods/p"
@@ -121,16 +121,12 @@ def test_apierror_of_a_proxys_answer(body: str, message: str) -> None:
     play(scene)
 
 
-async def _never(request: Any) -> Any:
-    await asyncio.sleep(30)
-
-
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
         (hang_up, "Server disconnected"),
         (half_an_answer, "POST"),
-        (_never, "no answer in time"),
+        (no_answer, "no answer in time"),
         (text(200, "{"), "an unreadable answer"),
         (text(200, "[]"), "an unreadable answer"),
         (text(200, '{"method":5}'), "an unreadable answer"),

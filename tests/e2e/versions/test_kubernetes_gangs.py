@@ -84,12 +84,8 @@ def member(name: str, of: str, gib: int = 6, **more: Any) -> Object:
     return pod(name, {MEM: gib}, schedulingGroup={"podGroupName": of}, **more)
 
 
-def bound(cluster: Wired, *names: str) -> list[str]:
-    return [name for name in names if objects.bound_to(cluster.plane, name) is not None]
-
-
 def _until_three_are_bound(cluster: Wired, names: list[str]) -> None:
-    wait_until(lambda: len(bound(cluster, *names)) >= 3, 180, "a group is bound", every=0.2)
+    wait_until(lambda: len(cluster.bound_among(*names)) >= 3, 180, "a group is bound", every=0.2)
 
 
 def test_a_gang_whose_cards_are_short_waits_and_starts_together(gangs: Wired) -> None:
@@ -102,7 +98,7 @@ def test_a_gang_whose_cards_are_short_waits_and_starts_together(gangs: Wired) ->
     gangs.await_event(
         "m0", "WaitingForGPU", "PodGroup default/three needs 3 members in their places at once", seconds=90
     )
-    assert bound(gangs, *names) == []
+    assert gangs.bound_among(*names) == []
     gangs.create(gpushare_node("n2", 9))
     gangs.bound(*names, seconds=120)
 
@@ -122,8 +118,8 @@ def test_two_gangs_and_a_group_of_the_plugin_that_want_the_same_cards_all_get_th
     while left:
         everyone = [name for names in left.values() for name in names]
         _until_three_are_bound(gangs, everyone)
-        (whole,) = [key for key, names in left.items() if bound(gangs, *names)]
-        assert bound(gangs, *everyone) == left[whole]
+        (whole,) = [key for key, names in left.items() if gangs.bound_among(*names)]
+        assert gangs.bound_among(*everyone) == left[whole]
         for name in left.pop(whole):
             delete_pod(gangs.plane, name)
 
@@ -135,7 +131,7 @@ def test_a_gang_of_which_one_member_fits_no_node_binds_nothing_and_leaves_the_ca
     gangs.await_event("far", "FailedScheduling", seconds=90)
     gangs.create(pod("single", {MEM: 8}))
     gangs.bound("single", seconds=180)
-    assert bound(gangs, "near", "far") == []
+    assert gangs.bound_among("near", "far") == []
     delete_pod(gangs.plane, "single")
     gangs.label_node("n1", {"zone": "far"})
     gangs.bound("near", "far", seconds=180)

@@ -55,6 +55,12 @@ async def half_an_answer(request: web.Request) -> web.StreamResponse:
     return await hang_up(request)
 
 
+async def no_answer(request: web.Request) -> web.StreamResponse:
+    """The server answers after any client's patience."""
+    await asyncio.sleep(30)
+    return web.Response()
+
+
 class ApiServer:
     """An async context manager; `kube()` is a client of it. With a TLS context it serves https."""
 

@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -196,12 +195,6 @@ def test_no_request_blocks_the_loop(daemon: Daemon, monkeypatch: pytest.MonkeyPa
     with measured(monkeypatch) as blocked:
         asyncio.run(act())
     assert blocked == []
-
-
-@pytest.fixture
-def home() -> Iterator[Home]:
-    with tempfile.TemporaryDirectory(prefix="alq") as folder:
-        yield Home(folder, folder)
 
 
 def while_running(

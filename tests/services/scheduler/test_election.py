@@ -179,6 +179,16 @@ async def until_leading(candidate: Candidate, seconds: float = 60.0) -> float:
     return loop.time() - began
 
 
+async def leader_and_standby() -> tuple[Candidate, Candidate]:
+    """A candidate that leads, and another that has waited for some seconds."""
+    store = Store()
+    one = Candidate(store, "one")
+    await until_leading(one)
+    two = Candidate(store, "two")
+    await asyncio.sleep(5.0)
+    return one, two
+
+
 def test_single_candidate_leads_after_refresh() -> None:
     async def scene() -> None:
         store = Store()
@@ -221,11 +231,7 @@ def test_leader_renews_without_refresh() -> None:
 
 def test_standby_leads_after_lease_expires() -> None:
     async def scene() -> None:
-        store = Store()
-        one = Candidate(store, "one")
-        await until_leading(one)
-        two = Candidate(store, "two")
-        await asyncio.sleep(5.0)
+        one, two = await leader_and_standby()
         one.die()
         took = await until_leading(two)
         assert GIVE_UP < took <= LEASE + 2 * RETRY
@@ -237,11 +243,7 @@ def test_standby_leads_after_lease_expires() -> None:
 
 def test_released_lease_is_taken_by_another_candidate() -> None:
     async def scene() -> None:
-        store = Store()
-        one = Candidate(store, "one")
-        await until_leading(one)
-        two = Candidate(store, "two")
-        await asyncio.sleep(5.0)
+        one, two = await leader_and_standby()
         await one.election.resign()
         assert not one.leading
         assert await until_leading(two) <= RETRY
@@ -255,15 +257,11 @@ def test_released_lease_is_taken_by_another_candidate() -> None:
 
 def test_standby_resigns_without_a_write() -> None:
     async def scene() -> None:
-        store = Store()
-        one = Candidate(store, "one")
-        await until_leading(one)
-        two = Candidate(store, "two")
-        await asyncio.sleep(5.0)
+        one, two = await leader_and_standby()
         await two.election.resign()
         await asyncio.sleep(5.0)
         assert one.leading
-        assert "" not in store.writes
+        assert "" not in one.client.store.writes
         one.die()
 
     play(scene())
@@ -344,11 +342,7 @@ def test_election_starts_when_lease_permission_is_granted() -> None:
 
 def test_standby_does_not_lead_when_lease_permission_is_revoked() -> None:
     async def scene() -> None:
-        store = Store()
-        one = Candidate(store, "one")
-        await until_leading(one)
-        two = Candidate(store, "two")
-        await asyncio.sleep(5.0)
+        one, two = await leader_and_standby()
         two.client.refuse = lambda verb: ApiError(403, "Forbidden", "cannot get leases")
         await asyncio.sleep(60.0)
         assert one.leading

@@ -92,6 +92,10 @@ class Wired:
         """Where these Pods were put, once all are."""
         return objects.wait_bound(self.plane, *names, seconds=seconds)
 
+    def bound_among(self, *names: str) -> list[str]:
+        """Which of these Pods have a node now."""
+        return [name for name in names if objects.bound_to(self.plane, name) is not None]
+
     def placed(self, *things: Object) -> list[tuple[str, list[int]]]:
         """Creates these Pods one after the other, each when the one before has its place; node and cards of each."""
         found = []

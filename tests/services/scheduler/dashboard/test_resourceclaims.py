@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.dialects.dra import CLAIMS
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.services.daemon.tasks import run_forever
@@ -17,6 +16,7 @@ from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard import resourceclaims
 from aliquot.services.scheduler.dashboard.resourceclaims import ResourceClaims
 from kit.agents.draclaims import a_request, a_waiting_claim
+from kit.clusters.anyserver import client_of
 from kit.clusters.claimworld import BY_CLAIMS, Json, World
 from kit.clusters.watchobjects import a_cluster, live_node
 from kit.running.waiting import until
@@ -36,12 +36,7 @@ async def follow(cluster: Cluster, status: int, *, label_later: bool = False) ->
         items = [a_waiting_claim("train", a_request(), namespace="ns")]
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with Kube(Server(f"http://127.0.0.1:{runner.addresses[0][1]}"), agent="test") as kube:
+    async with client_of(answer) as kube:
         claims = ResourceClaims(kube, cluster)
         running = asyncio.create_task(claims.run())
         try:
@@ -54,8 +49,7 @@ async def follow(cluster: Cluster, status: int, *, label_later: bool = False) ->
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-    ended.set()
-    await runner.cleanup()
+            ended.set()
     return claims, asked
 
 
@@ -119,12 +113,7 @@ class ClaimServer:
 
     async def play(self, scene: Callable[[ResourceClaims], Awaitable[None]]) -> None:
         """The scene, with claims that are followed as the scheduler follows them."""
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self.answer)
-        runner = web.AppRunner(app, shutdown_timeout=0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with Kube(Server(f"http://127.0.0.1:{runner.addresses[0][1]}"), agent="test") as kube:
+        async with client_of(self.answer) as kube:
             claims = ResourceClaims(kube, a_cluster(live_node("n1", 16, labels=BY_CLAIMS)))
             running = asyncio.create_task(run_forever(claims.run))
             try:
@@ -134,7 +123,6 @@ class ClaimServer:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
                 self.ended.set()
-        await runner.cleanup()
 
 
 def fail_once(claims: ResourceClaims, monkeypatch: pytest.MonkeyPatch) -> None:

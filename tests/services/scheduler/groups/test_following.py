@@ -13,6 +13,7 @@ from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.dialects.podgroups import COSCHEDULING, KUBERNETES, T9K
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.groups.following import PodGroups
+from kit.clusters.anyserver import client_of
 from kit.clusters.podgroups import group_json
 from kit.clusters.watchobjects import a_cluster
 from kit.values.manifests import Json
@@ -46,12 +47,7 @@ class Apis:
 
     async def known_by(self, cluster: Cluster, *, patience: float = 60, until: Callable[[], bool] = bool) -> None:
         """Returns when the groups are known, or cannot be; and with `until`, once that is true afterwards."""
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self.answer)
-        runner = web.AppRunner(app, shutdown_timeout=0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with Kube(Server(f"http://127.0.0.1:{runner.addresses[0][1]}"), agent="test") as kube:
+        async with client_of(self.answer) as kube:
             listed = asyncio.Event()
             listed.set()
             groups = PodGroups(kube, cluster, listed, patience=patience)
@@ -68,8 +64,7 @@ class Apis:
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
-        self.ended.set()
-        await runner.cleanup()
+                self.ended.set()
 
 
 def known(**more: int) -> tuple[Apis, Cluster]:
