@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from kit.values.deepjson import MANAGED, with_deep_fields
 from testbed import objects
-from testbed.cards import Start, assert_no_trace, gpushare_node, wait_leads, whole_card
+from testbed.cards import CARD_GIB, Start, assert_no_trace, board_of, gpushare_node, wait_leads, whole_card
 from testbed.plane import HOST, ControlPlane
 from testbed.processes import wait_until
 from testbed.programs.product import AliquotScheduler
@@ -22,6 +23,7 @@ from testbed.programs.product import AliquotScheduler
 VERBS = [f"/aliquot/{verb}" for verb in ("filter", "prioritize", "bind", "preempt")]
 PEERS = ["/gpushare-scheduler/filter", "/gpushare-scheduler/bind", "/scheduler/priorities", "/scheduler/bind"]
 
+_DRA = "resource.k8s.io"
 POD = {
     "metadata": {"name": "p", "namespace": "default", "uid": "u"},
     "spec": {"containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": "3"}}}]},
@@ -173,6 +175,30 @@ def test_a_name_that_is_a_path_reaches_nothing_else_of_the_api(clean: ControlPla
         for field in ("PodName", "PodNamespace", "Node"):
             said = ours.post("/aliquot/bind", BIND | {field: name})["Error"]
             assert f"{field}: " in said, said
+
+
+def test_pod_and_claim_that_are_nested_very_deep_hide_no_other(clean: ControlPlane, ours: AliquotScheduler) -> None:
+    """Whoever may make either in any namespace can; neither needs a GPU."""
+    plain = objects.pod("deep", {})
+    plain["metadata"]["managedFields"] = [{**MANAGED[0], "apiVersion": "v1", "time": "2026-01-01T00:00:00Z"}]
+    config = {"opaque": {"driver": "other.example", "parameters": {"a": "DEEP"}}}
+    devices = {"requests": [{"name": "a", "exactly": {"deviceClassName": "other.example"}}], "config": [config]}
+    claim = {"apiVersion": f"{_DRA}/v1", "kind": "ResourceClaim", "metadata": {"name": "deep"}}
+    clean.api("POST", f"/apis/{_DRA}/v1/namespaces/default/resourceclaims",
+              with_deep_fields(claim | {"spec": {"devices": devices}}, 1200))  # fmt: skip
+    clean.api("POST", "/api/v1/namespaces/default/pods", with_deep_fields(plain, 5000))
+    objects.create(clean, whole_card("after"))
+    bound = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "after"},
+        "target": {"kind": "Node", "name": "n"},
+    }
+    clean.api("POST", "/api/v1/namespaces/default/pods/after/binding", bound)
+    wait_until(lambda: sum(board_of(ours).values()) == CARD_GIB * 1024, 20, "the later Pod is seen")
+    clean.api("DELETE", f"/apis/{_DRA}/v1/namespaces/default/resourceclaims/deep")
+    for name in ("deep", "after"):
+        objects.delete_pod(clean, name)
 
 
 def test_unknown_verb_gets_http_status(ours: AliquotScheduler) -> None:

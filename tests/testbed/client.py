@@ -15,6 +15,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from aliquot.model.shallowjson import decoded
+
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -85,10 +87,10 @@ class Client:
             self._drop()
             raise
         is_json = response.headers.get_content_type() == JSON
-        decoded = msgspec.json.decode(answer) if is_json and answer else answer.decode(errors="replace")
+        answered = decoded(msgspec.json.decode, answer) if is_json and answer else answer.decode(errors="replace")
         if response.status >= 400:
-            raise Refused(response.status, decoded, f"{method} {path}")
-        return decoded
+            raise Refused(response.status, answered, f"{method} {path}")
+        return answered
 
     @contextmanager
     def watch(self, path: str, *, timeout: float = 30.0, **params: str) -> Iterator[Iterator[dict[str, Any]]]:

@@ -8,5 +8,5 @@ A *tenant* is a Pod or a run that shares a card on a node, with a *standing* on 
 there. `containers`: what a container runtime does to a container (*edits*), what a tenant's processes find there
 (`environment`), and *local Pods*, whose containers are processes of this machine. `numbers`: quantities, bounds and
 pauses before another attempt. `text`: what others wrote, so that it can be encoded and shown. `openjson`: objects whose
-shape others decide. `status`: what programs report, as msgspec structs.
+shape others decide, `shallowjson`: such JSON without its depths. `status`: what programs report, as msgspec structs.
 """

@@ -15,6 +15,7 @@ from aliquot.adapters.kubernetes.credentials import Credential, ExecPlugin
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Server, Unreachable
 from kit.clusters.apiserver import PATH, ApiServer, half_an_answer, hang_up, no_answer, status, text
 from kit.running.waiting import until
+from kit.values.deepjson import MANAGED, with_deep_fields
 
 POD = "/api/v1/namespaces/ns/pods/p"
 Scene = Callable[[ApiServer, Kube], Awaitable[None]]
@@ -266,5 +267,21 @@ def test_a_watch_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     async def scene(server: ApiServer, kube: Kube) -> None:
         with pytest.raises(Unreachable):
             await _lines(kube)
+
+    play(scene)
+
+
+def test_answer_that_is_nested_very_deep_is_read() -> None:
+    async def scene(server: ApiServer, kube: Kube) -> None:
+        server.faults.append(
+            text(200, with_deep_fields({"metadata": {"name": "p", "managedFields": MANAGED}}).decode())
+        )
+        assert (await kube.get(POD))["metadata"]["name"] == "p"
+        server.faults.append(text(409, with_deep_fields({"reason": "Conflict", "details": "DEEP"}).decode()))
+        with pytest.raises(ApiError, match="409 Conflict"):
+            await kube.get(POD)
+        server.faults.append(text(200, "[" * 100_000))
+        with pytest.raises(Unreachable, match="an unreadable answer"):
+            await kube.get(POD)
 
     play(scene)

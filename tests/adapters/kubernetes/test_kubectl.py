@@ -13,6 +13,7 @@ from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
 from aliquot.cli.cluster.kubectl_aliquot import aliquot
 from aliquot.cli.cluster.kubectl_inspect import inspect
 from kit.clusters.kubectl import FakeCluster, invoked
+from kit.values.deepjson import MANAGED, with_deep_fields
 from kit.values.manifests import gpushare_node
 
 
@@ -151,3 +152,11 @@ def test_kubectl_output_that_is_no_json_is_reported(cluster: FakeCluster) -> Non
     result = invoked(aliquot)
     assert result.exit_code == 2
     assert "kubectl printed no JSON" in result.stderr
+
+
+def test_object_that_is_nested_very_deep_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = gpushare_node("deep")
+    deep["metadata"]["managedFields"] = MANAGED
+    page = with_deep_fields({"items": [deep, gpushare_node("n2")]})
+    monkeypatch.setattr(Kubectl, "run", lambda self, *words: page)
+    assert [node["metadata"]["name"] for node in Kubectl().nodes()] == ["deep", "n2"]

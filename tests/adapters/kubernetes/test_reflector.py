@@ -14,6 +14,7 @@ from aliquot.adapters.kubernetes.reflector import key_of
 from kit.clusters.apiserver import ApiServer, hang_up, status, text
 from kit.clusters.reflection import Meta, Rig, Thing, play, sizes, three
 from kit.running.waiting import until
+from kit.values.deepjson import MANAGED, with_deep_fields
 
 pytestmark = pytest.mark.usefixtures("quick_reflector")
 
@@ -216,3 +217,29 @@ def test_observe_is_not_undone_by_a_list_under_way() -> None:
 def test_key_of_is_namespace_and_name() -> None:
     assert key_of(SimpleNamespace(metadata=Meta("n", ""))) == "n"
     assert key_of(SimpleNamespace(metadata=Meta("n", "ns"))) == "ns/n"
+
+
+@pytest.mark.parametrize("levels", [850, 950, 1100, 9000])
+def test_object_that_is_nested_very_deep_hides_no_other(levels: int) -> None:
+    """Whoever may patch a Pod can write that into its managedFields."""
+
+    def item(name: str, version: int, size: int) -> Any:
+        metadata = {"name": name, "resourceVersion": str(version), "managedFields": MANAGED}
+        return {"metadata": metadata, "size": size}
+
+    async def scene(rig: Rig) -> None:
+        await rig.synced()
+        assert rig.sink.reported == [("changed", name) for name in ("a", "deep", "b", "c")]
+        event = {"type": "MODIFIED", "object": item("deep", 8, 6)}
+        rig.server.say(with_deep_fields(event, levels) + b"\n")
+        await until(lambda: rig.sink.known["deep"] == 6)
+        assert rig.reflector.relists == 0
+
+    def before(server: ApiServer) -> None:
+        three(server)
+        first, *others = server.items.values()
+        listed = [first, item("deep", 1, 5), *others]
+        page = {"metadata": {"resourceVersion": str(server.version)}, "items": listed}
+        server.faults.append(text(200, with_deep_fields(page, levels).decode()))
+
+    play(scene, before=before)

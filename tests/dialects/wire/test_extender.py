@@ -29,6 +29,7 @@ from aliquot.dialects.wire.extender import (
     without_percent_sign,
 )
 from kit.values.anyjson import any_json, atoms
+from kit.values.deepjson import MANAGED, with_deep_fields
 from kit.values.manifests import MEM, a_node, gpushare_pod
 
 POD = gpushare_pod("web", 4)
@@ -256,3 +257,10 @@ def test_whole_nodes_keep_their_percent_signs() -> None:
     node = a_node("n1", 16, labels={"note": "90% full"})
     asked = args(Nodes={"items": [node]}, NodeNames=None)
     assert json.loads(render_filtered(asked, ["n1"], ["n1"], {}, {}))["Nodes"]["items"] == [node]
+
+
+@pytest.mark.parametrize("key", ["Pod", "pod"])
+def test_pod_that_is_nested_very_deep_is_read(key: str) -> None:
+    deep = {**POD, "metadata": {**POD["metadata"], "managedFields": MANAGED}}
+    asked = parse_args(with_deep_fields({key: deep, "NodeNames": ["n1"]}))
+    assert (asked.Pod.metadata.name, asked.NodeNames) == ("web", ["n1"])

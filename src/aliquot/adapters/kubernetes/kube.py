@@ -11,9 +11,10 @@ Two ways to fail, because a caller must know whether a write may have happened:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -21,12 +22,14 @@ import msgspec
 from aliquot.adapters.kubernetes.connections import Connections, NotSentError, can_connect
 from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, find_server, monotonic
 from aliquot.adapters.kubernetes.protobuf import is_protobuf
+from aliquot.model.shallowjson import decoded, shallow
 
 if TYPE_CHECKING:
     import aiohttp  # loaded with its first request: the scheduler sends others before
 
 __all__ = ["ApiError", "Kube", "KubeConfigError", "NotSent", "Server", "Unreachable", "find_server"]
 
+_T = TypeVar("_T")
 Form = Literal["merge", "json", "strategic", "apply"]
 
 _FORMS = {
@@ -225,8 +228,8 @@ class Kube:
         if status >= 400:
             raise _refusal(status, raw)
         try:
-            return raw if into is bytes else msgspec.json.decode(raw, type=into)
-        except msgspec.MsgspecError as error:
+            return raw if into is bytes else await read_json(partial(msgspec.json.decode, type=into), raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise Unreachable(f"{method} {path}: an unreadable answer: {error}") from error
 
     async def _send(
@@ -298,10 +301,21 @@ class Kube:
             raise Unreachable(str(error)) from error
 
 
+async def read_json(decode: Callable[[bytes], _T], raw: bytes) -> _T:
+    """What `decode` makes of an answer, without what is nested too deep for it; others run while that is cut off."""
+    try:
+        return decode(raw)
+    except RecursionError:
+        return decode(await asyncio.to_thread(shallow, raw))
+
+
 def _refusal(status: int, raw: bytes) -> ApiError:
     try:
-        answer = msgspec.json.decode(raw, type=_Status)
-    except msgspec.MsgspecError:  # not the API server itself: a proxy, or a server that is starting; or protobuf
+        answer = decoded(partial(msgspec.json.decode, type=_Status), raw)
+    except (
+        msgspec.MsgspecError,
+        RecursionError,
+    ):  # not the API server itself: a proxy, or a server that is starting; or protobuf
         answer = _Status(message="" if is_protobuf(raw) else raw[:200].decode(errors="replace").strip())
     return ApiError(status, answer.reason, answer.message or f"HTTP {status}", answer.details)
 

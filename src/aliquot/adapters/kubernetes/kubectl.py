@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 from aliquot.adapters.kubernetes.paging import EndlessError, Pages
 from aliquot.adapters.kubernetes.programs import TooMuchError, output_of
 from aliquot.model.openjson import JsonObject
+from aliquot.model.shallowjson import decoded
 
 _PAGE = 500  # objects; as kubectl itself asks
 _MOST = 1 << 30  # bytes of one page: an API server keeps objects of up to 1.5 MiB
@@ -114,7 +115,7 @@ class Kubectl:
 
         raw = self.run("get", "--raw", f"{path}?{urlencode(query)}" if query else path)
         try:
-            return msgspec.json.decode(raw)
+            return decoded(msgspec.json.decode, raw)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise KubectlError(Trouble.OTHER, f"kubectl printed no JSON for {path} ({error})") from error
 

@@ -21,10 +21,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
+from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable, read_json
 from aliquot.adapters.kubernetes.listing import request_pages
 from aliquot.adapters.kubernetes.paging import EndlessError, ListMeta, PagesAhead
 from aliquot.model.numbers.backoff import backoff
+from aliquot.model.shallowjson import decoded
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +149,9 @@ class Reflector(Generic[T]):
                 log.info("watch_relisted", extra={"data": {"path": self.path, "why": str(error)}})
                 self._version = ""
                 attempt += 1
-            except (ApiError, Unreachable, EndlessError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (
+                ApiError, Unreachable, EndlessError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError
+            ) as error:  # fmt: skip
                 attempt += 1
                 if isinstance(error, ApiError):
                     if error.status in _REFUSALS:
@@ -326,7 +329,7 @@ class Reflector(Generic[T]):
     async def _pages(self, ahead: PagesAhead) -> AsyncIterator[tuple[str, list[T]]]:
         version = ""
         while (raw := await ahead.take()) is not None:
-            page = self._page.decode(raw)
+            page = await read_json(self._page.decode, raw)
             del raw
             version = page.metadata.resource_version or version
             ahead.follow(page.metadata.continue_)
@@ -361,7 +364,7 @@ class Reflector(Generic[T]):
         async for lines in self._kube.watch(self.path, params):
             for line in lines:
                 if line:
-                    self._handle(self._event.decode(line))
+                    self._handle(await read_json(self._event.decode, line))
 
     def _handle(self, event: _Event) -> None:
         if event.type == "ERROR":
@@ -374,7 +377,7 @@ class Reflector(Generic[T]):
             mark = msgspec.json.decode(event.object, type=_VersionOnly)
             self._version = mark.metadata.resource_version
             return
-        item = self._item.decode(event.object)
+        item = decoded(self._item.decode, event.object)
         key = key_of(item)
         self._version = item.metadata.resource_version
         known = self._seen.get(key, "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import show
+from aliquot.model.shallowjson import decoded
 
 # DNS-1123, as the API server checks the names of Pods, namespaces and nodes.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -134,12 +136,12 @@ def offered_victims(preemption: Preemption) -> dict[str, Victims]:
 
 def _parse(body: bytes, kind: type[_Request]) -> _Request:
     try:
-        found: _Request = _DECODERS[kind].decode(body)
+        found: _Request = decoded(_DECODERS[kind].decode, body)
         return found
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         first = error
     try:  # keys in another case
-        loose = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        loose = decoded(partial(msgspec.json.decode, type=dict[str, msgspec.Raw]), body)
         names = {field.lower(): field for field in kind.__struct_fields__}
         renamed: _Request = _DECODERS[kind].decode(
             msgspec.json.encode({names.get(key.lower(), key): value for key, value in loose.items()})

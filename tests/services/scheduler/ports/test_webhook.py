@@ -24,6 +24,7 @@ from aliquot.dialects.wire.webhook.admission import AdmissionSettings
 from aliquot.services.daemon.http import Limits, make_runner
 from aliquot.services.scheduler.ports import webhook as webhook_module
 from aliquot.services.scheduler.ports.webhook import review_app
+from kit.values.deepjson import MANAGED, with_deep_fields
 from kit.values.manifests import QGPU_CORE, QGPU_MEMORY, a_container, a_pod, asking
 
 Json = dict[str, Any]
@@ -230,3 +231,13 @@ def test_review_survives_random_bodies(bodies: list[bytes]) -> None:
         return said
 
     assert set(Webhook().ask(use)) <= {200, 400}
+
+
+def test_pod_that_is_nested_very_deep_is_reviewed_all_the_same() -> None:
+    """With failurePolicy Ignore, a review without an answer would let anything pass."""
+    pod = asking({QGPU_CORE: 30, QGPU_MEMORY: 4})
+    pod["metadata"] |= {"annotations": {"aliquot.dev/grant": "{}"}, "managedFields": MANAGED}
+    status, answer = Webhook().post(with_deep_fields(review_of(pod)))
+    assert status == 200
+    removed = {"op": "remove", "path": "/metadata/annotations/aliquot.dev~1grant"}
+    assert removed in json.loads(base64.b64decode(json.loads(answer)["response"]["patch"]))

@@ -45,6 +45,7 @@ from aliquot.dialects.wire.webhook.configuration import (
 )
 from aliquot.dialects.wire.webhook.slots import REPLICAS, render_slot, slot_to_take
 from aliquot.model.refusal import Invalid
+from aliquot.model.shallowjson import decoded
 from aliquot.services.daemon.http import Accepting, BodyError, Limits, bind_port, listen, make_runner
 from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes
 from aliquot.services.scheduler.ports.sharedkeys import KeySettings, SharedKeys, sleep_unless_elected
@@ -195,10 +196,10 @@ def review_app(
 def _reviewed(raw: bytes, rules: Rules, admission: AdmissionSettings) -> bytes | str:
     """The answer as JSON, or what is wrong with the request."""
     try:
-        body = msgspec.json.decode(raw)
+        body = decoded(msgspec.json.decode, raw)
     except (msgspec.MsgspecError, ValueError) as error:
         return f"the body is not JSON: {error}"
-    except RecursionError:
+    except RecursionError:  # and never closed
         return "the body is nested too deeply for an AdmissionReview"
     result = review(body, rules, admission)
     return result.sentence() if isinstance(result, Invalid) else msgspec.json.encode(result)
