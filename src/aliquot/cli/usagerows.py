@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -29,7 +30,27 @@ _FIELDS = (
 _DROPPABLE = ("USED (GiB h)", "PREEMPTED", "WAITED", "BOOKED (GiB h)")  # on a narrow terminal, in this order
 _KINDS = ("idle", "unknown", "unmeasured")
 
-Row = dict[str, Any]
+
+@dataclass(slots=True)
+class UsageRow:
+    """What one user, namespace, Pod, run or class had; or what no tenant had."""
+
+    name: str
+    kind: str  # "tenant", or why no tenant had it
+    gpu_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    preempted_seconds: float = 0.0
+    memory_booked_byte_seconds: float = 0.0
+    memory_used_byte_seconds: float = 0.0
+
+    def add(self, entry: UsageEntry) -> None:
+        """Count this entry too."""
+        for field in _FIELDS:
+            setattr(self, field, getattr(self, field) + getattr(entry, field))
+
+    def columns(self, by: str) -> dict[str, str | float]:
+        """The row with the names of JSON and CSV. `by`: the name of the first column."""
+        return {by: self.name, "kind": self.kind, **{field: getattr(self, field) for field in _FIELDS}}
 
 
 class Since(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
@@ -59,35 +80,34 @@ def usage_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def usage_rows(entries: Iterable[UsageEntry], by: str) -> list[Row]:
+def usage_rows(entries: Iterable[UsageEntry], by: str) -> list[UsageRow]:
     """One row for each user, namespace, Pod, run or class; those with most time first, then what no tenant had."""
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], UsageRow] = {}
     for entry in entries:
         key = (entry.kind, "" if entry.kind else _name(entry, by))
-        row = rows.setdefault(key, {by: key[1], "kind": entry.kind or "tenant", **dict.fromkeys(_FIELDS, 0.0)})
-        for field in _FIELDS:
-            row[field] += getattr(entry, field)
+        rows.setdefault(key, UsageRow(key[1], entry.kind or "tenant")).add(entry)
     tenants = [row for (kind, _), row in rows.items() if not kind]
-    tenants.sort(key=lambda row: (-row["gpu_seconds"], row[by]))
+    tenants.sort(key=lambda row: (-row.gpu_seconds, row.name))
     return tenants + [rows[kind, ""] for kind in _KINDS if (kind, "") in rows]
 
 
 def render(reports: Sequence[UsageReport], by: str, output: str, width: int | None = None) -> str:
     """Of one machine, or of several nodes together. `width`: of the terminal, for which columns are left out."""
     rows = usage_rows((entry for report in reports for entry in report.entries), by)
-    total = sum(row["gpu_seconds"] for row in rows)
+    total = sum(row.gpu_seconds for row in rows)
     since = min((report.since for report in reports), default=0.0)
     if output == "json":
         until = max((report.until for report in reports), default=0.0)
-        return json.dumps({"since": since, "until": until, "card_seconds": total, "rows": rows}, indent=2)
+        found = [row.columns(by) for row in rows]
+        return json.dumps({"since": since, "until": until, "card_seconds": total, "rows": found}, indent=2)
     if output == "csv":
         file = io.StringIO()
         writer = csv.DictWriter(file, [by, "kind", *_FIELDS], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
+        writer.writerows({name: _plain(value) for name, value in row.columns(by).items()} for row in rows)
         return file.getvalue().rstrip("\n")
     head = [by.upper(), "GPU TIME", "PART", "WAITED", "PREEMPTED", "BOOKED (GiB h)", "USED (GiB h)"]
-    cells = [_cells(row, by, total) for row in rows]
+    cells = [_cells(row, total) for row in rows]
     cells.append(["total", _time(total), "100.0%" if total else "-", "", "", "", ""])
     columns, cells_shown = narrowed(head, cells, width, _DROPPABLE)
     return f"since {date_time(since)}\n" + table(columns, cells_shown, frozenset(range(1, len(columns))))
@@ -103,13 +123,14 @@ def _name(entry: UsageEntry, by: str) -> str:
     return f"{entry.namespace}/{entry.name}" if entry.namespace else entry.name
 
 
-def _cells(row: Row, by: str, total: float) -> list[str]:
-    part = f"{row['gpu_seconds'] / total:.1%}" if total else "-"
-    first = [f"({row['kind']})" if row["kind"] != "tenant" else row[by], _time(row["gpu_seconds"]), part]
-    if row["kind"] != "tenant":
+def _cells(row: UsageRow, total: float) -> list[str]:
+    part = f"{row.gpu_seconds / total:.1%}" if total else "-"
+    first = [f"({row.kind})" if row.kind != "tenant" else row.name, _time(row.gpu_seconds), part]
+    if row.kind != "tenant":
         return [*first, "", "", "", ""]
-    hours = [f"{row[field] / (1 << 30) / 3600:.2f}" for field in _FIELDS[3:]]
-    return [*first, _time(row["waiting_seconds"]), _time(row["preempted_seconds"]), *hours]
+    memory = (row.memory_booked_byte_seconds, row.memory_used_byte_seconds)
+    hours = [f"{byte_seconds / (1 << 30) / 3600:.2f}" for byte_seconds in memory]
+    return [*first, _time(row.waiting_seconds), _time(row.preempted_seconds), *hours]
 
 
 def _time(seconds: float) -> str:
@@ -117,10 +138,8 @@ def _time(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: str | float) -> str:
     """A name that begins like a formula would be one in a spreadsheet."""
     if isinstance(value, float):
         return f"{value:.3f}"
-    if isinstance(value, str):
-        return printable(f"'{value}" if value[:1] in ("=", "+", "@") else value)
-    return value
+    return printable(f"'{value}" if value[:1] in ("=", "+", "@") else value)

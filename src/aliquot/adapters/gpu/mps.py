@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from aliquot.adapters.gpu import mpslauncher
 from aliquot.adapters.host import processes
@@ -37,6 +37,14 @@ _QUITS = 10.0  # seconds until it must have ended when asked
 _DIES = 5.0  # seconds until it must have ended when killed
 _LOOK = 0.01
 _children: dict[int, subprocess.Popen[bytes]] = {}  # controls that this process has started: it waits for them
+
+
+class Identity(TypedDict, total=False):
+    """The user that a child becomes, as subprocess takes it. Empty: our own."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
 
 
 class MpsError(Exception):
@@ -91,7 +99,7 @@ class Mps:
     def _enters_host(self) -> bool:
         return self.of_pods and self.simulation is None and mpslauncher.is_elsewhere()
 
-    def _command(self, program: str, *arguments: str, user: int, shm: str = "") -> tuple[list[str], dict[str, Any]]:
+    def _command(self, program: str, *arguments: str, user: int, shm: str = "") -> tuple[list[str], Identity]:
         """What to execute so that the program runs as that user, and with which of Popen's options."""
         if not self.of_pods:
             return [program, *arguments], _identity(user)
@@ -269,8 +277,7 @@ def _make(user: int, folders: Sequence[Path]) -> None:
             os.close(opened)
 
 
-def _identity(user: int) -> dict[str, Any]:
-    """The user that a child becomes."""
+def _identity(user: int) -> Identity:
     if os.geteuid() != 0 or user == 0:
         return {}
     try:

@@ -18,6 +18,8 @@ from aliquot.model.claim import AppClass
 from aliquot.model.grant import Share
 from aliquot.model.tenancy import Tenancy
 
+Row = dict[str, str | int | float | None]  # what SQLite keeps, by column
+
 _SHARE_COLUMNS = tuple(field.name for field in fields(Share))
 _CLASSES = frozenset(AppClass)
 
@@ -60,8 +62,8 @@ class TenantStore(ABC):
     def _select(self, table: str, columns: Iterable[str]) -> list[tuple[Any, ...]]:
         return self._database.all(f"SELECT {', '.join(columns)} FROM {table} ORDER BY rowid")  # noqa: S608 - no input
 
-    def _render(self, tenancy: Tenancy) -> dict[str, Any]:
-        row = {column: getattr(tenancy, field) for column, field in self.columns.items()}
+    def _render(self, tenancy: Tenancy) -> Row:
+        row: Row = {column: getattr(tenancy, field) for column, field in self.columns.items()}
         return {**row, "class": tenancy.app_class.value, "command": json.dumps(tenancy.command)}
 
     def _parse(self, row: Mapping[str, Any], shares: Iterable[Share]) -> Tenancy:
@@ -134,8 +136,8 @@ def insert_setting(connection: sqlite3.Connection, key: str, value: str) -> None
     connection.execute("INSERT OR REPLACE INTO settings (key, value) VALUES (?, ?)", (key, value))
 
 
-def render_share(share: Share) -> dict[str, Any]:
-    """By column."""
+def render_share(share: Share) -> Row:
+    """The share as a row of its table."""
     return {**asdict(share), "exclusive": int(share.exclusive)}
 
 

@@ -226,7 +226,7 @@ def _environment_port() -> int:
     return int(text)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> SchedulerOptions:
     """Read a file of the same options, spelled with - or _. Raises InputError."""
     import yaml
 
@@ -239,7 +239,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict | None):
         raise InputError(f"{path}: must be a mapping of options, for example `priority: spread`")
     known = {str(option.name): option for option in scheduler.params if option.name not in ("config", "drop_in")}
-    options: dict[str, Any] = {}
+    options: Any = {}  # of the names and types that the parameters have
     for key, value in (found or {}).items():
         name = str(key).replace("-", "_")
         if name not in known:
@@ -249,7 +249,8 @@ def _read(path: Path) -> dict[str, Any]:
             options[name] = _checked(known[name], value)
         except ValueError as error:
             raise InputError(f'{path}: {key}: "{value}" is not allowed: {error}') from error
-    return options
+    given: SchedulerOptions = options
+    return given
 
 
 def _checked(option: click.Parameter, value: object) -> object:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn, TypedDict
 
 import click
 
@@ -91,7 +91,7 @@ def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, 
             demo_run.run()
             stays = stay if stay is not None else terminal
             if output == "json":
-                click.echo(json.dumps(_data(demo_run, spec, address)))
+                click.echo(json.dumps(_report(demo_run, spec, address)))
             else:
                 print_results(out, demo_run.outcome, demo_run.bounds)
                 if address:
@@ -100,6 +100,25 @@ def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, 
                 _stay(sandbox, out)
     missed = [promise for promise in demo_run.outcome if not promise.held]
     raise click.exceptions.Exit(_MISSED if strict and missed else 0)
+
+
+class PromiseReport(TypedDict):
+    """One promise and what was measured."""
+
+    key: str
+    promised: str
+    measured: str
+    held: bool
+    reasons: list[str]
+
+
+class Report(TypedDict):
+    """What `aliquot demo -o json` prints."""
+
+    simulated: str | None
+    first_share_seconds: float | None
+    dashboard: str | None
+    promises: list[PromiseReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +224,7 @@ def _busy(load: float, cores: int) -> str:
     return f"The machine is busy: a load of {load:.1f} on {cores} cores in the last minute. Try again when it is idle."
 
 
-def _data(demo_run: scenario.Scenario, spec: str | None, address: str | None) -> dict[str, Any]:
+def _report(demo_run: scenario.Scenario, spec: str | None, address: str | None) -> Report:
     return {
         "simulated": spec,
         "first_share_seconds": demo_run.first_share,
