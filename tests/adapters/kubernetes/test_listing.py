@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from aliquot.adapters.kubernetes import protobuf
+from aliquot.adapters.kubernetes import listing, protobuf
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.adapters.kubernetes.listing import request_pages
 from kit.clusters.gowriting import blank, page
@@ -59,6 +60,18 @@ def test_pages_come_as_protobuf_and_are_taken_as_json() -> None:
     server = Answering(a_page("a"), a_page("b"), a_page())
     assert names(taken(server)) == [["before-a"], ["before-b"], ["before-"]]
     assert server.asked == [("", EITHER), ("a", EITHER), ("b", EITHER)]
+
+
+def test_pages_are_converted_beside_what_the_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    where: list[bool] = []
+
+    def as_json(raw: bytes) -> bytes:
+        where.append(threading.current_thread() is threading.main_thread())
+        return protobuf.as_json(raw)
+
+    monkeypatch.setattr(listing, "as_json", as_json)
+    assert names(taken(Answering(a_page("a"), a_page()))) == [["before-a"], ["before-"]]
+    assert where == [False, False]
 
 
 def test_a_server_that_answers_json_is_understood() -> None:

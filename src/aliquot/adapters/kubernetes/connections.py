@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from aliquot.adapters.kubernetes.kubeconfig import Server
+from aliquot.adapters.kubernetes.privatememory import private_memory
 
 _LARGEST = 1 << 30  # bytes of an answer; a page of a list has many megabytes
 _ROOM = 1 << 16  # bytes that a connection is ready to receive
@@ -120,7 +121,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.used = 0.0
         self.keep = True
-        self._buffer, self._filled = mmap(-1, _ROOM), 0  # not of the heap, which would keep what a list took
+        self._buffer, self._filled = private_memory(_ROOM), 0  # not of the heap, which would keep what a list took
         self._head: Head | None = None  # of the answer that is being received
         self._waiter: asyncio.Future[tuple[int, bytes]] | None = None
 
@@ -137,7 +138,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._filled == len(self._buffer):
-            larger = mmap(-1, 4 * self._filled)
+            larger = private_memory(4 * self._filled)
             larger[: self._filled] = self._buffer[:]
             self._buffer = larger
         return memoryview(self._buffer)[self._filled :]
@@ -173,7 +174,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _shrink(self) -> None:
         if not self._filled:
-            self._buffer = mmap(-1, _ROOM)
+            self._buffer = private_memory(_ROOM)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None

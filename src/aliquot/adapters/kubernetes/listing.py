@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
@@ -46,6 +47,7 @@ def request_pages(
 
     async def ask_for_either(asked: Mapping[str, str]) -> bytes:
         raw: bytes = await kube.get(path, params=asked, into=bytes, timeout=_PATIENCE, connect=_CONNECT, accept=ACCEPT)
-        return as_json(raw) if is_protobuf(raw) else raw
+        # In a thread: C that needs no Python runs beside what applies the page before.
+        return await asyncio.to_thread(as_json, raw) if is_protobuf(raw) else raw
 
     return PagesAhead(ask, path, most=most)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from mmap import mmap
 from pathlib import Path
 
 import aliquot
+from aliquot.adapters.kubernetes.privatememory import private_memory
 
 ACCEPT = "application/vnd.kubernetes.protobuf, application/json"  # JSON from who does not know the other
 _MAGIC = b"k8s\0"  # what comes first
@@ -55,7 +55,7 @@ def _converted(raw: bytes) -> bytes:
     convert, why = _load(), create_string_buffer(_LONGEST)
     room = 2 * len(raw) or 1  # nearly always enough
     for _ in range(2):  # the second time with as much room as it needs
-        out = mmap(-1, room)  # not of the heap, which would keep it; pages that are not written take no memory
+        out = private_memory(room)  # not of the heap, which would keep it; pages that are not written take no memory
         size = convert(raw, len(raw), (c_char * room).from_buffer(out), room, why, _LONGEST)
         if not size:
             raise ProtobufError(why.value.decode(errors="replace"))
