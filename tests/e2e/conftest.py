@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.sides import ByPlane
+from e2e.sides import ByPlane, end_clusters, scope_of
 from e2e.webhooks import SECRET
 from testbed import objects
 from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
@@ -26,6 +26,16 @@ from testbed.registries.images import Registry
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlane:
     """Tests wait for their control plane much of the time: `make e2e` runs them side by side."""
     return ByPlane(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """The cluster of a folder ends with its last test: it would take a part of the processors until all tests end."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is not None and scope_of(nextitem.nodeid) != scope_of(item.nodeid):
+            end_clusters(item)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,9 @@ are in one half: the first compiles into the source tree, of which the second ma
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 HERE = "tests/e2e/"
@@ -35,6 +36,7 @@ SECOND = (
     "ship/test_soak.py",
     "ship/test_takeover_chart.py",
 )
+CLUSTERS = ("cluster", "nodes_plane")  # the fixtures of `ship` and `node` on which their others depend
 # A long one that begins last keeps one process busy while the others have ended. The rest follow by number of tests.
 LONGEST_FIRST = (
     "ship",
@@ -63,6 +65,14 @@ def scope_of(nodeid: str) -> str:
     if module in OWN_PLANE or not folder:
         return module
     return f"{folder}, second half" if module in SECOND else folder
+
+
+def end_clusters(item: pytest.Item) -> None:
+    """End what stands for a whole folder, with all that depends on it; a later test would make it again."""
+    for name in CLUSTERS:
+        for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
+            if fixture.scope == "session":
+                fixture.finish(cast(Any, item)._request)
 
 
 class ByPlane(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
