@@ -120,7 +120,7 @@ class CardArbiter:
             self._ordered[name] = Ordered()
 
     def wake(self, name: str, now: float) -> None:
-        """It was idle and handed over work."""
+        """The context was idle and has launched work."""
         if name in self._ordered:
             self._ordered[name].armed = False
         self.roster.touch(name, now)
@@ -136,7 +136,7 @@ class CardArbiter:
                 (self._capped if self._has_online() else self._front).refund(reading.had)
 
     def _read_gaps(self, readings: Mapping[str, Reading], now: float) -> None:
-        """Of online contexts, from what they did since the last reading."""
+        """Read the gaps of online contexts from what they did since the last reading."""
         elapsed = self.roster.unread(now)
         contended = any(context.has_work for context in self.roster.of_class(AppClass.OFFLINE))
         for name, reading in readings.items():

@@ -32,7 +32,7 @@ _LEAST_GAP = 0.00001  # a process cannot see its work done and launch again any 
 
 @dataclass(slots=True)
 class Gaps:
-    """Of one online tenant."""
+    """The gaps of one online tenant."""
 
     latency: float = LATENCY  # accepted
     missed: int = 0  # seconds in which more than that was added, by what switches cost

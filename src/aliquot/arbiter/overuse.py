@@ -44,7 +44,7 @@ class TenantUse:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Those of its processes."""
+        """The pids of its processes."""
         return frozenset(process.pid for process in self.processes)
 
     @property

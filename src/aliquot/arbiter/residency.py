@@ -341,7 +341,7 @@ def _queue(occupants: Iterable[Occupant]) -> list[Occupant]:
 
 
 def _place(occupant: Occupant) -> tuple[int, float, str]:
-    """In the queue of those that wait for room."""
+    """The place in the queue of tenants that wait for room."""
     return occupant.rank, occupant.wants_since, occupant.tenant
 
 
@@ -358,7 +358,7 @@ def _may_leave(occupant: Occupant, asking: Occupant) -> bool:
 
 
 def _ready_at(occupant: Occupant, asking: Occupant, there: Sequence[Occupant], memory: Memory) -> float:
-    """From when on it may leave."""
+    """The time from which on it may leave."""
     idle = inf if occupant.park_after is None else occupant.last_active + occupant.park_after
     if occupant.app_class is not AppClass.OFFLINE:
         return max(idle, occupant.retry_at)

@@ -148,7 +148,7 @@ class Roster:
         return 0.0 if self._read_at is None else max(0.0, now - self._read_at)
 
     def touch(self, name: str, now: float) -> None:
-        """It has work."""
+        """The context has work."""
         context = self.contexts.get(name)
         if context is not None:
             context.idle_for, context.last_active = 0.0, now

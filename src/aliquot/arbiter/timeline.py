@@ -30,7 +30,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """It is gone."""
+    """A context has left the card."""
 
     context: str
 
@@ -76,7 +76,7 @@ class Timeline:
     _marks: deque[Taken] = field(default_factory=lambda: deque(maxlen=_MOST_MARKS))
 
     def add(self, records: Iterable[Record]) -> None:
-        """In the order in which they were made."""
+        """Add records in the order in which they were made."""
         for record in records:
             match record:
                 case Came():

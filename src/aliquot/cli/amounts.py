@@ -52,7 +52,7 @@ class Cards(NamedTuple):
 
 
 def parse_cards(text: str) -> Cards:
-    """As in 2x24GiB or, nodes first, 2x8x24GiB."""
+    """Read cards, as in 2x24GiB or, nodes first, 2x8x24GiB."""
     match = _CARDS.fullmatch(text.strip())
     try:
         nodes, cards, memory = (int(match[1] or 1), int(match[2]), parse_memory(match[3])) if match else (0, 0, 0)

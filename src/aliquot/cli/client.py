@@ -109,7 +109,7 @@ def read_status() -> Status:
 
 
 def parse_status(answer: JsonObject) -> Status:
-    """As it came over the socket."""
+    """Read a status that came over the socket."""
     try:
         return msgspec.convert(answer, Status)
     except msgspec.ValidationError as error:
@@ -122,7 +122,7 @@ def read_daemon() -> DaemonStatus:
 
 
 def parse_answer(answer: object, into: type[_Answer]) -> _Answer:
-    """As it came over the socket."""
+    """Read an answer that came over the socket."""
     try:
         return msgspec.convert(answer, into)
     except msgspec.ValidationError as error:

@@ -79,7 +79,7 @@ def _tell_token(daemon: DaemonStatus, url: str) -> None:
 
 
 def _token(daemon: DaemonStatus) -> str | None:
-    """Where we may read it."""
+    """The dashboard's token, if we may read it."""
     try:
         return Path(daemon.token_file).read_text().strip() if daemon.token_file else None
     except (OSError, UnicodeDecodeError):
@@ -87,7 +87,7 @@ def _token(daemon: DaemonStatus) -> str | None:
 
 
 def _forward(process: subprocess.Popen[str], *, opens: bool) -> None:
-    """As long as kubectl forwards."""
+    """Wait as long as kubectl forwards."""
     assert process.stdout is not None
     try:
         address = _address(process.stdout)

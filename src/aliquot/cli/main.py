@@ -120,7 +120,7 @@ class _Commands(SuggestingGroup):
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the table, without loading the commands."""
+        """List the commands from the table, without loading them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, _, line in COMMANDS])
 

@@ -44,7 +44,7 @@ def bar(part: float, width: int) -> str:
 
 
 def date_time(epoch: float) -> str:
-    """In this machine's time zone."""
+    """The time in this machine's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch))
 
 

@@ -112,7 +112,7 @@ def without_cards(pod: Pod) -> list[Container]:
 
 
 def _names_a_count(container: Container) -> bool:
-    """Also a count of 0: what a user wrote is not changed."""
+    """Whether the container has a count, also one of 0: what a user wrote is not changed."""
     return any(name in amounts for name in COUNTED for amounts in (container.limits, container.requests))
 
 

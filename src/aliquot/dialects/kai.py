@@ -223,7 +223,7 @@ def _digits(value: object, field: str, problems: list[Invalid], allowed: str) ->
 
 
 def _quantity(key: str, value: object, problems: list[Invalid]) -> int | None:
-    """In MiB, rounded up."""
+    """The quantity in MiB, rounded up."""
     with suppress(QuantityError):
         if isinstance(value, str) and MIB <= (amount := parse_quantity(value)) <= _MOST_MIB * MIB:
             return -int(-amount // MIB)

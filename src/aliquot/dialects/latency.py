@@ -23,7 +23,7 @@ _PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}
 
 
 def accepted_latency(pod: Pod, claim: Claim) -> float | Invalid | None:
-    """In seconds; None: the Pod does not say."""
+    """The latency that the Pod accepts, in seconds; None: the Pod does not say."""
     if LATENCY not in pod.annotations:
         return None
     text = pod.annotations[LATENCY]
@@ -34,7 +34,7 @@ def accepted_latency(pod: Pod, claim: Claim) -> float | Invalid | None:
 
 
 def parse_latency(text: object) -> float | None:
-    """In seconds; None: it is not `ALLOWED`."""
+    """The latency in seconds; None: the text is not `ALLOWED`."""
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
     seconds = float(match[1]) / _PER_SECOND[match[2]] if match else 0.0
     return seconds if LEAST_LATENCY <= seconds <= MOST_LATENCY else None

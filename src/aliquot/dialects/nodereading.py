@@ -198,5 +198,5 @@ def _unlike(nodes: Iterable[NodeObject]) -> Iterable[NodeObject]:
 
 
 def guess_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit:
-    """The same, GiB where none of them says."""
+    """The unit of gpu-mem that the nodes' capacities show; GiB if no node shows it."""
     return advertised_gpushare_unit(nodes) or MemoryUnit.GIB

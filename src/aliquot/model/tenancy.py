@@ -69,7 +69,7 @@ class Tenancy:
 
     @property
     def tenant(self) -> Tenant:
-        """For the arbiter."""
+        """The tenant as the arbiter knows it."""
         allotments = allotments_of(self.shares)
         return Tenant(
             self.id,

@@ -15,7 +15,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for text of several lines."""
+    """Like `printable`, for text of several lines."""
     return "\n".join(map(printable, text.split("\n")))
 
 

@@ -71,7 +71,7 @@ class Stretch:
 
 
 class Mark(NamedTuple):
-    """Until when a card's time is on the disk."""
+    """The time until which a card's time is on the disk."""
 
     boot: str  # the boot that `monotonic` belongs to
     monotonic: float

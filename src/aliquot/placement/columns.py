@@ -83,7 +83,7 @@ class Columns(CardColumns, NodeColumns):
             getattr(self, name)[row] = 0
 
     def _add_rows(self, rows: int) -> None:
-        """From now on there is space for so many."""
+        """Make space for so many rows."""
         for name in (*_OF_CARDS, *_OF_NODES):
             old = getattr(self, name)
             new = np.zeros((rows, *old.shape[1:]), old.dtype)

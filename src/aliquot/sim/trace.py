@@ -38,11 +38,11 @@ class PodSpec:
 
     @property
     def demand_milli(self) -> int:
-        """All the GPU it asks for."""
+        """All of the GPU that the task asks for."""
         return self.num_gpu * self.gpu_milli
 
     def claim(self, uid: str) -> Claim:
-        """As a claim like any other."""
+        """The task as a claim like any other."""
         parks = self.elastic and self.num_gpu == 1 and self.gpu_milli < CORE_MILLI
         share = Slice(
             memory_mib=self.gpu_milli * _CARD_MEMORY_MIB // CORE_MILLI if self.elastic else 0,

@@ -60,7 +60,7 @@ def cpus(milli: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """As in "1 card", "2,000 cards"."""
+    """A number with its noun, as in "1 card", "2,000 cards"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -70,7 +70,7 @@ def release_delay(seconds: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In one or two units: "100ms", "5s", "2m05s", "3h00m", "2d01h"."""
+    """A time in one or two units: "100ms", "5s", "2m05s", "3h00m", "2d01h"."""
     if 0 < seconds < 1:
         return f"{seconds * 1000:g}ms"
     if seconds < 60:

@@ -51,7 +51,7 @@ def _lacks(short: Shortfall) -> str:
 
 
 def coded_waiting(short: Shortfall) -> str:
-    """The same with its code, for kube-scheduler to repeat."""
+    """The sentence with its code, for kube-scheduler to repeat."""
     return reasons.with_code(waiting(short), Reason.GROUP)
 
 

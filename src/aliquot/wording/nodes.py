@@ -46,5 +46,5 @@ def note(about: NodeNote) -> str:
 
 
 def closed(why: Closed) -> str:
-    """In a word or two."""
+    """Why the node is closed, in a word or two."""
     return _CLOSED[why]

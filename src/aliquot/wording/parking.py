@@ -43,7 +43,7 @@ def cannot_words(why: ParkReason, detail: str | None) -> str:
 
 
 def checkpoint_unasked_words() -> str:
-    """It may be parked because of its class alone."""
+    """Why the driver's checkpoint is not used: only the class allows parking, the tenant did not ask for it."""
     return "only `--park` or the annotation aliquot.dev/park allows the driver's checkpoint"
 
 

@@ -39,22 +39,22 @@ def place(grant: Grant) -> str:
 
 
 def preempting(victims: Sequence[Victim], grant: Grant, namespace: str) -> str:
-    """For the Pod that gets the room."""
+    """The sentence for the Pod that gets the room."""
     return f"evicts {_list(victims, namespace)} from {place(grant)}; the room is kept for this Pod"
 
 
 def preempted(preemptor: Victim, grant: Grant, namespace: str) -> str:
-    """For a Pod that has to go."""
+    """The sentence for a Pod that is evicted."""
     return f"evicted from {place(grant)} for {preemptor.shown_to(namespace)}"
 
 
 def blocked(victims: Sequence[Victim], grant: Grant, why: str, namespace: str) -> str:
-    """For a Pod that waits because others may not be evicted."""
+    """The sentence for a Pod that waits because the others may not be evicted."""
     return f"would get {place(grant)} if {_list(victims, namespace)} went, which the API server refuses now: {why}"
 
 
 def would_go(victims: Sequence[Victim], grant: Grant, *, preempts: bool) -> str:
-    """For a person who may see all Pods."""
+    """The sentence for a person who may see all Pods."""
     names = ", ".join(f"{victim.key} ({victim.description})" for victim in victims[:_MOST_NAMES])
     more = f" and {len(victims) - _MOST_NAMES:,} more" if len(victims) > _MOST_NAMES else ""
     never = "" if preempts else "; it waits for that, because its preemptionPolicy is Never"

@@ -188,17 +188,17 @@ def words(reason: Reason, *cases: str) -> Words:
 
 
 def short(reason: Reason, facts: Facts, *cases: str) -> str:
-    """For kube-scheduler, without the code."""
+    """The reason for kube-scheduler, without the code."""
     return words(reason, *cases).short.format_map(facts._asdict())
 
 
 def line(reason: Reason, facts: Facts, *cases: str) -> str:
-    """For a group of nodes."""
+    """The reason for a group of nodes."""
     return words(reason, *cases).line.format_map(facts._asdict())
 
 
 def card(reason: Reason, wanted: object, had: object) -> str:
-    """For one card, after its name."""
+    """The reason for one card, after the card's name."""
     needed, there = (amount if isinstance(amount, int) else 0 for amount in (wanted, had))
     return words(reason).card.format_map(Facts(*needed_and_had(reason, needed, there))._asdict())
 

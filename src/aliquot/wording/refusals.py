@@ -84,7 +84,7 @@ def short_reason(reason: Reason, never: bool, claim: Claim) -> str:
 
 
 def coded_reason(reason: Reason, never: bool, claim: Claim) -> str:
-    """The same with its code, for kube-scheduler to repeat."""
+    """The short reason with its code, for kube-scheduler to repeat."""
     return reasons.with_code(short_reason(reason, never, claim), reason)
 
 

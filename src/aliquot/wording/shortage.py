@@ -51,7 +51,7 @@ class CardLack(NamedTuple):
 
 
 class QueuePlace(NamedTuple):
-    """As read from JSON."""
+    """A place in the queue, as read from JSON."""
 
     position: int
     of: int

@@ -48,7 +48,7 @@ class Identity(TypedDict, total=False):
 
 
 class MpsError(Exception):
-    """It cannot be started; the message says why, and what to do."""
+    """MPS cannot be started. The message says why, and what to do."""
 
 
 def pipes(folder: Path) -> Path:

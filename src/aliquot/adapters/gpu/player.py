@@ -55,7 +55,7 @@ class Playing(NamedTuple):
 
     @property
     def spec(self) -> str:
-        """As it is written on the command line."""
+        """The cards as they are written on the command line."""
         whole = self.memory_mib % 1024 == 0
         size = f"{self.memory_mib // 1024}GiB" if whole else f"{self.memory_mib}MiB"
         return f"{f'{self.nodes}x' if self.nodes > 1 else ''}{self.cards // self.nodes}x{size}"

@@ -128,7 +128,7 @@ class Connection:
                 yield answer["event"]
 
     def fileno(self) -> int:
-        """To wait for it among others."""
+        """The file number, to wait for this connection among others."""
         return self._socket.fileno()
 
     def there(self) -> Iterator[JsonObject]:

@@ -20,7 +20,7 @@ _LONGEST = 16  # bytes of the file
 
 
 def exit_code(pid: int, started: int | None, pidfd: int | None = None) -> int | None:
-    """None: not known, or it has not ended."""
+    """The exit code; None: it is not known, or the process has not ended."""
     status = _of_zombie(pid, started)
     if status is None and pidfd is not None:
         status = _of_pidfd(pidfd)

@@ -113,7 +113,7 @@ def _visit(pidfd: int, work: Work) -> tuple[Any, list[int]]:
 
 
 def _go(pidfd: int, work: Work, home: socket.socket) -> None:
-    """In the child, which does not return."""
+    """Do the work in the child, which does not return."""
     try:
         if _libc.setns(pidfd, _NEW_MOUNTS) and not _enter_by_number(pidfd):
             number = ctypes.get_errno()
@@ -130,7 +130,7 @@ def _go(pidfd: int, work: Work, home: socket.socket) -> None:
 
 
 def _enter_by_number(pidfd: int) -> bool:
-    """For Linux before 5.8, if the process is visible to us."""
+    """Enter by the pid, for Linux before 5.8, if the process is visible to us."""
     refused = ctypes.get_errno()
     try:
         place = os.open(f"/proc/{number_of(pidfd)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)

@@ -50,7 +50,7 @@ class Position(TypedDict):
 
 
 class WaitingEvent(TypedDict):
-    """It must wait."""
+    """The run must wait."""
 
     waiting: Position
     log: str | None  # of a detached run

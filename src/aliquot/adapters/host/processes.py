@@ -190,7 +190,7 @@ def kill_all(started: Mapping[int, int], *, user: int = 0) -> None:
 
 
 def identities(pids: Iterable[int]) -> dict[int, int]:
-    """Those that are alive, with their start times."""
+    """The processes that are alive, with their start times."""
     found = {pid: start_time(pid) for pid in pids}
     return {pid: started for pid, started in found.items() if started is not None}
 

@@ -232,7 +232,7 @@ class _Scanning:
 
 
 def _fields(folder: int) -> list[bytes]:
-    """Of /proc/PID/stat, from the state on."""
+    """The fields of /proc/PID/stat, from the state on."""
     return _content(folder, "stat").rpartition(b")")[2].split()
 
 

@@ -48,7 +48,7 @@ class Supervisors:
         return child.pid, started
 
     def reap(self, pid: int) -> None:
-        """It is gone."""
+        """The process is gone: collect its exit code."""
         child = self._children.pop(pid, None)
         if child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

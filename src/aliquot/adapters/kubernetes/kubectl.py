@@ -147,7 +147,7 @@ class Kubectl:
                 ) from error
 
     def nodes(self, name: str | None = None) -> list[JsonObject]:
-        """All Nodes, or the one."""
+        """All Nodes, or the one with this name."""
         return self.items(NODES, "Node") if name is None else [{**self.get(f"{NODES}/{quote(name)}"), "kind": "Node"}]
 
     def pods(self, node: str | None = None) -> list[JsonObject]:

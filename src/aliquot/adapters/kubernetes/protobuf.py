@@ -32,7 +32,7 @@ def can_read() -> bool:
 
 
 def is_protobuf(raw: bytes) -> bool:
-    """By how it begins; JSON never does so."""
+    """Whether the bytes begin as protobuf does. JSON never does."""
     return raw.startswith(_MAGIC)
 
 

@@ -132,7 +132,7 @@ class Reflector(Generic[T]):
         self._received = False  # whether the watch of this round brought anything
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """List and watch until cancelled."""
         loop = asyncio.get_running_loop()
         attempt = 0
         while True:

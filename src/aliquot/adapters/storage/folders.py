@@ -205,6 +205,6 @@ def _remove_all(waiting: queue.Queue[Path]) -> None:
 
 
 def wait_removed() -> None:
-    """Until everything that was put aside is gone, or given up."""
+    """Wait until everything that was put aside is removed, or given up."""
     if _waiting is not None:
         _waiting.join()

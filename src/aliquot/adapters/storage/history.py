@@ -74,7 +74,7 @@ def newest(runs: Sequence[EndedRun]) -> list[EndedRun]:
 
 
 def shortened(command: Sequence[str]) -> tuple[str, ...]:
-    """As it is kept."""
+    """The command as it is stored."""
     kept: list[str] = []
     left = _LONGEST_COMMAND
     for word in command:

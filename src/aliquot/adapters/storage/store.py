@@ -95,7 +95,7 @@ class Store(TenantStore):
         raise StoreError(problem)  # else its folder would be removed while it runs
 
     def _rebuild(self) -> None:
-        """From the copies beside the tenants' folders."""
+        """Rebuild the database from the copies beside the tenants' folders."""
         restored = 0
         for path in sorted(self._copies.glob("*.json")):
             try:

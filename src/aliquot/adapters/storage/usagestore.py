@@ -107,7 +107,7 @@ class UsageStore:
         self._database.close()
 
     def marks(self) -> dict[str, Mark]:
-        """Until when each card's time is here."""
+        """The time until which each card's time is stored."""
         rows = self._database.all("SELECT uuid, boot, monotonic, wall, clean FROM marks")
         return {uuid: Mark(boot, monotonic, wall, bool(clean)) for uuid, boot, monotonic, wall, clean in rows}
 

@@ -149,7 +149,7 @@ def choose(simulate: str | None, find: Callable[[], Found], held: contextlib.Exi
 
 
 def _find() -> Found:
-    """From NVML."""
+    """Find the cards with NVML."""
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 
     try:
@@ -243,7 +243,7 @@ def _report(demo_run: scenario.Scenario, spec: str | None, address: str | None) 
 
 
 def _stay(sandbox: Sandbox, out: console.Output) -> None:
-    """Until Ctrl-C, which is no failure."""
+    """Wait for Ctrl-C, which is no failure."""
     try:
         scenario.keep_running(sandbox)
         out.line()
@@ -258,7 +258,7 @@ def _stay(sandbox: Sandbox, out: console.Output) -> None:
 
 
 def _program() -> str:
-    """As it is typed here: `make run` leaves it outside PATH."""
+    """The program's name as a user types it here: `make run` leaves it outside PATH."""
     program = sys.argv[0]
     if shutil.which("aliquot") is not None or os.path.basename(program) != "aliquot":
         return "aliquot"

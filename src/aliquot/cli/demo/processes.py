@@ -59,7 +59,7 @@ class Tenant:
         return self._process.pid
 
     def wait_until_working(self) -> None:
-        """Until its first kernels have finished."""
+        """Wait until its first kernels have finished."""
         progress = self._files.with_suffix(".progress")
         deadline = time.monotonic() + _PATIENCE
         while not (progress.exists() and progress.stat().st_size):
@@ -78,7 +78,7 @@ class Tenant:
         return Counter(self._files.with_suffix(".progress").read_text())
 
     def wait_for_work(self) -> None:
-        """Until it has finished something; a server pauses after that."""
+        """Wait until it has finished something; a server pauses after that."""
         progress = self._files.with_suffix(".progress")
         size, deadline = progress.stat().st_size, time.monotonic() + 1.0
         while progress.stat().st_size == size and time.monotonic() < deadline:

@@ -275,7 +275,7 @@ def memory_kept(*, right: bool, kernels: float) -> Promise:
 
 
 def microseconds(micros: float) -> str:
-    """In us or ms."""
+    """A time in us or ms."""
     if micros < 999.5:
         return f"{micros:.0f} us"
     return f"{micros / 1000:.{0 if micros >= 9950 else 1}f} ms".replace(".0 ", " ")

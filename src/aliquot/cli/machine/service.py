@@ -171,7 +171,7 @@ def unit(words: list[str], *, user: bool) -> str:
 
 
 def _quoted(word: str) -> str:
-    """As systemd reads it: no specifiers, no splitting."""
+    """The word as systemd reads it back: no specifiers, no splitting."""
     plain = word.replace("%", "%%")
     if plain and all(sign.isalnum() or sign in "/._-=:%+,@$" for sign in plain):
         return plain

@@ -27,7 +27,7 @@ control_option: Callable[[Any], Any] = click.option(
 
 
 def control_mode(given: str | None) -> Mode:
-    """As the option says, else the environment. Raises InputError."""
+    """The mode that the option names, else the environment. Raises InputError."""
     from aliquot.services.proof.startup import Mode
 
     found = given or os.environ.get(_VARIABLE) or Mode.AUTO

@@ -124,7 +124,7 @@ def _daemon_runs() -> bool:
 
 
 def _connected(simulate: str | None) -> Connection:
-    """To the running daemon; starts one if none runs."""
+    """Connect to the running daemon; start one if none runs."""
     from aliquot.cli.amounts import SIMULATED
     from aliquot.cli.run.request import RunError, connect_to_daemon
     from aliquot.cli.simulated import parse_simulation

@@ -19,7 +19,7 @@ class Kind:
     words: tuple[str, ...]
 
     def shown(self, name: str) -> str:
-        """As kubectl prints it: pod/web-0, deployment.apps/web."""
+        """The name as kubectl prints it: pod/web-0, deployment.apps/web."""
         return f"{self.typed}/{name}"
 
     @property
@@ -69,7 +69,7 @@ def targets(words: Sequence[str], *, default: str = "pods") -> list[Target]:
 
 
 def parse_kinds(text: str) -> tuple[Kind, ...]:
-    """Of one type or several, separated by commas."""
+    """Read one type or several, separated by commas."""
     if text.lower() == _ALL:
         return APPLIED
     return tuple(dict.fromkeys(_kind(word) for word in text.split(",")))

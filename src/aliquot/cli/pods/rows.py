@@ -110,7 +110,7 @@ def namespace_of(given: str | None, everywhere: bool) -> str | None:
 
 
 def state_of(pod: PodStatus) -> str:
-    """As kubectl's STATUS column has it."""
+    """The state as in kubectl's STATUS column."""
     if pod.terminating:
         return "Terminating"
     containers = apps(pod)
@@ -154,7 +154,7 @@ def age(since: float | None) -> str:
 
 
 def core(percent: float | None) -> str:
-    """As --core takes it."""
+    """The percentage as --core takes it."""
     return "-" if percent is None else f"{percent:g}%"
 
 
@@ -186,7 +186,7 @@ def cards_of(shares: Sequence[ShareStatus]) -> tuple[str, str, str]:
 
 
 def _of_each(amounts: Sequence[str]) -> str:
-    """Once, where they are all the same."""
+    """The amount once, with their number, where all are the same; else their sum, as in "4 GiB + 8 GiB"."""
     if len(set(amounts)) > 1:
         return " + ".join(amounts)
     return amounts[0] if len(amounts) == 1 or amounts[0] in ("whole", "-") else f"{len(amounts)} x {amounts[0]}"

@@ -17,7 +17,7 @@ _ALLOWED = "KEY=VALUE, KEY!=VALUE, KEY or !KEY, separated by commas"
 
 
 def label_selector(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Selector | None:
-    """For click. Raises InputError."""
+    """A callback for click. Raises InputError."""
     return None if text is None else parse_selector(text)
 
 

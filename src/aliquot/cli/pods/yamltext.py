@@ -29,6 +29,6 @@ def _seen(text: str) -> bool:
 
 
 def _escaped(sign: str) -> str:
-    """As between double quotes, where all such signs are."""
+    """The character as YAML escapes it between double quotes."""
     code = ord(sign)
     return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

@@ -267,7 +267,7 @@ def _configured(claim: ClaimObject, results: Sequence[_Result], problems: list[I
 
 
 def _entries(claim: ClaimObject, problems: list[Invalid]) -> list[tuple[_Config, ClaimConfig, str]]:
-    """Those for us, each with where it stands."""
+    """The entries for our driver, each with the name of its field."""
     assert claim.status is not None
     assert claim.status.allocation is not None
     entries = []

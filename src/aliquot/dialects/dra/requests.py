@@ -70,6 +70,6 @@ def _amount(value: object) -> Fraction | None:
 
 
 def _count(request: JsonView) -> int | None:
-    """None: every card of the node."""
+    """The number of cards that the request asks for; None: every card of the node."""
     count = request.get("count")
     return None if request.get("allocationMode") == "All" else count if isinstance(count, int) and count > 0 else 1

@@ -43,5 +43,5 @@ def template_of(spec: JsonView, key: str, path: str) -> JsonObject:
 
 
 def lower(text: object) -> str:
-    """As a part of a Pod's name."""
+    """The text as a part of a Pod's name."""
     return str(text).lower()

@@ -137,7 +137,7 @@ Broken = tuple[Invalid, ...]  # the invalid fields of an object, at least one
 
 
 def _under(prefix: str, broken: Broken) -> Broken:
-    """The same fields, of the object around it."""
+    """The broken rules, with the paths that their fields have in the object around it."""
     return tuple(replace(problem, field=prefix + problem.field) for problem in broken)
 
 

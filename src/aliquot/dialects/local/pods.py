@@ -110,7 +110,7 @@ def plan_of(pod: JsonView) -> PodPlan | Invalid:
 
 
 def restart_policy_of(pod: JsonView) -> str:
-    """Of a valid Pod, without parsing all of it."""
+    """The restart policy of a valid Pod, without parsing all of it."""
     return str(pod["spec"].get("restartPolicy") or POLICIES[0])
 
 

@@ -65,7 +65,7 @@ class Victims(msgspec.Struct):
 
 
 class WholeVictims(msgspec.Struct):
-    """The same from a scheduler without nodeCacheCapable."""
+    """The victims as a scheduler without nodeCacheCapable sends them."""
 
     Pods: list[PodObject] | None = None
     NumPDBViolations: int = 0
@@ -171,7 +171,7 @@ def without_percent_sign(sentence: str) -> str:
 
 
 def _without_percent_signs(reasons: Mapping[str, str]) -> Mapping[str, str]:
-    """The same by node. Thousands of nodes share a few sentences."""
+    """The reasons by node, with no percent signs. Thousands of nodes share a few sentences."""
     changed = {why: without_percent_sign(why) for why in set(reasons.values()) if "%" in why}
     return {node: changed.get(why, why) for node, why in reasons.items()} if changed else reasons
 

@@ -55,7 +55,7 @@ class ContainerStatus(msgspec.Struct, rename="camel", gc=False):
 
 
 class KubeletPodStatus(PodStatus, rename="camel", gc=False):
-    """The same, with what the kubelet reports of its containers."""
+    """A Pod's status with what the kubelet reports of its containers."""
 
     reason: str | None = None
     message: str | None = None
@@ -70,14 +70,14 @@ class StartedPod(PodObject, gc=False):
 
     @property
     def container_statuses(self) -> list[ContainerStatus]:
-        """Of its init containers and containers."""
+        """The statuses of its init containers and containers."""
         if self.status is None:
             return []
         return [*(self.status.init_container_statuses or ()), *(self.status.container_statuses or ())]
 
 
 class WorkloadMetadata(Metadata, gc=False):
-    """With the number of the latest spec."""
+    """Metadata with the number of the latest spec."""
 
     generation: int | None = None
 
@@ -95,7 +95,7 @@ class TemplateSpec(msgspec.Struct, gc=False):
 
 
 class Template(msgspec.Struct, gc=False):
-    """Of the Pods."""
+    """The template of a workload's Pods."""
 
     spec: TemplateSpec = msgspec.field(default_factory=TemplateSpec)
 
@@ -108,7 +108,7 @@ class WorkloadSpec(msgspec.Struct, gc=False):
 
 
 class WorkloadStatus(msgspec.Struct, rename="camel", gc=False):
-    """Of a Deployment, and of a DaemonSet."""
+    """The status of a Deployment or of a DaemonSet."""
 
     observed_generation: int | None = None
     replicas: int | None = None
@@ -151,7 +151,7 @@ def read_pod(value: object) -> StartedPod:
 
 
 def read_pods(values: Iterable[object]) -> list[StartedPod]:
-    """All of them."""
+    """Read all of these Pods."""
     return [read_pod(value) for value in values]
 
 

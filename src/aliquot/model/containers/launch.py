@@ -68,7 +68,7 @@ class ReportedState(TypedDict):
 
 
 def render_launch(spec: LaunchSpec) -> JsonObject:
-    """As it goes over the socket."""
+    """Render the spec as it goes over the socket."""
     return asdict(spec)
 
 

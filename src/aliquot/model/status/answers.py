@@ -43,7 +43,7 @@ Send = Callable[[Answer], None]
 
 
 class PolicyStatus(Struct):
-    """Of `policy`: also a node's agent answers it."""
+    """The answer to `policy`. A node's agent answers it too."""
 
     policy: Isolation
     release_delay_seconds: float | None  # null: auto
@@ -52,7 +52,7 @@ class PolicyStatus(Struct):
 
 
 class AppliedObject(Struct):
-    """Of `apply`: what became of one object of a manifest."""
+    """The answer to `apply` for one object of a manifest."""
 
     kind: str
     namespace: str
@@ -63,7 +63,7 @@ class AppliedObject(Struct):
 
 
 class RunLog(Struct):
-    """Of `logs`: where the output of a run is."""
+    """The answer to `logs`: where the output of a run is."""
 
     name: str
     log: str | None  # null: it was not started with --detach
@@ -75,11 +75,11 @@ class RunLog(Struct):
 
 
 class Done(Struct):
-    """Of an operation that has nothing to tell."""
+    """The answer of an operation that returns nothing."""
 
 
 class StoppedRun(Struct):
-    """Of `stop`."""
+    """The answer to `stop`."""
 
     name: str
     was: str  # waiting, running
@@ -87,13 +87,13 @@ class StoppedRun(Struct):
 
 
 class EndedRuns(Struct):
-    """Of `ended`: the last runs."""
+    """The answer to `ended`: the last runs."""
 
     ended: list[EndedStatus]
 
 
 class StoppingDaemon(Struct):
-    """Of `down`: what goes on without it."""
+    """The answer to `down`: what goes on without the daemon."""
 
     pid: int
     tenants: list[str]  # names
@@ -102,7 +102,7 @@ class StoppingDaemon(Struct):
 
 
 class MovedMemory(Struct):
-    """Of `park` and `wake`: where a run's memory is now."""
+    """The answer to `park` and `wake`: where a run's memory is now."""
 
     name: str
     resident_bytes: int
@@ -111,13 +111,13 @@ class MovedMemory(Struct):
 
 
 class AppliedObjects(Struct):
-    """Of `apply`."""
+    """The answer to `apply`."""
 
     results: list[AppliedObject]
 
 
 class DeletedPods(Struct):
-    """Of `delete`."""
+    """The answer to `delete`."""
 
     deleted: list[str]
 
@@ -129,7 +129,7 @@ class ShownObject(Struct):
 
 
 class PodLog(Struct):
-    """Of `pod-logs`: where the output of a container is."""
+    """The answer to `pod-logs`: where the output of a container is."""
 
     pod: str
     container: str

@@ -22,11 +22,11 @@ _Grace = Annotated[float, Meta(ge=0, le=LONGEST_GRACE)]
 
 
 class Nothing(Struct):
-    """Of an operation that needs no values."""
+    """The request of an operation that needs no values."""
 
 
 class PolicyRequest(Struct):
-    """Of `policy`; all null: what is it?"""
+    """The request of `policy`. All fields null: it only asks for the policy."""
 
     policy: Annotated[Isolation | None, Meta(description=", ".join(Isolation))] = None
     release_delay: Annotated[
@@ -45,33 +45,33 @@ class AgentPolicyRequest(Struct):
 
 
 class NameRequest(Struct):
-    """Of `logs`: a run."""
+    """The request of `logs`: the name of a run."""
 
     name: _Name = None
 
 
 class StopRequest(Struct):
-    """Of `stop`."""
+    """The request of `stop`."""
 
     name: _Name = None
     timeout: Annotated[float, Meta(ge=0, le=86400, description="0 to 24h")] = 10.0  # seconds until SIGKILL
 
 
 class MoveRequest(Struct):
-    """Of `park` and `wake`."""
+    """The request of `park` and `wake`."""
 
     name: _Name = None
     timeout: Annotated[float, Meta(ge=0, le=3600, description="0 to 1h")] = 60.0  # seconds for the move
 
 
 class UsageRequest(Struct):
-    """Of `usage`."""
+    """The request of `usage`."""
 
     since: Annotated[float, Meta(ge=0, description="seconds since 1970, not in the future")] = 0.0
 
 
 class ApplyRequest(Struct):
-    """Of `apply`."""
+    """The request of `apply`."""
 
     objects: object = None  # the manifests: dialects/local/objects.py reads them
     rules: Annotated[str | None, Meta(description="the name of a version of qGPU's rules")] = None  # null: the daemon's
@@ -81,7 +81,7 @@ class ApplyRequest(Struct):
 
 
 class ObjectRequest(Struct):
-    """Of `object`: a Pod, or what makes Pods."""
+    """The request of `object`: a Pod, or a workload that creates Pods."""
 
     kind: _Name = None
     name: _Name = None
@@ -89,13 +89,13 @@ class ObjectRequest(Struct):
 
 
 class DeleteRequest(ObjectRequest):
-    """Of `delete`."""
+    """The request of `delete`."""
 
     grace: Annotated[_Grace | None, Meta(description="0 to 86400 seconds")] = None  # null: the Pod's own
 
 
 class PodLogRequest(Struct):
-    """Of `pod-logs`."""
+    """The request of `pod-logs`."""
 
     name: _Name = None
     namespace: _Name = None
@@ -103,7 +103,7 @@ class PodLogRequest(Struct):
 
 
 class SupervisorRequest(Struct):
-    """Of `keep`: the supervisor of a Pod connects."""
+    """The request of `keep`: the supervisor of a Pod connects."""
 
     uid: str = ""
     granted: bool = False  # true: its containers run already

@@ -53,7 +53,7 @@ class Packing:
         self._potential: Potential | None = None
 
     def spreads(self, demand: Demand) -> bool:
-        """Only what qGPU's rule spreads."""
+        """Whether qGPU's rule spreads the demand: nothing else is spread."""
         return self._mixed.spreads(demand)
 
     def follows_class(self, demand: Demand) -> bool:

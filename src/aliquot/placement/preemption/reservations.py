@@ -39,7 +39,7 @@ class Reservations:
         return len(self._kept)
 
     def on(self, node: str) -> list[Reservation]:
-        """Those on one node, the most important first."""
+        """The reservations on one node, the most important first."""
         found = (reservation for reservation in self._kept.values() if reservation.node == node)
         return sorted(found, key=lambda reservation: -reservation.priority)
 
@@ -68,7 +68,7 @@ class Reservations:
                 self._ledger.confirm(reservation.uid, node, occupant)
 
     def renew_all(self) -> None:
-        """The same on every node."""
+        """Renew the reservations of every node."""
         for node in {reservation.node for reservation in self._kept.values()}:
             self.renew(node)
 

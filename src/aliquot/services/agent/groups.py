@@ -107,7 +107,7 @@ class PodGroups:
         return {name: value for name, value in found.items() if name == PIPES_VARIABLE}
 
     def mounts(self, tenancy: Tenancy) -> tuple[Mount, ...]:
-        """The same of mounts."""
+        """The mounts that the group adds to a container."""
         return () if self._groups is None else self._groups.mounts(tenancy)
 
     def settle(self) -> None:

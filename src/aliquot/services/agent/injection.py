@@ -76,7 +76,7 @@ class Injector(Protocol):
 
 
 class CdiInjector:
-    """With CDI specs."""
+    """Injects cards with CDI specs."""
 
     def __init__(self, folder: CdiFolder, tenants: Path, libraries: Libraries) -> None:
         self._folder, self._tenants, self._libraries = folder, tenants, libraries

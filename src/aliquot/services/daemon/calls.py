@@ -31,7 +31,7 @@ class Calls:
         self._last[verb] = self._stamp()
 
     def status(self) -> dict[str, CallStatus]:
-        """By verb: how many, and when the last one was."""
+        """The number of calls and the time of the last one, by verb."""
         return {
             verb: CallStatus(
                 count=sum(times for (of, _), times in self.outcomes.items() if of == verb), last=self._last.get(verb)

@@ -52,7 +52,7 @@ class FairShare:
         return True
 
     def hold(self, uid: int | str, amount: int = 1) -> None:
-        """It was taken before, whatever the limits were."""
+        """Count this amount as taken, whatever the limits are."""
         self._held[uid] += amount
         self._used += 0 if _is_privileged(uid) else amount
 
@@ -65,7 +65,7 @@ class FairShare:
         return self._total if _is_privileged(uid) else min(self._of_one, self._total - self._used)
 
     def give_back(self, uid: int | str, amount: int = 1) -> None:
-        """It was taken before."""
+        """Give back this amount of what was taken."""
         self._held[uid] -= amount
         self._used -= 0 if _is_privileged(uid) else amount
         if not self._held[uid]:
@@ -207,7 +207,7 @@ class Client:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def uncount(self) -> None:
-        """It no longer counts among the user's connections."""
+        """The connection no longer counts among the user's."""
         if self._counted:
             self._counted = False
             self._clients.connections.give_back(self.uid)

@@ -121,7 +121,7 @@ class Limits:
         task.add_done_callback(lambda task: self._joining.pop(task, None))
 
     def begin(self, connection: Connection) -> None:
-        """It has a request under way."""
+        """The connection has a request under way."""
         self._busy[connection] += 1
 
     def end(self, connection: Connection) -> None:

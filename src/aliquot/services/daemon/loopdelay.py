@@ -52,7 +52,7 @@ class LoopDelay:
         return self._largest[0][1] if self._largest else 0.0
 
     def families(self) -> Iterator[Metric]:
-        """For /metrics."""
+        """The metrics for /metrics."""
         from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 
         counts = [float(count) for count in accumulate(self._counts)]

@@ -214,7 +214,7 @@ def _of_tenants(tenants: list[TenantStatus], who: Mapping[str, str]) -> Iterator
 
 
 def _of_latency(tenants: list[TenantStatus], who: Mapping[str, str]) -> Iterator[Metric]:
-    """Of tenants that said what they accept."""
+    """The metrics of tenants that said which latency they accept."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     labels = (*who, *_ON_CARD)

@@ -26,7 +26,7 @@ _RESOURCES = frozenset((*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, na
 
 
 def _resources(node: Node) -> frozenset[str]:
-    """Those that the kubelet counts for us."""
+    """The resources that the kubelet counts for us."""
     return _RESOURCES.union(hami.COUNTED) if Offer.HAMI in node.offers else _RESOURCES
 
 

@@ -52,7 +52,7 @@ def _withheld(node: Node, ours: Mapping[tuple[str, int], list[str]]) -> Iterator
 
 
 def _too_many(node: Node, ours: Mapping[tuple[str, int], list[str]], requested: int) -> Iterator[Finding]:
-    """The same by numbers alone, where no agent reports who holds a card."""
+    """Compare numbers alone, where no agent reports who holds a card."""
     used = sum((node.name, card.index) in ours for card in node.cards)
     if used and requested + used > len(node.cards):
         what = f"Pods hold {requested} by {_WHOLE}, and aliquot's Pods use {used}, of {len(node.cards)} cards in all"
@@ -61,7 +61,7 @@ def _too_many(node: Node, ours: Mapping[tuple[str, int], list[str]], requested: 
 
 
 def _used(snapshot: Snapshot) -> dict[tuple[str, int], list[str]]:
-    """By node and card: the Pods that we placed there."""
+    """The Pods that we placed, by node and card."""
     found: dict[tuple[str, int], list[str]] = {}
     for key, placed in sorted(snapshot.running.items()):
         for index in placed.grant.usage():
@@ -70,7 +70,7 @@ def _used(snapshot: Snapshot) -> dict[tuple[str, int], list[str]]:
 
 
 def _requested(snapshot: Snapshot) -> dict[str, int]:
-    """By node: the cards that Pods hold by NVIDIA's device plugin."""
+    """The number of cards that Pods hold by NVIDIA's device plugin, by node."""
     found: dict[str, int] = {}
     for pod in snapshot.pods:
         name = pod.read.spec.node_name

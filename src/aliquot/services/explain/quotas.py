@@ -34,7 +34,7 @@ class _Quota:
 
 @dataclass(slots=True)
 class Quotas:
-    """By namespace. What `admit` lets in counts from then on."""
+    """The quotas by namespace. What `admit` lets in counts from then on."""
 
     _of: dict[str, list[_Quota]] = field(default_factory=dict)
 

@@ -305,7 +305,7 @@ class Snapshot:
         return self._residents
 
     def _book(self, claim: Claim, grant: Grant) -> None:
-        """As the scheduler does after its answer to filter, and at bind."""
+        """Book the grant, as the scheduler does after its answer to filter, and at bind."""
         self.cluster.hold(claim, grant, NEVER)
         self.cluster.assume(claim, grant.node)
 

@@ -107,7 +107,7 @@ class ControlServer:
         }
 
     async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
-        """Until SIGTERM, SIGINT or `down`."""
+        """Serve until SIGTERM, SIGINT or `down`."""
         termination_signal(self._stopping)
         self.machine.admission.room_changed = Steps(self.machine.admission.start_waiting, every=_BETWEEN_STARTS)
         self.machine.admission.queue_changed = Steps(self.machine.admission.notify_waiting, every=_BETWEEN_UPDATES)

@@ -56,7 +56,7 @@ class RunHistory:
         return runs[-1] if runs else None
 
     def status(self) -> list[EndedStatus]:
-        """In the order in which they ended."""
+        """The ended runs, in the order in which they ended."""
         return [ended_status(run) for run in self._runs]
 
 
@@ -66,7 +66,7 @@ def _log_error(name: str, error: Exception | None) -> None:
 
 
 def ended_status(run: EndedRun) -> EndedStatus:
-    """As it goes over the socket; the exit code as a shell has it."""
+    """The run as it goes over the socket, with its exit code as a shell has it."""
     return EndedStatus(
         id=run.id,
         name=run.name,

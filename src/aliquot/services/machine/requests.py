@@ -68,7 +68,7 @@ class RunRequest:
         )
 
     def claim(self, uid: str, name: str) -> Claim:
-        """For the placement core."""
+        """The request as a claim for the placement."""
         main = ContainerClaim("main", 0, Role.MAIN, self.slice(), self.gpus)
         return Claim(
             uid, "local", name, "run", Offer.ANY, (main,),

@@ -142,7 +142,7 @@ class Seen(msgspec.Struct):
 
 
 def look(driver: Driver, pids: Sequence[int]) -> Seen:
-    """One that the driver does not know does not hide the others."""
+    """Ask the driver about each process. A process that it does not know does not hide the others."""
     seen = Seen({}, [])
     for pid in pids:
         try:

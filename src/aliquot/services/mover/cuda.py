@@ -67,7 +67,7 @@ class Card:
         self._call("cuMemHostRegister_v2", c_void_p(address), c_size_t(size), c_uint(_PORTABLE))
 
     def stream(self) -> c_void_p:
-        """For one move."""
+        """A stream for one move."""
         try:
             return self._streams.pop()
         except IndexError:
@@ -79,7 +79,7 @@ class Card:
         return made
 
     def wait(self, stream: c_void_p) -> None:
-        """Until its copies are done."""
+        """Wait until the stream's copies are done."""
         self._call("cuStreamSynchronize", stream)
 
     def end(self, stream: c_void_p) -> None:

@@ -67,7 +67,7 @@ class Process:
         self._seen = time.monotonic()
 
     def run(self, listener: socket.socket) -> None:
-        """Until it is told to quit, or is not needed any more."""
+        """Serve daemons until one says to quit, or until none is connected and no memory is kept."""
         threading.Thread(target=self._warm_up, daemon=True).start()
         listener.settimeout(5.0)
         while True:

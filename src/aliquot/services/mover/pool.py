@@ -21,7 +21,7 @@ class Part:
 
 
 class PoolFullError(Exception):
-    """It does not fit."""
+    """The pool has no room for the memory."""
 
 
 @dataclass(slots=True)

@@ -111,7 +111,7 @@ class Mover:
             return (key.tenant, key.card) in self._leaving
 
     def _forget(self, ended: Iterable[Key]) -> None:
-        """With the lock held."""
+        """Free what these processes had. Call it with the lock held."""
         for key in ended:
             log.info("kept_memory_dropped", extra={"data": {"tenant": key.tenant, "slot": key.slot, "card": key.card}})
             for kept in self.kept.pop(key).values():
@@ -132,7 +132,7 @@ class Mover:
         ]
 
     def serve(self, connection: socket.socket, key: Key, card: Card) -> None:
-        """Until the shim hangs up."""
+        """Serve the connection until the shim hangs up."""
         with connection, contextlib.suppress(OSError, wire.WireError, CudaError):
             card.enter()
             connection.send(wire.answer(Why.NOTHING))

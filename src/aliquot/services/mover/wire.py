@@ -50,5 +50,5 @@ def read_pieces(packet: bytes) -> Pieces:
 
 
 def answer(why: Why) -> bytes:
-    """All done (NOTHING), or why not."""
+    """The answer to the shim: all done (NOTHING), or why not."""
     return _ANSWER.pack(MAGIC, VERSION, MOVED, why, 0)

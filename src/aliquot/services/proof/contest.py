@@ -180,7 +180,7 @@ class Contest:
     # --- before the contest --------------------------------------------------------------------------------------
 
     def _wait_ready(self, loads: Sequence[_Load]) -> bool:
-        """Until both have said so. False: they find no libcuda."""
+        """Wait until both loads are ready. False: they find no libcuda."""
         until = time.monotonic() + _READY
         for one in loads:
             while not one.heard:
@@ -195,7 +195,7 @@ class Contest:
         return True
 
     def _contexts(self, card: _Card, loads: Sequence[_Load]) -> list[Context]:
-        """Of the two, once nothing about them has changed for a while."""
+        """The contexts of both loads, once nothing about them has changed for a while."""
         until = time.monotonic() + _READY
         while time.monotonic() < until:
             self._check_free()

@@ -248,7 +248,7 @@ class _Running:
         self._ready.set()
 
     def wait_ready(self) -> None:
-        """Until it has its context, or ended: `output` says why."""
+        """Wait until it has its context, or has ended: `output` says why."""
         if self._waits and not self._ready.wait(_READY):
             raise SelfTestError("a sample program did not come up in time")
 

@@ -95,7 +95,7 @@ class Cards(Protocol):
 
 @dataclass(slots=True)
 class _Trials:
-    """Of one card."""
+    """The trials of one card."""
 
     due: float = 0.0  # no sooner than that
     delay: float = _SOONEST
@@ -141,7 +141,7 @@ class StartupProof:
         return frozenset() if contest is None else contest.pids
 
     def run(self, cards: Cards, stopping: threading.Event) -> None:
-        """Until everything is known, or `stopping` is set."""
+        """Try the cards until everything is known, or until `stopping` is set."""
         if not self._simulated and host_memory_mib() < _LEAST_MIB:
             for card in self._untried(cards):
                 cards.set_control(card.uuid, CardControl(ControlLevel.UNPROVEN, ControlReason.NO_MEMORY))

@@ -23,7 +23,7 @@ _NOT_LIMITED = (FindingKind.STRANGER, FindingKind.TRESPASSER, FindingKind.UNREGI
 
 
 def by_tenant(standings: Iterable[Standing]) -> dict[str, dict[str, Standing]]:
-    """By the tenant's id, and then by card."""
+    """The standings by the tenant's id, and then by card."""
     found: dict[str, dict[str, Standing]] = {}
     for standing in standings:
         found.setdefault(standing.tenant, {})[standing.uuid] = standing
@@ -49,7 +49,7 @@ def finding_status(finding: Finding) -> FindingStatus:
 
 
 def control_status(controls: Mapping[str, CardControl], uuid: str) -> ControlStatus | UnsetType:
-    """Of one card."""
+    """The control of one card."""
     found = controls.get(uuid)
     return UNSET if found is None else ControlStatus(found.level, found.reason)
 

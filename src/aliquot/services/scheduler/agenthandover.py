@@ -44,7 +44,7 @@ class AgentHandover:
         self._due.discard(name)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Answer agents that leave, until cancelled."""
         while True:
             await self._wake.wait()
             if self._leading():

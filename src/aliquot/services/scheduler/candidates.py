@@ -48,7 +48,7 @@ class Candidates:
         self._tries: dict[str, int] = {}  # by uid: how often a Pod got a shortlist and came again
 
     def forget(self, uid: str) -> None:
-        """It will not come again."""
+        """Forget what is kept for the Pod: it will not come again."""
         self._tries.pop(uid, None)
 
     def _rows(self, names: Sequence[str]) -> Ints:

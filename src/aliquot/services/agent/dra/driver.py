@@ -151,7 +151,7 @@ class DraDriver:
     # --- rounds --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Do what the label and the claims call for, until cancelled."""
         try:
             while True:
                 await self.round()

@@ -117,7 +117,7 @@ class PodEnding:
 
 
 def send_signal(supervisor: tuple[int, int], number: int) -> None:
-    """To that process, if it is still there."""
+    """Send the signal to that process, if it is still there."""
     try:
         processes.send_signal(supervisor[0], number, supervisor[1])
     except PermissionError as error:

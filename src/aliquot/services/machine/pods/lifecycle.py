@@ -36,7 +36,7 @@ class Container:
     pause: float = FIRST_PAUSE
 
     def report(self) -> ReportedContainer:
-        """For the daemon."""
+        """The container as the daemon learns of it."""
         return {
             "name": self.name,
             "state": self.state,

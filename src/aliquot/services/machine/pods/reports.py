@@ -37,7 +37,7 @@ class PodReport:
 
 
 def parse_report(message: Mapping[str, Any]) -> PodReport:
-    """Without the parts that are not valid."""
+    """Read the report. Parts that are not valid are left out."""
     containers = {}
     for container in _list(message.get("containers")):
         if isinstance(container, dict) and isinstance(name := container.get("name"), str):

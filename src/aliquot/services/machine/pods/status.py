@@ -172,7 +172,7 @@ def _labels(manifest: JsonView) -> dict[str, str]:
 
 
 def container_status(container: ContainerState) -> ContainerStatus:
-    """As everybody may see it."""
+    """The container as every user may see it."""
     return ContainerStatus(
         name=container.name,
         image=container.image,

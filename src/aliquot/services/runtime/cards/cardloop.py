@@ -138,7 +138,7 @@ class CardLoop:
         return found
 
     def standings(self) -> tuple[Standing, ...]:
-        """As of the last round."""
+        """The standings as of the last round."""
         return self._standings
 
     def take_stretch(self) -> Stretch | None:

@@ -13,7 +13,7 @@ from aliquot.services.runtime.together import members
 def standings(
     uuid: str, occupants: Occupants, arbiter: CardArbiter, shares: Shares, now: float
 ) -> tuple[Standing, ...]:
-    """Of all tenants but groups: their members have them."""
+    """The standings of all tenants but groups: the members of a group have their own."""
     return tuple(
         _standing(uuid, tenant, occupants, arbiter, shares, now)
         for tenant, totals in occupants.totals.items()

@@ -33,7 +33,7 @@ class Ability:
 
     @property
     def why_not(self) -> str | None:
-        """In words; None: nothing is known against it."""
+        """Why it cannot be moved, in words; None: nothing is known against it."""
         return self._refusal or self._lack
 
     def note(self, answer: Answer, now: float) -> None:

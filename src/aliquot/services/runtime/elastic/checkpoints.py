@@ -363,7 +363,7 @@ def _slots(tenancy: Tenancy) -> list[int]:
 
 
 def _order(tenancy: Tenancy, uuid: str, order: Order, pids: Collection[int] | None = None) -> None:
-    """To these processes; None: to all."""
+    """Give the order to these processes; None: to all."""
     at = tenancy.page.index[uuid]
     for process in tenancy.processes:
         if process.slot is not None and (pids is None or process.pid in pids):

@@ -151,7 +151,7 @@ class Arrivals:
         self._away.pop(key, None)
 
     def take(self) -> list[Arrival]:
-        """Those since the last call, the oldest first."""
+        """The arrivals since the last call, the oldest first."""
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
 

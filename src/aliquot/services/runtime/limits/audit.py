@@ -73,7 +73,7 @@ class Auditor:
         self._unknown: dict[tuple[str, int], float] = {}  # (card, pid): first seen
 
     def run(self, stopping: threading.Event) -> None:
-        """Until `stopping` is set."""
+        """Inspect all cards again and again, until `stopping` is set."""
         while not stopping.wait(_EVERY):
             found: list[Finding] = []
             for uuid in self._uuids:

@@ -368,7 +368,7 @@ class Cluster:
         return placed
 
     def unassume(self, uid: str) -> None:
-        """It did not happen, says the API server."""
+        """Forget the booking: the API server says that the Pod was not bound."""
         if self.assumed.pop(uid, None) is not None:
             self.ledger.forget(uid)
 
@@ -395,11 +395,11 @@ class Cluster:
         return self.assumed.get(uid) or self.placed.get(uid)
 
     def placements(self) -> Iterable[Placed]:
-        """Of every Pod of ours that has a node."""
+        """The placements of all Pods of ours that have a node."""
         return (*self.placed.values(), *self.assumed.values())
 
     def nodes(self) -> Iterable[Node]:
-        """All that can take Pods, by name."""
+        """All nodes that can take Pods, by name."""
         return sorted((node for node in self.board.nodes if node is not None), key=lambda node: node.name)
 
 

@@ -100,7 +100,7 @@ class Claims:
 
     @property
     def nodes(self) -> Mapping[str, object]:
-        """Those with claims, by name."""
+        """The nodes with claims, by name."""
         return self._by_node
 
     def take_changed(self) -> set[str]:

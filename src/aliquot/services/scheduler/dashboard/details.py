@@ -29,7 +29,7 @@ _MOST_KNOWN = 256
 
 
 class Details:
-    """Of one cluster."""
+    """The details of one cluster."""
 
     def __init__(self, cluster: Cluster, claims: Claims | None = None) -> None:
         self._cluster = cluster
@@ -77,7 +77,7 @@ class Details:
     # --- Pods ------------------------------------------------------------------------------------------------------
 
     def pod(self, key: str) -> Pod | None:
-        """Where it is and why, or why it waits."""
+        """Where the Pod is and why, or why it waits."""
         cluster = self._cluster
         uid = cluster.seen.get(key, "")
         pending = cluster.pending.get(uid)

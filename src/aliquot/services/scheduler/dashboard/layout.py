@@ -135,7 +135,7 @@ def card_bytes(board: Board, rows: Ints, slots: Ints, used: Used) -> Bytes:
 
 
 def encoded(columns: Bytes) -> CardBytes:
-    """As it goes over the wire."""
+    """The columns as they go over the wire."""
     memory, core, app_class = (packed(columns[name].tobytes()) for name in ("memory", "core", "class"))
     return CardBytes(memory=memory, core=core, app_class=app_class)
 
@@ -147,7 +147,7 @@ def _bytes(part: Ints, whole: Ints | int) -> np.ndarray[tuple[int], np.dtype[np.
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """To sort by: node-2 before node-10."""
+    """A sort key: node-2 comes before node-10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name[:256])]
 
 

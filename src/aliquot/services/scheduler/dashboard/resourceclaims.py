@@ -50,7 +50,7 @@ class ResourceClaims:
         self._reflector = Reflector(kube, CLAIMS, ClaimObject, ClaimSink(self.known))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the claims until cancelled."""
         while not self._cluster.reported.by_claims:
             await asyncio.sleep(_LOOK)
         while True:

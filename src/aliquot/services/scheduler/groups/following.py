@@ -58,7 +58,7 @@ class PodGroups:
         return self.answered.is_set() and not self._given_up
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the PodGroups until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._give_up())
             for api in VERSIONS:

@@ -34,7 +34,7 @@ _DAY = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """In seconds."""
+    """How long certificates live, in seconds."""
 
     authority: float = 3650 * _DAY
     certificate: float = 365 * _DAY

@@ -102,7 +102,7 @@ class Extender:
     # --- kube-scheduler's verbs -----------------------------------------------------------------------------------
 
     def _verbs(self) -> dict[str, _Verb]:
-        """By path."""
+        """The verbs by path."""
         scores = _Verb("prioritize", self._prioritize, lambda error: b"[]")
         verbs = {
             "filter": _Verb("filter", self._filter, wire.render_error),
@@ -115,7 +115,7 @@ class Extender:
         return {f"{prefix}/{path}": verb for prefix in prefixes for path, verb in verbs.items()}
 
     def answers(self) -> dict[bytes, Answer]:
-        """By path, what answers the body of a request (verbserver.py)."""
+        """The functions that answer the body of a request, by path (verbserver.py)."""
         return {path.encode(): partial(self._answer, verb, _Origin(path)) for path, verb in self._verbs().items()}
 
     def _handler(self, verb: _Verb) -> Callable[[web.Request], Awaitable[web.Response]]:

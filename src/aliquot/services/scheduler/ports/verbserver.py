@@ -151,7 +151,7 @@ class VerbConnection(asyncio.Protocol):
         return self._task is None and sent and not self._ending and self.transport is not None
 
     def _go_on(self) -> None:
-        """With what was received meanwhile."""
+        """Go on with what was received meanwhile."""
         if not self._may_answer():
             return
         if self._paused and self.transport is not None:
@@ -208,7 +208,7 @@ class VerbConnection(asyncio.Protocol):
             self.transport.close()
 
     def _end_request(self) -> None:
-        """It is received, or given up."""
+        """The request is received, or given up."""
         if self._late is not None:
             self._late.cancel()
             self._late = None
@@ -260,7 +260,7 @@ class VerbConnection(asyncio.Protocol):
     # --- its end --------------------------------------------------------------------------------------------------
 
     def force_close(self) -> None:
-        """At once, also if the peer does not read its answer."""
+        """Close the connection at once, also if the peer does not read its answer."""
         if self.transport is not None:
             abort(self.transport)
 
@@ -283,7 +283,7 @@ class VerbConnection(asyncio.Protocol):
             self.force_close()
 
     def _hand_over(self) -> None:
-        """To aiohttp, with what was received."""
+        """Hand the connection over to aiohttp, with what was received."""
         transport, received = self.transport, bytes(self._received)
         assert transport is not None
         self._forget()

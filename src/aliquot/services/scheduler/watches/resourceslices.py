@@ -62,7 +62,7 @@ class ResourceSlices:
         self._reflector = Reflector(kube, "", SliceObject, sink)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the ResourceSlices until cancelled."""
         while True:
             try:
                 group: Any = await self._kube.get(GROUP)
