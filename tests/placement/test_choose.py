@@ -142,11 +142,11 @@ def test_seating_finds_a_solution_if_there_is_one(
 
 
 def test_seating_of_a_container_that_only_the_first_card_of_equal_ones_has_room_for() -> None:
-    """8 and 4 GiB on the first card, 8 on the second: the small one follows equal ones, but is none of them."""
-    claim = a_claim(*(a_container(a_slice(size), name=f"c{at}", index=at) for at, size in enumerate((8, 8, 4))))
-    grant = Chooser(a_cluster([[12, 11]]), POLICIES["spread"]()).choose(claim)
+    """8 and 4 GiB on the first card, 8 on the others: the small one follows equal ones, but is none of them."""
+    claim = a_claim(*(a_container(a_slice(size), name=f"c{at}", index=at) for at, size in enumerate((8, 8, 8, 4))))
+    grant = Chooser(a_cluster([[12, 11, 10]]), POLICIES["spread"]()).choose(claim)
     assert grant is not None
-    assert [usage.memory_mib for _, usage in sorted(grant.usage().items())] == [12 * GIB, 8 * GIB]
+    assert [usage.memory_mib for _, usage in sorted(grant.usage().items())] == [12 * GIB, 8 * GIB, 8 * GIB]
 
 
 def test_a_pod_with_absurdly_many_containers_is_answered_in_bounded_time() -> None:

@@ -21,7 +21,7 @@ from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
 from aliquot.placement.policies.ranking import parking_scores
 from kit.values.boards import claims, nodes
-from kit.values.builders import EVERY_OFFER, GIB, a_board, a_node, asking
+from kit.values.builders import EVERY_OFFER, GIB, a_board, a_node, asking, whole_node
 
 CARD = 16
 CONTEXT = 512  # MiB that a parked tenant has on the card
@@ -105,6 +105,27 @@ def test_memory_beyond_all_cards_of_a_node_is_within_its_pool() -> None:
         Refusal("n1", card, Reason.HOST_POOL, 12 * GIB, 4 * GIB, never=False) for card in (0, 1)
     ]
     assert scene.book(parkable(4, "small")) == [0]
+
+
+def test_ledger_refuses_what_the_pool_has_no_room_for() -> None:
+    """Each card alone has room, and not both of them: the pool shrank since they were chosen."""
+    scene = Scene(a_board(a_stretched(2.0, CARD, CARD, pool=4)), "spread")
+    scene.book(*(parkable(2, f"p{at}") for at in range(8)))
+    claim = asking(10, name="two", count=2)
+    grant = scene.chooser.choose(claim)
+    assert grant is not None
+    scene.board.set_node(a_stretched(2.0, CARD, CARD, pool=3))
+    refusals = [Refusal("n1", None, Reason.HOST_POOL, 4 * GIB, 3 * GIB, never=False)]
+    assert scene.ledger.assume(claim, grant, 1.0) == refusals
+    scene.board.set_node(a_stretched(2.0, CARD, CARD, pool=4))
+    assert isinstance(scene.ledger.assume(claim, grant, 1.0), Booking)
+
+
+def test_whole_node_is_given_also_where_cards_may_be_booked_beyond_their_memory() -> None:
+    chooser = Scene(a_board(a_stretched(8.0, CARD, CARD, pool=20))).chooser
+    for grant in (chooser.choose(whole_node()), chooser.seat(whole_node(), 0)):
+        assert grant is not None
+        assert sorted(grant.usage()) == [0, 1]
 
 
 def test_without_a_pool_nothing_is_booked_beyond_the_card() -> None:

@@ -55,6 +55,7 @@ def test_number_of_tenants_counts_where_it_is_limited() -> None:
     assert found(one, one, tenants=MOST - 1) == []
     assert found(one, one, tenants=MOST) == [(Reason.SLICES, 1, 0)]
     assert found(one, one, tenants=MOST, limited=False) == []
+    assert found(one, Usage(), tenants=MOST) == []
 
 
 def test_nothing_is_found_for_a_card_that_does_not_exist() -> None:

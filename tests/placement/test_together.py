@@ -94,6 +94,17 @@ def test_choice_names_the_group_as_its_only_reason(policy: str) -> None:
     assert chooser.why(claim, grant).rules == (Rule.GROUP,)
 
 
+def test_choice_among_cards_of_the_group_does_not_name_the_group() -> None:
+    """No other card had room: between those of the group the policy decided."""
+    board = two_nodes()
+    for node, slot, size, key in (("n1", 0, 1, "x"), ("n1", 1, 2, "x"), ("n2", 0, 8, ""), ("n2", 1, 8, "")):
+        board.take(node, Occupant({slot: Usage(size * GIB, slices=1)}, group=member(key).group_key if key else ""))
+    chooser, claim = Chooser(board, POLICIES["binpack"]()), member("a")
+    grant = chooser.choose(claim)
+    assert grant is not None
+    assert (_card(grant), chooser.why(claim, grant).rules) == (("n1", 1), (Rule.LEAST_FREE,))
+
+
 def test_member_that_ended_attracts_no_other() -> None:
     board = two_nodes()
     ledger, chooser = Ledger(board), Chooser(board, POLICIES["spread"]())

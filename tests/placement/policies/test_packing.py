@@ -161,6 +161,43 @@ def test_score_of_a_node_is_that_of_its_first_best_card(
     assert not fitting.any() or card == scores.argmin()
 
 
+def test_potential_follows_nodes_that_join() -> None:
+    board, shapes, weights = _board([(8000, [1000], "A")]), [(Shape(1, 500, 1000), 1)], Weights(1.0, 0.1, 0.1, 0.03)
+    known = Potential(board, weights, shapes)
+    for at in range(40):
+        board.set_node(a_node(f"m{at}", 16, 16, cpu_milli=500 * at))
+        one = (np.array([at]), np.array([1000]), np.array([300]), 500)
+        assert known.growth_of_one(*one) == Potential(board, weights, shapes).growth_of_one(*one)
+        assert known.wasted() == Potential(board, weights, shapes).wasted()
+
+
+@pytest.mark.parametrize("policy", ["fgd", "dense"])
+def test_scores_are_those_of_the_last_lesson(policy: str) -> None:
+    board = a_board(a_node("n1", 16, 16), a_node("n2", 16))
+    board.take("n2", Occupant({0: Usage(6 * GIB)}))
+    chooser, claim, scores = Chooser(board, POLICIES[policy]()), asking(4), []
+    for size in (16, 4, 10):
+        for _ in range(40):
+            chooser.observe(asking(size))
+        chooser.learn()
+        scores.append(chooser.scores(claim).tolist())
+        assert scores[-1] == Chooser(board, chooser.policy).scores(claim).tolist()
+    assert scores[0] != scores[1] != scores[2]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_score_of_a_node_for_several_cards_counts_all_of_them(count: int) -> None:
+    board, rows = a_board(a_node("n1", 16, 16, 16, 16)), np.array([0])
+    packing = dense()
+    for size in (4, 8, 12, 16):
+        packing.observe(board, demand_of(asking(size)))
+    packing.learn(board)
+    demand = demand_of(asking(8, count=count))
+    [score], _ = packing.node_scores(board, demand, rows, fits(board, demand, rows)[1])
+    after = np.array([[500] * count + [1000] * (4 - count)])
+    assert score == packing._rounded(packing._known(board).growth_of_several(rows, after, 0))[0]
+
+
 def test_potential_follows_the_board() -> None:
     board = _board([(8000, [1000, 1000], "A")])
     shapes = [(Shape(2, 1000, 1000), 1)]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import Rules, parse_pod
 from aliquot.model.choice import Rule
-from aliquot.model.claim import CardFilter, Claim, Preference
+from aliquot.model.claim import CardFilter, Claim, Preference, Usage
 from aliquot.model.node import Order
 from aliquot.model.reason import Reason
-from aliquot.placement.board import Board
+from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from kit.values import manifests
-from kit.values.builders import a_board, a_node, asking
+from kit.values.builders import GIB, a_board, a_node, asking
 
 B, S = Order.BINPACK, Order.SPREAD
 RULES = Rules(served=frozenset({"qgpu", "t9k", "gpushare", "hami", "kai"}))
@@ -73,6 +73,18 @@ def test_cards_of_a_node_are_taken_in_its_owners_order_under_every_policy(
     grant = found.choose(claim)
     assert grant is not None
     found.why(claim, grant)  # has a reason, whatever it is
+
+
+@pytest.mark.parametrize(("cards", "place"), [(B, "b0"), (S, "b1")])
+@pytest.mark.parametrize("nodes", [B, S])
+def test_of_nodes_that_are_alike_the_one_with_the_preferred_card_is_taken(
+    nodes: Order, cards: Order, place: str
+) -> None:
+    board = a_board(a_node("a", 16, 16), a_node("b", 16, 16))
+    for node, slots in (("a", (0, 1)), ("b", (0, 0))):
+        for slot in slots:
+            board.take(node, Occupant({slot: Usage(4 * GIB, slices=1)}))
+    assert cards_of(board, [asking(4, preference=Preference(nodes, cards))]) == [place]
 
 
 def test_reason_of_a_preferred_choice() -> None:

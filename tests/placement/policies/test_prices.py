@@ -25,6 +25,22 @@ def test_pieces_of_one_size_are_worth_the_room_that_they_take_in_steps_of_ten(mi
     assert (values[room - 1], values[room]) == (0.0, pytest.approx(1000 // (1000 // room)))
 
 
+@pytest.mark.parametrize(
+    ("pieces", "worth"),
+    [
+        ({300: 1}, {300: 1000 / 3, 600: 2000 / 3, 899: 2000 / 3, 900: 1000}),
+        ({600: 2, 400: 1}, {400: 0, 600: 1000, 1000: 1000}),  # cards for the large ones have room for the small
+        ({600: 1, 400: 3}, {400: 500, 600: 500, 800: 1000}),  # half of the small ones have a card of their own
+        ({600: 3, 300: 2}, {300: 0, 600: 1000}),
+        ({600: 1, 200: 4}, {200: 200, 400: 400, 600: 600, 1000: 1000}),
+        ({500: 1, 340: 1, 330: 1}, {330: 250, 340: 500, 500: 500, 670: 750}),  # one of 340 and two of 330 fill a card
+    ],
+)
+def test_worth_of_pieces_is_what_they_save_in_cards(pieces: dict[int, int], worth: dict[int, float]) -> None:
+    values = remainder_values(pieces)
+    assert {room: values[room] for room in worth} == pytest.approx(worth, abs=1e-3)
+
+
 def test_a_whole_card_is_worth_1000_when_it_can_be_filled() -> None:
     assert remainder_values({500: 3, 1000: 1})[1000] == pytest.approx(1000)
 

@@ -71,6 +71,14 @@ def test_binpack_prefers_the_node_that_is_used_most() -> None:
     assert _place(board, "binpack", asking(2)) == [("n2", [0])]
 
 
+@pytest.mark.parametrize(("policy", "node"), [("binpack", "n2"), ("spread", "n3")])
+def test_pod_without_cards_goes_where_most_or_least_is_used(policy: str, node: str) -> None:
+    board = a_board(a_node("n1", 16), a_node("n2", 16), a_node("n3", 80))
+    for name, gib in (("n1", 1), ("n2", 2), ("n3", 1)):
+        board.take(name, Occupant({0: Usage(gib * GIB, slices=1)}))
+    assert _place(board, policy, a_claim(cpu_milli=500)) == [(node, [])]
+
+
 def test_spread_uses_different_nodes_and_then_different_cards() -> None:
     board = a_board(a_node("n1", 16, 16), a_node("n2", 16, 16))
     assert _place(board, "spread", *_replicas(4)) == [("n1", [0]), ("n2", [0]), ("n1", [1]), ("n2", [1])]

@@ -14,6 +14,7 @@ from aliquot.model.node import Offer
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
+from aliquot.placement.policies import reserve
 from aliquot.placement.policies.packing import dense
 from aliquot.placement.policies.reserve import Reserve
 from aliquot.placement.policies.workload import Shape
@@ -89,6 +90,19 @@ def test_nothing_is_kept_where_cpu_runs_out_before_gpu() -> None:
     assert Reserve(board, MIX).dues(*taking) is None, "6 cores are left for each free card"
 
 
+@pytest.mark.parametrize(("cpu", "kept"), [(4000, True), (3999, False)])
+def test_room_is_kept_while_there_is_cpu_to_the_last_milli(
+    monkeypatch: pytest.MonkeyPatch, cpu: int, kept: bool
+) -> None:
+    """As much as the free cards need. What another node has too little is not taken off."""
+    monkeypatch.setattr(reserve, "_CPU_TO_SPARE", 1.0)
+    board = _board(0, 4)
+    board.take("n0", Occupant({}, cpu_milli=64_000 - cpu))
+    board.take("n1", Occupant({}, cpu_milli=65_000))
+    found = Reserve(board, [(Shape(2, 1000, 2_000), 1)]).dues(demand_of(_claim(1000, cores=0)), np.zeros(2, np.int64))
+    assert (found is not None) is kept
+
+
 def test_nothing_is_kept_for_large_pods_without_demand() -> None:
     board = _board(0, 1)
     assert Reserve(board, [(Shape(1, 1000, 0), 5)]).dues(demand_of(_claim(1000)), np.zeros(2, np.int64)) is None
@@ -113,9 +127,9 @@ def test_dense_sends_small_pods_to_nodes_that_are_broken_already() -> None:
 def test_score_of_a_node_includes_what_a_small_pod_pays_for_a_large_one() -> None:
     """Four cards of 1,000 milli, in steps of ten."""
     board, scores = _board(0, 1), []
-    for keeps_room in (True, False):
-        policy = dense()
-        policy._keeps_room = keeps_room
+    keeping, other = dense(), dense()
+    other._keeps_room = False
+    for policy in (keeping, other):
         chooser = Chooser(board, policy)
         for at in range(10):
             chooser.observe(_claim(1000, 1 if at else 4, cores=4 if at else 40, name=f"p{at}"))
@@ -145,6 +159,44 @@ def test_places_follow_the_board(changes: list[tuple[int, int, bool]]) -> None:
             assert (one is None) == (other is None)
             if one is not None and other is not None:
                 assert [part.tolist() for part in one] == [part.tolist() for part in other]
+
+
+def test_places_follow_nodes_that_join() -> None:
+    board = _board(0)
+    kept, demand = Reserve(board, MIX), demand_of(_claim(1000))
+    for at in range(1, 20):
+        board.set_node(a_node(f"n{at}", *[16] * (at % 5), offers=frozenset({Offer.ANY}), cpu_milli=64_000))
+        cards = np.zeros(board.rows, np.int64)
+        one, other = kept.dues(demand, cards), Reserve(board, MIX).dues(demand, cards)
+        assert one is not None
+        assert other is not None
+        assert [part.tolist() for part in one] == [part.tolist() for part in other]
+
+
+@pytest.mark.parametrize(("nodes", "short"), [(7, True), (8, False)])
+def test_kind_is_not_short_of_as_many_places_as_its_margin(nodes: int, short: bool) -> None:
+    """Pods of two cards alone: 32 cards have 16 places, and four deviations of 16 Pods are 16."""
+    board = _board(*[0] * nodes)
+    kept = Reserve(board, [(Shape(2, 1000, 1_000), 1)])
+    assert (kept.dues(demand_of(_claim(1000)), np.zeros(nodes, np.int64)) is not None) is short
+
+
+@pytest.mark.parametrize(("cpu", "dues"), [(1_000, 4000.0), (4_000, 6000.0), (5_000, 6000.0)])
+def test_margin_of_a_kind_counts_pods_that_are_larger_in_cards_and_in_cpu(cpu: int, dues: float) -> None:
+    """A place for four is lost, and one for two, of which there are few or many Pods to come."""
+    board = _board(*[0] * 7)
+    kept = Reserve(board, [(Shape(2, 1000, 4_000), 1), (Shape(4, 1000, cpu), 100)])
+    found = kept.dues(demand_of(_claim(1000)), np.zeros(7, np.int64))
+    assert found is not None
+    assert found[1].tolist() == [dues] * 7
+
+
+def test_nothing_is_kept_where_the_cluster_has_too_little_cpu_for_all_its_cards() -> None:
+    """Also where much of it is free beside the cards that are: others came without CPU."""
+    board = _board(0, 4)
+    assert Reserve(board, MIX).dues(demand_of(_claim(1000)), np.zeros(2, np.int64)) is not None
+    heavy = [*MIX, (Shape(0, 0, 30_000), 50)]
+    assert Reserve(board, heavy).dues(demand_of(_claim(1000)), np.zeros(2, np.int64)) is None
 
 
 def test_with_departures_large_pods_wait_no_longer_with_dense() -> None:

@@ -56,6 +56,13 @@ def test_online_replicas_share_a_card_with_an_offline_pod_before_they_share_one_
     assert _places(nodes, "binpack", claims) == [("a", 0), ("b", 0), ("a", 0)]
 
 
+def test_spread_takes_the_node_with_fewest_replicas_of_cards_that_are_alike() -> None:
+    """Each node has a Pod on its first card: of the same owner on the first node."""
+    [first, second], other = _replicas(2, 3), asking(3, name="other")
+    nodes = [a_node("a", 8, 8), a_node("b", 8, 8)]
+    assert _places(nodes, "spread", [first, other, second]) == [("a", 0), ("b", 0), ("b", 1)]
+
+
 def test_spread_takes_the_node_with_fewest_pods_per_card_when_no_card_is_empty() -> None:
     nodes = [a_node("a", 32, 32), a_node("b", 32)]
     claims = [asking(1, name=f"p{at}") for at in range(6)]

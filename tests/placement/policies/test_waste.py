@@ -10,7 +10,7 @@ from aliquot.model.claim import Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.placement.board import Board, Occupant
-from aliquot.placement.policies import workload
+from aliquot.placement.policies import waste, workload
 from aliquot.placement.policies.waste import Waste, _shape
 from aliquot.placement.policies.workload import Shape
 
@@ -27,9 +27,9 @@ def a_board(*used: Usage, cards: int = 2) -> Board:
 
 
 def wasted(board: Board, *seen: list[Usage]) -> float | None:
-    waste = Waste(board)
-    waste.learn((usages, 0) for usages in seen)
-    return waste.ratio()
+    measured = Waste(board)
+    measured.learn((usages, 0) for usages in seen)
+    return measured.ratio()
 
 
 def test_nothing_is_wasted_where_every_free_part_would_do() -> None:
@@ -55,13 +55,23 @@ def test_waste_is_unknown_without_pods_or_free_cards() -> None:
     assert wasted(a_board(WHOLE, WHOLE), [HALF]) is None
 
 
+@pytest.mark.parametrize(
+    ("seen", "ratio"), [([HALF, QUARTER], 0.0), ([QUARTER, HALF], 0.0), ([HALF, HALF, QUARTER], 0.2)]
+)
+def test_waste_is_that_of_the_commonest_kinds_and_of_equals_the_smallest(
+    monkeypatch: pytest.MonkeyPatch, seen: list[Usage], ratio: float
+) -> None:
+    monkeypatch.setattr(waste, "_MOST_KINDS", 1)
+    assert wasted(a_board(Usage(memory_mib=18 << 10)), *([use] for use in seen)) == ratio
+
+
 def test_waste_follows_the_board() -> None:
     board = a_board()
-    waste = Waste(board)
-    waste.learn([([WHOLE], 0)])
-    assert waste.ratio() == 0.0
+    measured = Waste(board)
+    measured.learn([([WHOLE], 0)])
+    assert measured.ratio() == 0.0
     board.take("n", Occupant({0: QUARTER}))
-    assert waste.ratio() == 750 / 1750
+    assert measured.ratio() == 750 / 1750
 
 
 @given(st.lists(st.sampled_from([HALF, QUARTER, WHOLE]), max_size=4), st.sampled_from([HALF, QUARTER, WHOLE]))
@@ -82,9 +92,9 @@ def test_what_has_no_cpu_left_for_those_seen_is_wasted(cpu: int, wanted: int, ra
     """To the last milli of CPU."""
     board = Board()
     board.set_node(Node("n", (Card(0, 24 << 10),), frozenset({Offer.ANY}), cpu_milli=cpu))
-    waste = Waste(board)
-    waste.learn([([HALF], wanted)])
-    assert waste.ratio() == ratio
+    measured = Waste(board)
+    measured.learn([([HALF], wanted)])
+    assert measured.ratio() == ratio
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from aliquot.model.claim import Slice
 from aliquot.placement.demand import demand_of
 from aliquot.placement.policies import workload as module
 from aliquot.placement.policies.workload import Shape, Workload, typical_pods
-from kit.values.builders import GIB, a_claim, a_container, asking
+from kit.values.builders import GIB, a_claim, a_container, a_slice, asking
 
 
 def test_the_workload_covers_95_percent_by_frequency() -> None:
@@ -19,13 +19,37 @@ def test_the_workload_covers_95_percent_by_frequency() -> None:
     assert [(shape.milli, times) for shape, times in lesson] == [(500, 60), (300, 36)]
 
 
+def test_workload_of_equally_frequent_shapes_leaves_out_the_largest() -> None:
+    workload = Workload()
+    for core in range(100, 0, -5):
+        workload.observe(demand_of(asking(core=core)), 16 * GIB)
+    assert [(shape.milli, times) for shape, times in workload.lesson()] == [(50 * at, 1) for at in range(1, 20)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "per_milli"),
+    [
+        ([], 0.0),
+        ([(Shape(0, 0, 500), 1)], 0.0),
+        ([(Shape(1, 1000, 4000), 1)], 4.0),
+        ([(Shape(2, 500, 3000), 1), (Shape(1, 1000, 1000), 3), (Shape(0, 0, 500), 9)], 1.5),
+    ],
+)
+def test_cpu_of_typical_pods_is_by_what_they_have_of_cards(shapes: list[tuple[Shape, int]], per_milli: float) -> None:
+    assert typical_pods(shapes).cpu_per_milli == per_milli
+
+
 def test_memory_shares_are_compared_by_the_usual_card_and_the_larger_dimension_counts() -> None:
     workload = Workload()
     workload.observe(demand_of(asking(8, 30)), 16 * GIB)
     workload.observe(demand_of(a_claim(a_container(Slice(memory_percent=25), 2))), 16 * GIB)
     workload.observe(demand_of(a_claim(cpu_milli=500)), 16 * GIB)
     workload.observe(demand_of(a_claim(a_container(Slice(greedy_milli=300)))), 16 * GIB)
-    assert {(shape.count, shape.milli) for shape, _ in workload.lesson()} == {(1, 500), (2, 250), (0, 0)}
+    workload.observe(demand_of(asking(32, 30)), 16 * GIB)
+    apart = (a_container(a_slice(size), name=f"c{size}") for size in (4, 12))
+    workload.observe(demand_of(a_claim(*apart)), 16 * GIB)
+    seen = {(1, 500), (2, 250), (0, 0), (1, 1000), (2, 750)}
+    assert {(shape.count, shape.milli) for shape, _ in workload.lesson()} == seen
 
 
 def test_workload_relearns_only_for_a_new_mix() -> None:
@@ -107,13 +131,14 @@ def test_workload_that_took_its_lesson_from_one_pod_has_news_only_of_others(core
 
 
 def test_workload_forgets_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 100 Pods: 50 of 70, 14 of 29, and none of 1; and it looks again after a quarter of that."""
+    """At 100 Pods; and it looks again after a quarter of that."""
     monkeypatch.setattr(module, "_MEMORY", 100)
     workload = Workload()
-    for core, times in ((50, 70), (10, 1), (20, 28)):
+    for core, times in ((50, 70), (10, 1), (30, 2), (20, 26)):
         _seen(workload, core, times)
-    assert [(shape.milli, times) for shape, times in workload.everything()] == [(100, 1), (200, 28), (500, 70)]
+    seen = [(100, 1), (200, 26), (300, 2), (500, 70)]
+    assert [(shape.milli, times) for shape, times in workload.everything()] == seen
     _seen(workload, 20, 1)
-    assert [(shape.milli, times) for shape, times in workload.everything()] == [(200, 14), (500, 35)]
+    assert [(shape.milli, times) for shape, times in workload.everything()] == [(200, 13), (300, 1), (500, 35)]
     workload.lesson()
-    assert _seen(workload, 30, 25) == [False] * 24 + [True]
+    assert _seen(workload, 40, 25) == [False] * 24 + [True]

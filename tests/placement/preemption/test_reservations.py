@@ -37,6 +37,7 @@ def _board(max_slices: int | None = 3, factor: float = 1.0, healthy: bool = True
         ([], ALONE, ALONE),
         ([Usage(10000, 700, 800, 1)], ALONE, Usage(6384, 300, 0, 1)),  # so that nobody comes in beside it
         ([Usage(17000, 1100, 0, 1)], ALONE, Usage(0, 0, 0, 1)),
+        ([Usage(1, slices=1)] * 2, ALONE, Usage(16382, 1000, 0, 1)),
         ([Usage(1, slices=1)] * 3, ALONE, Usage(16381, 1000)),
         ([ALONE], Usage(1, 1, 1, 1), Usage(0, 1000)),
         ([Usage(100, slices=1, exclusive=1)], Usage(1, slices=1), Usage(16284, 1000)),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import chain, combinations
+from itertools import chain, combinations, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -84,6 +85,27 @@ def test_protected_victims_go_only_where_nothing_else_helps() -> None:
 def test_a_victim_of_several_cards_counts_once() -> None:
     tenants = [_tenant("wide", 8, 0, 1), _tenant("a", 8, 2), _tenant("b", 8, 3)]
     assert _victims(asking(8, count=2), tenants, 8, 8, 8, 8) == {"wide"}
+
+
+@pytest.mark.parametrize("short", ["cpu_milli", "memory_mib"])
+def test_victims_of_several_cards_go_where_the_host_is_short(short: str) -> None:
+    more: dict[str, Any] = {short: 2000}
+    tenants = [Tenant(name, 0, Occupant({at: Usage(GIB, slices=1)}, **more)) for at, name in enumerate("ab")]
+    board = a_board(a_node("n1", 16, 16, 16, cpu_milli=4500, memory_mib=4500))
+    for tenant in tenants:
+        board.take("n1", tenant.occupant)
+    for wanted, found in ((500, []), (2500, ["a"]), (4500, ["a", "b"])):
+        more[short] = wanted
+        plan = plan_on(Chooser(board, POLICIES["binpack"]()), asking(1, **more), "n1", tenants)
+        assert plan is not None
+        assert [victim.uid for victim in plan.victims] == found
+
+
+def test_victims_cost_by_the_most_important_then_by_number() -> None:
+    low, high, guarded = _tenant("a", 1), _tenant("b", 1, priority=1), _tenant("c", 1, protected=True)
+    grant = Grant("pod", "n1", ())
+    plans = [Plan(grant, gone) for gone in ((), (low,), (low, low), (high,), (high, low), (high, high), (guarded,))]
+    assert all(before.cost < after.cost for before, after in pairwise(plans))
 
 
 def test_victims_of_whole_cards_and_nodes() -> None:

@@ -48,7 +48,7 @@ class Packing:
         self._reserve: Reserve | None = None
         self._weights = weights
         self._rounded = rounded
-        self._mixed = Fill(1)  # Pods with an app-class follow qGPU's rule
+        self._mixed = Fill(spread=False)  # Pods with an app-class follow qGPU's rule
         self._workload = Workload()
         self._potential: Potential | None = None
 

@@ -21,6 +21,7 @@ GRAIN = 10  # milli-GPU: sizes are rounded up and remainders down to it
 _CAPACITY = CORE_MILLI // GRAIN
 _SCALE = 1 << 20  # prices become multiples of 1/2**20: sums of floats are then exact, in any order
 _EPSILON = 1e-9
+_NO_PIECE = -1
 _ROUNDS = 2_000  # columns brought in at most; some 100 are needed
 
 
@@ -68,24 +69,22 @@ def _dual_prices(sizes: Ints, wanted: Floats) -> Floats:
 
 def _knapsack(sizes: Ints, prices: Floats) -> tuple[Floats, Floats]:
     """(the best worth within every capacity, how many of each size fill a whole card best)."""
-    values = np.zeros(_CAPACITY + 1)
-    taken = np.full(_CAPACITY + 1, -1)
     pieces = list(zip(sizes.tolist(), prices.tolist(), strict=True))
-    worth = values.tolist()
+    worth, taken = [0.0], [_NO_PIECE]  # by room
     for room in range(1, _CAPACITY + 1):
-        best, which = worth[room - 1], -1
+        best, which = worth[-1], _NO_PIECE
         for at, (size, price) in enumerate(pieces):
             if size > room:
                 break
             if worth[room - size] + price > best + _EPSILON:
                 best, which = worth[room - size] + price, at
-        worth[room] = best
-        taken[room] = which
+        worth.append(best)
+        taken.append(which)
     filling = np.zeros(len(sizes))
     room = _CAPACITY
     while room > 0:
-        at = int(taken[room])
-        if at < 0:
+        at = taken[room]
+        if at == _NO_PIECE:
             room -= 1
         else:
             filling[at] += 1

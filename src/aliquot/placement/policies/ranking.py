@@ -44,6 +44,7 @@ _BESIDE_OFFLINE = _SHARED * 2.0
 _CARD_REPLICA = _BESIDE_OFFLINE * 2.0
 
 _PARKS = float(1 << 50)  # over any score of a card or node whose memory is not booked
+_BESIDE_OTHERS = 2.0 * MOST_FACTOR  # over how often any card is booked
 _BOOKED = float(1 << 16)  # of a card that is booked once: a float64 of that size still resolves quarters
 
 
@@ -66,18 +67,18 @@ class Policy(Protocol):
 
 
 class Fill:
-    """binpack (sign 1) or spread (sign -1), with qGPU's rule for Pods that have an app-class."""
+    """binpack or spread, with qGPU's rule for Pods that have an app-class."""
 
     version = 0
 
-    def __init__(self, sign: int) -> None:
-        self.sign = sign
+    def __init__(self, *, spread: bool) -> None:
+        self._spread = spread
 
     def spreads(self, demand: Demand) -> bool:
         """Online Pods spread and offline Pods binpack, under every policy."""
         if demand.app_class is AppClass.ONLINE:
             return True
-        return demand.app_class is AppClass.NORMAL and self.sign < 0
+        return demand.app_class is AppClass.NORMAL and self._spread
 
     def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> tuple[Floats, Ints]:
         """Of binpack: first the cards to avoid, then the node, then the card."""
@@ -85,7 +86,7 @@ class Fill:
             return board.cards[rows].astype(float), np.zeros(len(rows), int)
         if not demand.parts:
             preferred = board.left[rows] if self.spreads(demand) else board.load[rows]
-            return preferred * -1.0, np.zeros(len(rows), int)
+            return -preferred.astype(float), np.zeros(len(rows), int)
         if self.spreads(demand):
             return spread_nodes(board, demand, rows, cards)
         last, first = _last_and_first(_packed_cards(board, demand, rows), cards, demand.parts[0].count)
@@ -137,7 +138,7 @@ class Preferred:
 
     def _cards(self, board: Board, rows: Ints) -> Floats:
         left = _left(board, rows).astype(float)
-        return _NODE - 1 - left if self._spread_cards else left
+        return -left if self._spread_cards else left
 
 
 def _crowd(board: Board, rows: Ints) -> Ints:
@@ -186,7 +187,7 @@ def spread_keys(board: Board, demand: Demand, rows: Ints, replicas: Ints | None)
 def packed_keys(board: Board, demand: Demand, rows: Ints, _replicas: Ints | None) -> list[tuple[Rule, Floats]]:
     """The keys of binpack, the weightiest first."""
     avoided, left = np.divmod(_packed_cards(board, demand, rows), _AVOID)
-    load = np.broadcast_to(board.load[rows][:, None] * -1.0, left.shape)
+    load = np.broadcast_to(-board.load[rows][:, None].astype(float), left.shape)
     return [(Rule.NO_ONLINE, avoided), (Rule.FULLEST_NODE, load), (Rule.LEAST_FREE, left)]
 
 
@@ -224,7 +225,7 @@ def parking_scores(board: Board, demand: Demand, rows: Ints) -> Floats:
     booked = board.used_memory[rows] / np.maximum(board.memory[rows], 1)
     other = {AppClass.ONLINE: board.offline, AppClass.OFFLINE: board.online}.get(demand.app_class)
     if other is not None:
-        booked = booked + (other[rows] > 0) * 2 * MOST_FACTOR
+        booked = booked + (other[rows] > 0) * _BESIDE_OTHERS
     scores: Floats = _PARKS + booked * _BOOKED
     return scores
 
@@ -238,9 +239,9 @@ def _last_and_first(scores: Floats, cards: Bools, count: int) -> tuple[Floats, I
 
 def binpack() -> Fill:
     """Fill one card before the next."""
-    return Fill(1)
+    return Fill(spread=False)
 
 
 def spread() -> Fill:
     """An empty card first, replicas apart."""
-    return Fill(-1)
+    return Fill(spread=True)

@@ -105,7 +105,7 @@ class Reserve:
         if self._clock == board.clock:
             return
         missing = board.rows - len(self._places)
-        if missing > 0:
+        if missing:
             self._places = np.concatenate([self._places, np.zeros((missing, len(self._count)), np.int64)])
         rows = np.flatnonzero(board.changed[: board.rows] > self._clock)
         places = self._places_for((board.milli[rows] == CORE_MILLI).sum(axis=1), board.room_cpu[rows])

@@ -70,7 +70,7 @@ class Workload:
         total = self._total
         if total < self._next_look:
             return False
-        self._next_look = total + max(total // 2, 1)
+        self._next_look = total + total // 2
         before = max(self._learned.total(), 1)
         shapes = self._counts.keys() | self._learned.keys()
         moved = sum(abs(self._counts[shape] / total - self._learned[shape] / before) for shape in shapes) / 2

@@ -30,6 +30,7 @@ _MOST_TRIALS = 200  # sets of victims tried on a node; beyond that Pods are spar
 _CLASS_ORDER = {AppClass.OFFLINE: 0, AppClass.NORMAL: 1, AppClass.ONLINE: 2}
 
 Importance = tuple[bool, int, int]
+_NOBODY: Importance = (False, -(1 << 31) - 1, 0)  # less than any Pod's
 
 
 @value
@@ -153,7 +154,7 @@ def _groups(board: Board, row: int, claim: Claim, allowed: Sequence[Tenant]) -> 
 
 def _cost(victims: Sequence[Tenant]) -> tuple[Importance, int, tuple[Importance, ...]]:
     ranks = tuple(sorted((tenant.importance for tenant in victims), reverse=True))
-    return (ranks[0] if ranks else (False, -(1 << 31) - 1, 0), len(ranks), ranks)
+    return (ranks[0] if ranks else _NOBODY, len(ranks), ranks)
 
 
 @contextmanager
