@@ -11,7 +11,7 @@ import pytest
 
 from aliquot.cli.errors import _make_streams_safe
 from aliquot.cli.tables import bar
-from kit.machines.machine import ALIQUOT, Machine
+from kit.machines.machine import ALIQUOT, Machine, eventually
 from kit.running.privileges import needs_mounts
 
 
@@ -27,6 +27,19 @@ def test_signs_that_the_encoding_lacks_are_replaced(monkeypatch: pytest.MonkeyPa
 def test_closed_streams_are_no_error(machine: Machine, words: list[str]) -> None:
     command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *ALIQUOT, *words]
     assert subprocess.run(command, env=machine.environment, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_run_in_the_background_has_its_output_in_the_log_though_it_was_started_with_closed_streams(
+    machine: Machine, closed: str
+) -> None:
+    script = "read line; echo out; echo err >&2; exit 3"
+    words = [*ALIQUOT, "run", "-d", "--name", "silent", "--memory", "1", "--", "sh", "-c", script]
+    subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *words], env=machine.environment, check=True, timeout=60)
+    eventually(lambda: not machine.status()["tenants"])
+    logged = machine.aliquot("logs", "silent")
+    assert logged.stdout == "out\nerr\n"
+    assert "with exit code 3" in logged.stderr
 
 
 @needs_mounts

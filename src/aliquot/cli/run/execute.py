@@ -62,6 +62,7 @@ def run_detached(request_grant: RequestGrant, program: str, command: list[str]) 
     """Fork a child that requests the slice and execs the command. Print its name as soon as it has one."""
     import json
 
+    _open_standard_streams()
     reader, writer = os.pipe()
     if os.fork() == 0:
         folder, folder_writer = os.pipe()
@@ -87,6 +88,13 @@ def run_detached(request_grant: RequestGrant, program: str, command: list[str]) 
         print(report["name"], flush=True)
         return 0
     raise RunError("the run ended before it started the command", 1)
+
+
+def _open_standard_streams() -> None:
+    """Those that are closed: else the next files get their numbers, and what redirects the streams closes the files."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def _keep(child: int, folder: int) -> NoReturn:
