@@ -9,6 +9,7 @@ import random
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
 import urllib.error
@@ -209,6 +210,29 @@ def test_daemon_is_no_process_of_the_run_that_started_it() -> None:
             stopped = machine.aliquot("stop", "first")
             assert (stopped.returncode, stopped.stderr) == (0, "first: SIGTERM to 1 process\nfirst: stopped\n")
             assert machine.names() == []
+    finally:
+        machine.aliquot("down")
+        machine.close()
+
+
+def test_daemon_does_not_inherit_the_folder_and_the_limits_of_the_run_that_started_it(tmp_path: Path) -> None:
+    machine = Machine([])
+    shell = 'ulimit -S -t 3600; ulimit -S -v 9999999; ulimit -S -f 99999; exec nice -n 3 "$@"'
+    words = [*ALIQUOT, "run", "--simulate", "1x8GiB", "--", "sh", "-c", "pwd; nice; ulimit -t; ulimit -v; ulimit -f"]
+    relative = {**machine.environment, "ALIQUOT_HOME": os.path.relpath(machine.home, tmp_path), "PYTHONPATH": "."}
+    try:
+        command = ["bash", "-c", shell, "bash", *words]
+        said = subprocess.check_output(command, cwd=tmp_path, env=relative, text=True)
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        assert said.split() == [str(tmp_path), str(nice + 3), "3600", "9999999", str(99999 * 2)]  # blocks of 512 bytes
+        daemon = int((machine.home / "lock").read_text())
+        assert os.readlink(f"/proc/{daemon}/cwd") == "/"
+        limits = Path(f"/proc/{daemon}/limits").read_text()
+        for limit in ("Max cpu time", "Max file size", "Max address space"):
+            soft, hard = re.search(rf"^{limit} +(\S+) +(\S+)", limits, re.MULTILINE).groups()  # type: ignore[union-attr]
+            assert soft == hard
+        if os.geteuid() == 0:
+            assert os.getpriority(os.PRIO_PROCESS, daemon) <= 0
     finally:
         machine.aliquot("down")
         machine.close()

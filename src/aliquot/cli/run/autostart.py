@@ -83,6 +83,10 @@ def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connect
     import subprocess
 
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    # The launcher leaves this folder: paths that are relative to it become absolute.
+    environment |= {"ALIQUOT_HOME": home.state} if environment.get("ALIQUOT_HOME") else {}
+    if environment.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = ":".join(map(os.path.abspath, environment["PYTHONPATH"].split(":")))
     try:
         opened, aside = open_log(home.daemon_log)
     except OSError as error:
