@@ -103,6 +103,21 @@ def test_stop_all_stops_running_and_queued_runs(machine: Machine) -> None:
     assert machine.aliquot("stop", "--all").stderr == "no run of yours to stop\n"
 
 
+@pytest.mark.parametrize("words", [["--all"], ["runs", "large", "small"]])
+def test_stop_of_several_starts_none_that_waits(machine: Machine, tmp_path: Path, words: list[str]) -> None:
+    """The small one has room as soon as the large one before it is gone."""
+    started = tmp_path / "started"
+    machine.detach("--name", "runs", "--memory", "4", "--", *FOREVER)
+    machine.detach("--name", "large", "--gpus", "2", "--", "touch", str(started))
+    machine.detach("--name", "small", "--memory", "4", "--", "sh", "-c", f"touch {started}; exec sleep 600")
+    result = machine.aliquot("stop", *words)
+    assert (result.returncode, result.stderr) == (
+        0,
+        "small: removed from the queue\nlarge: removed from the queue\nruns: SIGTERM to 1 process\nruns: stopped\n",
+    )
+    assert not started.exists()
+
+
 @pytest.mark.parametrize("words", [[], ["x", "--all"]])
 def test_stop_takes_names_or_all(machine: Machine, words: list[str]) -> None:
     result = machine.aliquot("stop", *words)

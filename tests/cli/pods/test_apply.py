@@ -74,6 +74,20 @@ def test_apply_sends_folder_and_reduced_environment(
     assert "SOME_TOKEN" not in asked["env"]
 
 
+def test_apply_in_a_deleted_folder_names_it(
+    daemon: FakeDaemon, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = apply("-f", str(file))
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "aliquot: the current folder, in which Pods run, was deleted: cd to another one\n",
+    )
+    assert daemon.requests("apply") == []
+
+
 def test_apply_reads_folder_in_order(daemon: FakeDaemon, tmp_path: Path) -> None:
     daemon.answers["apply"] = accept()
     for name in ("b.yml", "a.json", "c.yaml", "d.txt"):

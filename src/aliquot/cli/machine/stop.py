@@ -41,19 +41,23 @@ def stop(names: Sequence[str], everything: bool, timeout: float) -> None:
 
 
 def _stop_named(names: Sequence[str], timeout: float) -> int:
-    """The exit code. Names that nothing has first: their error lists what runs, before anything is stopped."""
+    """The exit code. Names that nothing has first: their error lists what runs, before anything is stopped. Then those
+    that wait, as in `_stop_all`."""
     if len(names) == 1:  # also of a daemon whose status this version cannot read
         return _exit_code(_stop_each(names, timeout, 1, _report_missing))
     status = read_status()
-    there = {tenant.name for tenant in status.tenants} | {entry.name for entry in status.queue}
-    missing = [name for name in names if name not in there]
+    waiting = [entry.name for entry in reversed(status.queue) if entry.name in names]
+    there = {tenant.name for tenant in status.tenants}
+    missing = [name for name in names if name not in there and name not in waiting]
     failed = _stop_each(missing, timeout, 1, _report_missing)
+    failed += _stop_each(waiting, timeout, 1, _report_missing)
     failed += _stop_each([name for name in names if name in there], timeout, _AT_ONCE, _report_missing)
     return _exit_code(failed)
 
 
 def _stop_all(timeout: float) -> int:
-    """The exit code. Those that wait first, so that none starts while the others end."""
+    """The exit code. Those that wait first, so that none starts while the others end; and of these the last one first:
+    one that needs much room keeps those behind it from starting."""
     status = read_status()
     waiting, running = _runs_of(status, os.geteuid())
     if not waiting and not running:
@@ -64,8 +68,8 @@ def _stop_all(timeout: float) -> int:
 
 
 def _runs_of(status: Status, uid: int) -> tuple[list[str], list[str]]:
-    """Names of those that wait, and of those that run."""
-    waiting = [entry.name for entry in status.queue if entry.uid == uid and "/" not in entry.name]
+    """Names of those that wait, the last first, and of those that run."""
+    waiting = [entry.name for entry in reversed(status.queue) if entry.uid == uid and "/" not in entry.name]
     return waiting, [one.name for one in status.tenants if one.uid == uid and "/" not in one.name]  # no NAMESPACE/NAME
 
 

@@ -130,10 +130,11 @@ def send(
     from aliquot.model.status.answers import AppliedObject
 
     keys, objects = _with_namespaces(manifests, namespace)
-    request = {"op": "apply", "objects": objects, "cwd": os.getcwd(), "env": _environment(), "dry_run": dry_run}
+    request = {"op": "apply", "objects": objects, "env": _environment(), "dry_run": dry_run}
     request |= {} if rules is None else {"rules": rules}
-    size = len(json.dumps(request))
     try:
+        request["cwd"] = _current_folder()
+        size = len(json.dumps(request))
         if size > LONGEST:
             raise InputError(
                 f"{len(objects)} objects: {size >> 10} KiB, at most {LONGEST >> 10} KiB: apply fewer at once"
@@ -151,6 +152,13 @@ def send(
     finally:
         connection.close()
     raise InputError("the daemon closed the connection without an answer", code=1)
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the current folder, in which Pods run, was deleted: cd to another one") from None
 
 
 def _environment() -> dict[str, str]:
