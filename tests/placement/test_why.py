@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from aliquot.model.choice import Choice, Rule
 from aliquot.model.claim import AppClass, Claim, Slice, Usage
+from aliquot.model.device import Card
 from aliquot.model.grant import Grant
-from aliquot.model.node import Offer
+from aliquot.model.node import Node, Offer
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger
 from aliquot.placement.choose import POLICIES, Chooser
@@ -91,6 +92,16 @@ def test_an_online_pod_takes_the_card_with_most_free_also_beside_one_without_com
 @pytest.mark.parametrize("largest", [2047, 2048, 4096])  # 2 TiB and more
 def test_spread_takes_the_card_with_most_free_however_large_it_is(largest: int) -> None:
     assert Box((24, largest), policy="spread").put(a_pod("a"))[1] == Choice((Rule.MOST_FREE,), 2)
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_cards_that_are_not_healthy_are_no_reason(policy: str) -> None:
+    box = Box((24,), policy=policy)
+    box.board.set_node(Node("sick", (Card(0, 24 * GIB, healthy=False),), frozenset(Offer)))
+    box.put(a_pod("a"))
+    box.board.set_node(a_node("n1", 24))
+    wanted = Rule.FULLEST_NODE if policy == "binpack" else Rule.EMPTY
+    assert box.put(a_pod("b"))[1].rules[0] is wanted
 
 
 def test_an_offline_pod_avoids_online_pods() -> None:

@@ -92,6 +92,8 @@ _terms = st.sampled_from([(0.25, 0.125), (0.25, 0.0), (0.0, 0.125), (0.0, 0.0)])
 @given(nodes=_nodes, shapes=_shapes, take=st.integers(1, 100), cpu=st.integers(0, 4000), terms=_terms)
 @example([(1000, [1000], "A")], [(Shape(1, 1000, 4000, ()), 1)], 100, 0, (0.25, 0.0))
 @example([(1000, [1000], "A")], [(Shape(1, 1000, 4000, ()), 1)], 100, 0, (0.0, 0.125))
+@example([(1000, [1000], "B")], [(Shape(1, 500, 0, ("A",)), 1), (Shape(1, 500, 0), 1)], 60, 0, (0.0, 0.0))
+@example([(1000, [1000, 300], "A")], [(Shape(1, 700, 0), 1), (Shape(1, 100, 0), 4)], 10, 0, (0.0, 0.0))
 def test_growth_is_the_difference_of_the_potential_before_and_after(
     nodes: list[Node_], shapes: list[tuple[Shape, int]], take: int, cpu: int, terms: tuple[float, float]
 ) -> None:
@@ -162,10 +164,13 @@ def test_score_of_a_node_is_that_of_its_first_best_card(
 
 
 def test_potential_follows_nodes_that_join() -> None:
-    board, shapes, weights = _board([(8000, [1000], "A")]), [(Shape(1, 500, 1000), 1)], Weights(1.0, 0.1, 0.1, 0.03)
+    """Also with cards of models that were not there before."""
+    board, weights = _board([(8000, [1000], "A")]), Weights(1.0, 0.1, 0.1, 0.03)
+    shapes = [(Shape(1, 500, 1000), 1), (Shape(1, 300, 1000, ("M4", "M20")), 1)]
     known = Potential(board, weights, shapes)
     for at in range(40):
-        board.set_node(a_node(f"m{at}", 16, 16, cpu_milli=500 * at))
+        cards = tuple(Card(slot, 16 * GIB, model=f"M{at}") for slot in range(2))
+        board.set_node(Node(f"m{at}", cards, frozenset(Offer), cpu_milli=500 * at))
         one = (np.array([at]), np.array([1000]), np.array([300]), 500)
         assert known.growth_of_one(*one) == Potential(board, weights, shapes).growth_of_one(*one)
         assert known.wasted() == Potential(board, weights, shapes).wasted()
@@ -272,6 +277,7 @@ def test_a_slice_of_memory_goes_where_it_spoils_least() -> None:
         (Slice(core_milli=300), Usage(), 700),
         (Slice(memory_mib=4 * GIB), Usage(), 750),
         (Slice(memory_mib=GIB), Usage(), 937),
+        (Slice(greedy_milli=300), Usage(), 1000),
         (Slice(memory_mib=4 * GIB, core_milli=300), Usage(), 700),
         (Slice(memory_mib=8 * GIB, core_milli=300), Usage(), 500),
         (Slice(memory_percent=100, exclusive=True), Usage(), 0),

@@ -97,6 +97,16 @@ def test_reason_of_a_preferred_choice() -> None:
     assert found.why(claim, grant).rules == (Rule.NODE_PODS,)
 
 
+@pytest.mark.parametrize(("cards", "rule"), [(B, Rule.LEAST_FREE), (S, Rule.MOST_FREE)])
+def test_reason_of_a_preferred_card(cards: Order, rule: Rule) -> None:
+    board = a_board(a_node("a", 16, 16))
+    board.take("a", Occupant({0: Usage(4 * GIB, slices=1)}))
+    found, claim = chooser(board), asking(4, preference=Preference(B, cards))
+    grant = found.choose(claim)
+    assert grant is not None
+    assert found.why(claim, grant).rules == (rule,)
+
+
 def models_board() -> Board:
     one, two = a_node("a", 16, 16), a_node("b", 16, 16)
     kinds = {"a": "NVIDIA A100", "b": "Tesla V100"}

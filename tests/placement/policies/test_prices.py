@@ -31,6 +31,10 @@ def test_pieces_of_one_size_are_worth_the_room_that_they_take_in_steps_of_ten(mi
         ({300: 1}, {300: 1000 / 3, 600: 2000 / 3, 899: 2000 / 3, 900: 1000}),
         ({600: 2, 400: 1}, {400: 0, 600: 1000, 1000: 1000}),  # cards for the large ones have room for the small
         ({600: 1, 400: 3}, {400: 500, 600: 500, 800: 1000}),  # half of the small ones have a card of their own
+        ({700: 1, 100: 4}, {100: 100, 700: 700}),  # the cards of the large ones have room for three
+        ({700: 1, 100: 2}, {100: 0, 700: 1000}),
+        ({695: 1, 700: 1, 100: 7}, {100: 100, 700: 700}),
+        ({695: 1, 700: 1, 100: 5}, {100: 0, 700: 1000}),
         ({600: 3, 300: 2}, {300: 0, 600: 1000}),
         ({600: 1, 200: 4}, {200: 200, 400: 400, 600: 600, 1000: 1000}),
         ({500: 1, 340: 1, 330: 1}, {330: 250, 340: 500, 500: 500, 670: 750}),  # one of 340 and two of 330 fill a card
@@ -73,6 +77,7 @@ def test_no_workload_no_worth() -> None:
 @given(_pieces)
 def test_more_room_is_never_worth_less_and_no_card_more_than_a_card(pieces: dict[int, int]) -> None:
     values = remainder_values(pieces)
+    assert len(values) == 1001
     assert (np.diff(values) >= 0).all()
     assert values[0] == 0
     assert values[-1] <= 1000 * (1 + 1e-6)

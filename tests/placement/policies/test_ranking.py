@@ -79,6 +79,13 @@ def test_pod_without_cards_goes_where_most_or_least_is_used(policy: str, node: s
     assert _place(board, policy, a_claim(cpu_milli=500)) == [(node, [])]
 
 
+def test_binpack_of_two_cards_takes_the_node_whose_second_card_has_less_left() -> None:
+    board = a_board(a_node("n1", 16, 16), a_node("n2", 16, 16))
+    board.take("n1", Occupant({0: Usage(12 * GIB, slices=1)}))
+    board.take("n2", Occupant({0: Usage(8 * GIB, slices=1), 1: Usage(4 * GIB, slices=1)}))
+    assert _place(board, "binpack", asking(4, count=2)) == [("n2", [0, 1])]
+
+
 def test_spread_uses_different_nodes_and_then_different_cards() -> None:
     board = a_board(a_node("n1", 16, 16), a_node("n2", 16, 16))
     assert _place(board, "spread", *_replicas(4)) == [("n1", [0]), ("n2", [0]), ("n1", [1]), ("n2", [1])]

@@ -20,7 +20,7 @@ from aliquot.placement.policies.reserve import Reserve
 from aliquot.placement.policies.workload import Shape
 from aliquot.sim.churn import churn, come_and_go
 from aliquot.sim.trace import generate
-from kit.values.builders import a_claim, a_container, a_node
+from kit.values.builders import a_claim, a_container, a_node, whole_node
 
 LARGE = Shape(4, 1000, 40_000)
 MIX = [(Shape(1, 1000, 4_000), 90), (LARGE, 10)]
@@ -159,6 +159,50 @@ def test_places_follow_the_board(changes: list[tuple[int, int, bool]]) -> None:
             assert (one is None) == (other is None)
             if one is not None and other is not None:
                 assert [part.tolist() for part in one] == [part.tolist() for part in other]
+
+
+@pytest.mark.parametrize(("cpu", "dues"), [(64_000, [4000.0]), (1, [4000.0]), (-1, None)])
+def test_room_is_kept_for_large_pods_that_ask_for_no_cpu(cpu: int, dues: list[float] | None) -> None:
+    """Where any CPU is left."""
+    board = _board(0, 1)
+    board.take("n0", Occupant({}, cpu_milli=64_000 - cpu))
+    kept = Reserve(board, [(Shape(1, 1000, 0), 90), (Shape(4, 1000, 0), 10)])
+    found = kept.dues(demand_of(_claim(1000, cores=0)), np.zeros(2, np.int64))
+    assert (found and found[1].tolist()) == dues
+
+
+def test_pod_that_takes_a_whole_node_pays_for_all_its_cards() -> None:
+    assert _dues(_board(0, 1), whole_node()) == {0: 4000.0}
+    pairs = Reserve(_board(1, 2, 3), [(Shape(2, 1000, 1_000), 1)]).dues(demand_of(whole_node()), np.zeros(3, np.int64))
+    assert pairs is not None
+    assert [part.tolist() for part in pairs] == [[0, 1], [2000.0, 2000.0]]
+
+
+def test_margin_of_a_kind_does_not_count_pods_of_fewer_cards() -> None:
+    """However much CPU they ask for: only the place for two that is lost is paid for."""
+    kept = Reserve(_board(*[0] * 7), [(Shape(4, 1000, 4_000), 1), (Shape(2, 1000, 8_000), 100)])
+    found = kept.dues(demand_of(_claim(1000)), np.zeros(7, np.int64))
+    assert found is not None
+    assert found[1].tolist() == [2000.0] * 7
+
+
+def test_room_is_kept_where_the_cluster_has_exactly_the_cpu_for_its_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserve, "_CPU_TO_SPARE", 1.0)
+    for cores, kept in ((4, True), (3, False)):
+        found = Reserve(_board(0, cores=cores), [(Shape(2, 1000, 2_000), 1)])
+        assert (found.dues(demand_of(_claim(1000, cores=0)), np.zeros(1, np.int64)) is not None) is kept
+
+
+def test_places_that_are_taken_are_counted_no_more() -> None:
+    """Of five nodes none is short; of the four that are left all are."""
+    board = _board(*[0] * 5)
+    kept, asked = Reserve(board, MIX), (demand_of(_claim(1000)), np.zeros(5, np.int64))
+    assert kept.dues(*asked) is None
+    for _ in range(2):
+        board.take("n0", Occupant({0: Usage(core_milli=1000)}))
+        assert kept.dues(*asked) is not None
+        board.release("n0", Occupant({0: Usage(core_milli=1000)}))
+        assert kept.dues(*asked) is None
 
 
 def test_places_follow_nodes_that_join() -> None:

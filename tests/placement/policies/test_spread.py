@@ -56,11 +56,17 @@ def test_online_replicas_share_a_card_with_an_offline_pod_before_they_share_one_
     assert _places(nodes, "binpack", claims) == [("a", 0), ("b", 0), ("a", 0)]
 
 
-def test_spread_takes_the_node_with_fewest_replicas_of_cards_that_are_alike() -> None:
+@pytest.mark.parametrize(("policy", "app_class"), [("spread", "normal"), *((policy, "online") for policy in POLICIES)])
+def test_replicas_go_to_the_node_with_fewest_of_them_where_cards_are_alike(policy: str, app_class: str) -> None:
     """Each node has a Pod on its first card: of the same owner on the first node."""
-    [first, second], other = _replicas(2, 3), asking(3, name="other")
-    nodes = [a_node("a", 8, 8), a_node("b", 8, 8)]
-    assert _places(nodes, "spread", [first, other, second]) == [("a", 0), ("b", 0), ("b", 1)]
+    [first, second], [other] = _replicas(2, 3, app_class), _replicas(1, 3, app_class, "other")
+    claims = [first, replace(other, uid="other"), second]
+    assert _places([a_node("a", 8, 8), a_node("b", 8, 8)], policy, claims) == [("a", 0), ("b", 0), ("b", 1)]
+
+
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "spread"])
+def test_other_policies_do_not_keep_replicas_of_ordinary_pods_apart(policy: str) -> None:
+    assert _places([a_node("a", 8), a_node("b", 8)], policy, _replicas(2, 3)) == [("a", 0), ("a", 0)]
 
 
 def test_spread_takes_the_node_with_fewest_pods_per_card_when_no_card_is_empty() -> None:

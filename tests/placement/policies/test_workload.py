@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aliquot.model.claim import Slice
 from aliquot.placement.demand import demand_of
 from aliquot.placement.policies import workload as module
-from aliquot.placement.policies.workload import Shape, Workload, typical_pods
-from kit.values.builders import GIB, a_claim, a_container, a_slice, asking
+from aliquot.placement.policies.workload import Shape, Workload, shape_of, typical_pods
+from kit.values.builders import GIB, a_claim, a_container, a_slice, asking, whole_node
 
 
 def test_the_workload_covers_95_percent_by_frequency() -> None:
@@ -50,6 +52,13 @@ def test_memory_shares_are_compared_by_the_usual_card_and_the_larger_dimension_c
     workload.observe(demand_of(a_claim(*apart)), 16 * GIB)
     seen = {(1, 500), (2, 250), (0, 0), (1, 1000), (2, 750)}
     assert {(shape.count, shape.milli) for shape, _ in workload.lesson()} == seen
+
+
+def test_shape_of_a_pod_that_takes_a_whole_node_is_one_whole_card_with_its_cpu_and_models() -> None:
+    claim = replace(whole_node(), cpu_milli=700, models=frozenset({"B", "A"}))
+    assert shape_of(demand_of(claim), 16 * GIB) == Shape(1, 1000, 700, ("A", "B"))
+    claim = asking(4, cpu_milli=700, models=frozenset({"B", "A"}))
+    assert shape_of(demand_of(claim), 16 * GIB) == Shape(1, 250, 700, ("A", "B"))
 
 
 def test_workload_relearns_only_for_a_new_mix() -> None:
@@ -101,6 +110,19 @@ def test_mix_is_new_when_more_than_one_pod_in_twenty_is_of_another_shape(others:
     workload.lesson()
     for at in range(50):
         workload.observe(other if at < others else usual, 16 * GIB)
+    assert workload.has_news() is news
+
+
+@pytest.mark.parametrize(("others", "news"), [(20, False), (21, True)])
+def test_mix_is_not_new_at_exactly_the_limit(monkeypatch: pytest.MonkeyPatch, others: int, news: bool) -> None:
+    """An eighth of 160."""
+    monkeypatch.setattr(module, "_NEWS", 0.125)
+    workload = Workload()
+    for at in range(160):
+        if at == 100:
+            assert workload.has_news()
+            workload.lesson()
+        workload.observe(demand_of(asking(core=25 if at >= 160 - others else 50)), 16 * GIB)
     assert workload.has_news() is news
 
 

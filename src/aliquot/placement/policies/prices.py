@@ -82,7 +82,7 @@ def _knapsack(sizes: Ints, prices: Floats) -> tuple[Floats, Floats]:
         taken.append(which)
     filling = np.zeros(len(sizes))
     room = _CAPACITY
-    while room > 0:
+    while room:
         at = taken[room]
         if at == _NO_PIECE:
             room -= 1

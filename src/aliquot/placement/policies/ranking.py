@@ -32,6 +32,7 @@ from aliquot.placement.fit import enough, spare_cards
 
 # Keys of one order folded into one number, the weightier in the higher digits; all exact in a float64.
 _CARD_BITS = 21  # of MiB: cards up to 2 TiB; larger ones count as that
+_MOST_LEFT = (1 << _CARD_BITS) - 1
 _NODE = float(1 << _CARD_BITS)  # over what is left on any card
 _AVOID = _NODE * (1 << 11)  # over the load of any node
 
@@ -170,7 +171,7 @@ def spread_cards(board: Board, demand: Demand, rows: Ints, replicas: Ints | None
 
 def spread_keys(board: Board, demand: Demand, rows: Ints, replicas: Ints | None) -> list[tuple[Rule, Floats]]:
     """The keys that spread_cards folds into one number, the weightiest first."""
-    rest = spread_cards(board, demand, rows, replicas) + (_NODE - 1)  # what is left counts down from that
+    rest = spread_cards(board, demand, rows, replicas) + _MOST_LEFT  # what is left counts down from that
     keys: list[tuple[Rule, Floats]] = []
     for rule, weight in (
         (Rule.FEWEST_REPLICAS, _CARD_REPLICA),
@@ -200,7 +201,7 @@ def _packed_cards(board: Board, demand: Demand, rows: Ints) -> Floats:
 
 def _left(board: Board, rows: Ints) -> Ints:
     """[row, slot]: MiB that are left of each card, by its scarcer dimension."""
-    return np.minimum(board.milli[rows] * board.memory[rows] // CORE_MILLI, (1 << _CARD_BITS) - 1)
+    return np.minimum(board.milli[rows] * board.memory[rows] // CORE_MILLI, _MOST_LEFT)
 
 
 def resident_first(

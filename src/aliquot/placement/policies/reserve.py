@@ -104,10 +104,11 @@ class Reserve:
         board = self._board
         if self._clock == board.clock:
             return
-        missing = board.rows - len(self._places)
-        if missing:
-            self._places = np.concatenate([self._places, np.zeros((missing, len(self._count)), np.int64)])
-        rows = np.flatnonzero(board.changed[: board.rows] > self._clock)
+        if len(self._places) == board.rows:
+            rows = np.flatnonzero(board.changed[: board.rows] > self._clock)
+        else:  # nodes joined
+            rows = np.arange(board.rows)
+            self._places, self._total = np.zeros((board.rows, len(self._count)), np.int64), np.zeros_like(self._total)
         places = self._places_for((board.milli[rows] == CORE_MILLI).sum(axis=1), board.room_cpu[rows])
         self._total += (places - self._places[rows]).sum(axis=0)
         self._places[rows] = places
