@@ -90,10 +90,10 @@ def render(rows: Sequence[Figure], results: Results, mine: str) -> str:
             continue
         own = results.get(mine, {}).get(row.key)
         verdict = {True: "ok", False: "MISSED", None: ""}[None if own is None else row.holds(own)]
-        cells = [row.what, row.must, _told(own, row.digits), verdict]
+        cells = [row.what, row.must, _shown(own, row.digits), verdict]
         for name in others:
             value = results[name].get(row.key)
-            cells += [_told(value, row.digits), _ratio(value, own)]
+            cells += [_shown(value, row.digits), _ratio(value, own)]
         body.append(cells)
     right = frozenset({2, *range(4, len(head))})
     return table(head, body, right=right)
@@ -102,7 +102,7 @@ def render(rows: Sequence[Figure], results: Results, mine: str) -> str:
 def missed(rows: Sequence[Figure], results: Results, mine: str) -> list[str]:
     own = results.get(mine, {})
     return [
-        f"{row.what.strip()}: {_told(own[row.key], row.digits)}, must be {row.must}"
+        f"{row.what.strip()}: {_shown(own[row.key], row.digits)}, must be {row.must}"
         for row in rows
         if row.key in own and row.holds(own[row.key]) is False
     ]
@@ -125,7 +125,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _told(value: float | None, digits: int) -> str:
+def _shown(value: float | None, digits: int) -> str:
     if value is None or math.isnan(value):
         return "-"
     return "never" if math.isinf(value) else f"{value:,.{digits}f}"

@@ -35,7 +35,7 @@ def test_delay_is_by_latency_then_the_nodes_then_the_tenants_and_learned_without
 
 
 @pytest.mark.parametrize(("of_node", "delay"), [(None, 0.0), (0.25, 0.25)])
-def test_of_who_is_not_online_nothing_is_learned(of_node: float | None, delay: float) -> None:
+def test_release_delay_is_learned_only_from_online_tenants(of_node: float | None, delay: float) -> None:
     arbiter = CardArbiter(SharingRules(release_delay=of_node))
     arbiter.admit(Member("off", OFFLINE, None))
     assert arbiter.delay_of("off") == arbiter.delay_of("nobody") == delay
@@ -43,7 +43,7 @@ def test_of_who_is_not_online_nothing_is_learned(of_node: float | None, delay: f
 
 
 @pytest.mark.parametrize(("latency", "missed"), [(0.001, 3), (None, 0)])
-def test_latency_is_missed_only_by_who_said_what_it_accepts(latency: float | None, missed: int) -> None:
+def test_latency_is_missed_only_by_tenants_that_accept_one(latency: float | None, missed: int) -> None:
     arbiter = CardArbiter()
     arbiter.admit(Member("on", ONLINE, None, latency))
     arbiter._gaps["on"].missed = 3
@@ -121,7 +121,7 @@ def test_where_nothing_is_held_the_card_is_taken_anew_after_online_work_was_idle
 
 
 @pytest.mark.parametrize(("delay", "taken"), [(0.1, {"a": 1}), (0.0, {})])
-def test_work_that_begins_while_online_work_holds_the_card_loses_it_and_beside_it_nothing(
+def test_work_that_begins_while_the_card_is_held_loses_it_and_without_a_delay_nothing(
     delay: float, taken: dict[str, int]
 ) -> None:
     arbiter = look(card(BEST, delay, on=ONLINE, a=OFFLINE), 2.0, "on")

@@ -117,7 +117,7 @@ def test_one_returns_while_another_leaves_with_just_enough_slack(
     assert decide([there, waits], memory, 100.0).orders == orders
 
 
-def test_memory_that_leaves_is_promised_to_who_returns_first_and_the_rest_to_who_asks() -> None:
+def test_leaving_memory_is_promised_to_returning_tenants_first_then_to_the_asking_one() -> None:
     leaving = offline("l", 60, Where.LEAVING)
     returning = replace(parked("r", 30), where=Where.RETURNING, parked=30 * GIB, wants=0)
     stays = offline("s", 40, since=0.0, last_active=99.0)
@@ -136,7 +136,7 @@ BYTES = Memory(card=100, pool=1 << 40)
 
 
 @pytest.mark.parametrize(("size", "returns"), [(40, True), (41, False)])
-def test_what_leaves_is_first_for_those_that_return_and_the_rest_for_who_asks(size: int, returns: bool) -> None:
+def test_room_of_leaving_tenants_goes_to_returning_ones_first_then_to_the_asking_one(size: int, returns: bool) -> None:
     """80 leave for 60 that return, of which 20 have room already."""
     moving = [Occupant("a", OFFLINE, Where.LEAVING, 80), Occupant("b", OFFLINE, Where.RETURNING, 60, parked=60)]
     asking = Occupant("c", ONLINE, Where.PARKED, size, parked=size, wants=0)
@@ -237,7 +237,7 @@ def test_second_that_asks_has_what_the_first_leaves_of_what_comes(size: int, ret
 
 
 @pytest.mark.parametrize(("wants", "leaves"), [(6, "q"), (7, "p"), (10, "p"), (11, "pq"), (16, "pq"), (17, "")])
-def test_as_little_leaves_as_is_enough(wants: int, leaves: str) -> None:
+def test_as_little_memory_leaves_as_is_enough(wants: int, leaves: str) -> None:
     there = [
         Occupant("p", OFFLINE, Where.RESIDENT, 10),
         Occupant("q", OFFLINE, Where.RESIDENT, 6),
@@ -275,7 +275,7 @@ ASKS = Occupant("asks", OFFLINE, Where.PARKED, 0, wants=0, wants_since=1000.0)
         (offline("a", 10, app_class=ONLINE, last_active=110.0, park_after=5.0), replace(ASKS, app_class=ONLINE), 115.0),
     ],
 )
-def test_when_one_may_leave_for_another(leaving: Occupant, asking: Occupant, ready: float) -> None:
+def test_time_from_which_a_tenant_may_leave_for_another(leaving: Occupant, asking: Occupant, ready: float) -> None:
     memory = Memory(card=100 * GIB, pool=100 * GIB, bandwidth=float(GIB))
     assert _ready_at(leaving, asking, [leaving], memory) == pytest.approx(ready)
 

@@ -66,7 +66,7 @@ class TestRotation:
             now += 0.01
         assert shares["b"] / shares.total() == pytest.approx(0.5, abs=0.01)
 
-    def test_the_one_that_had_less_time_is_next_and_not_the_one_that_had_fewer_turns(self) -> None:
+    def test_next_turn_goes_by_time_had_and_not_by_number_of_turns(self) -> None:
         rotation, weights = Rotation(), {"a": 1.0, "b": 1.0}
         assert rotation.step(weights, 100.0) == "a"
         rotation.hold(weights, 100.01)
@@ -236,7 +236,7 @@ class TestWindows:
         assert windows.step({"a": 0.3, "b": 0.3}, 0.5) == "b", "the other one ran all the time"
         assert windows.until == pytest.approx(0.56)
 
-    def test_a_period_of_which_only_what_is_not_worth_it_is_left_is_over(self) -> None:
+    def test_period_ends_when_too_little_of_it_is_left(self) -> None:
         windows = Windows(period=1.0, shortest=0.25)
         assert windows.step({"a": 0.5}, 0.0) == "a"
         assert windows.step({"a": 0.5}, 0.5) is None
@@ -259,7 +259,7 @@ class TestWindows:
         assert windows.step(quotas, 0.12) == "b"
         assert windows.until == pytest.approx(0.17)
 
-    def test_the_rest_of_a_window_that_is_as_short_as_not_worth_it_is_left_for_later(self) -> None:
+    def test_rest_of_a_window_that_is_too_short_is_left_for_later(self) -> None:
         windows, quotas = Windows(period=1.0, shortest=0.25), {"a": 0.5, "b": 0.5}
         assert windows.step(quotas, 0.0) == "a"
         assert windows.step(quotas, 0.125) == "a"
@@ -346,7 +346,7 @@ def _turns(windows: Windows, quotas: dict[str, float], now: float, end: float) -
     return [at for (_, before), (at, turn) in pairwise(asked) if turn is not None and turn != before]
 
 
-def test_order_that_took_effect_before_the_step_gives_nobody_time() -> None:
+def test_order_that_took_effect_before_the_step_gives_no_context_time() -> None:
     """A context that leaves the card is not paused: when it was last drained is long ago, or never."""
     windows = Windows()
     windows.step({"a": 0.5, "b": 0.5}, 100_000.0)

@@ -16,7 +16,7 @@ FIRST_PAINT = 1.0  # seconds
 # How long the page was busy at a stretch, in milliseconds: what is longer than 50 ms, as the browser itself notes it.
 _WATCH = """() => {
   window.stretches = [];
-  new PerformanceObserver(list => window.stretches.push(...list.getEntries().map(each => each.duration)))
+  new PerformanceObserver(list => window.stretches.push(...list.getEntries().map(entry => entry.duration)))
     .observe({ type: "longtask" });
 }"""
 _FOCUSED = "() => document.activeElement?.tagName.toLowerCase()"

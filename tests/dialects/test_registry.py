@@ -73,7 +73,7 @@ def test_rendered_pod_has_other_containers_where_the_claim_leaves_places() -> No
         ContainerClaim("other-5", 2, Role.SIDECAR, Slice(memory_mib=1024)),
     )
     spec = render_pod(Claim("u", "team", "p", "gpushare", Offer.GPUSHARE, parts))["spec"]
-    mains, inits = ([each["name"] for each in spec[key]] for key in ("containers", "initContainers"))
+    mains, inits = ([container["name"] for container in spec[key]] for key in ("containers", "initContainers"))
     assert (mains[2:], inits[1], inits[2]) == (["other-3"], "first", "other-5")
     assert len({*mains, *inits}) == 6
     alone = render_pod(Claim("u", "team", "p", "gpushare", Offer.GPUSHARE, parts[1:2]))["spec"]

@@ -40,13 +40,13 @@ def test_whole_node_pod_goes_beside_our_scheduler_but_not_beside_a_pod_that_look
         )
         wait_until(lambda: objects.bound_to(clean, "first") == "own", 60, "the whole node is given")
         objects.create(clean, t9k_pod("second", T9K_NODE, 1))
-        wait_until(lambda: "needs a whole node" in _told(clean, "second"), 60, "the second Pod is refused")
+        wait_until(lambda: "needs a whole node" in _refusals_of(clean, "second"), 60, "the second Pod is refused")
         assert objects.bound_to(clean, "second") is None
     finally:
         clean.kubectl("delete", "clusterrolebinding", "own-pods")
 
 
-def _told(plane: ControlPlane, pod: str) -> str:
+def _refusals_of(plane: ControlPlane, pod: str) -> str:
     params = {"fieldSelector": f"involvedObject.name={pod},reason=FailedScheduling"}
     events = plane.api("GET", "/api/v1/namespaces/default/events", params=params)["items"]
     return " ".join(event["message"] for event in events)

@@ -20,7 +20,7 @@ SOON = 3.0  # seconds: tenants notice after 0.6 that the daemon is gone; this ma
 
 
 @pytest.mark.parametrize("online_is", ["idle", "busy"])
-def test_when_the_daemon_is_killed_everybody_goes_on_and_the_next_one_takes_over(node: Node, online_is: str) -> None:
+def test_tenants_go_on_when_the_daemon_is_killed_and_the_next_one_takes_over(node: Node, online_is: str) -> None:
     """Offline work has tiny slices or is paused at that moment: all of it where online work is busy."""
     online = node.puppet(node.tenant("online"))
     names = [node.tenant("offline") for _ in range(2)]
@@ -83,7 +83,7 @@ def test_a_tenant_that_comes_while_no_daemon_runs_has_the_drivers_own_slice(node
     wait_until(lambda: slices() == [STOCK, STOCK], "both have the driver's own")
 
 
-def test_when_the_daemon_hangs_everybody_goes_on_until_it_is_back(node: Node) -> None:
+def test_tenants_go_on_while_the_daemon_hangs(node: Node) -> None:
     online = node.puppet(node.tenant("online"))
     names = [node.tenant("offline") for _ in range(2)]
     offline = [node.load(name, "20ms") for name in names]

@@ -56,7 +56,7 @@ def of_both_near(expected: list[float], points: float) -> Callable[..., bool]:
 
 
 @pytest.mark.parametrize(("what", "kernel"), [("slices", "200us"), ("both", "5ms")])
-def test_an_inert_card_is_held_at_the_gate_before_anybody_comes(doubtful_node: Node, what: str, kernel: str) -> None:
+def test_inert_card_is_held_at_the_gate_before_its_first_tenant(doubtful_node: Node, what: str, kernel: str) -> None:
     node = doubtful_node
     faults.make_inert(node.player.socket, 0, what)
     start(node, "auto")

@@ -16,14 +16,14 @@ from simgpu.driver import Session
 hold, let_go = os.pipe()
 outs = []
 for _ in range(int(sys.argv[1])):
-    out, told = os.pipe()
+    out, result = os.pipe()
     outs.append(out)
     if os.fork() == 0:
         os.close(let_go)
         session, blocks = Session(), 0
         while session.cuda.status("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), {BLOCK}) == 0:
             blocks += 1
-        os.write(told, b"%d" % blocks)
+        os.write(result, b"%d" % blocks)
         os.read(hold, 1)
         os._exit(0)
 print(*[int(os.read(out, 64)) for out in outs])

@@ -104,7 +104,7 @@ def test_other_users_cause_no_faults_and_see_no_state(machine: Machine) -> None:
     assert result.stdout == "0 0 1 0 0 2\n", "the card is there"
 
 
-def test_a_user_who_opens_all_he_can_leaves_room_for_others(machine: Machine) -> None:
+def test_user_who_opens_all_connections_leaves_room_for_others(machine: Machine) -> None:
     program = f"""
 got = [ask({SIM_OPEN}) for _ in range(400)]
 print(got.count(0), set(got[-10:]) <= {{24, "closed"}}, flush=True)

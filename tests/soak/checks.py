@@ -96,11 +96,13 @@ class Checks:
             enough = workload.kind == "Job" and workload.name in done
             if ready[workload.name] < workload.replicas and not enough:
                 mine = [pod for pod in pods if pod["metadata"]["labels"]["workload"] == workload.name]
-                why = "; ".join(f"{pod['metadata']['name']} {_why(pod)}" for pod in mine) or self._told(workload.name)
+                why = "; ".join(f"{pod['metadata']['name']} {_why(pod)}" for pod in mine) or self._why_no_pod(
+                    workload.name
+                )
                 found.append(f"{workload.name} has {ready[workload.name]} of {workload.replicas}: {why}")
         return found
 
-    def _told(self, workload: str) -> str:
+    def _why_no_pod(self, workload: str) -> str:
         """Why there is no Pod at all."""
         events = objects.events_of(self._cluster.plane, workload, SPACE)
         return f"no Pod: {events[-1][1] if events else 'no event'}"

@@ -184,7 +184,7 @@ def test_stop_of_several_names_ends_them_at_once(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("words", [["a", "b", "c"], ["--all"]])
-def test_stop_ends_the_others_and_fails_after_an_error_nobody_foresaw(
+def test_stop_ends_the_other_runs_and_fails_after_an_unexpected_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
@@ -198,7 +198,7 @@ def test_stop_ends_the_others_and_fails_after_an_error_nobody_foresaw(
     assert sorted(result.stderr.splitlines()) == ["a: stopped", "c: stopped"]
 
 
-def test_stop_of_all_with_sudo_names_the_runs_of_who_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_all_with_sudo_names_the_runs_of_the_calling_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
     monkeypatch.setenv("SUDO_UID", "70001")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -377,20 +377,20 @@ def test_stop_continues_after_unknown_name(machine: Machine) -> None:
 
 
 def test_policy_as_json(machine: Machine) -> None:
-    told = {"policy": "best-effort", "release_delay_seconds": None, "oversubscribe": [1.0, 1.0]}
+    expected = {"policy": "best-effort", "release_delay_seconds": None, "oversubscribe": [1.0, 1.0]}
     for words in (["policy", "-o", "json"], ["policy", "get", "-o", "json"], ["policy", "-o", "json", "get"]):
         shown = json.loads(machine.aliquot(*words).stdout)
-        assert {key: shown[key] for key in told} == told
+        assert {key: shown[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("words", [["set", "fixed-share"], ["release-delay", "0"], ["oversubscribe", "1.5"]])
 def test_policy_as_json_when_it_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
-    told = {"policy": "fixed-share", "release_delay_seconds": 0.0, "oversubscribe": [1.5], "notes": ["a note"]}
-    daemon = FakeDaemon(tmp_path, policy=told)
+    policy = {"policy": "fixed-share", "release_delay_seconds": 0.0, "oversubscribe": [1.5], "notes": ["a note"]}
+    daemon = FakeDaemon(tmp_path, policy=policy)
     result = CliRunner().invoke(cli, ["policy", "-o", "json", *words])
     daemon.close()
-    assert (json.loads(result.stdout), result.stderr) == (told, "")
+    assert (json.loads(result.stdout), result.stderr) == (policy, "")
 
 
 def test_policy_set_while_running(machine: Machine) -> None:

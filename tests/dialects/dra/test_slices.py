@@ -116,7 +116,9 @@ def test_other_number_of_slices_is_not_what_was_published() -> None:
 
 def test_newest_generation() -> None:
     def of(*generations: object) -> list[PublishedSlice]:
-        return published(*({"metadata": {"name": "s"}, "spec": {"pool": {"generation": each}}} for each in generations))
+        return published(
+            *({"metadata": {"name": "s"}, "spec": {"pool": {"generation": number}}} for number in generations)
+        )
 
     assert [generation_of(of()), generation_of(of("x")), generation_of(of(3, 7, 5))] == [0, 0, 7]
 

@@ -222,5 +222,5 @@ def test_claim_lacks_a_place_until_the_webhook_adds_it() -> None:
 
 def test_words_in_mib_have_one_place_for_each_container() -> None:
     claim = claim_of(a_pod("p", a_container("main", {MEMORY: 4096, PLACE: 1})))
-    (limits,) = (each["resources"]["limits"] for each in render_pod(claim, MIB)["spec"]["containers"])
+    (limits,) = (container["resources"]["limits"] for container in render_pod(claim, MIB)["spec"]["containers"])
     assert limits == {MEMORY: "4096", PLACE: "1"}

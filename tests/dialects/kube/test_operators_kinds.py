@@ -19,7 +19,7 @@ OTHER: Json = {"spec": {"containers": [{"name": "leader"}]}}
 
 
 def containers_by_name(pods: list[Json]) -> list[tuple[str, list[str]]]:
-    return [(pod["metadata"]["name"], [each["name"] for each in pod["spec"]["containers"]]) for pod in pods]
+    return [(pod["metadata"]["name"], [container["name"] for container in pod["spec"]["containers"]]) for pod in pods]
 
 
 @pytest.mark.parametrize(

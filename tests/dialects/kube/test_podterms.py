@@ -36,7 +36,7 @@ def test_label_keys_stand_for_the_pods_own_values(keys: dict[str, Any], conditio
     term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "web"}}, **keys}
     own = {"key": "app", "operator": "In", "values": ["web"]}
     found = terms({"hash": "7f"}, affinity={"podAntiAffinity": {RULE: [term]}})
-    assert [each.selector.conditions for each in found.anti_affinity] == [(own, *conditions)]
+    assert [term.selector.conditions for term in found.anti_affinity] == [(own, *conditions)]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_gates_that_hold_a_pod_back() -> None:
     assert scheduling_gates({}) == ()
 
 
-def test_amounts_are_of_resources_that_nobody_else_counts() -> None:
+def test_amounts_are_of_extended_resources_that_are_not_ours() -> None:
     limits = {"cpu": "1", "memory": "1Gi", "aliyun.com/gpu-mem": 2, "rdma/hca": 2, "none.of/it": 0}
     containers = [{"name": name, "resources": {"limits": limits}} for name in ("a", "b")]
     assert terms({}, containers=containers).amounts == {"rdma/hca": 4}

@@ -245,7 +245,7 @@ def test_digest_of_the_template_is_of_what_pods_are_made_of() -> None:
     annotated = {**pod.manifest, "metadata": {**pod.manifest["metadata"], "annotations": {"a": "b"}}}
     other = {**pod.manifest, "spec": {**pod.manifest["spec"], "hostNetwork": True}}
     assert template_of(on_node) == template_of(pod.manifest)
-    assert len({template_of(each) for each in (pod.manifest, labelled, annotated, other)}) == 4
+    assert len({template_of(manifest) for manifest in (pod.manifest, labelled, annotated, other)}) == 4
     assert len(template_of(cron)) == 10
 
 

@@ -104,10 +104,10 @@ class Rig:
             self.parking.round(self.now)
 
     def answer(self, *states: int | None, refusal: str | None = None, code: int = 0, lasting: bool = False) -> None:
-        """The driver's, to what it was asked last. None: it does not say."""
-        told = dict(zip(PIDS, states, strict=False))
-        known = {pid: state for pid, state in told.items() if state is not None}
-        self.steps[-1].answer = Answer(known, refusal, code, lasting, [pid for pid in told if pid not in known])
+        """The driver answers the last step with these states. None: it does not know the process."""
+        answered = dict(zip(PIDS, states, strict=False))
+        known = {pid: state for pid, state in answered.items() if state is not None}
+        self.steps[-1].answer = Answer(known, refusal, code, lasting, [pid for pid in answered if pid not in known])
         self.rounds()
 
     @property

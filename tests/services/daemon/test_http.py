@@ -67,9 +67,7 @@ def test_malformed_http_is_answered_400_and_not_logged(caplog: pytest.LogCapture
     ],
     ids=["gzip", "deflate", "chunk", "half"],
 )
-def test_body_that_nobody_asked_for_and_that_cannot_be_read_is_not_logged(
-    caplog: pytest.LogCaptureFixture, sent: bytes
-) -> None:
+def test_unreadable_body_that_no_handler_reads_is_not_logged(caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
     async def scenario() -> None:
         listener, limits, app = socket.create_server(("127.0.0.1", 0)), Limits(4), web.Application()
         app.router.add_get("/", _empty)

@@ -112,7 +112,7 @@ def silent_reader(listener: socket.socket, requests: int, buffer: int = 4096) ->
     return reader
 
 
-def test_answers_that_nobody_reads_together_are_bounded_and_who_reads_is_served() -> None:
+def test_unread_answers_are_bounded_in_total_and_readers_are_served() -> None:
     """128 connections to a port without a token took an answer each, for ever."""
 
     async def scenario() -> None:
@@ -128,14 +128,14 @@ def test_answers_that_nobody_reads_together_are_bounded_and_who_reads_is_served(
                     head = await reader.readuntil(b"\r\n\r\n")
                     assert head.startswith(b"HTTP/1.1 200")
                     assert len(await reader.readexactly(ANSWER)) == ANSWER
-            for each in readers:
-                each.close()
+            for client in readers:
+                client.close()
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_answer_that_is_not_read_counts_until_it_is_or_the_connection_is_closed(encrypted: bool) -> None:
+def test_unread_answer_counts_until_it_is_read_or_its_connection_closes(encrypted: bool) -> None:
     """With TLS a large answer counted as sent as soon as it was encrypted: nothing limited how many of them wait."""
     served, trusting = contexts() if encrypted else (None, None)
 
@@ -161,8 +161,8 @@ def test_answer_that_is_not_read_counts_until_it_is_or_the_connection_is_closed(
             async with visitor(listener, QUESTION, trusting) as reader, asyncio.timeout(60):
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
                 assert await reader.readexactly(ANSWER) == bytes(ANSWER)
-            for each in readers:
-                each.close()
+            for client in readers:
+                client.close()
 
     asyncio.run(scenario())
 

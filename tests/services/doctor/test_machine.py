@@ -138,7 +138,7 @@ def test_what_need_not_be_wrong_is_a_note(change: dict[str, Any], check: str) ->
 
 
 @given(st.builds(Entry, st.just("/x"), st.integers(0, 0o7777), st.integers(0, 3), st.integers(0, 1 << 40)))
-def test_whatever_is_found_says_what_to_do(entry: Entry) -> None:
+def test_every_finding_of_the_machine_says_what_to_do(entry: Entry) -> None:
     for finding in machine_findings(replace(WELL, entries=(entry,))):
         assert finding.level is Level.OK or finding.advice
 

@@ -186,7 +186,7 @@ def test_client_waits_while_more_connect_than_the_daemon_has_room_for(tmp_path: 
         accepting.join()
 
 
-def test_status_is_made_once_for_all_who_ask_at_the_same_time(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_is_made_once_for_all_requests_at_the_same_time(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
     status = daemon.control.status
 
@@ -246,7 +246,7 @@ HALF = "half \ud800"
     ],
     ids=["label", "annotation", "image", "command"],
 )
-def test_text_of_a_pod_that_cannot_be_encoded_keeps_nobody_from_the_status(
+def test_status_is_answered_although_the_text_of_a_pod_cannot_be_encoded(
     daemon: Daemon, change: dict[str, Any]
 ) -> None:
     containers = [{"name": "c", "image": "i", "command": ["true"]}]

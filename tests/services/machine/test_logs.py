@@ -41,7 +41,7 @@ def test_missing_folder_of_logs_is_no_error(tmp_path: Path) -> None:
     RunLogs(str(tmp_path / "none"), 1000, set).look(set())
 
 
-def test_large_log_of_an_earlier_run_is_neither_cut_nor_removed_by_who_asks_for_a_new_one(tmp_path: Path) -> None:
+def test_request_for_a_run_neither_cuts_nor_removes_the_large_log_of_an_earlier_one(tmp_path: Path) -> None:
     """The event loop asks; its user can write to the log, and the kernel takes seconds to free many GiB."""
     path, caller = tmp_path / "run.log", Caller(os.getpid(), os.geteuid(), os.getegid())
     large(path)

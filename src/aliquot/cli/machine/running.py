@@ -23,8 +23,8 @@ _USUAL = {
 
 def flags_of(words: Iterable[str]) -> dict[str, str]:
     """Each flag with its value; `up_words` gives every flag one."""
-    each = iter(words)
-    return dict(zip(each, each, strict=True))
+    pairs = iter(words)
+    return dict(zip(pairs, pairs, strict=True))
 
 
 def differences(asked: Mapping[str, str], status: Status) -> Iterator[str]:

@@ -281,7 +281,7 @@ def test_supervisor_has_one_connection_however_often_it_connects(rig: Rig) -> No
     asyncio.run(connect_often())
 
 
-def test_many_who_wait_for_pods_that_do_not_end_share_one_look_at_all_pods(
+def test_clients_that_wait_for_pods_to_end_share_one_look_at_all_pods(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """250 connections that delete such Pods: the daemon answered others after a second."""

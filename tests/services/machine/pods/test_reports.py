@@ -67,8 +67,8 @@ def test_report_of_any_json_never_raises(report: dict[str, Any]) -> None:
 
 
 def test_text_of_report_that_cannot_be_encoded_is_replaced() -> None:
-    """Everybody sees it: half of a surrogate pair in it would keep `aliquot top` from everybody."""
-    told = {"name": "main", "state": "running", "reason": "b\udc80"}
+    """Every user sees it: half of a surrogate pair in it would break `aliquot top` for all of them."""
+    container = {"name": "main", "state": "running", "reason": "b\udc80"}
     events = [{"time": 2.0, "text": "c\udfff"}]
-    found = with_report(STATE, parse_report({"reason": "a\ud800", "containers": [told], "events": events}), 3.0)
+    found = with_report(STATE, parse_report({"reason": "a\ud800", "containers": [container], "events": events}), 3.0)
     assert (found.reason, found.containers[0].reason, found.events[-1].text) == ("a?", "b?", "c?")

@@ -121,9 +121,7 @@ def test_xids_of_applications_and_of_unknown_cards_change_nothing(driver: Played
     assert healthy(health) == [True, True]
 
 
-def test_that_a_card_is_out_and_that_it_is_back_is_logged_once(
-    driver: PlayedDriver, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_card_that_fails_or_comes_back_is_logged_once(driver: PlayedDriver, caplog: pytest.LogCaptureFixture) -> None:
     health = CardHealth(driver)
     look(health, 3)
     driver.lose("GPU-a")

@@ -194,7 +194,7 @@ def test_process_that_is_stopped_on_its_way_back_does_not_keep_the_tenant_from_b
     assert (rig.shown.where, rig.shown.resident) == (Where.RESIDENT, 8 * GIB)
 
 
-def test_next_daemon_lets_those_go_on_for_whom_the_driver_was_not_asked(rig: Rig) -> None:
+def test_next_daemon_resumes_processes_that_the_driver_was_not_asked_about(rig: Rig) -> None:
     rig.able()
     assert rig.parking.request("arrays", leave=True) is None
     rig.rounds()

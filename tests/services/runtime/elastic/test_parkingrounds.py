@@ -35,7 +35,9 @@ class Rig:
         self.tenancies: dict[str, Tenancy] = {}
         self.sleeper = self._tenancy(folder, "sleeper", AppClass.OFFLINE, movable=20 * GIB)
         self.online = self._tenancy(folder, "online", AppClass.ONLINE)
-        self.told: list[tuple[str, bool, int]] = []  # the mover, of tenants' leave, and the sleeper's order then
+        self.notices: list[
+            tuple[str, bool, int]
+        ] = []  # to the mover: tenant, whether it may leave, and the order that the sleeper had then
         self.hears = True  # the mover
         self.start()
 
@@ -56,7 +58,7 @@ class Rig:
     def _leave(self, message: Leave) -> bool:
         if not self.hears:
             return False
-        self.told.append((message.tenant, message.permitted, self.sleeper.page.move(0, 0).order))
+        self.notices.append((message.tenant, message.permitted, self.sleeper.page.move(0, 0).order))
         return True
 
     def _tenancy(self, folder: Path, name: str, app_class: AppClass, movable: int = 0) -> Tenancy:
@@ -129,22 +131,22 @@ def test_tenant_that_cannot_leave_is_asked_less_and_less_often_until_it_has_left
     assert round(asked[1] - asked[0]) == 1  # it has left since: as if it never failed
 
 
-def test_mover_is_told_before_a_tenant_is_ordered_to_leave_and_when_that_is_over(rig: Rig) -> None:
+def test_mover_knows_of_an_order_to_leave_before_the_tenant_and_of_its_end(rig: Rig) -> None:
     rig.rounds(6)
-    rig.told.clear()
+    rig.notices.clear()
     rig.write(rig.online, room=10 * GIB)
     rig.rounds(0.5)
-    assert (rig.told, rig.order[0]) == ([("sleeper", True, Order.STAY)], Order.LEAVE)
+    assert (rig.notices, rig.order[0]) == ([("sleeper", True, Order.STAY)], Order.LEAVE)
     rig.write(rig.sleeper, state=State.LEAVING, parked=GIB)
     rig.rounds(0.5)
     rig.write(rig.sleeper, state=State.PARKED, parked=20 * GIB, moves=1)
     rig.write(rig.online, room=0)
     rig.rounds(0.5)
-    assert len(rig.told) == 1
+    assert len(rig.notices) == 1
     rig.used = 0
     rig.write(rig.sleeper, wanted=1)
     rig.rounds(0.5)
-    assert (rig.told[1:], rig.order[0]) == ([("sleeper", False, Order.RETURN)], Order.RETURN)
+    assert (rig.notices[1:], rig.order[0]) == ([("sleeper", False, Order.RETURN)], Order.RETURN)
 
 
 def test_tenant_that_says_it_leaves_unasked_has_no_permit(rig: Rig) -> None:
@@ -153,7 +155,7 @@ def test_tenant_that_says_it_leaves_unasked_has_no_permit(rig: Rig) -> None:
     rig.rounds(5.0)
     rig.write(rig.sleeper, state=State.PARKED, parked=20 * GIB)
     rig.rounds(5.0)
-    assert [told for told in rig.told if told[1]] == []
+    assert [notice for notice in rig.notices if notice[1]] == []
 
 
 @pytest.mark.parametrize(("state", "parked", "withdrawn"), [
@@ -163,14 +165,14 @@ def test_permit_of_the_daemon_before_is_withdrawn_unless_the_tenant_leaves(
     rig: Rig, state: State, parked: int, withdrawn: bool
 ) -> None:
     rig.write(rig.sleeper, state=state, parked=parked)
-    rig.told.clear()
+    rig.notices.clear()
     rig.start()
     rig.rounds(6)
-    assert [told[:2] for told in rig.told if told[0] == "sleeper"] == [("sleeper", False)] * withdrawn
+    assert [notice[:2] for notice in rig.notices if notice[0] == "sleeper"] == [("sleeper", False)] * withdrawn
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_tenant_of_whom_the_mover_was_not_told_is_not_ordered_to_leave_until_it_was(rig: Rig, by_hand: bool) -> None:
+def test_tenant_is_ordered_to_leave_only_after_the_mover_knows(rig: Rig, by_hand: bool) -> None:
     rig.rounds(6)
     rig.hears = False
     if by_hand:
@@ -182,57 +184,57 @@ def test_tenant_of_whom_the_mover_was_not_told_is_not_ordered_to_leave_until_it_
     rig.hears = True
     rig.rounds(1.2)
     assert rig.order == (Order.LEAVE, Why.NOTHING)
-    assert rig.told[-1] == ("sleeper", True, Order.STAY)
+    assert rig.notices[-1] == ("sleeper", True, Order.STAY)
 
 
-def test_mover_that_was_started_anew_is_told_who_leaves(rig: Rig) -> None:
+def test_restarted_mover_learns_which_tenants_leave(rig: Rig) -> None:
     rig.rounds(6)
     rig.write(rig.online, room=10 * GIB)
     rig.rounds(0.5)
-    rig.told.clear()
+    rig.notices.clear()
     cast(Any, rig.parking.mover.state).pid = 2
     rig.hears = False
     rig.rounds(0.5)
     rig.hears = True
     rig.rounds(0.5)
-    assert [told[:2] for told in rig.told] == [("sleeper", True)]
+    assert [notice[:2] for notice in rig.notices] == [("sleeper", True)]
     rig.write(rig.sleeper, state=State.PARKED, parked=20 * GIB, moves=1)
     rig.write(rig.online, room=0)
     rig.rounds(0.5)
     cast(Any, rig.parking.mover.state).pid = 3
     rig.rounds(0.5)
-    assert [told[:2] for told in rig.told] == [("sleeper", True)] * 2
+    assert [notice[:2] for notice in rig.notices] == [("sleeper", True)] * 2
 
 
-def test_mover_that_is_started_for_a_connection_is_told_before_who_leaves(rig: Rig) -> None:
+def test_mover_started_for_a_connection_learns_first_which_tenants_leave(rig: Rig) -> None:
     rig.rounds(6)
     rig.write(rig.online, room=10 * GIB)
     rig.rounds(0.5)
-    rig.told.clear()
-    told_before: list[int] = []
+    rig.notices.clear()
+    notices_before: list[int] = []
     mover = cast(Any, rig.parking.mover)
-    mover.state, mover.serve = None, lambda connection, request: told_before.append(len(rig.told))
+    mover.state, mover.serve = None, lambda connection, request: notices_before.append(len(rig.notices))
     ours, shims = socket.socketpair()
     with shims:
         rig.parking.hand_over(rig.sleeper, ours, 0, 1, 0)
         while not rig.parking._inbox.empty():
             rig.parking._take(rig.parking._inbox.get_nowait())
-    assert told_before == [1]
-    assert rig.told[0][:2] == ("sleeper", True)
+    assert notices_before == [1]
+    assert rig.notices[0][:2] == ("sleeper", True)
 
 
 def test_permit_stays_where_the_process_that_leaves_connects_to_a_new_daemon_after_another(rig: Rig) -> None:
     rig.rounds(6)
-    rig.told.clear()
+    rig.notices.clear()
     rig.write(rig.sleeper, slot=1, movable=GIB, state=State.LEAVING, order=Order.LEAVE)
     rig.start()
     rig.rounds(1)
     rig.sleeper.processes.add(Process("sleeper", 2, rig.sleeper.listener, -1, cast(Any, None), slot=1))
     rig.rounds(10)
-    assert [told for told in rig.told if told[0] == "sleeper"] == []
+    assert [notice for notice in rig.notices if notice[0] == "sleeper"] == []
     rig.write(rig.sleeper, slot=1, state=State.RESIDENT, order=Order.STAY)
     rig.rounds(0.5)
-    assert [told[:2] for told in rig.told if told[0] == "sleeper"] == [("sleeper", False)]
+    assert [notice[:2] for notice in rig.notices if notice[0] == "sleeper"] == [("sleeper", False)]
 
 
 def test_park_by_hand_waits_for_memory_that_is_on_its_way_back(rig: Rig) -> None:

@@ -53,7 +53,7 @@ def test_usage_of_very_many_names_keeps_the_namespaces_with_most_time() -> None:
     assert [entry.name for entry in entries if not entry.namespace] == [OTHERS]
 
 
-def test_those_who_ask_while_an_answer_about_usage_is_made_share_it() -> None:
+def test_requests_for_usage_share_the_answer_that_is_being_made() -> None:
     read: list[float] = []
 
     async def act() -> None:

@@ -163,7 +163,7 @@ async def deaf(rig: Rig, trusting: ssl.SSLContext | None) -> AsyncIterator[socke
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_answers_that_nobody_reads_are_bounded_together_and_who_reads_is_served(encrypted: bool) -> None:
+def test_unread_answers_are_bounded_in_total_and_readers_are_served(encrypted: bool) -> None:
     """A caller on loopback, or with the client certificate, had an answer kept for each of its 512 connections."""
     served, trusting = contexts() if encrypted else (None, None)
     size = 8_000_000

@@ -86,7 +86,7 @@ def test_webhook_answers_the_api_server() -> None:
     assert "only the API server" not in said
 
 
-def test_webhook_without_authority_answers_anybody() -> None:
+def test_webhook_without_authority_answers_every_client() -> None:
     assert answered(None, None)[0] == 400
 
 
@@ -100,7 +100,7 @@ def test_webhook_refuses_another_name_of_the_authority() -> None:
 
 
 @pytest.mark.parametrize("shown", [None, certificate("kube-apiserver", ANOTHER)], ids=["none", "another authority"])
-def test_webhook_refuses_who_shows_no_certificate_of_the_authority(shown: Pair | None) -> None:
+def test_webhook_refuses_clients_without_a_certificate_of_the_authority(shown: Pair | None) -> None:
     with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
         answered(shown, CLIENTS)
 
