@@ -118,7 +118,7 @@ def missed(found: Mapping[str, float], tenants: int) -> list[str]:
 
 
 def main(words: str | None) -> int:
-    """What to do stands in the command line; `words` are told by --help."""
+    """What to do stands in the command line; --help explains `words`."""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pods", type=int, default=30)
     parser.add_argument("--cards", default="8x32GiB", metavar="SPEC")

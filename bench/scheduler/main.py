@@ -232,7 +232,7 @@ class Bench:
             running.stop()
 
     def _guard(self, name: str, measure: Callable[[], Numbers]) -> None:
-        """A peer that breaks down is told, and the others go on."""
+        """A peer that breaks down is reported, and the others go on."""
         neighbours = Neighbours()
         try:
             self.results[name] |= measure()

@@ -18,7 +18,7 @@ Results = Mapping[str, Mapping[str, float]]  # contestant -> figure -> number
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row. `most` and `least` are what ours must hold; neither: told for the record."""
+    """One row. `most` and `least` are what ours must hold; neither: only for the record."""
 
     key: str
     what: str

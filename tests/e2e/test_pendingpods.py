@@ -1,4 +1,4 @@
-"""Pods that wait: each is told why in one sentence, and bound within a second of the moment there is room."""
+"""Pods that wait: an event says why in one sentence, and they are bound within a second once there is room."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ TOKEN = "0123456789abcdef-fuzz"
 
 @contextlib.contextmanager
 def _panel() -> Iterator[Check]:
-    """One that asks for a token nobody here has: whatever is asked, nothing of the picture is told."""
+    """One that asks for a token nobody here has: no request gets anything of the dashboard."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     loop = asyncio.new_event_loop()

@@ -89,7 +89,7 @@ _NODE = _parsed(NODES[0])
 
 
 def _said(found: object) -> None:
-    """Whatever is refused can be told, and the sentence names the field."""
+    """Every refusal has a sentence, and the sentence names the field."""
     for problem in found if isinstance(found, tuple | list) else (found,):
         if isinstance(problem, Invalid):
             assert problem.field

@@ -1,4 +1,4 @@
-"""Verdicts: the one reason per node that kube-scheduler is told, and whether waiting helps."""
+"""Verdicts: one reason per node for kube-scheduler, and whether waiting helps."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_a_program_that_closes_all_files_does_not_have_its_own_touched(tenant: T
 
 
 def test_a_hostile_message_size_is_never_sent(tenant: Tenant) -> None:
-    """More channels than a message can name: the first 128 are told, and it is said once."""
+    """More channels than a message can name: the shim sends the first 128, and says so once."""
     with daemon(tenant) as other:
         program = tenant.start("rm = Context(channels=200); say(); heard()")
         program.answer()

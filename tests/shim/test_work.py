@@ -1,4 +1,4 @@
-"""Launches: counted, told of, held at a closed gate; never longer than the daemon lives, never what must not wait."""
+"""Launches: counted, reported, and held at a closed gate while the daemon lives; some calls must not wait there."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def rm_file() -> int:
 
 
 class Server:
-    """A tenant on a string: one method per thing it can be told to do."""
+    """A tenant that the test controls: one method per command."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link

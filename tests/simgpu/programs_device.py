@@ -67,7 +67,7 @@ def context_on(ordinal: int) -> int:
 
 
 def fork_after_init() -> list[int]:
-    """What the parent and then the child are told."""
+    """What the driver answers the parent and then the child."""
     session = Session()
     reader, writer = os.pipe()
     if os.fork() == 0:

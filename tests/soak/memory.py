@@ -50,7 +50,7 @@ class Life:
 
 
 class Memory:
-    """Looks when it is told to."""
+    """Reads the memory of the product's processes when it is called."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -209,7 +209,7 @@ def bound_to(plane: ControlPlane, name: str, namespace: str = "default") -> str 
 
 
 def events_of(plane: ControlPlane, name: str, namespace: str = "default") -> list[tuple[str, str]]:
-    """What was told of the object of that name: reason and message."""
+    """The events about the object of that name: reason and message."""
     params = {"fieldSelector": f"involvedObject.name={name}"}
     items = plane.api("GET", f"/api/v1/namespaces/{namespace}/events", params=params)["items"]
     return [(event.get("reason", ""), event.get("message", "")) for event in items]

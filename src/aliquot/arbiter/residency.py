@@ -75,7 +75,7 @@ class Occupant:
 
     @property
     def on_card(self) -> int:
-        """Bytes that nobody else can use now."""
+        """Bytes that no other tenant can use now."""
         return self.fixed + self.resident
 
     @property
@@ -85,7 +85,7 @@ class Occupant:
 
     @property
     def frees(self) -> int:
-        """Bytes that nobody uses or was promised once it has left."""
+        """Bytes that are free for other tenants once it has left."""
         return self.resident + (self.parked if self.where is Where.RETURNING else 0)
 
     @property
@@ -158,7 +158,7 @@ class Errand:
         return self.leave is not None
 
     def begin(self, leave: bool, now: float) -> None:
-        """It is told to leave or to return; it may have been told before."""
+        """The tenant is ordered to leave or to return, perhaps not for the first time."""
         if self.leave is not leave:
             self.leave, self.since = leave, now
 
@@ -261,7 +261,7 @@ def decide(occupants: Sequence[Occupant], memory: Memory, now: float) -> Decisio
         if leaving is None:
             slack, room = slack and not any(occupant.slow for occupant in ready), pool
             leaving = _fewest(ready, lacking, room)
-        free = 0  # what there is is kept for it: nobody behind it in the queue overtakes it
+        free = 0  # the free room is kept for it: no tenant behind it in the queue overtakes it
         coming = 0
         if leaving is None:
             waiting[asking.tenant] = _obstacle(there, ready, lacking)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from aliquot.arbiter.roster import Context
 
 LONG = 1_000_000  # the one context that has no contender of its rank
-TINY = 1  # offline beside others: cut at once when anybody else has work. Never for two that are enabled.
+TINY = 1  # offline beside others: cut at once when another context has work. Never for two that are enabled.
 BRIEF = 400  # offline beside others that launches nothing: loading a program, say. It must get on beside a tiny one.
 FAIR = 12_000  # a context's stretch where all are equal
 SWITCH = 180  # what a switch takes away from the one switched in

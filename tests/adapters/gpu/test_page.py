@@ -149,7 +149,7 @@ def test_a_dead_process_gives_its_memory_back_and_a_living_one_keeps_it(page: Pa
     assert page.use(2, 0).memory == 0
 
 
-# Claims all slots, and takes as many locks behind them as it is told to.
+# Claims all slots, and takes as many locks behind them as its argument says.
 LOCKS = """
 import fcntl, os, struct, sys
 path, count = sys.argv[1], int(sys.argv[2])

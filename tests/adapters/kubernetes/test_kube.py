@@ -1,4 +1,4 @@
-"""The Kubernetes client: a no and a silence are told apart, and nothing is written twice by itself."""
+"""The Kubernetes client: a refusal is not the same as no answer, and it never repeats a write by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reflector: whatever breaks on the way, the sink is told of each change once, in order, and nothing else."""
+"""The reflector: whatever breaks on the way, the sink gets each change once, in order, and nothing else."""
 
 from __future__ import annotations
 

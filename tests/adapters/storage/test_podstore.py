@@ -249,7 +249,7 @@ def test_podstore_killed_during_writes_has_all_that_returned(tmp_path: Path, lin
     store = a_store(tmp_path)
     found = {int(tenancy.created): tenancy for tenancy in store.tenancies()}
     assert store.notes == []
-    # One write more may be on the disk than was told.
+    # The disk may have one write more than the store confirmed.
     assert set(added) - removed - found.keys() <= {added[-1] - 1}
     assert found.keys() - set(added) <= {added[-1] + 1}
     assert all(tenancy.shares == (Share(0, at, uuid="GPU-0"),) for at, tenancy in found.items())
@@ -269,7 +269,7 @@ PODS = st.builds(Tenancy, UIDS, TEXTS, TEXTS, st.sampled_from(AppClass), SHARES,
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Against a dict: after any writes, restarts and deleted files, what is told is what is known."""
+    """Against a dict: after any writes, restarts and deleted files, the store answers what the dict has."""
 
     @initialize()
     def begin(self) -> None:

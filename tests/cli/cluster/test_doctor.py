@@ -1,4 +1,4 @@
-"""`aliquot doctor` through kubectl: a line per check, a fix per finding, and what may not be seen is told as that."""
+"""`aliquot doctor` through kubectl: a line per check, a fix per finding, and a line for what it may not see."""
 
 from __future__ import annotations
 

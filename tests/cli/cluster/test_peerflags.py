@@ -1,4 +1,4 @@
-"""What gpushare's own manifests tell its programs, told to ours."""
+"""Our programs accept the flags in gpushare's own manifests."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_bad_since_says_what_is_allowed(machine: Machine, since: str) -> None:
 
 
 def test_usage_waits_for_a_large_bill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that adds up many rows is healthy: nobody is told to kill it after ten seconds."""
+    """A daemon that adds up many rows is healthy: the command does not advise to kill it after ten seconds."""
     monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
     waited: list[float | None] = []
     really = Connection.events

@@ -1,4 +1,4 @@
-"""`aliquot run` becomes the command; what is wrong is result before anything is booked."""
+"""`aliquot run` becomes the command; it reports what is wrong before anything is booked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that are no field of a Pod are told by name, with what was probably meant."""
+"""Fields that a Pod does not have are named, with the field that the user probably meant."""
 
 from __future__ import annotations
 

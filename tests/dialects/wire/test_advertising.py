@@ -1,4 +1,4 @@
-"""What the kubelet is told of a node's cards, and that its count of what is free is right whatever it picks."""
+"""The devices that the kubelet gets for a node's cards: whichever it picks, its count of free ones is right."""
 
 from __future__ import annotations
 

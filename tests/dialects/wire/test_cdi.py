@@ -1,4 +1,4 @@
-"""What container runtimes are told, and what is read back of it."""
+"""CDI specs for container runtimes: how they are written and read back."""
 
 from __future__ import annotations
 

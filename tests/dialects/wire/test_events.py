@@ -1,4 +1,4 @@
-"""How events are spelled; how they are told and counted is in tests/services."""
+"""How events are written. tests/services tests when they are sent and how they are counted."""
 
 from __future__ import annotations
 

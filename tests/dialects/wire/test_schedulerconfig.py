@@ -1,4 +1,4 @@
-"""What kube-scheduler is told of us, in the words of its version."""
+"""The configuration by which kube-scheduler calls us, in the format of its version."""
 
 from __future__ import annotations
 

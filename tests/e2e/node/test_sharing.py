@@ -1,6 +1,6 @@
 """Pods beside each other on one card: how its time is shared under each policy of the node, and online before offline.
 
-Kernels of the simulated card have a fixed duration, so that the share of a program is told by how many it has done.
+Kernels of the simulated card have a fixed duration, so that the number of its kernels is the share of a program.
 """
 
 from __future__ import annotations

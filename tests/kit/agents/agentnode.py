@@ -221,7 +221,7 @@ class AgentNode:
         return seen
 
     def made(self, pod: Json, container: str = "main") -> Created:
-        """What the runtime makes of what it was told. Raises NotMade."""
+        """The container that the runtime makes of the answer. Raises NotMade."""
         answers = [
             answer for key, answer in self.kubelet.answers.items() if key[:2] == (pod["metadata"]["uid"], container)
         ]

@@ -37,7 +37,7 @@ class Client:
 
     def __init__(self, socket: Path) -> None:
         self.devices: dict[str, tuple[str, tuple[int, ...]]] = {}  # ID -> health and NUMA nodes
-        self.lists = 0  # how often they were told
+        self.lists = 0  # how often they were listed
         self.options = plugin.DevicePluginOptions()
         self.channel = aio.insecure_channel(
             f"unix:{socket}",
@@ -82,7 +82,7 @@ class FakeKubelet:
 
     @property
     def resources(self) -> set[str]:
-        """Those whose plugin has told its devices."""
+        """The resources whose plugin has listed its devices."""
         return {name for name, client in self.clients.items() if client.lists}
 
     async def start(self) -> None:
@@ -189,7 +189,7 @@ class FakePodResources:
         await self._server.stop(None)
 
     def hold(self, pod: str, container: str, held: Mapping[str, Iterable[str]]) -> None:
-        """The container of the Pod holds these, told as the kubelet does: one entry for each device."""
+        """The container of the Pod holds these, reported as the kubelet does: one entry for each device."""
         devices = [
             resources.ContainerDevices(resource_name=resource, device_ids=[id_])
             for resource, ids in held.items()

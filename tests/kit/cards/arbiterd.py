@@ -240,7 +240,7 @@ class Rig:
         self._peer, self._watch = link.peer, link.watch
         self.patch.setattr(link, "peer", self.peer)
         self.patch.setattr(link, "watch", self.watch)
-        self.patch.setattr(heartbeat, "BEAT", 0.02)  # standings are told as often
+        self.patch.setattr(heartbeat, "BEAT", 0.02)  # standings are published as often
         self.patch.setattr(heartbeat, "CALM", 0.02)
         self.daemon = self.another()
 

@@ -82,7 +82,7 @@ class Node:
         self.daemon.communicate(timeout=PATIENCE)
 
     def restart_daemon(self) -> None:
-        """A new one, that is told what the one before knew."""
+        """Start a new daemon, and give it what the one before knew."""
         self.daemon = self._start()
         self.ask("configure", **self.rules)
         for name, tenant in self.tenants.items():

@@ -26,7 +26,7 @@ from aliquot.services.runtime.arbiterd import Arbiterd
 
 
 class Server:
-    """One method for each thing that it can be told."""
+    """One method for each command."""
 
     def __init__(self) -> None:
         nvml = Nvml()

@@ -100,7 +100,7 @@ class _Context:
         return self.done < (min(self.work, self.launched * self.kernel) if self.at_gate else self.work)
 
     def launch(self) -> bool:
-        """Hand over what can be by now; whether the daemon is to be told."""
+        """Launch what may be launched by now. Returns whether the daemon must hear of it."""
         if not self.jobs or self.at_gate:
             return False
         before, self.launched = self.launched, max(self.launched, self.done // self.kernel + 1)

@@ -73,7 +73,7 @@ class ApiServer:
         self.faults: deque[Fault] = deque()  # for the next lists and other calls
         self.watch_faults: deque[Fault] = deque()
         self.tokens: set[str] | None = None  # the bearer tokens that are accepted; None: anybody
-        self.expired_in_stream = True  # how 410 is told to a watch: as an event, or as the answer
+        self.expired_in_stream = True  # how a watch gets 410: as an event, or as the answer
         self._oldest = 0
         self._history: list[tuple[int, bytes]] = []
         self._watches: list[tuple[web.Request, asyncio.Queue[bytes | None]]] = []

@@ -120,7 +120,7 @@ class Rig:
         )
 
     def pod(self, name: str = "p", limits: Json | None = None, *, watched: bool = True, **more: Any) -> Json:
-        """A Pod that the API server has, and that the watch has told of."""
+        """A Pod that the API server has, and that the watch has reported."""
         pod = pod_json(name, limits, **more)
         self.api.put(pod)
         if watched:

@@ -1,4 +1,4 @@
-"""A reflector that follows a fake API server, and a sink that remembers what it was told."""
+"""A reflector that follows a fake API server, and a sink that records what it receives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Thing(msgspec.Struct):
 
 
 class Sink:
-    """Remembers what it was told."""
+    """Records what it receives."""
 
     def __init__(self) -> None:
         self.reported: list[tuple[str, str]] = []  # what, and of which
@@ -61,12 +61,12 @@ class Sink:
         self.broken += 1
 
     def forget(self) -> None:
-        """What was told so far is not what the test is about."""
+        """Forget what was received so far: the test is not about it."""
         self.reported.clear()
 
 
 class Rig:
-    """A server, a reflector that follows it, and what the sink was told."""
+    """A server, a reflector that follows it, and what the sink received."""
 
     following: asyncio.Task[None]
 

@@ -1,4 +1,4 @@
-"""The Pods of one node: told by the watch, asked for in doubt; and who ends is told once, whatever name it had."""
+"""The Pods of one node: from the watch, or read in doubt. The end of a Pod is reported once, whatever its name was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no HTTP is answered, and the log stays quiet; what breaks inside of us is told."""
+"""Requests that are not HTTP get an answer and no log line; our own errors are logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part that fails is told and started again; one that ends, or is ended, stays so."""
+"""A task that fails is logged and started again; a task that ends or is cancelled is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who looks at the dashboard, and what all of them are told."""
+"""The viewers of the dashboard, and what all of them are sent."""
 
 from __future__ import annotations
 

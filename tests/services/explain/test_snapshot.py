@@ -1,4 +1,4 @@
-"""A cluster as it stands: who holds which cards, told or guessed, and what that leaves for the next Pod."""
+"""A cluster as it stands: which Pods hold which cards, by annotation or by guess, and what is left for the next Pod."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from kit.cards.hostiletenant import HostileTenant, quick
 @settings(quick, max_examples=6)
 @given(garbage=st.binary(min_size=1, max_size=2000))
 def test_a_page_full_of_garbage_harms_no_tenant(hostile: HostileTenant, garbage: bytes) -> None:
-    """Rounds go on, limits are the daemon's own, and what is told can be told."""
+    """Rounds go on, limits are the daemon's own, and the status has only possible figures."""
     shim = hostile.rig.registered(hostile.folder, 66)
     with open(hostile.folder / "page", "r+b") as page:
         page.write((garbage * (pages.SIZE // len(garbage) + 1))[: pages.SIZE])

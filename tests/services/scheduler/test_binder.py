@@ -241,7 +241,7 @@ def test_bind_continues_after_caller_disconnects() -> None:
         assert rig.api.pods["p"]["spec"]["nodeName"] == "n1"
         assert (set(rig.cluster.placed), rig.free) == ({"uid-p"}, 12)
         del callers
-        gc.collect()  # a failure that nobody looked at is told when its task is
+        gc.collect()  # asyncio logs a failure that was not read when its task is collected
 
     play(scene())
 

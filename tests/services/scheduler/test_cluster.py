@@ -308,7 +308,7 @@ def test_grant_that_comes_later_in_a_list_replaces_the_guess() -> None:
 
 @pytest.mark.parametrize("limits", [{MEM: "12"}, {T9K_NODE: "1"}, {T9K_CARDS: "1"}], ids=str)
 def test_a_pod_on_a_node_that_comes_later_takes_its_cards_then(limits: Json) -> None:
-    """A node whose label was broken when its Pods were read; the Pods are not told again when it is mended."""
+    """The label of the node was broken when its Pods were read. The watch does not send the Pods again afterwards."""
     cluster = a_cluster(live_node("n1", labels={"sched.tensorstack.dev/node-alloc-mode": "typo"}))
     cluster.set_pod(live_pod(limits=limits, on="n1"))
     cluster.set_node(live_node("n1"))

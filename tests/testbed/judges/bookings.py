@@ -41,7 +41,7 @@ def restarts(plane: ControlPlane, name: str) -> int:
 
 
 def booked(inspected: dict[str, Any]) -> dict[str, dict[int, int]]:
-    """By node and card, whatever else is told."""
+    """The bookings by node and card, whatever else the status has."""
     return {node["name"]: {card["id"]: card["usedGPU"] for card in node["devs"]} for node in inspected["nodes"]}
 
 

@@ -117,7 +117,7 @@ class Wired:
         def found() -> str | None:
             params = {"fieldSelector": f"involvedObject.name={name},reason={reason}"}
             events = self.plane.api("GET", "/api/v1/namespaces/default/events", params=params)["items"]
-            # Of a Pod of that name in the test before, something may still be told.
+            # There may still be events of a Pod with that name from the test before.
             mine = [event["message"] for event in events if event["involvedObject"].get("uid") == uid]
             return next((message for message in mine if all(word in message for word in words)), None)
 

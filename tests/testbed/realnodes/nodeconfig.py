@@ -1,4 +1,4 @@
-"""What the programs of a real node are told: containerd, its network plugin, kubelet."""
+"""The configuration of a real node's programs: containerd, its network plugin, kubelet."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class PagesAhead:
                     return
                 self._tokens.follow(token)
                 await self._room.acquire()
-        except Exception as error:  # whoever takes the page gets it
+        except Exception as error:  # raised again where the page is taken
             self._came.put_nowait(error)
 
     async def take(self) -> bytes | None:
@@ -111,6 +111,6 @@ class PagesAhead:
             self._fetch(self._tokens.follow(token))
 
     def close(self) -> None:
-        """Nobody takes the rest."""
+        """The caller does not want the rest of the pages."""
         if self._coming is not None:
             self._coming.cancel()

@@ -84,7 +84,7 @@ def _exchange(process: subprocess.Popen[bytes], left: memoryview, deadline: floa
 
 
 def _write(pipe: int, left: memoryview) -> memoryview:
-    """What is still to be written then; nothing if nobody reads it."""
+    """Write a piece. Returns the bytes that are left; none if the program has closed its end."""
     try:
         return left[os.write(pipe, left[:_PIECE]) :]
     except BlockingIOError:

@@ -142,7 +142,7 @@ def _in_background(request_grant: RequestGrant, program: str, command: list[str]
             _redirect_to(granted["log"])
         except OSError:
             if pipe >= 0:
-                raise  # one that waited has a log, even if somebody removed the file
+                raise  # a run that waited has a log, even if its file was removed
         execute(granted, program, command)
     except RunError as error:
         report(error=str(error), code=error.code)

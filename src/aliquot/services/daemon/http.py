@@ -125,7 +125,7 @@ class Limits:
         self._busy[connection] += 1
 
     def end(self, connection: Connection) -> None:
-        """That is answered."""
+        """The connection's request is answered."""
         self._used[connection] = time.monotonic()
         self._busy[connection] -= 1
         if not self._busy[connection]:
@@ -147,7 +147,7 @@ class Limits:
         return answer
 
     async def _send(self, request: web.Request, answer: web.Response, transport: asyncio.Transport) -> None:
-        """Send the whole answer, to somebody who reads it. aiohttp would keep it as long as the connection lasts."""
+        """Send the whole answer, while the client reads it. aiohttp would keep it as long as the connection lasts."""
         body = answer.body if isinstance(answer.body, (bytes, bytearray)) else b""
         size = len(body)
         self.sending(transport, size)

@@ -52,12 +52,12 @@ class MoverClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder, self.size = folder, size
-        # In nobody's MPS server: there a fault of one client ends all of them.
+        # Outside of every MPS server: there a fault of one client ends all of them.
         self.environment = {**environment, PIPES_VARIABLE: str(folder / "none")}
         self._log_file, self._clock = log_file, clock
         self._connection: socket.socket | None = None
         self._peer = 0  # the mover's process, as seen from here
-        self._ending = 0  # the one that was told to quit
+        self._ending = 0  # the mover that was ordered to quit
         self._child: subprocess.Popen[bytes] | None = None
         self._tried = float("-inf")
         self._sent = False  # the last request has left

@@ -18,7 +18,7 @@ _EXCHANGE = 2  # RENAME_EXCHANGE
 
 
 def is_private(folder: Path) -> bool:
-    """Whether the folder is this user's, and nobody else's. In a sticky folder it stays so."""
+    """Whether the folder belongs to this user, and no other user may write to it. In a sticky folder it stays so."""
     try:
         found = os.lstat(folder)
     except OSError:

@@ -44,7 +44,7 @@ _SHARES = (50, 30, 20)
 _CAP = 30
 _TRIES = 3  # of the contest
 _READY = 60.0  # seconds for a program to have its context
-_WARM_UP = 1.0  # until the arbiter treats newcomers as everybody else
+_WARM_UP = 1.0  # until the arbiter treats newcomers like all other contexts
 STEPS = ("control", "speed", "latency alone", "added latency", "shares", "cap", "switching", "memory")
 
 

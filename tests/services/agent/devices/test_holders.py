@@ -1,4 +1,4 @@
-"""Who holds the kubelet's devices is asked for now and then, and on which cards they are is told by the grants."""
+"""The kubelet says from time to time which Pods hold devices; the grants say on which cards."""
 
 from __future__ import annotations
 

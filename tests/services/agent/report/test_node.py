@@ -139,7 +139,7 @@ class TestNode:
         assert setup.changes == 2
 
     def test_deleted_node_keeps_its_offers(self, setup: Setup) -> None:
-        """Else the kubelet would be told that there are no cards, under Pods that run."""
+        """Otherwise the kubelet would learn that there are no cards while Pods run on them."""
         setup.receive(QGPU)
         before = setup.reporter.node(CARDS, DEFAULT_RULES)
         setup.reporter.gone("n1")
@@ -228,7 +228,7 @@ class TestInventory:
         assert self.there(setup) == ["GPU-0", "GPU-1"], "the cards are still known"
 
     def test_departure_is_not_announced_without_api_server(self, setup: Setup) -> None:
-        assert not asyncio.run(setup.reporter.announce_departure()), "no Node was ever told"
+        assert not asyncio.run(setup.reporter.announce_departure()), "the agent has never read its Node"
         setup.receive()
         setup.reporter.publish(CARDS, here=True)
         setup.api.refuse = lambda verb, path: Unreachable("no answer")

@@ -1,4 +1,4 @@
-"""What is told of Pods: enough for everybody, and nothing that is somebody's own."""
+"""The status of Pods: every user sees all of them, and no user sees another's secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard of a cluster: what the scheduler knows, told as what changed."""
+"""The dashboard of a cluster: what the scheduler knows, sent as changes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def new_log(path: str, name: str, caller: Caller) -> str:
         if _writes_to(caller.pid, path):  # it waited for a daemon before us, and what it says next goes there
             return path
         with contextlib.suppress(FileNotFoundError):
-            remove_file(Path(path))  # not cut: whoever still follows the earlier run reads it to its end
+            remove_file(Path(path))  # not cut: `logs -f` of the earlier run reads it to its end
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
             if os.geteuid() == 0:
                 os.fchown(file.fileno(), caller.uid, caller.gid)

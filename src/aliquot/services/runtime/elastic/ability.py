@@ -19,7 +19,7 @@ Rooms = Callable[[int], Room | None]  # by the pid
 
 @dataclass(slots=True)
 class Ability:
-    """Of one tenant on one card. `looks`: how often the driver is asked."""
+    """Whether one tenant can leave one card this way. `looks`: how often the driver is asked."""
 
     can: bool = False  # the driver said so, or did it
     looks: Backoff = field(default_factory=lambda: Backoff(2.0, 600.0))

@@ -192,7 +192,7 @@ class Checkpoints:
             self._former[key] = record.successor()
 
     def tidy(self, tenants: Collection[str], now: float) -> None:
-        """Forget what is remembered of other tenants than these, and look after steps that nobody waits for."""
+        """Forget all tenants but these, and end abandoned steps whose time is over."""
         self._former = {key: record for key, record in self._former.items() if key[0] in tenants}
         if self._steps is not None:
             self._steps.reap(now)

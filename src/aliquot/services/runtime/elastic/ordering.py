@@ -134,7 +134,7 @@ class Ordering:
         self, uuid: str, occupants: list[Occupant], memory: Memory, decision: Decision, now: float
     ) -> None:
         """Let allocations fail for which nothing can make room: programs expect that, and go on."""
-        if now - self._began < RECONNECTED:  # whoever could leave may not have connected yet
+        if now - self._began < RECONNECTED:  # tenants that could leave may not have connected yet
             return
         with self._lock:
             asking = {

@@ -148,7 +148,7 @@ class Sightings:
         where = where_of(moves)
         takes = _STUCK + movable / _SLOWEST + (patience(slow) if slow else 0.0)
         seen.errand.note(under_way=any(map(is_under_way, moves)), takes=takes, now=now)
-        if where in MOVING and not seen.errand.is_on:  # nobody told it to move, or it has taken too long
+        if where in MOVING and not seen.errand.is_on:  # it moves without an order, or has taken too long
             where = Where.PARKED if parked else Where.RESIDENT
         if where is not seen.where:
             why = _reason_of(seen)

@@ -68,11 +68,11 @@ class Steps:
                 step.step = self._stepper.begin(step.what, step.pids, step.deadline)
 
     def ended(self, step: Counted) -> None:
-        """It has answered."""
+        """The step has answered."""
         self._on.remove(step)
 
     def abandon(self, step: Counted | None) -> None:
-        """Nobody waits for its answer any more; its deadline still holds."""
+        """The caller no longer waits for the answer; the step's deadline still holds."""
         if step is None:
             return
         if step.step is None:
@@ -81,5 +81,5 @@ class Steps:
             self._orphans.append(step)
 
     def reap(self, now: float) -> None:
-        """Look after those that were abandoned."""
+        """End the abandoned steps that have answered, or whose time is over."""
         self._orphans = [step for step in self._orphans if step.poll(now) is None]

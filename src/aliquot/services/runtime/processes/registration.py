@@ -137,7 +137,7 @@ class Registrar:
         return uuid in process.proven or (uuid in process.refused and uuid not in self._controlled)
 
     def is_refused(self, uuid: str) -> bool:
-        """Whether the driver refuses all control on the card, as far as anybody tried."""
+        """Whether the driver refused all control on the card whenever it was tried."""
         return uuid in self._refused and uuid not in self._controlled
 
     def wake(self) -> None:

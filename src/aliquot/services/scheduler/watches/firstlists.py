@@ -16,13 +16,13 @@ _NODE_PAGE, _POD_PAGE = 2000, 5000  # objects, 10 to 15 MB: with smaller pages t
 
 @dataclass(frozen=True, slots=True)
 class FirstLists:
-    """None: not requested yet."""
+    """The first lists of Nodes and Pods; None: not requested yet."""
 
     nodes: PagesAhead | None = None
     pods: PagesAhead | None = None
 
     def close(self) -> None:
-        """Nobody reads the rest."""
+        """The rest of the pages is not needed."""
         for pages in (self.nodes, self.pods):
             if pages is not None:
                 pages.close()
