@@ -181,20 +181,21 @@ def _capacities(node: NodeView, rules: Rules, notes: list[NodeNote], problems: l
 def advertised_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit | None:
     """The unit of gpu-mem in the cluster with these nodes; None where none of them advertises any."""
     read = (node if isinstance(node, NodeObject) else read_object(node, NodeObject, "node") for node in nodes)
-    return gpushare.advertised_unit(map(node_view, _unlike(node for node in read if isinstance(node, NodeObject))))
+    kinds = _unlike(node for node in read if isinstance(node, NodeObject))
+    return gpushare.advertised_unit((node_view(node), count) for node, count in kinds)
 
 
-def _unlike(nodes: Iterable[NodeObject]) -> Iterable[NodeObject]:
-    """One node of each kind, by gpushare's resources: five thousand nodes are mostly alike."""
-    seen = set()
+def _unlike(nodes: Iterable[NodeObject]) -> Iterable[tuple[NodeObject, int]]:
+    """One node of each kind, by gpushare's resources, and how many there are: five thousand are mostly alike."""
+    seen: dict[object, tuple[NodeObject, int]] = {}
     for node in nodes:
         capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
         mark = (node.metadata.annotations or {}).get(native.COUNTED)
         resources = map(capacity.get, gpushare.RESOURCES), map(allocatable.get, gpushare.RESOURCES)
         key = (mark, node.agent_away, *resources[0], *resources[1])
-        if key not in seen:
-            seen.add(key)
-            yield node
+        first, count = seen.get(key, (node, 0))
+        seen[key] = (first, count + 1)
+    return seen.values()
 
 
 def guess_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit:

@@ -224,3 +224,15 @@ def test_words_in_mib_have_one_place_for_each_container() -> None:
     claim = claim_of(a_pod("p", a_container("main", {MEMORY: 4096, PLACE: 1})))
     (limits,) = (container["resources"]["limits"] for container in render_pod(claim, MIB)["spec"]["containers"])
     assert limits == {MEMORY: "4096", PLACE: "1"}
+
+
+@pytest.mark.parametrize(
+    "lying",
+    [a_view(marked=True), a_view("20000"), a_view("1e9"), a_view("16384", marked=True)],
+    ids=["by its mark", "by its amount", "by a huge amount", "by both"],
+)
+def test_one_node_that_lies_does_not_change_the_unit_of_all_others(lying: Json) -> None:
+    """An agent's account may write both of its own Node. In MiB, Pods of all nodes would be booked a thousandth."""
+    for nodes in ([lying, *[a_view("16")] * 2], [*[a_view("24")] * 3, a_view("16"), lying, lying]):
+        assert advertised_gpushare_unit(nodes) is MemoryUnit.GIB
+    assert advertised_gpushare_unit([a_view("16"), *[a_view("16384")] * 2]) is MemoryUnit.MIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from aliquot.dialects import elastic, native
@@ -116,23 +117,22 @@ def amounts(card: Card, offers: frozenset[Offer], unit: MemoryUnit) -> dict[str,
     return {MEMORY: card.bookable_mib // unit.mib, COUNT: 1, **core} if Offer.GPUSHARE in offers else {}
 
 
-def advertised_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
-    """The cluster's unit, from its nodes: no card has more than 1000 GiB. None if no node advertises gpu-mem.
+def advertised_unit(nodes: Iterable[tuple[NodeView, int]]) -> MemoryUnit | None:
+    """The cluster's unit, from its nodes, each with how many are like it. None if no node advertises gpu-mem.
 
-    One node with more is enough: another may have lost most of its cards and advertise too little. Agents count only
-    MiB in the Node's status, and leave their mark there while they are away. What such a node says may be older than
-    the unit, so it counts only where no other node says anything.
+    No card has more than 1000 GiB: a node with more counts in MiB. Most nodes decide, because one may lie, and then all
+    Pods of the cluster would be read wrongly. Where as many say the one as the other it is MiB: a node may have lost
+    most of its cards and advertise too little. Agents count only MiB in the Node's status, and leave their mark there
+    while they are away. What such a node says may be older than the unit, so it counts only where no other node says
+    anything.
     """
-    here, away = None, None
-    for node in nodes:
+    here, away = Counter[MemoryUnit](), Counter[MemoryUnit]()
+    for node, count in nodes:
         unit = _unit_of(node)
-        if node.annotations.get(native.AGENT) == native.AWAY:
-            away = unit if away is not MemoryUnit.MIB and unit is not None else away
-        elif unit is MemoryUnit.MIB:
-            return unit
-        else:
-            here = unit or here
-    return here or away
+        if unit is not None:
+            (away if node.annotations.get(native.AGENT) == native.AWAY else here)[unit] += count
+    said = here or away
+    return None if not said else max((MemoryUnit.MIB, MemoryUnit.GIB), key=lambda unit: said[unit])
 
 
 def _unit_of(node: NodeView) -> MemoryUnit | None:

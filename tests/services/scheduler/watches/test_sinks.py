@@ -183,10 +183,11 @@ def test_nodes_are_applied_again_where_the_end_of_the_first_list_shows_another_u
 ) -> None:
     monkeypatch.setattr(sinks, "_PART", 2)
     nodes = Nodes()
-    nodes.list(foreign("n1", 900), foreign("n2", 900), foreign("n3", 16_000))
+    large = [foreign(name, 16_000) for name in ("n3", "n4", "n5")]  # most nodes decide
+    nodes.list(foreign("n1", 900), foreign("n2", 900), *large)
     assert nodes.cluster.rules.gpushare_unit is MemoryUnit.MIB
-    assert [nodes.cluster.board.memory[row, 0] for row in range(3)] == [900, 900, 16_000]
-    assert nodes.upkeep.seen == ["n1", "n2", "n1", "n2", "n3"]
+    assert [nodes.cluster.board.memory[row, 0] for row in range(5)] == [900, 900, *[16_000] * 3]
+    assert nodes.upkeep.seen == ["n1", "n2", "n3", "n4", "n1", "n2", "n3", "n4", "n5"]
 
 
 def test_a_first_node_list_that_broke_off_counts_for_the_unit_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,12 +201,14 @@ def test_a_first_node_list_that_broke_off_counts_for_the_unit_of_the_next(monkey
     nodes.sink.listing()
     nodes.sink.gone("n2")
     nodes.sink.changed(foreign("n4", 16_000))
+    nodes.sink.changed(foreign("n5", 16_000))
     nodes.sink.listed(0)
     assert nodes.cluster.rules.gpushare_unit is MemoryUnit.MIB
     assert {node.name: node.cards[0].memory_mib for node in nodes.cluster.nodes()} == {
         "n1": 900,
         "n3": 900,
         "n4": 16_000,
+        "n5": 16_000,
     }
 
 
