@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.dialects import Rules, native, parse_pod
+from aliquot.dialects import Rules, lookalikes, native, parse_pod
 from aliquot.dialects.lookalikes import others, outside_template, prefixes
 from aliquot.dialects.registry import PodReader, remarks
 from aliquot.dialects.rules import DIALECTS
@@ -293,3 +293,28 @@ def test_annotation_that_is_written_as_a_label_is_named(limits: Json, metadata: 
 def test_label_of_a_dialect_that_is_not_served_is_not_named() -> None:
     labels = {"gpu-fraction": "0.5", "nvidia.com/use-gputype": "A100"}
     assert remarks(pod(MEMORY, {"labels": labels})) == []
+
+
+@pytest.mark.parametrize("where", ["limits", "annotations", "labels", "resources"])
+def test_a_pod_has_only_so_many_names_compared(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison takes some 20 us, and a Pod may have tens of thousands of names."""
+    compared: list[str] = []
+    closest = lookalikes._closest
+
+    def counted(name: str, *more: Any) -> str | None:
+        compared.append(name)
+        return closest(name, *more)
+
+    monkeypatch.setattr(lookalikes, "_closest", counted)
+    names = {f"aliyun.com/gpu-coun{at}": "1" for at in range(5000)}
+    limits = {"aliyun.com/gpu-mem": "4"}
+    container = {"name": "a", "resources": {"limits": names if where == "limits" else limits}}
+    pod: Any = {"metadata": {}, "spec": {"containers": [container]}}
+    if where == "resources":
+        pod["spec"]["resources"] = {"limits": names}
+    elif where != "limits":
+        pod["metadata"][where] = names
+    found = parse_pod(pod)
+    assert isinstance(found, tuple)
+    assert 0 < len(found) <= 1000
+    assert len(compared) <= 2000

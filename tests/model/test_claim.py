@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice, Usage, peak
+from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice, Usage, peak, peak_amount
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Offer
 from aliquot.model.tenant import Allotment, Tenant
@@ -101,3 +103,8 @@ def test_claim_of_several_slices_is_never_parked(counts: tuple[int | None, ...])
 @pytest.mark.parametrize(("count", "cards"), [(1, 1), (3, 3), (None, 1)])
 def test_cards_of_a_container_where_a_dialect_says_a_number(count: int | None, cards: int) -> None:
     assert ContainerClaim("c", 0, Role.MAIN, Slice(memory_mib=1024), count).cards == cards
+
+
+@given(st.lists(st.tuples(st.sampled_from(Role), st.integers(0, 1000))))
+def test_peak_of_a_number_is_that_of_a_usage(parts: list[tuple[Role, int]]) -> None:
+    assert peak_amount(parts) == peak((role, Usage(memory_mib=amount)) for role, amount in parts).memory_mib

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.elastic import PARK
@@ -24,6 +25,7 @@ from aliquot.model.refusal import Invalid
 _OF_KAI = f"annotation {kai.FRACTION} or {kai.MEMORY}"
 _CLOSE = 0.8  # difflib's ratio of names under the same domain that are taken for each other
 _CLOSER = 0.9  # of KAI's annotations, which have no domain: a Pod without cards may have similar ones
+_MOST_COMPARED = 1000  # names of a Pod; each comparison takes some 20 us
 _LONGEST = 253  # characters of a name that is compared; Kubernetes takes no longer one
 
 
@@ -78,12 +80,15 @@ def _serving(served: frozenset[str]) -> Iterator[_Owned]:
 def misspelled_resources(pod: Pod, served: frozenset[str]) -> list[Invalid]:
     """The resources of the Pod's containers whose names are unknown under a prefix of these dialects."""
     owners = list(_serving(served))
-    found = []
+    found: list[Invalid] = []
+    judged: dict[object, str | None] = {}  # by name, what to write instead
     by_hand = kai.DIALECT in served and kai.first_mention(pod) is None
     for container in pod.containers:
         for name in dict.fromkeys((*container.limits, *container.requests)):
-            allowed = _name_to_use(name, owners) if container.asks(name) else None
-            if allowed is not None:
+            if name not in judged and len(judged) < _MOST_COMPARED:
+                judged[name] = _name_to_use(name, owners)
+            allowed = judged.get(name)
+            if allowed is not None and len(found) < _MOST_COMPARED and container.asks(name):
                 found.append(Invalid(container.field(name), container.value(name), allowed))
         if by_hand and container.asks(native.PLACE) and not container.asks(gpushare.MEMORY):
             field, written = container.field(native.PLACE), container.value(native.PLACE)
@@ -95,7 +100,7 @@ def _of_the_pod_itself(pod: Pod, owners: list[_Owned]) -> Iterator[Invalid]:
     """Our resources in spec.resources, where Kubernetes takes CPU, memory and huge pages only."""
     own = mapping(pod.spec.get("resources"))
     for side in ("limits", "requests") if own else ():
-        for name, value in mapping(own.get(side)).items():
+        for name, value in islice(mapping(own.get(side)).items(), _MOST_COMPARED):
             ours = any(name in owned.known for owned in owners) or _name_to_use(name, owners) is not None
             if ours:
                 allowed = f"a container asks for cards: move it to spec.containers[0].resources.{side}"
@@ -220,10 +225,17 @@ def marks(served: frozenset[str]) -> list[str]:
 
 
 def _misspelled(kind: str, present: JsonView, known: list[str], close_at: float = _CLOSE) -> Iterator[Invalid]:
+    by_domain: dict[str, list[str]] = {}
+    for mark in known:
+        by_domain.setdefault(mark.rpartition("/")[0], []).append(mark)
+    left = _MOST_COMPARED
     for name, value in present.items():
         if not isinstance(name, str) or name in known or len(name) > _LONGEST:
             continue
-        domain = name.lower().rpartition("/")[0]
-        meant = _closest(name.lower(), [mark for mark in known if mark.rpartition("/")[0] == domain], close_at)
+        marks_there = by_domain.get(name.lower().rpartition("/")[0])
+        if marks_there is None or left == 0:
+            continue
+        left -= 1
+        meant = _closest(name.lower(), marks_there, close_at)
         if meant is not None:
             yield Invalid(f'metadata.{kind}["{name}"]', value, f"unknown; did you mean {meant}?")

@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from aliquot.model.claim import Claim, ContainerClaim, Role, Slice, Usage, peak
+from aliquot.model.claim import Claim, ContainerClaim, Role, Slice, peak_amount
 from aliquot.model.node import Offer
 from aliquot.model.numbers.quantity import QuantityError, parse_count, parse_quantity
 from aliquot.model.openjson import JsonView
@@ -227,7 +227,11 @@ class Pod:
 
     def first_mention(self, resources: Iterable[str]) -> str | None:
         """The field where one of the resources is first named; None where none is."""
+        resources = tuple(resources)
+        named = frozenset(resources)
         for container in self.containers:
+            if named.isdisjoint(container.limits) and named.isdisjoint(container.requests):
+                continue  # quickly: a Pod may have thousands of containers
             for resource in resources:
                 if container.asks(resource):
                     return container.field(resource)
@@ -355,7 +359,7 @@ def total_request(
     overhead = mapping_at(spec.get("overhead"), "spec.overhead", problems)
     pod = Container("spec", "", 0, Role.MAIN, limits, requests)
     parts = [pod] if resource in requests or resource in limits else containers
-    peak_of_parts = _at_once((part.role, _requested(part, resource, scale, problems)) for part in parts)
+    peak_of_parts = peak_amount((part.role, _requested(part, resource, scale, problems)) for part in parts)
     if resource not in overhead:
         return peak_of_parts
     return peak_of_parts + ceil(amount_at(overhead[resource], f'spec.overhead["{resource}"]', problems) * scale)
@@ -368,11 +372,6 @@ def _requested(container: Container, resource: str, scale: int, problems: list[I
             field = f'{container.path}.resources.{side}["{resource}"]'
             return ceil(amount_at(amounts[resource], field, problems) * scale)
     return 0
-
-
-def _at_once(parts: Iterable[tuple[Role, int]]) -> int:
-    """The model's rule for cards, used for CPU and bytes: Usage adds up the numbers in any of its fields."""
-    return peak((role, Usage(memory_mib=amount)) for role, amount in parts).memory_mib
 
 
 def unnamed(containers: Iterable[Container]) -> list[Invalid]:

@@ -140,9 +140,9 @@ def _annotations(of: object) -> Mapping[str, object]:
 def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:
     """The result of `parse_pod`; and the Pod, with its requests if they were read."""
     served = [dialect for dialect in _DIALECTS if dialect.name in rules.served]
-    if len(view.containers) > MOST_CONTAINERS and any(dialect.first_mention(view) for dialect in served):
-        return (_too_many(view),), view
     spoken = [(dialect, field) for dialect in served if (field := dialect.first_mention(view)) is not None]
+    if spoken and len(view.containers) > MOST_CONTAINERS:
+        return (_too_many(view),), view
     slips = misplaced(view) if spoken or any(key in _OUR_ANNOTATIONS for key in view.misplaced) else []
     slips += misspelled_resources(view, rules.served)
     if not spoken:
@@ -226,14 +226,19 @@ class PodReader:
 
     def read_template(self, pod: PodObject) -> PodRequest:
         """The same; a claim in it may have the names of another Pod of the same template."""
+        if len(pod.spec.containers or ()) + len(pod.spec.init_containers or ()) > MOST_CONTAINERS:
+            return self._parse(pod)  # no Pod of ours; what it is like would take as long to write down
         key = self._shape(pod)
         known = self._known.get(key)
         if known is None:
-            claim, view = _parse(pod_view(pod), self.rules, created=True)
-            view = view if isinstance(claim, Claim) else with_requests(view)
-            known = PodRequest(claim, view.cpu_milli, view.memory_mib)
+            known = self._parse(pod)
             self._keep(key, known)
         return known
+
+    def _parse(self, pod: PodObject) -> PodRequest:
+        claim, view = _parse(pod_view(pod), self.rules, created=True)
+        view = view if isinstance(claim, Claim) else with_requests(view)
+        return PodRequest(claim, view.cpu_milli, view.memory_mib)
 
     def _keep(self, key: object, request: PodRequest) -> None:
         try:

@@ -190,3 +190,16 @@ def peak(parts: Iterable[tuple[Role, Usage]]) -> Usage:
         else:
             mains += usage
     return highest | (sidecars + mains)
+
+
+def peak_amount(parts: Iterable[tuple[Role, int]]) -> int:
+    """The same of a single number: a Pod may have thousands of containers."""
+    sidecars = mains = highest = 0
+    for role, amount in parts:
+        if role is Role.SIDECAR:
+            sidecars += amount
+        elif role is Role.INIT:
+            highest = max(highest, sidecars + amount)
+        else:
+            mains += amount
+    return max(highest, sidecars + mains)

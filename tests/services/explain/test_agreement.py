@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import DEFAULT_RULES, Rules, guess_gpushare_unit
 from aliquot.dialects.wire.extender import parse_args
-from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objectreading import _without_nulls, read_object
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.model.refusal import Reason
 from aliquot.services.explain.snapshot import Snapshot, take_snapshot
@@ -54,7 +54,8 @@ def watched(objects: ClusterObjects, rules: Rules) -> Cluster:
 
 def filtered(cluster: Cluster, pod: Json, names: list[str]) -> tuple[set[str], set[str]]:
     """The nodes that the extender's filter lets through, and those that it says will never do."""
-    answer, _ = filter_answer(cluster, parse_args(msgspec.json.encode({"Pod": pod, "NodeNames": names})))
+    sent = msgspec.json.encode({"Pod": _without_nulls(pod), "NodeNames": names})  # as Go writes it
+    answer, _ = filter_answer(cluster, parse_args(sent))
     read = msgspec.json.decode(answer)
     return set(read["NodeNames"] or ()), set(read["FailedAndUnresolvableNodes"] or ())
 
