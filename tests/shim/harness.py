@@ -185,7 +185,7 @@ class Tenant:
         return [slot for slot in range(SLOTS) if self.page.pid(slot)]
 
     def listen(self) -> socket.socket:
-        """As the daemon does."""
+        """Listen as the daemon does."""
         path = self.folder / "sock"
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -60,7 +60,7 @@ def checked_player() -> Path:
 
 
 def wait_until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Whatever the condition gives when it is true at last."""
+    """Wait until the condition is true. Returns what it returned."""
     deadline = time.monotonic() + patience
     while not (result := condition()):
         assert time.monotonic() < deadline, f"waited {patience:.0f} s until {what}"

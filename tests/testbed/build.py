@@ -242,7 +242,7 @@ def _find_go(module: Module) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Where we are."""
+    """The step that is under way."""
 
     what: str
     number: int

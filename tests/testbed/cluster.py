@@ -77,7 +77,7 @@ class Cluster(Startable):
         self._ending.close()
 
     def _serve_images(self) -> Registry:
-        """Those names can be pulled; any other is the probe."""
+        """Serve the images of the product and of kube-scheduler; any other name is the probe."""
         self._registry = registry = Registry()
         self._ending.callback(registry.close)
         registry.give(self.image, self.archive)
@@ -153,7 +153,7 @@ class Cluster(Startable):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of somebody who uses this cluster."""
+        """The environment of a user of this cluster."""
         return {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),

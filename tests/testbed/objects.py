@@ -192,7 +192,7 @@ def list_pods(plane: ControlPlane, namespace: str | None = None) -> list[Object]
 
 
 def delete_pod(plane: ControlPlane, name: str, namespace: str = "default") -> None:
-    """At once: there is no kubelet to wait for."""
+    """Delete the Pod at once: there is no kubelet to wait for."""
     plane.api("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", {"gracePeriodSeconds": 0})
 
 

@@ -131,7 +131,7 @@ class ControlPlane(Startable):
         wait_until(self._default_account, 30, "the default service account exists", every=0.05)
 
     def stop(self) -> None:
-        """Those who use the others end first."""
+        """Stop all programs: those that use others end first."""
         for program in reversed(self._others):
             program.stop()
         self._others.clear()
@@ -202,7 +202,7 @@ class ControlPlane(Startable):
         return done.stdout
 
     def client_for(self, kubeconfig: Path) -> Client:
-        """As `api`, with the rights of that kubeconfig."""
+        """A client like `api`, with the rights of that kubeconfig."""
         token = yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"]
         return Client(HOST, self.port, self.ca_file, token)
 

@@ -77,7 +77,7 @@ class Kubelet:
     # --- what the agent reads
 
     async def holders(self) -> list[Holder]:
-        """Without ordinary init containers, as PodResources."""
+        """The holders without ordinary init containers, as PodResources lists them."""
         self.on_call()
         if self.unreachable:
             raise KubeletError("listing PodResources: no answer")

@@ -250,7 +250,7 @@ class AgentNode:
         return [spec for spec in found if spec is not None]
 
     def remains(self) -> dict[str, set[str]]:
-        """Whatever is left of Pods, by the place where it is."""
+        """Everything that is left of Pods, by the place where it is."""
         return {
             "database": {tenancy.id for tenancy in self.store.tenancies()},
             "memory": set(self.tenants.tenancies),

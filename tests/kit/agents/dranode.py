@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class DraApi(Api):
-    """With ResourceClaims."""
+    """An API server with ResourceClaims."""
 
     def __init__(self) -> None:
         super().__init__()

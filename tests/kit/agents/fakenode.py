@@ -67,7 +67,7 @@ class FakeNode:
         stack.enter_context(RunningControl(str(self.places.run / "control.sock"), self.agent))
 
     def kubelet(self, stack: ExitStack) -> None:
-        """It listens, and its PodResources tells of one container."""
+        """The kubelet listens, and its PodResources lists one container."""
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(self.places.kubelet / "device-plugins" / "kubelet.sock"))
         listener.listen()

@@ -94,7 +94,7 @@ def grant_of(
 
 
 def containers_of(pod: Json) -> list[tuple[Json, str]]:
-    """In the order of their start, with `init`, `sidecar` or `main`."""
+    """The containers in the order of their start, with `init`, `sidecar` or `main`."""
     first = [
         (initcontainer, "sidecar" if initcontainer.get("restartPolicy") == "Always" else "init")
         for initcontainer in pod["spec"].get("initContainers", ())

@@ -100,7 +100,7 @@ class FakeKubelet:
         await self._server.start()
 
     async def kill(self) -> None:
-        """As kill -9 does: the socket's file stays, and nobody answers."""
+        """End it as kill -9 does: the socket's file stays, and no process answers."""
         socket, kept = self.folder / "kubelet.sock", self.folder / "kept"
         os.link(socket, kept)
         for task in self._listening:
@@ -150,7 +150,7 @@ class FakeKubelet:
 
 @asynccontextmanager
 async def a_kubelet() -> AsyncIterator[FakeKubelet]:
-    """One that runs, in a folder of its own."""
+    """A kubelet that runs, in a folder of its own."""
     with a_folder() as folder:
         kubelet = FakeKubelet(folder)
         await kubelet.start()

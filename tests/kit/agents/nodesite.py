@@ -73,7 +73,7 @@ def the_spec(*, resource: str = QGPU_CORE, uid: str = UID, pod: str = "train", *
 
 
 def the_site(**other: Any) -> Site:
-    """All of it, with whatever is to be otherwise."""
+    """A healthy site, with these parts changed."""
     well = Site(
         "n1",
         Places(),
@@ -89,12 +89,12 @@ def the_site(**other: Any) -> Site:
 
 
 def wrong(findings: Any) -> list[Finding]:
-    """Those that say that something is to be done."""
+    """The findings that call for an action."""
     return [finding for finding in findings if finding.level is Level.FINDING]
 
 
 def notes(findings: Any) -> list[Finding]:
-    """Those that are worth knowing."""
+    """The findings that only inform."""
     return [finding for finding in findings if finding.level is Level.NOTE]
 
 

@@ -156,7 +156,7 @@ class FakeShim:
         os.pwrite(self._page, value.to_bytes(size, "little"), self._at + field)
 
     def launch(self, *, waits: bool = True) -> None:
-        """As the shim: counts, and rings if it was asked to."""
+        """Launch as the shim does: count, and ring if it was asked to."""
         self.set(pages.LAUNCHES, self.use().launches + 1, size=8)
         self.set(pages.WAITING, int(waits))
         if self.use().wake:
@@ -245,7 +245,7 @@ class Rig:
         self.daemon = self.another()
 
     def peer(self, connection: socket.socket) -> tuple[int, int]:
-        """As the kernel says; of a shim, what its address says."""
+        """The peer as the kernel names it; of a shim, as its address does."""
         name = connection.getpeername()
         if isinstance(name, bytes) and name.startswith(b"\0aliquot-test/"):
             return int(name.split(b"/")[1]), os.getuid()
@@ -287,7 +287,7 @@ class Rig:
         return made
 
     def registered(self, folder: Path, client: int, slot: int = 0) -> FakeShim:
-        """The same, with one group on the first card, seated."""
+        """A shim that is registered with one group on the first card."""
         shim = self.shim(folder, slot).hello().group(client, self.rm_file).done(1)
         until(lambda: shim.pid in self.standing(folder.name).processes, "the registration")
         return shim

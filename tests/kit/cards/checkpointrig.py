@@ -62,7 +62,7 @@ class Rig:
         self.start()
 
     def start(self) -> None:
-        """As a daemon that starts."""
+        """Start the parking anew, as a daemon that starts does."""
         nvml = SimpleNamespace(memory=lambda uuid: (8 * GIB, 24 * GIB))
         loop = SimpleNamespace(drain=lambda name, draining: None)
         state = SimpleNamespace(free=2 * GIB, parked=0, pid=1)
@@ -134,7 +134,7 @@ class Rig:
         self.answer(RUNNING, RUNNING)
 
     def leave(self) -> None:
-        """It is asked to, and both processes have halted."""
+        """Ask the tenant to leave; both of its processes have halted."""
         assert self.parking.request("arrays", leave=True) is None
         self.rounds()
         assert self.orders == [Order.HALT, Order.HALT]

@@ -52,7 +52,7 @@ class Mover:
         assert self.process.stdout.readline() == "ready\n"
 
     def hold(self) -> None:
-        """It does nothing from now on."""
+        """The mover does nothing from now on."""
         self._until.with_suffix(".hold").touch()
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "holds\n"

@@ -77,7 +77,7 @@ class Node:
         return daemon
 
     def kill_daemon(self) -> None:
-        """As kill -9 does. It is not missed before it is started again."""
+        """End the daemon as kill -9 does. Nothing starts it again by itself."""
         self.daemon.kill()
         self.daemon.communicate(timeout=PATIENCE)
 
@@ -108,7 +108,7 @@ class Node:
     def tenant(
         self, app_class: str = "normal", core: int | None = None, memory: int = 4 * GIB, park_after: float | None = None
     ) -> str:
-        """One that may come; its name."""
+        """Add a tenant. Returns its name."""
         self._count += 1
         name = f"{app_class}{self._count}"
         self.tenants[name] = {

@@ -204,7 +204,7 @@ class VirtualCard:
         return (ran + self._gone.get(tenant, 0)) / max(1, self._now - self._marked)
 
     def share_of_process(self, name: str) -> float:
-        """The same of one process."""
+        """The share of one process."""
         return self._contexts[name].ran / max(1, self._now - self._marked)
 
     def latencies(self, name: str) -> list[float]:
@@ -260,7 +260,7 @@ class VirtualCard:
         self._now = max(self._now, then)
 
     def _happen(self) -> None:
-        """All that is due now."""
+        """Do all that is due now."""
         if self._current is not None:
             self._go_on(self._current)
         while self._events and self._events[0][0] <= self._now:

@@ -131,7 +131,7 @@ class ApiServer:
             queue.put_nowait(line)
 
     def end_watches(self) -> None:
-        """As the server does when their time is over."""
+        """End all watches, as the server does when their time is over."""
         for _, queue in self._watches:
             queue.put_nowait(None)
 

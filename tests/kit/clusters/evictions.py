@@ -37,7 +37,7 @@ class Rig:
         self.start(enabled)
 
     def start(self, enabled: bool = True) -> None:
-        """As after a crash: it knows only what the cluster does."""
+        """Start the evictor as after a crash: it knows only what the cluster does."""
         self.evictor = Evictor(
             cast(Kube, self),
             self.cluster,

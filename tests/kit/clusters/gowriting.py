@@ -158,7 +158,7 @@ def blank(name: str, /, **said: Any) -> Go:
 
 
 def as_json(name: str, value: Go) -> dict[str, Any]:
-    """As Go's encoding/json writes it."""
+    """The value as Go's encoding/json writes it."""
     return dict(_json_fields(name, value))
 
 

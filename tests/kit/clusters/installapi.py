@@ -102,7 +102,7 @@ class FakeApi:
 
 
 def kubeconfig(url: str) -> dict[str, Any]:
-    """Of the server at that URL."""
+    """The kubeconfig of the server at that URL."""
     return {
         "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": url}}],

@@ -80,7 +80,7 @@ class Rig:
         await until(lambda: self.server.watching)
 
     async def same(self) -> None:
-        """Until the sink knows what the server has."""
+        """Wait until the sink knows what the server has."""
         await until(lambda: self.sink.known == sizes(self.server))
 
 

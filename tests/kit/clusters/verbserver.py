@@ -129,7 +129,7 @@ def run(
 
 
 def post(body: bytes = b"abc", path: str = "/v", *more: str, length: object = None) -> bytes:
-    """As Go's client sends it."""
+    """A request as Go's client sends it."""
     lines = [
         f"POST {path} HTTP/1.1",
         "Host: aliquot:12345",

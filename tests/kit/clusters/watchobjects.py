@@ -47,7 +47,7 @@ def inventory_json(name: str, cards: list[Card], labels: dict[str, str] | None =
 
 
 def live_node(name: str = "n1", *gib: int, labels: dict[str, str] | None = None, **status: Any) -> NodeObject:
-    """The same, as it is decoded."""
+    """A Node as it is decoded."""
     return as_node(node_json(name, *gib, labels=labels, **status))
 
 
@@ -73,7 +73,7 @@ def pod_json(
 
 
 def live_pod(name: str = "p", limits: Json | None = None, **more: Any) -> PodObject:
-    """The same, as it is decoded."""
+    """A Pod as it is decoded."""
     return as_pod(pod_json(name, limits, **more))
 
 

@@ -29,7 +29,7 @@ class FakeDaemon:
         self.listen()
 
     def listen(self) -> None:
-        """From now on; also again, after it was closed."""
+        """Listen from now on; also again, after it was closed."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self.home / "control.sock"))
         self._listener.listen(16)
@@ -176,7 +176,7 @@ def pending(name: str, reason: str = "card 0 has 1 GiB free, needs 3 GiB", **mor
 
 
 def a_workload(kind: str, name: str, namespace: str = "default", **more: Any) -> Json:
-    """One that made two of three."""
+    """A workload that has created two of its three Pods."""
     return {
         "kind": kind,
         "namespace": namespace,
@@ -225,10 +225,10 @@ def a_card(node: str, index: int, booked_gib: int = 0, **more: Any) -> Json:
 
 
 def machine_status(status: Json) -> Status:
-    """As a command reads it."""
+    """The status as a command reads it."""
     return msgspec.convert(status, Status)
 
 
 def pod_status(pod: Json) -> PodStatus:
-    """As a command reads it."""
+    """The Pod as a command reads it."""
     return msgspec.convert(pod, PodStatus)

@@ -62,7 +62,7 @@ def _json(answer: msgspec.Struct | None) -> Json | None:
 
 
 def texts(messages: list[Json]) -> list[str]:
-    """In English."""
+    """The messages in English."""
     return [message["text"] for message in messages]
 
 

@@ -68,7 +68,7 @@ class Pods:
         return dict(found[0])
 
     def until_all(self, phases: Sequence[str]) -> list[Json]:
-        """All Pods, once those are their phases."""
+        """Wait until the Pods have these phases. Returns all Pods."""
         found = eventually(lambda: (there := self.all()) and [pod["phase"] for pod in there] == list(phases) and there)
         return list(found)
 

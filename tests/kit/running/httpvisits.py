@@ -36,7 +36,7 @@ async def visitor(
 
 
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of a server, and of a client that trusts it."""
+    """The TLS contexts of a server, and of a client that trusts it."""
     authority = make_authority("ours", time.time(), 3600.0)
     served, trusting = server_context(), client_context()
     present(served, issue(authority, ["localhost"], time.time(), 3600.0))

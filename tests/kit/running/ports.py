@@ -6,7 +6,7 @@ import socket
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
+    """A port that no process listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port: int = taken.getsockname()[1]
         return port

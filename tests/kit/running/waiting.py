@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Until it is so; fails when that takes too long."""
+    """Wait until the condition is true; fail when that takes too long."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not condition():

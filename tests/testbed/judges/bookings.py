@@ -63,7 +63,7 @@ def table(plane: ControlPlane) -> str:
 
 
 def overbooked(plane: ControlPlane) -> list[str]:
-    """By gpushare's annotations alone, which both write."""
+    """The overbooked cards by gpushare's annotations alone, which both write."""
     pods = objects.list_pods(plane)
     return [
         f"card {card} of {node}: {used} GiB"

@@ -71,7 +71,7 @@ class _Books:
 
 
 def judge(nodes: Mapping[str, Object], pods: Iterable[Object]) -> list[str]:
-    """The same of objects read before."""
+    """Judge objects that were read before."""
     books: dict[str, _Books] = defaultdict(_Books)
     wrong = []
     for pod in pods:

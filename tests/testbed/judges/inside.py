@@ -139,7 +139,7 @@ def allocatable(node: RealNode, resource: str) -> int:
 def wait_offered(
     fleet: Fleet, amounts: Mapping[str, int], *, nodes: Sequence[RealNode] = (), seconds: float = 20
 ) -> None:
-    """So much of each resource can be had on each node, or on these."""
+    """Wait until each node, or each of these, offers so much of each resource."""
 
     def offered() -> list[dict[str, int]]:
         return [{resource: allocatable(node, resource) for resource in amounts} for node in nodes or fleet.nodes]

@@ -346,7 +346,7 @@ class Peer:
             self.stop_plugin(node)
 
     def come_back(self, form: str = "both") -> None:
-        """As `leave` left it, both are applied again."""
+        """Apply both again, as they were before `leave`."""
         self.extender = self._start_extender(form)
         for node in self.nodes:
             self.start_plugin(node)

@@ -94,7 +94,7 @@ class Fleet:
         return objects.create(self.plane, *things)
 
     def node_of(self, pod: str, *, namespace: str = "default") -> RealNode | None:
-        """Where the Pod was put; None: nowhere yet."""
+        """The node of the Pod; None: it has none yet."""
         name = objects.get_pod(self.plane, pod, namespace)["spec"].get("nodeName")
         return next((node for node in self.nodes if node.name == name), None)
 

@@ -33,7 +33,7 @@ def uninstall(cluster: Cluster) -> None:
 
 
 def label(cluster: Cluster, *labels: str) -> None:
-    """All nodes; "KEY-" takes one off."""
+    """Label all nodes; "KEY-" removes a label."""
     cluster.kubectl("label", "nodes", "--overwrite", *(node.name for node in cluster.nodes), *labels)
 
 

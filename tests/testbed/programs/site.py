@@ -39,7 +39,7 @@ class Site:
 
 @contextmanager
 def started(folder: Path, registry: Registry) -> Iterator[Site]:
-    """With the webhook, which the API server asks when this returns."""
+    """A site with the webhook. The API server asks the webhook when this returns."""
     port = free_port()
     webhook = [f"--webhook-port={port}", f"--webhook-url=https://{HOST}:{port}"]
     webhook += [] if PASSES_CDI else ["--env-by-annotation"]

@@ -71,7 +71,7 @@ class Wired:
         return objects.create(self.plane, *things)
 
     def apply(self, file: Path) -> None:
-        """As people do it."""
+        """Apply the file with kubectl, as users do."""
         self.plane.kubectl("apply", "-f", str(file))
 
     def annotate_node(self, name: str, annotations: Mapping[str, str | None]) -> None:
@@ -89,7 +89,7 @@ class Wired:
         return objects.get_pod(self.plane, name)
 
     def bound(self, *names: str, seconds: float = 20.0) -> dict[str, str]:
-        """Where these Pods were put, once all are."""
+        """Wait until all of these Pods are bound. Returns their nodes."""
         return objects.wait_bound(self.plane, *names, seconds=seconds)
 
     def bound_among(self, *names: str) -> list[str]:

@@ -64,7 +64,7 @@ def _cover(folder: str) -> None:
 
 
 def _furnish() -> None:
-    """In the namespaces, before anything runs there."""
+    """Prepare the namespaces, before anything runs there."""
     _checked(_LIBC.unshare(_NEW_MOUNTS), "unshare")
     _mount("none", "/", None, _RECURSIVE | _PRIVATE)
     _mount("proc", "/proc", "proc")

@@ -66,5 +66,5 @@ class LoneContainerd(Startable):
         return self.ctr("images", "ls", "--quiet").split()
 
     def blobs(self) -> set[str]:
-        """By their digests."""
+        """The blobs by their digests."""
         return set(self.ctr("content", "ls", "--quiet").split())

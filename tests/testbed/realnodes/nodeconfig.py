@@ -42,7 +42,7 @@ def write_plugin(config: Path, programs: Path, *, network: Mapping[str, str], pr
 
 
 def mirror(url: str) -> str:
-    """Whatever registry an image names: this one is asked."""
+    """The configuration that asks this registry, whatever registry an image names."""
     return f'server = "{url}"\n[host."{url}"]\ncapabilities = ["pull", "resolve"]\n'
 
 

@@ -71,7 +71,7 @@ class RealNode(Startable):
         self.wait_ready()
 
     def begin(self) -> None:
-        """As `start`, without the wait: several nodes begin at once."""
+        """Start without waiting: several nodes begin at once."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._build_house()
         write_cni = nodeconfig.write_cni if self._network is None else self._network.write_cni
@@ -245,7 +245,7 @@ class RealNode(Startable):
                     yield pid, _command(pid)
 
     def contained(self) -> Iterator[tuple[int, str]]:
-        """Those in containers, sandboxes included."""
+        """The processes in containers, sandboxes included."""
         for pid in _pids():
             with contextlib.suppress(OSError):
                 if f"/{self.cgroup}/" in Path(f"/proc/{pid}/cgroup").read_text():

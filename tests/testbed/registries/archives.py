@@ -35,7 +35,7 @@ _INDEX = "application/vnd.oci.image.index.v1+json"
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Where in an archive."""
+    """The place of a blob in an archive."""
 
     archive: Path
     offset: int
@@ -96,7 +96,7 @@ def _prune(folder: Path) -> None:
 
 
 def _hash(*words: str) -> str:
-    """Of everything that the image is made of."""
+    """The hash of everything that the image is made of."""
     found = hashlib.sha256(" ".join(words).encode())
     for path in _sources():
         found.update(f"{path.relative_to(_ROOT)} {path.stat().st_mode:o}\0".encode())

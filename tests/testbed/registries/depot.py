@@ -36,7 +36,7 @@ class Depot(Startable):
 
     @property
     def host(self) -> str:
-        """As names of images begin that are in it."""
+        """The beginning of the names of images that are in it."""
         assert self._program is not None, "the registry was not started"
         (port,) = _SERVING.findall(self._program.said)
         return f"127.0.0.1:{port}"
