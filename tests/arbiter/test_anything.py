@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: nobody stays paused, nothing spins, nothing is ordered twice."""
+"""Any events in any order: no context stays paused, nothing spins, nothing is ordered twice."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Anything(RuleBasedStateMachine):
             if process.held:
                 assert self.arbiter.state(name) is State.WAITING
             if self.arbiter.roster.contexts[name].quiet:
-                assert process.armed, "whoever is quiet rings"
+                assert process.armed, "a quiet process rings"
         tiny = [name for name, p in known.items() if p.microseconds < slices.SWITCH and not p.paused]
         assert sum(self.arbiter.roster.contexts[name].active for name in tiny) <= 1, "trap 1"
         front, behind = self.arbiter.weights()

@@ -336,7 +336,7 @@ class TestNormalInFront:
 
     @pytest.mark.parametrize("delay", [0.0, 0.1])
     def test_the_part_that_a_cap_leaves_is_for_offline_work(self, delay: float) -> None:
-        """While the tenant in front waits for its next window, the card is nobody's."""
+        """While the tenant in front waits for its next window, no tenant has the card."""
         card = VirtualCard(SharingRules(Isolation.FIXED_SHARE, delay))
         card.admit("n", AppClass.NORMAL, 0.3)
         card.admit("off", AppClass.OFFLINE, 1.0)

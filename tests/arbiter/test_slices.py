@@ -46,7 +46,7 @@ def test_proportional_tenants_gain_by_quota(processes: dict[str, int], data: st.
 def test_no_slice_of_those_that_contend_is_too_short_to_get_anything_done(
     processes: dict[str, int], data: st.DataObject
 ) -> None:
-    """Trap 1: below the cost of a switch nobody makes progress."""
+    """Trap 1: below the cost of a switch no context makes progress."""
     every = contexts(processes)
     quotas = {tenant: data.draw(st.sampled_from([0.0]) | st.floats(0.0001, 1.0)) for tenant in processes}
     busy = data.draw(st.lists(st.sampled_from(every), unique_by=id))

@@ -198,7 +198,7 @@ class TestWindows:
         assert began[0] == pytest.approx(60.0 + waits, abs=0.01)
 
     def test_time_between_two_decisions_that_change_no_turn_is_charged(self) -> None:
-        """Orders for somebody else take time too; whose window it is runs meanwhile."""
+        """Orders for another context take time too; the one whose window it is runs meanwhile."""
         windows = Windows()
         windows.step({"a": 0.3}, 0.0)
         former = windows.turn

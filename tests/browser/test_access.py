@@ -47,7 +47,7 @@ def test_token_link_opens_the_page_and_cleans_the_address(browser: Browser, guar
 
 
 def test_page_refuses_foreign_host_names(machine: Shown) -> None:
-    """A page of somebody else's that resolves its own name to 127.0.0.1 would read all of it."""
+    """A foreign page that resolves its own name to 127.0.0.1 would read all of it."""
     assert machine.answer("/api/v1/state", host="localhost")[0] == 200
     assert machine.answer("/api/v1/state", host="evil.example")[0] == 403
 

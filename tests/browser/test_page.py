@@ -1,4 +1,4 @@
-"""The page itself: light, fast, alone with its server, and readable by everybody."""
+"""The page itself: light, fast, alone with its server, and accessible."""
 
 from __future__ import annotations
 

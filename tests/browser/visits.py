@@ -1,4 +1,4 @@
-"""Somebody at the browser: visits a dashboard, and notes what went wrong and whom the page talked to."""
+"""Visits a dashboard in a browser, and notes what went wrong and which hosts the page talked to."""
 
 from __future__ import annotations
 

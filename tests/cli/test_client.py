@@ -1,4 +1,4 @@
-"""What is said when nobody is there to be asked."""
+"""What commands say when no daemon answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent to the control socket by those who mean no good, or cannot do better."""
+"""Hostile and broken requests to the control socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes and Pods that are others': AMD's and Huawei's of seed 003, and everybody's who never heard of us."""
+"""Nodes and Pods of others: AMD's and Huawei's of seed 003, and those of users who do not use Aliquot."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def probed(run_dir: Path, *words: str) -> tuple[int, str]:
 
 @pytest.fixture
 def listener(run_dir: Path) -> Iterator[socket.socket]:
-    """Bound where the agent's would be; nobody answers."""
+    """A socket where the agent's would be; no process answers."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as made:
         made.bind(str(run_dir / "control.sock"))
         yield made

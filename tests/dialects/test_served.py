@@ -117,7 +117,7 @@ def test_the_api_server_asks_about_what_is_served(served: str) -> None:
 
 
 def test_the_api_server_never_asks_about_pods_of_kube_system_and_of_our_own_namespace() -> None:
-    """Our own Pods must start while nobody answers, and the cluster's too."""
+    """Our own Pods, and the cluster's, must start while no webhook answers."""
     made = webhook_configuration(b"CA", ServiceRef("gpu", "webhook"), spared=("gpu",))
     (rule,) = made["webhooks"][0]["namespaceSelector"]["matchExpressions"]
     assert (rule["operator"], rule["values"]) == ("NotIn", ["gpu", "kube-system"])

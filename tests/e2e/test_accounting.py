@@ -14,7 +14,7 @@ from testbed.programs.wired import Wired
 
 
 def _used(cluster: Wired) -> dict[tuple[str, int], int]:
-    """GiB by card, as ours sees it; cards that nobody holds are left out."""
+    """GiB by card, as ours sees it; cards without a holder are left out."""
     return {
         (node["name"], card["index"]): card["used_memory_mib"] // 1024
         for node in cluster.status()["nodes"]

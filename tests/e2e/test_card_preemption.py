@@ -1,4 +1,4 @@
-"""Where a node has enough in all and only its cards are short, kube-scheduler evicts nobody: ours does."""
+"""Where a node has enough in all and only its cards are short, kube-scheduler evicts no Pod, and ours does."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def _or_none(ask: Callable[[], Any]) -> Any:
 
 
 def _alive(pid: int) -> bool:
-    """Also not as a zombie: nobody may be there to collect it."""
+    """Also not as a zombie: its parent may have ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

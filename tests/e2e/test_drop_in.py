@@ -1,4 +1,4 @@
-"""In the place of a peer, wired by the peer's own file; and beside a kube-scheduler that nobody may change."""
+"""In the place of a peer, wired by the peer's own file; and beside a kube-scheduler that cannot be changed."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_name_that_is_a_path_reaches_nothing_else_of_the_api(clean: ControlPla
 
 
 def test_pod_and_claim_that_are_nested_very_deep_hide_no_other(clean: ControlPlane, ours: AliquotScheduler) -> None:
-    """Whoever may make either in any namespace can; neither needs a GPU."""
+    """A user needs the right to create one of them in any namespace; neither needs a GPU."""
     plain = objects.pod("deep", {})
     plain["metadata"]["managedFields"] = [{**MANAGED[0], "apiVersion": "v1", "time": "2026-01-01T00:00:00Z"}]
     config = {"opaque": {"driver": "other.example", "parameters": {"a": "DEEP"}}}

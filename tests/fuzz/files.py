@@ -1,4 +1,4 @@
-"""Files: manifests that people hand us, configuration, what the kubelet and we ourselves wrote and somebody damaged."""
+"""Files: users' manifests, configuration, and damaged files that the kubelet or we wrote."""
 
 from __future__ import annotations
 

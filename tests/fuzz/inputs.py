@@ -1,4 +1,4 @@
-"""Inputs that nobody means well by: any JSON, and recorded good inputs with values or bytes of them changed."""
+"""Hostile inputs: any JSON, and recorded good inputs with some values or bytes changed."""
 
 from __future__ import annotations
 

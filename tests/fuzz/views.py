@@ -1,4 +1,4 @@
-"""What operators look at: names, reasons and commands of strangers are shown, and drive nobody's terminal."""
+"""What operators look at: names, reasons and commands of strangers are shown, and never control the terminal."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ def test_others_fit_beside_the_largest_that_may_be_parked_not_beside_the_smalles
 
 @pytest.mark.parametrize(("gib", "fits_beside"), [(3, True), (4, False), (6, False), (16, False)])
 def test_booking_still_fits_only_if_it_can_be_on_the_card_beside_what_stays(gib: int, fits_beside: bool) -> None:
-    """The API server may say that another Pod has the card, which nobody asked us about."""
+    """The API server may say that another Pod has the card, although we did not place it."""
     scene, claim = Scene(a_board(a_stretched(2.0, CARD))), parkable(11, "a")
     assert scene.book(claim, parkable(4, "b")) == [0, 0]
     booking = scene.ledger.get(claim.uid)

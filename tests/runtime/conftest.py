@@ -39,7 +39,7 @@ def shared_refusing_node() -> Iterator[Node]:
 
 @pytest.fixture
 def refusing_node(shared_refusing_node: Node) -> Iterator[Node]:
-    """Its driver lets nobody set slices or pause."""
+    """A node whose driver refuses to set slices and to pause."""
     yield shared_refusing_node
     shared_refusing_node.clear()
 

@@ -1,4 +1,4 @@
-"""A simulated card falls off the bus, comes back, has Xids; what NVML, CUDA and the keeper of its health make of it."""
+"""A simulated card falls off the bus, comes back, has Xids; what NVML, CUDA and the health checks make of it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestXids:
 
 
 class TestHealth:
-    """The keeper of the cards' health, with the real binding on the stand-in."""
+    """The health checks of cards, with the real NVML binding on the stand-in."""
 
     def test_a_card_falls_off_and_is_reset(self, two: Player) -> None:
         keeper = two.start("nvml_health")

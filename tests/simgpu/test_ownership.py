@@ -1,4 +1,4 @@
-"""To whom the objects of a card belong: to the open file, for as long as anybody holds it."""
+"""The objects of a card belong to the open file, as long as a process holds it."""
 
 from __future__ import annotations
 

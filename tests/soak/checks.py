@@ -44,7 +44,7 @@ class Checks:
         return len(self._looked)
 
     def _get(self, path: str) -> list[Object]:
-        """OSError where nobody answers, or only that it cannot yet."""
+        """Raises OSError if the API server does not answer, or not yet."""
         try:
             found: list[Object] = self._cluster.plane.api("GET", path)["items"]
         except Refused as refusal:

@@ -28,7 +28,7 @@ _WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/
 
 @pytest.fixture(scope="module")
 def running(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """On a control plane of its own: a webhook is everybody's."""
+    """On a control plane of its own: a webhook is for the whole cluster."""
     port = free_port()
     webhook = (f"--webhook-port={port}", f"--webhook-url=https://{HOST}:{port}")
     with ControlPlane(tmp_path_factory.mktemp("mib-plane")) as plane:

@@ -85,7 +85,7 @@ def test_an_init_container_that_the_kubelet_lists_nowhere_sees_the_card_of_its_p
 
 @contextmanager
 def _pestered(node: RealNode) -> Iterator[list[int]]:
-    """Somebody else asks the kubelet for its Pods' resources more often than it answers; how often it refused."""
+    """Another client asks the kubelet for its Pods' resources more often than it answers. Returns the refusals."""
     refused, end = [0], threading.Event()
 
     async def pester() -> None:

@@ -96,7 +96,7 @@ def test_folders_of_pods_are_closed_to_ordinary_users_of_the_node(fleet: Fleet) 
 
 
 def test_a_pod_that_comes_to_anothers_socket_is_turned_away_by_its_cgroup(fleet: Fleet) -> None:
-    """Even if somebody with power over the node has mounted it there."""
+    """Even if an administrator of the node has mounted it there."""
     fleet.create(probe("victim", limits={MEM: 2}, nodeSelector=HERE))
     fleet.report("victim")
     uid = objects.get_pod(fleet.plane, "victim")["metadata"]["uid"]

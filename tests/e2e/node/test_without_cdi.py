@@ -41,7 +41,7 @@ class Old:
 
 @pytest.fixture(scope="module")
 def running(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Old]:
-    """On a control plane of its own: a webhook is everybody's."""
+    """On a control plane of its own: a webhook is for the whole cluster."""
     port = free_port()
     webhook = (f"--webhook-port={port}", f"--webhook-url=https://{HOST}:{port}", "--env-by-annotation")
     labels = {**MIXED, **GPUSHARE}

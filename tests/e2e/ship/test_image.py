@@ -178,7 +178,7 @@ def test_it_is_small(built: Built) -> None:
 
 
 def test_there_is_nothing_to_install_packages_with(built: Built) -> None:
-    """Nor perl, nor pip: what is not there need not be patched, and helps nobody who got in."""
+    """Nor perl, nor pip: what is not there needs no patches, and helps no attacker."""
     files = {path for path, (member, _) in built.members.items() if member.mode & 0o111 and not member.isdir()}
     names = {os.path.basename(path) for path in files}
 

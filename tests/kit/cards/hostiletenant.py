@@ -44,7 +44,7 @@ class HostileTenant:
 
 
 def send(shim: FakeShim, data: bytes, files: list[int]) -> None:
-    """Whether or not anybody still listens."""
+    """Send this, also if the daemon has closed the connection."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         socket.send_fds(shim.sock, [data], files)
 

@@ -193,7 +193,7 @@ class Node:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Nobody is on the card; the daemon is there, with the rules it began with."""
+        """Remove all tenants; the daemon runs, with the rules it began with."""
         self.daemon.send_signal(signal.SIGCONT)  # a test that failed may have left it stopped
         for load in self.loads:
             load.kill()

@@ -69,7 +69,7 @@ class Rig:
         return bool(found.fit)
 
     def set_status(self, name: str, **status: Any) -> None:
-        """Somebody else writes it."""
+        """Another client writes it."""
         self._set({**self.pods[name], "status": {**self.pods[name].get("status", {}), **status}})
 
     def gone(self, name: str) -> None:

@@ -202,11 +202,11 @@ class Machine:
         return ask([Home(str(self.home), str(self.home))], {"op": "status"}, PATIENCE)
 
     def names(self) -> list[str]:
-        """Who runs."""
+        """The names of the tenants that run."""
         return [tenant["name"] for tenant in self.status()["tenants"]]
 
     def clear(self) -> None:
-        """Nobody runs, nobody waits, nothing is booked."""
+        """Stop all runs, active or queued. Returns when nothing is booked."""
         home = [Home(str(self.home), str(self.home))]
         there = self.status()
         for entry in [*there["queue"], *there["tenants"]]:

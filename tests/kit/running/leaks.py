@@ -1,4 +1,4 @@
-"""What is kept that nobody wants any more: by a container that nobody empties, or until the collector comes."""
+"""Finds memory that is kept without need: in a container that only grows, or until the garbage collector runs."""
 
 from __future__ import annotations
 

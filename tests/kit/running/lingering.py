@@ -12,7 +12,7 @@ SECONDS = 40  # that its close takes
 
 @contextlib.contextmanager
 def lingering() -> Iterator[socket.socket]:
-    """A TCP socket with data that nobody reads. Its peer lives as long as the context."""
+    """A TCP socket with data that its peer does not read. The peer lives as long as the context."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
         peer, _ = server.accept()
@@ -32,7 +32,7 @@ def hand_over(connection: socket.socket, message: bytes, file: socket.socket, *b
 
 
 def nested(file: socket.socket) -> socket.socket:
-    """A socket that nobody reads, with that file in its queue."""
+    """A socket that is never read, with that file in its queue."""
     sender, kept = socket.socketpair()
     hand_over(sender, b"x", file)
     sender.close()

@@ -59,7 +59,7 @@ def test_one_missed_answer_is_not_a_reset() -> None:
 
 
 def test_reset_card_is_back_after_three_answers() -> None:
-    """It was gone after the Xid, and it answers: somebody reset it."""
+    """The card was gone after the Xid, and it answers again: an operator reset it."""
     back = missed(BAD_MEMORY, "GPU is lost", lost=True)
     assert answers(back, PROBATION - 1).is_out
     assert not answers(back, PROBATION).is_out

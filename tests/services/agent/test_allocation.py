@@ -330,7 +330,7 @@ class TestPeers:
 
 
 def a_pod_whose_application_asks_for_no_core() -> Json:
-    """So that nobody but the init container has devices of that resource."""
+    """Only the init container has devices of that resource then."""
     pod = a_qgpu_pod(init={"warm": (40, 8)}, containers={"main": (20, 0)}, granted=False)
     del pod["spec"]["containers"][0]["resources"]["limits"][QGPU_CORE]
     pod["metadata"]["annotations"] = grant_of(pod, 0)

@@ -1,4 +1,4 @@
-"""How a container gets to its tenant's folder: under a name that nobody else's things are ever found under."""
+"""How a container reaches its tenant's folder: under a name that no other container ever gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent tells of itself, before it has heard of anybody."""
+"""What an agent reports about itself before anything else has answered it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of a Pod: the host's, or nobody sees what is in them."""
+"""The agent's folders must be the host's: otherwise no container sees what is in them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ FOLDERS = ("run", "run/t", "state", "state/logs", "state/logs/pods")
 
 @pytest.mark.parametrize("found", [False, True], ids=["new", "of an earlier release"])
 def test_make_home_keeps_other_users_from_reading_it(tmp_path: Path, found: bool) -> None:
-    """Earlier releases left files that everybody could read, and folders that everybody could list."""
+    """Earlier releases left files that every user could read, and folders that every user could list."""
     if found:
         for name in FOLDERS:
             (tmp_path / name).mkdir()

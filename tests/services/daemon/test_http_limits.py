@@ -1,4 +1,4 @@
-"""Bodies that do not arrive, and answers that nobody reads: what a port of ours keeps of them is bounded."""
+"""Bodies that do not arrive, and answers that clients do not read: our ports keep a bounded part of them."""
 
 from __future__ import annotations
 

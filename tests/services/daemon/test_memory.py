@@ -1,4 +1,4 @@
-"""What refers to itself and to nobody else is gone within a minute, at little cost."""
+"""Objects that only refer to each other are freed within a minute, at little cost."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def test_an_inventory_that_is_not_on_the_node() -> None:
 
 
 def test_without_an_agent_an_inventory_that_is_gone_is_reported_alone() -> None:
-    """Nobody tells the cards, so what they would offer is not known either."""
+    """No agent reports the cards, so doctor does not know what they would offer."""
     found = wrong(findings(the_site(**NO_AGENT), the_node(annotations={}, capacity={})))
     assert [finding.check for finding in found] == ["agent", "inventory"]
 

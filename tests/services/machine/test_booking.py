@@ -155,7 +155,7 @@ class Bookings(RuleBasedStateMachine):
     @precondition(lambda self: self.programs)
     @rule(data=st.data())
     def program_ends(self, data: st.DataObject) -> None:
-        """Its marked children go on; a child without a mark has no parent any more, and is nobody's."""
+        """Its marked children go on; a child without a mark has lost its parent, and belongs to no booking."""
         program = data.draw(st.sampled_from(self.programs))
         program.end()
         for tenant in [

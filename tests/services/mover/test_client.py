@@ -160,7 +160,7 @@ def test_mover_is_in_no_mps_server_of_others(folder: Path, monkeypatch: pytest.M
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user's")
 def test_folder_that_another_user_made_first_is_taken_back_and_its_socket_never_asked(folder: Path) -> None:
-    """Its name is known to everybody, and it is where every user may make folders."""
+    """Every user knows its name, and may create folders beside it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as impostor:
         impostor.bind(str(folder / "sock"))
         impostor.listen(8)

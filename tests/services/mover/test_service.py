@@ -252,7 +252,7 @@ def test_process_has_one_connection_for_each_card(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("end", ["never", "other tenant", "other card", "withdrawn", "all ended"])
 def test_memory_that_was_not_ordered_to_leave_is_not_taken(mover: Mover, end: str) -> None:
-    """A program could fill the pool, and nobody else could be parked."""
+    """A program could fill the pool, and no other tenant could be parked."""
     mover.permit("a", CARD, permitted=end in ("withdrawn", "all ended"))
     if end == "other tenant":
         mover.permit("b", CARD, permitted=True)

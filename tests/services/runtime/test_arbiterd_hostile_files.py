@@ -79,7 +79,7 @@ def test_another_file_with_known_handles_gets_no_controls(hostile: HostileTenant
 
 
 def test_a_passed_socket_with_linger_does_not_block_us(hostile: HostileTenant) -> None:
-    """SO_LINGER with data that nobody takes: its last close would last a minute, and the daemon's ear is one thread."""
+    """SO_LINGER with unread data: its last close would take a minute, and one thread listens to all tenants."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
         sender.setblocking(False)

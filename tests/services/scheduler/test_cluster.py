@@ -229,7 +229,7 @@ def test_only_pods_of_the_node_itself_do_not_stand_in_the_way_of_a_whole_node(
 ) -> None:
     cluster = Cluster("binpack", Rules(own_account=OWN))
     cluster.set_node(live_node())
-    # Labels are anybody's to set: they make no Pod ours.
+    # Every user may set labels: they make no Pod ours.
     labels = {"app.kubernetes.io/name": "aliquot", "app.kubernetes.io/component": "scheduler"}
     pod = pod_json("there", {"cpu": "1"}, on="n1", annotations=annotations, labels=labels)
     pod["metadata"]["namespace"], pod["spec"]["serviceAccountName"] = namespace, account

@@ -212,7 +212,7 @@ class Events(RuleBasedStateMachine):
 
     @rule(data=st.data(), lost=st.booleans())
     def everything_is_listed_anew(self, data: st.DataObject, lost: bool) -> None:
-        """As after 410: in any order, and with Pods missing that nobody said were gone."""
+        """List again, as after 410: in any order, and without Pods whose deletion was never reported."""
         if lost and self.pods:
             key = data.draw(st.sampled_from(sorted(self.pods)))
             del self.pods[key]

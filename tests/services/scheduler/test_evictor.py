@@ -1,4 +1,4 @@
-"""Evictor: evictions where only a card is short: who goes, what is kept meanwhile, and when nobody goes."""
+"""Evictor: evictions where only a card is short: which Pods go, what is kept meanwhile, and when no Pod goes."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ async def test_pod_stuck_in_termination_is_not_waited_for(rig: Rig) -> None:
 
 @scene(8, 8)
 async def test_no_pod_is_evicted_for_a_claim_that_the_pod_does_not_make(rig: Rig) -> None:
-    """Anybody who may call the verbs can send any claim under any uid."""
+    """A client that may call the verbs can send any claim under any uid."""
     rig.cluster.set_node(live_node("n2", 8))
     rig.put("a", 8, 0)
     rig.put("b", 8, 1)

@@ -89,7 +89,7 @@ def test_env_annotations_of_binding_match_field_refs(case: tuple[Claim, Rules, G
 @settings(max_examples=100)
 @given(grants())
 def test_bound_pod_shows_whether_webhook_reviewed_it(case: tuple[Claim, Rules, Grant]) -> None:
-    """Where it was away, the annotations are there all the same, and nobody reads them."""
+    """If the webhook was away, the annotations are there all the same, and no container reads them."""
     claim, rules, grant = case
     pod = render_pod(claim, rules)
     written = {"metadata": {"annotations": render_env_annotations(claim, grant, NODE, rules)}}

@@ -188,7 +188,7 @@ def test_amount_goes_when_the_agent_stops_and_the_mark_stays(node: Node) -> None
 
 
 def test_amount_is_gone_once_the_departure_is_announced(node: Node) -> None:
-    """The agent may be killed soon after, and then nobody else removes it."""
+    """The agent may be killed soon after, and no other program removes it."""
     node.round()
     assert play(node.agent_node.agent.reporter.announce_departure())
     assert (node.amounts, node.mark) == ((None, None), MEMORY)
@@ -286,7 +286,7 @@ def a_mib_pod(name: str, card: int, mib: int, *, place: bool = True) -> Json:
 
 
 def admitted(node: Node, pod: Json) -> None:
-    """The kubelet knows no devices of gpu-mem, so it gives none and calls nobody for them."""
+    """The kubelet knows no devices of gpu-mem, so it allocates none and calls no plugin for them."""
     node.agent_node.bound(pod)
     kept = json.loads(json.dumps(pod))
     del kept["spec"]["containers"][0]["resources"]["limits"][MEMORY]
@@ -315,7 +315,7 @@ def test_pod_without_a_grant_is_refused(node: Node) -> None:
 
 
 def test_pod_that_was_bound_past_the_webhook_gets_one_event_that_it_has_no_card(node: Node) -> None:
-    """The kubelet calls nobody for it."""
+    """The kubelet calls no plugin for it."""
     node.round()
     for pod in (a_mib_pod("past", 0, 4096, place=False), a_mib_pod("right", 0, 4096), a_qgpu_pod("other")):
         node.agent_node.bound(pod)

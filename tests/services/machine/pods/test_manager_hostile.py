@@ -1,4 +1,4 @@
-"""Users who mean ill, or work at cross purposes: nobody's Pods are anybody else's loss. Supervisors here do nothing."""
+"""Users who attack or get in each other's way: Pods of one do not harm Pods of another. Supervisors here do nothing."""
 
 from __future__ import annotations
 

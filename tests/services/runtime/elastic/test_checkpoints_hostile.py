@@ -37,7 +37,7 @@ def test_page_that_claims_to_be_halted_for_ever_is_asked_about_once(rig: Rig) ->
     asked = len(rig.steps)
     rig.rounds(100.0)
     assert len(rig.steps) == asked
-    assert rig.shown.where is Where.RESIDENT  # nobody told it to move
+    assert rig.shown.where is Where.RESIDENT  # it has no order to move
 
 
 def test_page_that_claims_more_than_it_may_have_does_not_move_the_deadline(rig: Rig) -> None:

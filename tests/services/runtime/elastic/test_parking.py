@@ -207,7 +207,7 @@ def test_daemon_and_mover_may_die_while_a_tenant_is_parked(node: Node) -> None:
 
 
 def test_allocation_waits_for_room_while_the_daemon_is_replaced(node: Node) -> None:
-    """Killed, or upgraded: nobody can make room meanwhile, and the next one does."""
+    """The daemon is killed or upgraded: it cannot make room meanwhile, and the next daemon does."""
     sleeper = Mover(node, node.tenant("offline", memory=13 * GIB), 12)
     sleeper.ready()
     sleeper.hold()

@@ -1,4 +1,4 @@
-"""The answer to `aliquot usage`, which anybody may ask for, of a file that anybody's runs fill."""
+"""The answer to `aliquot usage`: every user may ask for it, and the runs of all users fill its file."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ _EVENTS = st.lists(
 
 @given(_EVENTS)
 def test_state_plus_ticks_equals_the_current_state(events: list[tuple[str, int, int, int]]) -> None:
-    """For everybody who looks, whenever they came."""
+    """All viewers see the same, whenever they connected."""
     cluster = a_cluster(*(live_node(f"n{at}", 16, 16) for at in range(4)))
     view = a_view(cluster)
     everybody = [view.state(0.0)]

@@ -104,7 +104,7 @@ def test_event_loop_goes_on_while_a_large_review_is_answered(monkeypatch: pytest
 
 
 def test_review_of_usual_size_does_not_wait_for_huge_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pods of 20 KB are usual. Whoever sends many of 3 MB must not hold them up."""
+    """Pods of 20 KB are usual. A client that sends many of 3 MB must not hold them up."""
     answered, usual, huge = threading.Event(), asking({QGPU_MEMORY: 4}), asking({QGPU_MEMORY: 4})
     usual["metadata"]["annotations"] = {"a": "x" * 20_000}
     huge["metadata"]["annotations"] = {"a": "x" * 200_000}
