@@ -38,6 +38,12 @@ def test_known_code_is_the_member() -> None:
     assert copy.deepcopy(code) is pickle.loads(pickle.dumps(code)) is Code.KNOWN
 
 
+def test_code_hashes_as_the_text_that_it_equals() -> None:
+    for code, text in ((Code.KNOWN, "known"), (Code("new"), "new")):
+        assert code == text
+        assert hash(code) == hash(text)
+
+
 def test_code_that_must_be_understood_is_one_of_this_release() -> None:
     assert Code.of_this_release("known") is Code.KNOWN
     for value in ("new", 3, None):

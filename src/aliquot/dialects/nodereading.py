@@ -190,9 +190,13 @@ def _unlike(nodes: Iterable[NodeObject]) -> Iterable[tuple[NodeObject, int]]:
     seen: dict[object, tuple[NodeObject, int]] = {}
     for node in nodes:
         capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
-        mark = (node.metadata.annotations or {}).get(native.COUNTED)
-        resources = map(capacity.get, gpushare.RESOURCES), map(allocatable.get, gpushare.RESOURCES)
-        key = (mark, node.agent_away, *resources[0], *resources[1])
+        marks = node.metadata.annotations or {}
+        key = (
+            marks.get(native.COUNTED),
+            marks.get(native.AGENT) == native.AWAY,
+            *map(capacity.get, gpushare.RESOURCES),
+            *map(allocatable.get, gpushare.RESOURCES),
+        )
         first, count = seen.get(key, (node, 0))
         seen[key] = (first, count + 1)
     return seen.values()

@@ -28,6 +28,8 @@ class Offer(StrEnum):
     KAI = "kai"
     ANY = "any"  # the simulator's: no label is needed
 
+    __hash__ = str.__hash__  # Enum's is written in Python, and sets of offers are asked many times for every node
+
 
 # Which Pods they are for follows from the kubelet and the node's size, not from what its owner wants.
 OF_DEVICES = frozenset({Offer.GPUSHARE_DEVICES, Offer.GPUSHARE_CORE_DEVICES})

@@ -13,6 +13,8 @@ class OpenCode(StrEnum):
     older scheduler while a cluster is upgraded.
     """
 
+    __hash__ = str.__hash__  # Enum's is written in Python, and slow where codes are counted
+
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
         if not isinstance(value, str):

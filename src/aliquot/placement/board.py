@@ -97,7 +97,7 @@ class Board(Remaining):
             (self.host_memory, self.room_host, node.memory_mib),
         ):
             total = UNLIMITED if amount is None else min(amount, UNLIMITED)
-            room[row] += total - column[row]
+            room[row] = room.item(row) + total - column.item(row)
             column[row] = total
         if elastic:
             self.elastic.add(row)
@@ -220,7 +220,7 @@ class Board(Remaining):
         if occupant.memory_mib:
             self.room_host[row] -= sign * min(occupant.memory_mib, UNLIMITED)
         if not occupant.of_node:
-            self.pods[row] += sign
+            self.pods[row] = self.pods.item(row) + sign
         if occupant.whole_node:
             self.taken[row] += sign
         self._refresh(row)
@@ -232,14 +232,15 @@ class Board(Remaining):
         would make the board that wide for all.
         """
         if slot < self.width:
-            for column, amount in amounts:
-                getattr(self, column)[row, slot] += sign * amount
+            for name, amount in amounts:
+                column = getattr(self, name)
+                column[row, slot] = column.item(row, slot) + sign * amount  # `+=` takes half as long again
             return
         kept = self._beyond.setdefault((row, slot), {})
-        for column, amount in amounts:
-            kept[column] = kept.get(column, 0) + sign * amount
-            if not kept[column]:
-                del kept[column]
+        for name, amount in amounts:
+            kept[name] = kept.get(name, 0) + sign * amount
+            if not kept[name]:
+                del kept[name]
         if not kept:
             del self._beyond[row, slot]
 

@@ -38,16 +38,11 @@ class Booking:
 
 def occupant_of(claim: Claim, grant: Grant) -> Occupant:
     """What the Pod takes of its node."""
+    # By position: with names of its fields it takes a third longer.
     return Occupant(
-        usage=grant.usage(),
-        app_class=claim.app_class,
-        owner=claim.owner,
-        whole_node=grant.whole_node,
-        cpu_milli=claim.cpu_milli,
-        memory_mib=claim.memory_mib,
-        parkable=claim.parkable,
-        group=claim.group_key,
-    )
+        grant.usage(), claim.app_class, claim.owner, grant.whole_node, claim.cpu_milli, claim.memory_mib, False,
+        claim.parkable, claim.group_key,
+    )  # fmt: skip
 
 
 class Ledger:
@@ -88,10 +83,10 @@ class Ledger:
         """The API server has the Pod there; replaces what was booked for it."""
         present = self._bookings.get(uid)
         booking = Booking(uid, node, occupant)
-        if present is not None and present.node == node and present.occupant == occupant:
-            self._bookings[uid] = self._by_node[node][uid] = booking
-            return booking
         if present is not None:
+            if present.node == node and present.occupant == occupant:
+                self._bookings[uid] = self._by_node[node][uid] = booking
+                return booking
             self.forget(uid)
         return self._enter(booking)
 
@@ -144,7 +139,10 @@ class Ledger:
 
     def _enter(self, booking: Booking) -> Booking:
         self.board.take(booking.node, booking.occupant)
-        self._bookings[booking.uid] = self._by_node.setdefault(booking.node, {})[booking.uid] = booking
+        there = self._by_node.get(booking.node)
+        if there is None:
+            there = self._by_node[booking.node] = {}
+        self._bookings[booking.uid] = there[booking.uid] = booking
         if booking.occupant.usage:
             self.classes[booking.occupant.app_class] += 1
         return booking

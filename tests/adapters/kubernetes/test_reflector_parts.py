@@ -80,6 +80,24 @@ def test_a_list_in_parts_that_breaks_off_is_repeated_and_reports_the_rest(fault:
     play(scene, before=before, in_parts=True)
 
 
+def test_objects_are_decoded_part_by_part_so_that_few_are_in_memory_at_once() -> None:
+    """What comes before an object that cannot be read is reported, and the next list goes on from there."""
+
+    def before(server: ApiServer) -> None:
+        server.put("a", size=1)
+        server.put("b", size="much")
+
+    async def scene(rig: Rig) -> None:
+        await until(lambda: rig.sink.broken)
+        assert rig.sink.reported == [("changed", "a")]
+        assert not rig.reflector.synced.is_set()
+        rig.server.put("b", size=2)
+        await rig.synced()
+        assert rig.sink.reported == [("changed", "a"), ("changed", "b")]
+
+    play(scene, before=before, in_parts=True)
+
+
 def test_what_is_observed_during_a_list_in_parts_is_not_undone() -> None:
     async def scene(rig: Rig) -> None:
         await until(lambda: rig.sink.known)

@@ -59,6 +59,11 @@ class Sink(Protocol[Consumed]):
     def listed(self, drift: int) -> None: ...
 
 
+class _Page(msgspec.Struct):
+    metadata: ListMeta
+    items: list[msgspec.Raw]
+
+
 class _Event(msgspec.Struct):
     type: str
     object: msgspec.Raw
@@ -122,8 +127,7 @@ class Reflector(Generic[T]):
         self._first = first  # pages of the first list that were requested already
         self._anew = False  # what was reported of a list that is under way must be reported again
         self._item = msgspec.json.Decoder(kind)
-        form = msgspec.defstruct("_Page", [("metadata", ListMeta), ("items", list[kind])])  # type: ignore[valid-type]
-        self._page: msgspec.json.Decoder[Any] = msgspec.json.Decoder(form)
+        self._page = msgspec.json.Decoder(_Page)
         self._event = msgspec.json.Decoder(_Event)
         self._seen: dict[str, str] = {}  # key -> resourceVersion of all that was reported and exists
         self._version = ""
@@ -242,7 +246,7 @@ class Reflector(Generic[T]):
         with closing(self._request_pages()) as ahead:
             async for at, items in self._pages(ahead):
                 version = at
-                pages.append(items)
+                pages.append(await self._decode(items))
         if self._after is not None:
             await self._after.wait()
         before, self._seen = self._seen, {}
@@ -276,9 +280,8 @@ class Reflector(Generic[T]):
                 async for at, items in self._pages(ahead):
                     version = at
                     for start in range(0, len(items), _PART):
-                        self._report_part(items[start : start + _PART])
+                        self._report_part(await self._decode(items[start : start + _PART]))
                         await asyncio.sleep(0)
-                    items.clear()
                 if self._anew:
                     raise Expired("the rules changed during the list")
             except BaseException:
@@ -326,7 +329,7 @@ class Reflector(Generic[T]):
             del before[key]
         return differences
 
-    async def _pages(self, ahead: PagesAhead) -> AsyncIterator[tuple[str, list[T]]]:
+    async def _pages(self, ahead: PagesAhead) -> AsyncIterator[tuple[str, list[msgspec.Raw]]]:
         version = ""
         while (raw := await ahead.take()) is not None:
             page = await read_json(self._page.decode, raw)
@@ -334,6 +337,13 @@ class Reflector(Generic[T]):
             version = page.metadata.resource_version or version
             ahead.follow(page.metadata.continue_)
             yield version, page.items
+
+    async def _decode(self, items: list[msgspec.Raw]) -> list[T]:
+        """A few at a time, and the next few are in the same memory: a page of them would take many megabytes."""
+        try:
+            return [self._item.decode(item) for item in items]
+        except RecursionError:
+            return [await read_json(self._item.decode, bytes(item)) for item in items]
 
     def _request_pages(self, most: int = 1) -> PagesAhead:
         limit = _NEXT_PAGE if self.synced.is_set() else _PAGE

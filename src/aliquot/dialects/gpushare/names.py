@@ -46,5 +46,5 @@ class MemoryUnit(StrEnum):
 
 def card_number(text: str) -> int | None:
     """A card number in the peers' form; None for anything else."""
-    readable = text.isascii() and text.isdigit() and len(text) <= 4
-    return int(text) if readable and int(text) < MOST_CARDS else None
+    number = int(text) if len(text) <= 4 and text.isascii() and text.isdigit() else MOST_CARDS
+    return number if number < MOST_CARDS else None

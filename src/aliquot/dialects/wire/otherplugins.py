@@ -136,12 +136,14 @@ def mentions_others(node: NodeObject) -> bool:
 
 def serving_others(node: NodeObject, drivers: Iterable[str] = ()) -> tuple[str, ...]:
     """The resources and drivers that keep us from using the node's cards; none where its owner has opted in."""
-    return others_of(None if opted_in(node.metadata.labels) else other_resources(node), drivers)
+    return others_of(None if opted_in(node.metadata.labels) else other_resources(node), tuple(drivers))
 
 
-def others_of(resources: tuple[str, ...] | None, drivers: Iterable[str]) -> tuple[str, ...]:
+def others_of(resources: tuple[str, ...] | None, drivers: tuple[str, ...]) -> tuple[str, ...]:
     """The same, by the node's resources of others; None: its owner has opted in."""
-    return () if resources is None else (*resources, *(f"{DRIVER}{driver}" for driver in drivers))
+    if resources is None or not (resources or drivers):  # nearly all
+        return ()
+    return (*resources, *(f"{DRIVER}{driver}" for driver in drivers))
 
 
 def may_label(node: NodeObject, drivers: Iterable[str] = ()) -> bool:

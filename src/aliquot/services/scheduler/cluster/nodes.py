@@ -44,20 +44,21 @@ class ReportedNodes:
 
     def set(self, node: NodeObject, reader: NodeReader) -> Node | None:
         """A node is there, or has changed. None where it breaks a rule."""
-        name = node.metadata.name
+        metadata = node.metadata
+        name, labels, annotations = metadata.name, metadata.labels or {}, metadata.annotations or {}
         self.closed.pop(name, None)
-        if node.closed:
-            self.closed[name] = node.closed
+        if closed := node.closed:
+            self.closed[name] = closed
         self.taints.pop(name, None)
         if taints := closing_taints(node.spec):
             self.taints[name] = taints
-        if node.address is not None:
-            self.addresses[name] = node.address
+        if (address := node.address) is not None:
+            self.addresses[name] = address
         self.by_claims.discard(name)
-        if (node.metadata.labels or {}).get(dra.LABEL) == "true":
+        if labels.get(dra.LABEL) == "true":
             self.by_claims.add(name)
         self.counted.discard(name)
-        if native.counts(node.metadata.annotations or {}, gpushare.MEMORY):
+        if native.counts(annotations, gpushare.MEMORY):
             self.counted.add(name)
         self.placeless.discard(name)
         reported = reader.read(node)
@@ -67,18 +68,18 @@ class ReportedNodes:
             self.others.pop(name, None)
             return None
         self.unusable.pop(name, None)
-        if Offer.GPUSHARE in reported.offers and native.INVENTORY not in (node.metadata.annotations or {}):
+        if Offer.GPUSHARE in reported.offers and native.INVENTORY not in annotations:
             self.placeless.add(name)
         # No agent would give a Pod its cards there now; what runs stays booked.
         if node.agent_away:
             reported = replace(reported, cards=tuple(replace(card, healthy=False) for card in reported.cards))
-        if hami.OFFERS & reported.offers and served_by_other(node, hami.TOKENS * len(reported.cards)):
+        if not hami.OFFERS.isdisjoint(reported.offers) and served_by_other(node, hami.TOKENS * len(reported.cards)):
             reported = replace(reported, offers=reported.offers - hami.OFFERS)  # the kubelet would ask that plugin
-        resources = None if opted_in(node.metadata.labels) else other_resources(node)
+        resources = None if opted_in(labels) else other_resources(node)
         self._other_resources.pop(name, None)
         if resources != ():
             self._other_resources[name] = resources
-        others = others_of(resources, self.drivers.on(name, node.metadata.labels))
+        others = others_of(resources, self.drivers.on(name, labels))
         self._reported[name] = replace(reported, others=others) if others else reported
         return self._shown(name)
 

@@ -145,7 +145,9 @@ class Cluster:
     def _reseat(self, node: Node) -> None:
         """Cards are who their UUID says: what is booked follows them when their numbers change over a reboot."""
         booked = [booking.uid for booking in self.ledger.on(node.name)]
-        today = {card.uuid: card.index for card in node.cards if card.uuid} if booked else {}
+        if not booked:
+            return
+        today = {card.uuid: card.index for card in node.cards if card.uuid}
         for uid in booked:
             self.release_hold(uid)
             for known in (self.placed, self.assumed):
