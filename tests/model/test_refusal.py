@@ -40,3 +40,11 @@ def test_show_handles_values_that_str_cannot() -> None:
         deep = [deep]
     assert show(deep) == "a list of 1"
     assert show(10**5000) == "a number of enormous size"
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "\x1b]0;x\x07", "a\r\nb", "\u202e", "\x9b", "\ud800", "\0"])
+def test_sentence_steers_no_terminal(text: str) -> None:
+    """It is in events and in the answers to kube-scheduler and to the API server, which kubectl prints."""
+    for broken in (Invalid("spec.x", text, "y"), Invalid(f'limits["{text}"]', None, "y"), Invalid("spec.x", 1, text)):
+        assert broken.sentence().isprintable()
+    assert show(text).isprintable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aliquot.model.reason import Reason
+from aliquot.model.text import printable
 
 __all__ = ["Invalid", "Reason", "Refusal", "show"]
 
@@ -30,10 +31,11 @@ class Invalid:
     allowed: str
 
     def sentence(self) -> str:
-        """Names the field, what it was, and what is allowed."""
+        """Names the field, what it was, and what is allowed; on one line, without signs that steer terminals: it is in
+        events, logs and the answers of others' programs."""
         if self.value is None:
-            return f"{self.field} is missing: {self.allowed}"
-        return f"{self.field}: {show(self.value)} is not allowed: {self.allowed}"
+            return printable(f"{self.field} is missing: {self.allowed}")
+        return printable(f"{self.field}: {show(self.value)} is not allowed: {self.allowed}")
 
 
 def show(value: object) -> str:
@@ -46,4 +48,4 @@ def show(value: object) -> str:
         text = f"a {'mapping' if isinstance(value, dict) else 'list'} of {len(value)}"
     else:
         text = f'"{value}"' if isinstance(value, str) else str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return printable(text if len(text) <= 80 else text[:77] + "...")

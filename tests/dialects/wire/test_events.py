@@ -48,3 +48,7 @@ def test_event_note_is_truncated_and_valid(note: str) -> None:
     cut = shorten(note)
     assert len(cut.encode()) <= 1024
     assert shorten(cut) == cut
+
+
+def test_note_of_an_event_steers_no_terminal() -> None:
+    assert shorten("a\x1b[2J\r\n\u202e\ud800") == r"a\x1b[2J\r\n\u202e\ud800"

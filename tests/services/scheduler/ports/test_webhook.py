@@ -241,3 +241,17 @@ def test_pod_that_is_nested_very_deep_is_reviewed_all_the_same() -> None:
     assert status == 200
     removed = {"op": "remove", "path": "/metadata/annotations/aliquot.dev~1grant"}
     assert removed in json.loads(base64.b64decode(json.loads(answer)["response"]["patch"]))
+
+
+@pytest.mark.parametrize("where", ["annotations", "limits"])
+def test_answer_of_a_review_steers_no_terminal(where: str) -> None:
+    text = "\x1b]0;x\x07\x1b[2J\r\u202e"
+    pod = asking({QGPU_CORE: text if where == "limits" else 30, QGPU_MEMORY: 4})
+    pod["metadata"] |= {"annotations": {"tke.cloud.tencent.com/app-class": text}}
+    status, answer = Webhook().post(json.dumps(review_of(pod)).encode())
+    refused = json.loads(answer)["response"]["status"]
+    assert status == 200
+    assert refused["message"].isprintable()
+    assert all(
+        cause["field"].isprintable() and cause["message"].isprintable() for cause in refused["details"]["causes"]
+    )

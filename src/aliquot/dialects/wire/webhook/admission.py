@@ -42,6 +42,7 @@ from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid, show
+from aliquot.model.text import printable
 
 _API = "admission.k8s.io/v1"
 _DEFAULT_SCHEDULER = "default-scheduler"  # the API server's default
@@ -165,7 +166,7 @@ def _answer(
 def _status(problems: tuple[Invalid, ...], pod: JsonView) -> JsonObject:
     """Every violation, as a message for people and as causes for programs."""
     listed, more = problems[:_MOST_LISTED], len(problems) - _MOST_LISTED
-    sentences = [_printable(problem.sentence()) for problem in listed]
+    sentences = [printable(problem.sentence()) for problem in listed]
     if len(sentences) == 1:
         message = sentences[0]
     else:
@@ -174,7 +175,7 @@ def _status(problems: tuple[Invalid, ...], pod: JsonView) -> JsonObject:
     causes = [_cause(problem) for problem in listed]
     metadata = mapping_at(pod.get("metadata"), "", [])
     name = metadata.get("name") or metadata.get("generateName")
-    details = {"kind": "Pod", "name": _printable(name) if isinstance(name, str) else "", "causes": causes}
+    details = {"kind": "Pod", "name": printable(name) if isinstance(name, str) else "", "causes": causes}
     return {"status": "Failure", "code": 422, "reason": "Invalid", "message": message, "details": details}
 
 
@@ -184,14 +185,9 @@ def _cause(problem: Invalid) -> dict[str, str]:
     why = "missing" if missing else f"{show(problem.value)} is not allowed"
     return {
         "reason": "FieldValueRequired" if missing else "FieldValueInvalid",
-        "field": _printable(problem.field),
-        "message": _printable(f"{why}: {problem.allowed}"),
+        "field": printable(problem.field),
+        "message": printable(f"{why}: {problem.allowed}"),
     }
-
-
-def _printable(text: str) -> str:
-    """Text that can be encoded: replaces lone surrogates by question marks."""
-    return text.encode(errors="replace").decode()
 
 
 # --- the patch ---------------------------------------------------------------------------------------------------
@@ -245,8 +241,8 @@ def _forged_grants(annotations: JsonView) -> list[str]:
 
 
 def _warning(sentence: str, longest: int = _LONGEST_WARNING) -> str:
-    printable = _printable(sentence)
-    return printable if len(printable) <= longest else printable[: longest - 3] + "..."
+    shown = printable(sentence)
+    return shown if len(shown) <= longest else shown[: longest - 3] + "..."
 
 
 # --- the environment, for runtimes without CDI -------------------------------------------------------------------
