@@ -108,9 +108,13 @@ WHOLE_CARDS_NEED = f"T9k's labels for xgn, and label {qgpu.ENABLE_LABEL}=disable
 
 
 class NodeReader:
-    """Reads the Nodes of one cluster. Most differ in names and cards only: each kind is read once."""
+    """Reads the Nodes of one cluster. Most differ in names and cards only: each kind is read once.
+
+    Those with very long texts are not kept: an agent could fill our memory with them.
+    """
 
     _MOST = 4096
+    _LONGEST = 8192  # characters
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -126,9 +130,11 @@ class NodeReader:
         key = self._kind(node, inventory)
         known = self._known.get(key)
         if known is None:
+            known = parse_node(node, self.rules)
             if len(self._known) >= self._MOST:
                 self._known.clear()
-            known = self._known[key] = parse_node(node, self.rules)
+            if len(str(key)) <= self._LONGEST:
+                self._known[key] = known
         if not isinstance(known, Node):
             return known
         if inventory is None:
