@@ -215,6 +215,24 @@ def test_daemon_is_no_process_of_the_run_that_started_it() -> None:
         machine.close()
 
 
+def test_simulated_cards_are_no_process_of_the_run_in_whose_shell_the_daemon_was_started() -> None:
+    machine = Machine([])
+    aliquot = shlex.join(ALIQUOT)
+    shell = f"{aliquot} down; {aliquot} up --simulate 1x8GiB --listen 0 & wait; sleep 600"
+    try:
+        machine.aliquot("run", "-d", "--simulate", "1x8GiB", "--name", "shell", "--", "sh", "-c", "sleep 600 & " + shell)
+        first = int((machine.home / "lock").read_text())
+        eventually(lambda: _answers(machine, running=["shell"]) and int((machine.home / "lock").read_text()) != first)
+        cards = json.loads((machine.home / "player.json").read_text())
+        stopped = machine.aliquot("stop", "shell")
+        assert (stopped.returncode, stopped.stderr) == (0, "shell: SIGTERM to 2 processes\nshell: stopped\n")
+        assert json.loads((machine.home / "player.json").read_text()) == cards
+        assert _answers(machine, running=[])
+    finally:
+        machine.aliquot("down")
+        machine.close()
+
+
 def test_daemon_does_not_inherit_the_folder_and_the_limits_of_the_run_that_started_it(tmp_path: Path) -> None:
     machine = Machine([])
     shell = 'ulimit -S -t 3600; ulimit -S -v 9999999; ulimit -S -f 99999; exec nice -n 3 "$@"'

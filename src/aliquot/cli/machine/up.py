@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own_home
+from aliquot.adapters.host.home import NAME_VARIABLE, SIM_VARIABLE, TENANT_VARIABLE, Home, HomeError, homes, own_home
 from aliquot.cli.amounts import SIMULATED, AmountError, Cards, parse_memory
 from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
 from aliquot.cli.errors import InputError
@@ -206,6 +206,8 @@ def up(
     if detach:
         _in_background(words, listen)
         return
+    for name in (TENANT_VARIABLE, NAME_VARIABLE):  # in a run: what the daemon starts does not belong to that run
+        os.environ.pop(name, None)
     home = own_home()
     if home not in homes()[:1]:
         _check_no_system_daemon(homes()[0])
