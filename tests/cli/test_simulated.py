@@ -218,10 +218,12 @@ def test_daemon_is_no_process_of_the_run_that_started_it() -> None:
 def test_simulated_cards_are_no_process_of_the_run_in_whose_shell_the_daemon_was_started() -> None:
     machine = Machine([])
     aliquot = shlex.join(ALIQUOT)
-    shell = f"{aliquot} down; {aliquot} up --simulate 1x8GiB --listen 0 & wait; sleep 600"
+    up = ("up", "--simulate", "1x8GiB", "--listen", "0")
+    shell = f"sleep 600 & {aliquot} down; {aliquot} {shlex.join(up)} & wait; sleep 600"
     try:
-        machine.aliquot("run", "-d", "--simulate", "1x8GiB", "--name", "shell", "--", "sh", "-c", "sleep 600 & " + shell)
+        machine.aliquot(*up, "-d")
         first = int((machine.home / "lock").read_text())
+        machine.detach("--name", "shell", "--memory", "1", "--", "sh", "-c", shell)
         eventually(lambda: _answers(machine, running=["shell"]) and int((machine.home / "lock").read_text()) != first)
         cards = json.loads((machine.home / "player.json").read_text())
         stopped = machine.aliquot("stop", "shell")

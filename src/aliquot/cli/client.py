@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -22,6 +23,7 @@ _Answer = TypeVar("_Answer")
 
 _DENIED = 77
 _LONGEST_DELAY = 60.0
+_RETURN = 15.0  # seconds for which a command that watches waits for a daemon to come back
 _KUBELET = "/var/lib/kubelet/device-plugins"
 _NO_DAEMON = (
     "no daemon runs on this machine: start one with `aliquot up -d`; `aliquot run` and `aliquot apply` start it too"
@@ -34,6 +36,10 @@ _NO_AGENT = (
 
 class NoDaemonRunsError(InputError):
     """No daemon runs."""
+
+
+class NotServedError(InputError):
+    """A daemon was there and gave no answer; most often it was killed meanwhile."""
 
 
 class NotFoundError(InputError):
@@ -89,7 +95,7 @@ def events(request: JsonView, timeout: float | None = 10.0, what: str = "run") -
         on_node = homes()[0].run == SYSTEM_RUN and os.path.isdir(_KUBELET)
         raise NoDaemonRunsError(_NO_AGENT if on_node else _NO_DAEMON) from None
     except ControlError as error:
-        raise InputError(str(error)) from error
+        raise NotServedError(str(error)) from error
     except AnswerError as error:
         raise refused(error, what) from error
 
@@ -100,12 +106,30 @@ def ask(request: JsonView, what: str = "run", timeout: float = 10.0) -> JsonObje
         if "ok" in message:
             answer: JsonObject = message["ok"]
             return answer
-    raise InputError("the daemon closed the connection without an answer")
+    raise NotServedError("the daemon closed the connection without an answer")
 
 
 def read_status() -> Status:
     """The daemon's status."""
     return parse_status(ask({"op": "status"}))
+
+
+class Watch:
+    """Asks over and over, and waits for a daemon that is started again."""
+
+    def __init__(self) -> None:
+        self._seen = time.monotonic()
+
+    def look(self, ask_daemon: Callable[[], _Answer]) -> _Answer | None:
+        """None while no daemon answers. Raises InputError when that takes too long."""
+        try:
+            answer = ask_daemon()
+        except (NoDaemonRunsError, NotServedError):
+            if time.monotonic() - self._seen > _RETURN:
+                raise
+            return None
+        self._seen = time.monotonic()
+        return answer
 
 
 def parse_status(answer: JsonObject) -> Status:

@@ -329,6 +329,30 @@ def test_top_refreshes(machine: Machine) -> None:
     os.close(ours)
 
 
+def test_top_waits_for_a_daemon_that_restarts(own: Machine) -> None:
+    own.up()
+    ours, theirs = pty.openpty()
+    environment = {**own.environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    with subprocess.Popen([*ALIQUOT, "top", "--every", "0.1"], stdin=theirs, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while b"Paper 1000" not in shown:
+            shown += os.read(ours, 4096)
+        own.kill()
+        note = b"no daemon runs: waiting for it to come back"
+        while note not in shown:
+            shown += os.read(ours, 4096)
+        own.up()
+        while shown.rpartition(note)[2].count(b"Paper 1000") < 2:  # the second one without the note
+            shown += os.read(ours, 4096)
+        os.write(ours, b"q")
+        with contextlib.suppress(OSError):  # the other end is closed
+            while os.read(ours, 4096):
+                pass
+        assert process.wait(PATIENCE) == 0
+    os.close(ours)
+
+
 def test_top_on_a_dumb_terminal_prints_once(machine: Machine) -> None:
     """It cannot be redrawn: nothing at all was shown."""
     ours, theirs = pty.openpty()

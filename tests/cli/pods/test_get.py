@@ -9,11 +9,13 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from aliquot.cli.client import NoDaemonRunsError, NotServedError
 from aliquot.cli.main import cli
 from aliquot.cli.pods import get as module
 from aliquot.cli.pods.get import Changes, Seen
 from aliquot.cli.pods.kinds import POD, targets
 from aliquot.cli.pods.rows import state_of
+from aliquot.model.status.machine import Status
 from kit.machines.fakedaemon import (
     FakeDaemon,
     a_card,
@@ -275,3 +277,24 @@ def test_watch_survives_a_daemon_restart(daemon: FakeDaemon, monkeypatch: pytest
     daemon.close()
     daemon.listen()
     assert next(looks).pods == []
+
+
+def test_watch_survives_a_daemon_that_ends_while_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_EVERY", 0.01)
+    answers: list[Status | Exception] = [
+        NotServedError("closed"),
+        NoDaemonRunsError("none"),
+        machine_status(a_status()),
+    ]
+
+    def answer() -> Status:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(module, "local_status", answer)
+    looks = module._looks(machine_status(a_status()))
+    next(looks)
+    assert next(looks).pods == []
+    assert answers == []

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import click
 
 from aliquot.adapters.host.users import user_name
-from aliquot.cli.client import ask, parse_status, read_status
+from aliquot.cli.client import Watch, ask, parse_status, read_status
 from aliquot.cli.pods.rows import compute, latency_words, paused_time, waiting_lines
 from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
 from aliquot.model.residency import Way, Where
@@ -40,6 +40,7 @@ _DROPPABLE = (
 )  # on a narrow terminal, in this order
 _RIGHT = ("CORE", "SHARE", "PAUSED", "REFUSED")
 _BAR = 10
+_AWAY = "no daemon runs: waiting for it to come back\n"
 _MANY = 4  # cards; with more, those without tenants are summed up
 
 
@@ -244,12 +245,15 @@ def _live(status: Status, interval: float) -> None:
 
     console = Console(highlight=False)
 
-    def shown(status: Status) -> Text:
-        return Text(fitted(view(status, console.width), console.height), no_wrap=True, overflow="ellipsis")
+    def shown(status: Status, note: str = "") -> Text:
+        return Text(fitted(note + view(status, console.width), console.height), no_wrap=True, overflow="ellipsis")
 
+    watch = Watch()
     with _keys() as left, Live(shown(status), console=console, screen=True, auto_refresh=False) as live:
         while not left(interval):
-            live.update(shown(read_status()), refresh=True)
+            now = watch.look(read_status)
+            status = now or status
+            live.update(shown(status, "" if now else _AWAY), refresh=True)
 
 
 def fitted(text: str, height: int) -> str:

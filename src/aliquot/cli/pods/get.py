@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 import msgspec
 
-from aliquot.cli.client import NoDaemonRunsError, ask
+from aliquot.cli.client import Watch, ask
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import types_and_names
 from aliquot.cli.pods.kinds import Kind, Target, targets
@@ -35,7 +35,6 @@ from aliquot.model.text import printable_json
 Found = list[tuple[Kind, Object]]
 
 _EVERY = 0.5  # seconds from look to look
-_RETURN = 15.0  # seconds for which a watch waits for a daemon to come back
 _RIGHT = frozenset({"RESTARTS", "FREE"})
 _DROPPABLE = ("ON ONE CARD", "POLICY", "NODE", "CLASS", "RESTARTS", "AGE", "CORE", "READY")  # on a narrow terminal
 
@@ -189,17 +188,11 @@ def _watch(
 def _looks(status: Status) -> Iterator[Status]:
     """What there is, over and over; a daemon that is started again is waited for."""
     yield status
-    seen = time.monotonic()
+    watch = Watch()
     while True:
         time.sleep(_EVERY)
-        try:
-            status = local_status()
-        except NoDaemonRunsError:
-            if time.monotonic() - seen > _RETURN:
-                raise
-            continue
-        seen = time.monotonic()
-        yield status
+        if (now := watch.look(local_status)) is not None:
+            yield now
 
 
 def _still(status: Status, wanted: Sequence[Target], where: str | None) -> Found:

@@ -16,7 +16,7 @@ import click
 from msgspec import UNSET
 
 from aliquot.adapters.host.logfiles import OLDER
-from aliquot.cli.client import NotFoundError, ask, parse_answer, read_status
+from aliquot.cli.client import NotFoundError, Watch, ask, parse_answer, read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import pods_and_runs
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Target, targets
@@ -71,7 +71,8 @@ def logs(
     output = _output(name, container, namespace)
     if output.why_none is not None and not follow:
         raise InputError(output.why_none, code=1)
-    while follow and not os.path.exists(output.path) and output.is_running():
+    watch = Watch()
+    while follow and not os.path.exists(output.path) and watch.look(output.is_running) is not False:
         time.sleep(_EVERY)
     try:
         with contextlib.closing(_Reading(output.path, _open(output.path))) as reading:
@@ -80,9 +81,10 @@ def logs(
                 reading.begin(tail)
                 while follow:
                     replaced = reading.is_replaced()
-                    if not output.is_running():
+                    running = watch.look(output.is_running)
+                    if running is False:
                         break
-                    if replaced:  # and it still runs: a daemon that restarted made another log for it
+                    if replaced and running:  # and it still runs: a daemon that restarted made another log for it
                         reading.reopen()
                     time.sleep(_EVERY)
                     reading.go_on()

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import click
 
-from aliquot.cli.client import NoDaemonRunsError
+from aliquot.cli.client import NoDaemonRunsError, NotServedError
 from aliquot.cli.pods.kinds import POD
 from aliquot.cli.pods.rows import local_status, ready, shortened, state_of
 from aliquot.cli.tables import printable, table
@@ -122,7 +122,7 @@ def _poll(deadline: float) -> Iterator[Status]:
     while True:
         try:
             yield local_status()
-        except NoDaemonRunsError:
+        except (NoDaemonRunsError, NotServedError):
             if time.monotonic() > deadline:
                 raise
         if time.monotonic() > deadline:
