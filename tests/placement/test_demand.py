@@ -22,6 +22,17 @@ def test_demand_of_containers_that_stay_together_is_that_of_one_that_uses_as_muc
     assert demand_of(a_claim(*together, together=True)) == demand_of(asking(8, 30, count=2))
 
 
+def test_demand_of_containers_that_stay_together_holds_the_card_if_one_of_them_does() -> None:
+    for parts in ((WHOLE, a_slice(1)), (a_slice(1), WHOLE), (WHOLE, WHOLE)):
+        containers = (a_container(part, name=f"c{at}", index=at) for at, part in enumerate(parts))
+        assert demand_of(a_claim(*containers, together=True)).parts[0].slice.exclusive
+
+
+def test_demand_of_percentages_that_stay_together_is_their_sum_rounded_up() -> None:
+    parts = (a_container(Slice(memory_percent=part), name=f"c{at}", index=at) for at, part in enumerate((20, 30)))
+    assert demand_of(a_claim(*parts, together=True)) == demand_of(a_claim(a_container(Slice(memory_percent=50))))
+
+
 @pytest.mark.parametrize(
     ("claim", "at_once"),
     [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aliquot.model.choice import Rule
 from aliquot.model.claim import AppClass, Claim, Usage
-from aliquot.model.device import Card
+from aliquot.model.device import Card, reserve_mib
 from aliquot.model.node import Node
 from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Occupant
@@ -20,6 +20,7 @@ from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
 from aliquot.placement.policies.ranking import parking_scores
+from aliquot.placement.rooms import reserve
 from kit.values.boards import claims, nodes
 from kit.values.builders import EVERY_OFFER, GIB, a_board, a_node, asking, whole_node
 
@@ -119,6 +120,11 @@ def test_ledger_refuses_what_the_pool_has_no_room_for() -> None:
     assert scene.ledger.assume(claim, grant, 1.0) == refusals
     scene.board.set_node(a_stretched(2.0, CARD, CARD, pool=4))
     assert isinstance(scene.ledger.assume(claim, grant, 1.0), Booking)
+
+
+def test_reserve_of_many_cards_is_that_of_each() -> None:
+    sizes = [gib * GIB for gib in (1, 2, 4, 8, 16, 24, 40, 48, 80, 96, 141, 192, 288, 512)]
+    assert reserve(np.array(sizes)).tolist() == [reserve_mib(size) for size in sizes]
 
 
 def test_whole_node_is_given_also_where_cards_may_be_booked_beyond_their_memory() -> None:

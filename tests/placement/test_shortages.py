@@ -128,6 +128,13 @@ CASES: list[tuple[Node, list[Occupant], Claim, list[Short]]] = [
         asking(16, count=2),
         [(1, Reason.MEMORY, 16 * GIB, 15 * GIB, False), (None, Reason.CARDS, 2, 1, False)],
     ),
+    (of(Card(0, GIB, max_slices=0)), [], whole_cards(2), [(None, Reason.CARDS, 2, 1, True)]),
+    (
+        of(Card(0, GIB, model="A"), Card(1, GIB, model="B")),
+        [],
+        asking(1, count=2, models=frozenset("A")),
+        [(1, Reason.MODEL, 1, 0, True), (None, Reason.CARDS, 2, 1, True)],
+    ),
     (
         TIGHT,
         [],
@@ -154,6 +161,12 @@ CASES: list[tuple[Node, list[Occupant], Claim, list[Short]]] = [
         FULL,
         asking(14, park_after=30.0),
         [(slot, Reason.MEMORY, 14 * GIB, 9 * GIB, False) for slot in (0, 1)],
+    ),
+    (
+        stretched(2 * GIB),
+        FULL[4:],
+        asking(10, count=2),
+        [(1, Reason.HOST_POOL, 2 * GIB, GIB, False), (None, Reason.CARDS, 2, 1, False)],
     ),
     (stretched(4 * GIB), FULL, asking(10, count=2), []),
     (

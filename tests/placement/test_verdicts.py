@@ -43,6 +43,15 @@ def _busy(memory_gib: int = 0, *, node: Node | None = None, core: int = 0, exclu
     return board
 
 
+def _short_of_host(node: Node) -> Board:
+    board = a_board(node)
+    board.take("n1", Occupant({0: Usage(9 * GIB)}, cpu_milli=50, memory_mib=50))
+    return board
+
+
+_TWO_BUSY = a_node("n1", 16, 16, cpu_milli=100)
+
+
 TWO_FIVES = a_claim(a_container(a_slice(5), name="a"), a_container(a_slice(5), name="b", index=1))
 QGPU_ONLY = a_node("n1", 16, offers=frozenset({Offer.QGPU}))
 SICK = Node("n1", (Card(0, 16 * GIB, healthy=False),), frozenset(Offer))
@@ -67,6 +76,13 @@ SICK = Node("n1", (Card(0, 16 * GIB, healthy=False),), frozenset(Offer))
         (a_board(a_node("n1", 16, cpu_milli=100)), asking(24, cpu_milli=200), (Reason.CPU, True)),
         (_busy(14, node=a_node("n1", 16, 4)), asking(8), (Reason.MEMORY, False)),
         (a_board(a_node("n1", 8)), TWO_FIVES, (Reason.CONTAINERS, False)),
+        (_short_of_host(a_node("n1", 16, cpu_milli=100)), asking(24, cpu_milli=100), (Reason.MEMORY, True)),
+        (_short_of_host(a_node("n1", 16, memory_mib=100)), asking(24, memory_mib=100), (Reason.MEMORY, True)),
+        (_short_of_host(a_node("n1", 16, cpu_milli=100)), asking(1, 110, cpu_milli=100), (Reason.CORE, True)),
+        (_short_of_host(a_node("n1", 16, cpu_milli=100)), asking(1, count=2, cpu_milli=100), (Reason.CARDS, True)),
+        (_short_of_host(_TWO_BUSY), asking(8, count=2, cpu_milli=100), (Reason.CPU, False)),
+        (_busy(14, node=a_node("n1", 16, 4, 4)), asking(8), (Reason.MEMORY, False)),
+        (_busy(1, core=90, node=a_node("n1", 16, 4, 4)), asking(8, 20), (Reason.CORE, False)),
     ],
     ids=[
         "it fits",
@@ -85,6 +101,13 @@ SICK = Node("n1", (Card(0, 16 * GIB, healthy=False),), frozenset(Offer))
         "what the node lacks over what its cards lack",
         "one card of two could do later",
         "each container alone would fit",
+        "too small, and no CPU now",
+        "too small, and no host memory now",
+        "never so much compute, and no CPU now",
+        "too few cards, and no CPU now",
+        "no CPU now, and too few cards now",
+        "one card of three could do later",
+        "one card of three could do later, with compute",
     ],
 )
 def test_verdict(board: Board, claim: Claim, verdict: tuple[Reason, bool] | None) -> None:

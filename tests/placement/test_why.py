@@ -19,7 +19,7 @@ from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
 from aliquot.placement.policies.ranking import packed_keys, spread_keys
 from aliquot.wording.placement import why_there
-from kit.values.builders import GIB, a_claim, a_container, a_node, a_slice
+from kit.values.builders import GIB, a_claim, a_container, a_node, a_slice, whole_node
 
 
 def a_pod(name: str, gib: int = 4, app_class: AppClass = AppClass.NORMAL, owner: str | None = None) -> Claim:
@@ -138,6 +138,10 @@ def test_a_whole_node_is_the_smallest_that_is_free() -> None:
     )
     grant, choice = box.put(claim)
     assert why_there(grant, choice) == "n1 had no other tenant, the smallest such node"
+
+
+def test_a_whole_node_that_is_the_only_one_needs_no_reason() -> None:
+    assert Box((24, 24)).put(whole_node())[1] == Choice((), 1)
 
 
 _classes = st.sampled_from([AppClass.NORMAL, ONLINE, OFFLINE])

@@ -77,7 +77,7 @@ def fitting_cards(board: Board, part: Part, demand: Demand, rows: Ints | slice) 
     """The cards with room for one slice of the part."""
     need = memory_need(board, part.slice, rows)
     cards: Bools = board.room_for(demand.parkable, rows) >= need
-    if part.count > 1 and board.elastic:
+    if board.elastic:
         cards &= _pool_share(board, part, rows) >= need
     if part.slice.core_milli:
         cards &= board.room_core[rows] >= part.slice.core_milli
@@ -231,7 +231,8 @@ def _about_nodes(board: Board, demand: Demand, rows: Ints) -> Iterator[Shortage]
 
 
 def _about_cards(board: Board, part: Part, demand: Demand, rows: Ints) -> Iterator[Shortage]:
-    """Per card every dimension that is short; and per node, when some cards would do but too few."""
+    """Of rows with too few cards for the part: per card every dimension that is short; and per node, that they are few,
+    where one is not enough or there is none."""
     there = board.memory[rows] > 0
     free = board.taken[rows][:, None] == 0  # the cards of a node that is taken whole are not the reason
     wanted_cards = _right_cards(board, demand, rows)
@@ -259,7 +260,7 @@ def _about_cards(board: Board, part: Part, demand: Demand, rows: Ints) -> Iterat
     need, memory_room = memory_need(board, part.slice, rows), board.room_for(demand.parkable, rows)
     if board.elastic:
         without_pool = _without_pool(board, demand, rows)
-        room = memory_room if part.count == 1 else np.minimum(memory_room, _pool_share(board, part, rows))
+        room = np.minimum(memory_room, _pool_share(board, part, rows))
         pool = asked & (room < need) & (without_pool >= need)
         beyond = need - spare(board, rows)
         yield short(Reason.HOST_POOL, pool, beyond, board.pool_left[rows][:, None] // part.count, False)
@@ -274,7 +275,7 @@ def _about_cards(board: Board, part: Part, demand: Demand, rows: Ints) -> Iterat
             never = most < np.asarray(wanted)  # then what an empty card has says more than what is free
             yield short(reason, asked & (room < wanted), wanted, np.where(never, most, room), never)
     cards = fitting_cards(board, part, demand, rows).sum(axis=1)
-    few = (cards < part.count) & ((part.count > 1) | ~there.any(axis=1)) & free[:, 0]
+    few = ((part.count > 1) | ~there.any(axis=1)) & free[:, 0]
     yield Shortage(
         Reason.CARDS, rows[few], None, np.full(int(few.sum()), part.count), cards[few],
         could.sum(axis=1)[few] < part.count,

@@ -12,7 +12,7 @@ from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.groups.planning import Member, Need, _in_turn, place_together
 from aliquot.services.scheduler.cluster import Placed
 from kit.clusters.watchobjects import a_cluster, as_pod, claim_of, free, live_node, pod_json
-from kit.values.builders import a_board, a_node, asking
+from kit.values.builders import a_board, a_claim, a_container, a_node, a_slice, asking, whole_node
 from kit.values.manifests import MEM
 
 
@@ -75,6 +75,16 @@ def test_as_many_of_each_role_as_are_needed_come_first_the_largest_before_others
     sizes = {"a3": 6, "b1": 2, "a1": 8, "c1": 9, "a2": 7}
     members = [Member(asking(size, name=name), role=name[0]) for name, size in sizes.items()]
     assert [member.claim.name for member in _in_turn(members, roles)] == names
+
+
+def test_members_come_by_the_largest_of_their_containers() -> None:
+    members = [
+        Member(a_claim(*(a_container(a_slice(size), name=f"c{size}") for size in sizes), name=name))
+        for name, sizes in (("b", (5, 6)), ("a", (1, 8)), ("c", (9,)))
+    ]
+    assert [member.claim.name for member in _in_turn(members, {})] == ["a", "b", "c"]
+    members.append(Member(whole_node("node")))
+    assert [member.claim.name for member in _in_turn(members, {})] == ["node", "a", "b", "c"]
 
 
 @pytest.mark.parametrize(("rows", "placed"), [((0, 1), ["b"]), ((0, 0), []), ((1, 0), ["a"]), ((None, None), ["a"])])

@@ -138,6 +138,16 @@ def test_score_of_a_node_includes_what_a_small_pod_pays_for_a_large_one() -> Non
     assert (scores[0] - scores[1]).tolist() == [400.0, 0.0]
 
 
+def test_scores_with_dues_are_those_of_the_last_lesson() -> None:
+    board, claim = _board(0, 1), _claim(500)
+    chooser = Chooser(board, dense())
+    for cards, times in ((4, 10), (1, 90), (2, 900)):
+        for at in range(times):
+            chooser.observe(_claim(1000, cards, name=f"p{at}"))
+        chooser.learn()
+        assert chooser.scores(claim).tolist() == Chooser(board, chooser.policy).scores(claim).tolist()
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=40))
 def test_places_follow_the_board(changes: list[tuple[int, int, bool]]) -> None:
     board = _board(0, 1, 2, 0)

@@ -10,7 +10,7 @@ from aliquot.model.claim import Slice
 from aliquot.placement.demand import demand_of
 from aliquot.placement.policies import workload as module
 from aliquot.placement.policies.workload import Shape, Workload, shape_of, typical_pods
-from kit.values.builders import GIB, a_claim, a_container, a_slice, asking, whole_node
+from kit.values.builders import GIB, a_claim, a_container, a_slice, asking, whole_cards, whole_node
 
 
 def test_the_workload_covers_95_percent_by_frequency() -> None:
@@ -57,6 +57,9 @@ def test_memory_shares_are_compared_by_the_usual_card_and_the_larger_dimension_c
 def test_shape_of_a_pod_that_takes_a_whole_node_is_one_whole_card_with_its_cpu_and_models() -> None:
     claim = replace(whole_node(), cpu_milli=700, models=frozenset({"B", "A"}))
     assert shape_of(demand_of(claim), 16 * GIB) == Shape(1, 1000, 700, ("A", "B"))
+    assert shape_of(demand_of(whole_cards(2)), 16 * GIB) == Shape(2, 1000, 0)
+    for mib, milli in ((9900, 990), (9901, 1000), (9905, 1000)):
+        assert shape_of(demand_of(a_claim(a_container(Slice(memory_mib=mib)))), 10_000) == Shape(1, milli, 0)
     claim = asking(4, cpu_milli=700, models=frozenset({"B", "A"}))
     assert shape_of(demand_of(claim), 16 * GIB) == Shape(1, 250, 700, ("A", "B"))
 

@@ -122,8 +122,11 @@ def test_room_is_kept_as_it_comes_free_for_the_most_important_first() -> None:
     with kept.aside("high"):
         assert ledger.board.room_memory[0, 0] == 10000
     assert ledger.board.room_memory[0, 0] == 0
-    with kept.aside("other"):
-        assert ledger.board.room_memory[0, 0] == 0
+    ledger.confirm("placed", "n1", Occupant({1: Usage(384)}))
+    for uid in ("other", "placed"):
+        with kept.aside(uid):
+            assert ledger.board.room_memory[0].tolist() == [0, 16000]
+    ledger.forget("placed")
     kept.drop("high")
     kept.drop("other")
     kept.renew("n1")

@@ -58,6 +58,24 @@ def test_fewest_victims_are_searched_for_within_the_limit(
     assert _victims(asking(8), [_tenant("a", 4), _tenant("b", 4), _tenant("c", 8)], 16) == gone
 
 
+@pytest.mark.parametrize(("most", "gone"), [(10, {"a", "d"}), (9, {"a", "b", "c"})])
+def test_victims_of_all_numbers_are_searched_for_within_one_limit(
+    monkeypatch: pytest.MonkeyPatch, most: int, gone: set[str]
+) -> None:
+    """Four of one and six of two."""
+    monkeypatch.setattr(victims, "_MOST_TRIALS", most)
+    tenants = [_tenant(name, size) for name, size in (("a", 3), ("b", 3), ("c", 3), ("d", 5))]
+    assert _victims(asking(10), tenants, 16) == gone
+
+
+def test_grant_is_on_the_card_that_the_victims_leave() -> None:
+    """Not on the one that it would get if all tenants were gone."""
+    tenants = [_tenant("a", 8, 0), _tenant("b", 8, 0), _tenant("c", 16, 1)]
+    plan = plan_on(_chooser(tenants, 16, 16), asking(16), "n1", tenants)
+    assert plan is not None
+    assert ([victim.uid for victim in plan.victims], [*plan.grant.usage()]) == (["c"], [1])
+
+
 def test_victims_are_of_a_card_that_is_large_enough_also_without_any_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(victims, "_MOST_TRIALS", 0)
     tenants = [_tenant("a", 4, 0), _tenant("b", 8, 1), _tenant("c", 8, 1)]
