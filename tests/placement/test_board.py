@@ -339,3 +339,18 @@ def test_board_without_cards_has_the_width_of_one() -> None:
     assert (board.width, board.cards[0], board.load[0]) == (1, 0, 1000)
     board.set_node(Node("n2", (Card(2, 1000),), frozenset({Offer.ANY})))
     assert board.width == 3
+
+
+def test_names_of_cards_that_no_node_has_any_more_are_forgotten() -> None:
+    """A node that gives its cards other names again and again neither fills our memory nor slows down every filter."""
+    board = Board()
+    board.set_node(Node("good", (Card(0, GIB, model="A100"), Card(1, GIB, model="T4")), frozenset({Offer.GPUSHARE})))
+    for at in range(200):
+        cards = tuple(Card(index, GIB, model=f"m-{at}-{index}") for index in range(50))
+        board.set_node(Node("evil", cards, frozenset({Offer.GPUSHARE})))
+    assert len(board.models) < 4200
+    named = {number: name for name, number in board.models.items()}
+    assert len(named) == len(board.models)
+    assert [named[number] for number in board.model[board.row_of["good"], :2].tolist()] == ["A100", "T4"]
+    evil = board.model[board.row_of["evil"], :50].tolist()
+    assert [named[number] for number in evil] == [f"m-199-{index}" for index in range(50)]

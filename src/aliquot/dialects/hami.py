@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.podrendering import Words
-from aliquot.dialects.pods import NVIDIA_GPU, Container, Pod, annotation_field, unnamed
+from aliquot.dialects.pods import NVIDIA_GPU, Container, Pod, annotation_field, listed_words, unnamed
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Share
@@ -187,8 +187,7 @@ def _app_class(asking: list[Container], problems: list[Invalid]) -> AppClass:
 
 def _listed(pod: Pod, key: str, problems: list[Invalid]) -> tuple[str, ...]:
     """Its words, separated by commas; none is no condition."""
-    words = {word.strip() for word in pod.text(key, problems).split(",")}
-    return tuple(sorted(words - {""}))
+    return tuple(sorted(listed_words(pod, key, problems)))
 
 
 def _card_filter(pod: Pod, problems: list[Invalid]) -> CardFilter | None:

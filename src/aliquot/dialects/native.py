@@ -25,7 +25,7 @@ import msgspec
 
 from aliquot.dialects import elastic
 from aliquot.dialects.nodes import MOST_CARDS
-from aliquot.dialects.pods import LARGEST_COUNT, Pod, annotation_field, user_of
+from aliquot.dialects.pods import LARGEST_COUNT, Pod, annotation_field, listed_words, user_of
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
@@ -151,7 +151,7 @@ def is_of_another_version(annotations: JsonView) -> bool:
 
 def card_models(pod: Pod, problems: list[Invalid]) -> tuple[str, ...]:
     """The models of which the Pod's cards may be; none: any."""
-    words = {word.strip().upper() for word in pod.text(CARD_MODELS, problems).split(",")} - {""}
+    words = {word.upper() for word in listed_words(pod, CARD_MODELS, problems)}
     if not words and CARD_MODELS in pod.annotations and not problems:
         allowed = "parts of the names of card models, such as A100,H200, or omit the annotation"
         problems.append(Invalid(annotation_field(CARD_MODELS), pod.annotations[CARD_MODELS], allowed))

@@ -81,6 +81,21 @@ def amount_at(value: object, field: str, problems: list[Invalid]) -> Fraction:
     return amount
 
 
+MOST_LISTED = 256  # words of an annotation that every card of the cluster is compared with
+
+
+def listed_words(pod: Pod, key: str, problems: list[Invalid]) -> set[str]:
+    """The annotation's words, separated by commas, without blanks around them; none, and one more problem, for too
+    many."""
+    words = {word.strip() for word in pod.text(key, problems).split(",")} - {""}
+    if len(words) <= MOST_LISTED:
+        return words
+    problems.append(
+        Invalid(annotation_field(key), f"{len(words)} names", f"at most {MOST_LISTED} names, separated by commas")
+    )
+    return set()
+
+
 def annotation_field(key: str) -> str:
     """Where a Pod's annotation stands."""
     return f'metadata.annotations["{key}"]'

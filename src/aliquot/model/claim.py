@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -79,9 +79,10 @@ class CardFilter:
         wanted = not self.models or any(part in name for part in self.models)
         return wanted and not any(part in name for part in self.not_models)
 
-    def allows_card(self, uuid: str) -> bool:
-        """Whether the card of that UUID may be used."""
-        return (not self.uuids or uuid in self.uuids) and uuid not in self.not_uuids
+    def card_rule(self) -> Callable[[str], bool]:
+        """Whether the card of a UUID may be used: made once, for many cards."""
+        wanted, avoided = frozenset(self.uuids), frozenset(self.not_uuids)
+        return lambda uuid: (not wanted or uuid in wanted) and uuid not in avoided
 
 
 @dataclass(frozen=True, slots=True)

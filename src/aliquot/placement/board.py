@@ -31,6 +31,7 @@ from aliquot.placement.remaining import Remaining
 __all__ = ["CLOSED", "OTHERS_BIT", "UNLIMITED", "Board", "Bools", "Floats", "Ints", "Occupant", "offer_bit"]
 
 UNLIMITED = 1 << 30  # more slices, MiB or milli-CPU than anything has; larger numbers are false and count as this much
+_MANY_MODELS = 4096  # names of cards, from which on those that no card has any more are forgotten
 
 _OFFER_BIT = {offer: 1 << place for place, offer in enumerate(Offer)}
 TOGETHER_BIT = 1 << (len(Offer) + 1)  # groups of Pods run side by side there
@@ -71,6 +72,7 @@ class Board(Remaining):
         self.nodes: list[Node | None] = []
         self.row_of: dict[str, int] = {}
         self.models: dict[str, int] = {"": 0}
+        self._most_models = _MANY_MODELS
         self.replicas: dict[str, dict[tuple[int, int], int]] = {}  # owner -> (row, slot) -> how many of its Pods
         self.members: dict[str, dict[tuple[int, int], int]] = {}  # the same by Claim.group_key
         self._parked_sizes: dict[tuple[int, int], Counter[int]] = {}  # MiB of each Pod on the card that may be parked
@@ -141,6 +143,8 @@ class Board(Remaining):
 
     def _columns_of(self, row: int, cards: tuple[Card, ...]) -> tuple[Ints, Ints, Bools, Bools, Ints, Ints]:
         self._widen(max((card.index + 1 for card in cards), default=1))
+        if len(self.models) >= self._most_models:
+            self._forget_models()
         memory, limit, slices = [0] * self.width, [0] * self.width, [0] * self.width
         healthy, withheld = [False] * self.width, [False] * self.width
         models = self.model[row].tolist()
@@ -152,6 +156,16 @@ class Board(Remaining):
             models[card.index] = self.models.setdefault(card.model, len(self.models))
         flags = np.array(healthy), np.array(withheld)
         return np.array(memory), np.array(limit), *flags, np.array(slices), np.array(models)
+
+    def _forget_models(self) -> None:
+        """Those that no slot remembers: a node may give its cards other names again and again."""
+        names, used = list(self.models), np.union1d(self.model, [0])
+        place = np.zeros(len(names), self.model.dtype)
+        place[used] = np.arange(len(used))
+        self.model[:] = place[self.model]
+        self.models = {names[old]: new for new, old in enumerate(used.tolist())}
+        self._most_models = max(_MANY_MODELS, 2 * len(self.models))
+        self._last_cards = None
 
     def drop_node(self, name: str) -> None:
         """The node is gone. Its row accepts no more claims, and is reused once nothing is booked on it."""

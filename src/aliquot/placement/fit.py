@@ -132,10 +132,11 @@ def _right_cards(board: Board, demand: Demand, rows: Ints | slice) -> Bools | No
     ]
     right: Bools = np.array(named, bool)[board.model[rows]]
     if cards is not None and (cards.uuids or cards.not_uuids):
+        allows_card = cards.card_rule()
         for at, row in enumerate(np.arange(board.rows)[rows].tolist()):
             node = board.nodes[row]
             for card in node.cards if node is not None else ():
-                right[at, card.index] &= cards.allows_card(card.uuid)
+                right[at, card.index] &= allows_card(card.uuid)
     return right
 
 
