@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from aliquot.adapters.host.control import AnswerError, ask
 from aliquot.adapters.host.home import Home
+from aliquot.cli.main import cli
+from kit.machines.fakedaemon import FakeDaemon, a_status, a_tenant
 from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
 
 
@@ -151,6 +154,15 @@ def test_logs_of_a_name_that_no_run_can_have(machine: Machine, name: str) -> Non
     with pytest.raises(AnswerError) as refused:
         ask([Home(str(machine.home), str(machine.home))], {"op": "logs", "name": name}, PATIENCE)
     assert refused.value.kind == "unknown-name"
+
+
+@pytest.mark.parametrize("words", [[], ["-o", "json"]])
+def test_a_run_that_ends_between_the_two_answers_is_listed_once(daemon: FakeDaemon, words: list[str]) -> None:
+    over = {"id": "id-short", "name": "short", "class": "normal", "uid": 0, "command": ["x"], "started": 1.0}
+    daemon.answers["status"] = a_status(tenants=[a_tenant("short"), a_tenant("long")])
+    daemon.answers["ended"] = {"ended": [{**over, "ended": 2.0, "exit_code": 0, "signal": None, "log": None}]}
+    shown = CliRunner().invoke(cli, ["ps", "-a", *words], catch_exceptions=False).output
+    assert (shown.count("short"), shown.count("long")) == ((2, 2) if words else (1, 1))  # in JSON also in the id
 
 
 def test_runs_are_completed(machine: Machine) -> None:

@@ -55,6 +55,9 @@ def ps(everything: bool, output: str) -> None:
     status = parse_status(answer)
     if everything and status.agent is UNSET:  # an agent keeps no runs
         answer |= ask({"op": "ended"})
+        over = {run["id"] for run in answer["ended"]}  # also of those that ended between the two answers
+        answer["tenants"] = [tenant for tenant in answer["tenants"] if tenant["id"] not in over]
+        status = parse_status(answer)
     if output == "json":
         keys = ("tenants", "queue", "pods", "ended")
         click.echo(json.dumps({key: answer[key] for key in keys if key in answer}, indent=2))
