@@ -264,6 +264,15 @@ def test_nodes_on_which_the_containers_do_not_go_together_are_left_out(monkeypat
     assert kept.first_fitting(claim, every, 3).tolist() == [4, 2], "a search that gave up says nothing of its node"
 
 
+def test_replicas_on_cards_that_no_node_has_do_not_count() -> None:
+    """An annotation names card 2 of two."""
+    board = a_cluster([[16, 16], [16, 16]])
+    board.take("n0", Occupant({board.width: Usage(1, slices=1)}, owner="owner"))
+    grant = Chooser(board, POLICIES["spread"]()).choose(a_claim(a_container(a_slice(4)), owner="owner"))
+    assert grant is not None
+    assert grant.node == "n0"
+
+
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 def test_nodes_are_left_out_also_where_replicas_of_the_owner_are(policy: str) -> None:
     """Then the claim has scores of its own: they must not offer the same node again."""

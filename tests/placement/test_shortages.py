@@ -114,6 +114,8 @@ CASES: list[tuple[Node, list[Occupant], Claim, list[Short]]] = [
     (TIGHT, [on(0, 1)] * 2, whole_cards(1), [(0, Reason.EXCLUSIVE, 0, 2, False)]),
     (TIGHT, [on(0, 1, exclusive=1)], asking(99), [(0, Reason.EXCLUSIVE, 0, 1, True)]),
     (of(Card(0, GIB, healthy=False)), [], asking(1), [(0, Reason.HEALTH, 1, 0, False)]),
+    (of(Card(0, GIB, healthy=False)), [], asking(1, 100), [(0, Reason.HEALTH, 1, 0, False)]),
+    (of(Card(0, GIB, healthy=False)), [], asking(1, 101), [(0, Reason.HEALTH, 1, 0, True)]),
     (of(Card(0, GIB, healthy=False)), [], asking(2), [(0, Reason.HEALTH, 1, 0, True)]),
     (of(Card(0, GIB, withheld=MIG_MODE)), [], asking(1), [(0, Reason.WITHHELD, 1, 0, False)]),
     (of(Card(0, GIB, model="B")), [], asking(1, models=frozenset("A")), [(0, Reason.MODEL, 1, 0, True)]),

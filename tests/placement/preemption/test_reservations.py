@@ -51,6 +51,15 @@ def test_free_part_of_a_card(there: list[Usage], wanted: Usage, kept: Usage) -> 
     assert part == Occupant({0: kept}, AppClass.ONLINE, "owner")
 
 
+def test_free_part_is_that_of_its_node() -> None:
+    board = _board()
+    board.set_node(Node("n2", (Card(0, 8192, "GPU-2"),), EVERY_OFFER))
+    board.set_node(Node("n3", (Card(0, 4096, "GPU-3"),), EVERY_OFFER))
+    wanted = Occupant({0: Usage(20000, slices=1)})
+    kept = [free_part(board, node, wanted).usage[0].memory_mib for node in ("n1", "n2", "n3")]
+    assert kept == [16384, 8192, 4096]
+
+
 def test_free_part_has_no_card_of_which_nothing_is_free_or_that_is_not_there() -> None:
     wanted = {0: Usage(1), 1: Usage(2), 2: Usage(3), 3: Usage(4)}
     board = _board(healthy=False)

@@ -57,13 +57,11 @@ class Reservations:
 
     def renew(self, node: str) -> None:
         """Something was freed on the node: keep of it what Pods wait for."""
-        if not self._kept or node not in self._ledger.board.row_of:
-            return
         there = self.on(node)
         for reservation in there:
             self._ledger.forget(reservation.uid)
         for reservation in there:
-            if node in self._ledger.board.row_of:  # else the last booking on a node that is gone was this one
+            if node in self._ledger.board.row_of:  # else it is gone, and had no booking but these
                 occupant = free_part(self._ledger.board, node, reservation.occupant)
                 self._ledger.confirm(reservation.uid, node, occupant)
 
