@@ -264,6 +264,17 @@ def test_nodes_on_which_the_containers_do_not_go_together_are_left_out(monkeypat
     assert kept.first_fitting(claim, every, 3).tolist() == [4, 2], "a search that gave up says nothing of its node"
 
 
+@pytest.mark.parametrize(("owner", "card"), [("owner", 0), ("other", 1)])
+def test_claim_is_seated_beside_no_replica_of_its_owner(owner: str, card: int) -> None:
+    """On the smaller card, which has a Pod too."""
+    board = a_cluster([[16, 24]])
+    for slot, of in enumerate(("third", "owner")):
+        board.take("n0", Occupant({slot: Usage(GIB, slices=1)}, owner=of))
+    grant = Chooser(board, POLICIES["spread"]()).seat(a_claim(a_container(a_slice(4)), owner=owner), 0)
+    assert grant is not None
+    assert grant.containers[0].shares[0].card == card
+
+
 def test_replicas_on_cards_that_no_node_has_do_not_count() -> None:
     """An annotation names card 2 of two."""
     board = a_cluster([[16, 16], [16, 16]])
