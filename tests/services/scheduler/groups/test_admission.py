@@ -337,6 +337,22 @@ def test_a_change_of_one_group_lets_no_other_be_planned_again() -> None:
     assert not cluster.groups.refused
 
 
+def test_a_large_group_that_was_found_short_is_planned_again_later_than_a_small_one() -> None:
+    """A plan of thousands of members every second would leave no time for other Pods."""
+    plans = {}
+    for members in 2, 1000:
+        cluster = a_cluster(live_node())
+        set_group(cluster, "x", members)
+        pod, *_ = add_members(cluster, *(f"x{at}" for at in range(members)), group="x", limits={MEM: "9"})
+        made = set()
+        for now in range(11):
+            asked(cluster, pod, "n1", now=float(now))
+            ((at, _),) = cluster.groups.refused.values()
+            made.add(at)
+        plans[members] = sorted(made)
+    assert plans == {2: list(range(11)), 1000: [0, 5, 10]}
+
+
 def test_of_two_groups_that_have_begun_the_older_goes_first() -> None:
     cluster = a_cluster(live_node("n1"), live_node("n2"), live_node("n3"))
     begun(cluster, "a", "n1")

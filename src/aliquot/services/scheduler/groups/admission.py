@@ -34,6 +34,9 @@ from aliquot.services.scheduler.roster import Standing
 PATIENCE = 30.0  # seconds for which places are held; kube-scheduler comes for all members within a few
 _LONGEST = 120.0  # the same, at most: the group's owner writes it, and other Pods wait for these cards
 _FRESH = 1.0  # seconds for which a group that was found short is not planned again: hundreds of members may ask
+_LARGE = (
+    200  # members, whose plan takes 60 ms; larger groups wait longer for the next, so that others are answered
+)
 
 Rows = Callable[[str], Ints | None]
 
@@ -136,7 +139,7 @@ def _admit_waiting(
     if pause is not None:
         return _paused(found, pause)
     known = cluster.groups.refused.get(group.key)
-    if known is not None and now - known[0] < _FRESH:
+    if known is not None and now - known[0] < _FRESH * max(1.0, len(found.waiting) / _LARGE):
         return known[1]
 
     def rows_for(uid: str) -> Ints | None:
