@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,12 +15,13 @@ import msgspec
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import show
-from aliquot.model.shallowjson import decoded
+from aliquot.model.shallowjson import shallow
 
 # DNS-1123, as the API server checks the names of Pods, namespaces and nodes.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _LONGEST_NAME = 253
 _PERCENTAGE = re.compile(r"(?<=\d) ?%")
+_MOST_CUT = 4 << 20  # bytes of a request whose depths are cut off; the event loop waits for it, 0.2 s at most
 
 
 class WireError(ValueError):
@@ -136,12 +136,24 @@ def offered_victims(preemption: Preemption) -> dict[str, Victims]:
 
 def _parse(body: bytes, kind: type[_Request]) -> _Request:
     try:
-        found: _Request = decoded(_DECODERS[kind].decode, body)
+        try:
+            return _decoded(body, kind)
+        except RecursionError:
+            if len(body) > _MOST_CUT:
+                raise
+            return _decoded(shallow(body), kind)
+    except RecursionError as error:
+        raise WireError("cannot be read: nested too deeply") from error
+
+
+def _decoded(body: bytes, kind: type[_Request]) -> _Request:
+    try:
+        found: _Request = _DECODERS[kind].decode(body)
         return found
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         first = error
     try:  # keys in another case
-        loose = decoded(partial(msgspec.json.decode, type=dict[str, msgspec.Raw]), body)
+        loose = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         names = {field.lower(): field for field in kind.__struct_fields__}
         renamed: _Request = _DECODERS[kind].decode(
             msgspec.json.encode({names.get(key.lower(), key): value for key, value in loose.items()})
@@ -149,7 +161,7 @@ def _parse(body: bytes, kind: type[_Request]) -> _Request:
         return renamed
     except msgspec.ValidationError as error:
         raise WireError(f"cannot be read: {error}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         raise WireError(f"cannot be read: {first}") from first
 
 
