@@ -12,7 +12,7 @@ from aliquot.adapters.host.control import NoDaemonError
 from aliquot.adapters.host.control import connect as really_connect
 from aliquot.adapters.host.home import Home
 from aliquot.cli import client
-from aliquot.cli.client import NoDaemonRunsError, ask, events
+from aliquot.cli.client import NoDaemonRunsError, Watch, ask, events
 from aliquot.cli.errors import InputError
 
 
@@ -59,3 +59,33 @@ def test_client_says_how_to_end_a_daemon_that_hangs(monkeypatch: pytest.MonkeyPa
             list(events({"op": "status"}, timeout=0.1))
     assert str(silent.value).startswith(f"the daemon (pid {os.getpid()}) does not answer: ")
     assert f"`kill -9 {os.getpid()}` ends it (tenants keep running)" in str(silent.value)
+
+
+def test_watch_counts_from_the_first_look_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`top --every 60` looks once a minute, and a command that Ctrl-Z stopped not at all."""
+    now = 0.0
+    monkeypatch.setattr(client.time, "monotonic", lambda: now)
+    watch = Watch()
+    assert watch.look(lambda: 1) == 1
+    now = 60.0
+    assert watch.look(_no_daemon) is None
+    now = 76.0
+    with pytest.raises(NoDaemonRunsError):
+        watch.look(_no_daemon)
+
+
+def test_watch_is_settled_a_while_after_a_daemon_has_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that wait must ask the new daemon first: until then it does not know them."""
+    now = 0.0
+    monkeypatch.setattr(client.time, "monotonic", lambda: now)
+    watch = Watch()
+    assert watch.settled
+    watch.look(_no_daemon)
+    watch.look(lambda: 1)
+    assert not watch.settled
+    now = 10.0
+    assert watch.settled
+
+
+def _no_daemon() -> int:
+    raise NoDaemonRunsError("none")

@@ -296,6 +296,21 @@ def test_run_in_queue_starts_the_daemon_that_was_killed(machine: Machine, detach
             assert run.wait(60) == -signal.SIGTERM
 
 
+def test_run_in_queue_starts_no_daemon_after_one_that_was_ended(machine: Machine) -> None:
+    """As by `systemctl stop`: who ended it starts the next one, or none."""
+    blocker = machine.detach("--gpus", "2", "--memory", "20", "--", "sleep", "600")
+    with machine.begin("run", "--memory", "8", "--", "true") as run:
+        eventually(lambda: machine.status()["queue"])
+        os.kill(int((machine.home / "lock").read_text()), signal.SIGTERM)
+        assert run.wait(60) == 1
+        assert run.stderr is not None
+        assert "did not restart within 15 s: start it with `aliquot up -d`" in run.stderr.read()
+    with pytest.raises(NoDaemonError):
+        machine.status()
+    assert machine.aliquot("up", "-d").returncode == 0
+    machine.aliquot("stop", blocker)
+
+
 def _answers(machine: Machine, *, running: list[str], waiting: list[str] | None = None) -> bool:
     """Whether a daemon runs that knows exactly these."""
     with contextlib.suppress(NoDaemonError, ControlError):

@@ -34,7 +34,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     try:
         return (yield)
     finally:
-        if nextitem is not None and scope_of(nextitem.nodeid) != scope_of(item.nodeid):
+        together = hasattr(item.config, "workerinput")  # else the tests of a cluster need not follow each other
+        if together and nextitem is not None and scope_of(nextitem.nodeid) != scope_of(item.nodeid):
             end_clusters(item)
 
 

@@ -23,6 +23,7 @@ _Answer = TypeVar("_Answer")
 
 _DENIED = 77
 _LONGEST_DELAY = 60.0
+_SETTLED = 3.0  # seconds
 _RETURN = 15.0  # seconds for which a command that watches waits for a daemon to come back
 _KUBELET = "/var/lib/kubelet/device-plugins"
 _NO_DAEMON = (
@@ -118,18 +119,26 @@ class Watch:
     """Asks over and over, and waits for a daemon that is started again."""
 
     def __init__(self) -> None:
-        self._seen = time.monotonic()
+        self._away: float | None = None  # since when no daemon answers
+        self._back = float("-inf")  # when one answered again
 
     def look(self, ask_daemon: Callable[[], _Answer]) -> _Answer | None:
         """None while no daemon answers. Raises InputError when that takes too long."""
         try:
             answer = ask_daemon()
         except (NoDaemonRunsError, NotServedError):
-            if time.monotonic() - self._seen > _RETURN:
+            self._away = time.monotonic() if self._away is None else self._away
+            if time.monotonic() - self._away > _RETURN:
                 raise
             return None
-        self._seen = time.monotonic()
+        if self._away is not None:
+            self._away, self._back = None, time.monotonic()
         return answer
+
+    @property
+    def settled(self) -> bool:
+        """Whether runs that wait had the time to ask a daemon that has restarted."""
+        return time.monotonic() - self._back > _SETTLED
 
 
 def parse_status(answer: JsonObject) -> Status:

@@ -65,11 +65,11 @@ class Connection:
             if error.errno is None:  # the path is too long: no daemon can listen there
                 raise NoDaemonError(path) from error
             raise ControlError(f"{path}: {error.strerror}") from error
-        self._pid, user = _listener(self._socket)
-        if not _may_trust(user, path, obeys=obeys):
+        self._pid, self.user = _listener(self._socket)
+        if not _may_trust(self.user, path, obeys=obeys):
             self._socket.close()
             raise ControlError(
-                f"{path}: user {user} listens there, neither root nor you: what it answers would run as you. "
+                f"{path}: user {self.user} listens there, neither root nor you: what it answers would run as you. "
                 "Set ALIQUOT_HOME to a folder of your own"
             )
 

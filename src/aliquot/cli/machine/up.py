@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from aliquot.adapters.host.home import NAME_VARIABLE, SIM_VARIABLE, TENANT_VARIABLE, Home, HomeError, homes, own_home
+from aliquot.adapters.host.home import (
+    CONTAINER_VARIABLE,
+    NAME_VARIABLE,
+    POD_VARIABLE,
+    SIM_VARIABLE,
+    TENANT_VARIABLE,
+    Home,
+    HomeError,
+    homes,
+    own_home,
+)
 from aliquot.cli.amounts import SIMULATED, AmountError, Cards, parse_memory
 from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
 from aliquot.cli.errors import InputError
@@ -206,7 +216,7 @@ def up(
     if detach:
         _in_background(words, listen)
         return
-    for name in (TENANT_VARIABLE, NAME_VARIABLE):  # in a run: what the daemon starts does not belong to that run
+    for name in (TENANT_VARIABLE, NAME_VARIABLE, POD_VARIABLE, CONTAINER_VARIABLE):  # what it starts is not the run's
         os.environ.pop(name, None)
     home = own_home()
     if home not in homes()[:1]:

@@ -82,7 +82,7 @@ def logs(
                 while follow:
                     replaced = reading.is_replaced()
                     running = watch.look(output.is_running)
-                    if running is False:
+                    if running is False and watch.settled:
                         break
                     if replaced and running:  # and it still runs: a daemon that restarted made another log for it
                         reading.reopen()

@@ -10,14 +10,23 @@ import time
 from collections.abc import Callable, Sequence
 
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError, connect
-from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError, homes, open_log, own_home
+from aliquot.adapters.host.home import (
+    CONTAINER_VARIABLE,
+    OF_A_TENANT,
+    POD_VARIABLE,
+    Home,
+    HomeError,
+    homes,
+    open_log,
+    own_home,
+)
 from aliquot.wording.amounts import memory
 
 _PATIENCE = 60.0  # seconds; a cold start reads numpy from a slow disk, NVML wakes sleeping cards
 _STEP = 0.02
 _MOST_TRIES = 5
 _RUNS_ALREADY = 1  # exit code of a daemon that found another one running
-_KILLED = range(129, 193)
+_KILLED = (*range(129, 193), *range(-64, 0))  # the daemon, or its launcher
 _LAUNCHER = os.path.join(os.path.dirname(__file__), "launcher.py")
 _LONGEST_LOG = 4 << 20
 _LEAST_FREE = 4 << 20
@@ -25,7 +34,7 @@ _LEAST_FILES = 64
 _ADVICE = "set ALIQUOT_HOME to a folder that you own"
 
 # Variables that the daemon must not inherit from the command that starts it.
-_FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, "CUDA_VISIBLE_DEVICES")
+_FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, POD_VARIABLE, CONTAINER_VARIABLE, "CUDA_VISIBLE_DEVICES")
 
 
 class StartError(Exception):
@@ -85,6 +94,8 @@ def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connect
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     # The launcher leaves this folder: paths that are relative to it become absolute.
     environment |= {"ALIQUOT_HOME": home.state} if environment.get("ALIQUOT_HOME") else {}
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        environment |= {name: os.path.abspath(environment[name])} if environment.get(name) else {}
     if environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = ":".join(map(os.path.abspath, environment["PYTHONPATH"].split(":")))
     try:

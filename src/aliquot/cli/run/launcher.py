@@ -14,6 +14,7 @@ import contextlib
 import os
 import resource
 import select
+import signal
 import subprocess
 import sys
 
@@ -23,6 +24,7 @@ _LIMITS = (resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resou
 def main(command: list[str]) -> int:
     """The exit code."""
     os.chdir("/")
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it has no exit codes
     _lift_limits()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - ourselves
     ended = os.pidfd_open(process.pid)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError
-from aliquot.adapters.host.home import own_home
+from aliquot.adapters.host.home import POD_VARIABLE, own_home
 from aliquot.cli.amounts import parse_cards, parse_duration
 from aliquot.cli.run.autostart import StartError, connect_or_start, wait_for_daemon
 from aliquot.model.text import printable
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from aliquot.model.openjson import JsonObject
 
 BAD_INPUT, NO_ROOM, DENIED, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED, STOPPED = 2, 75, 77, 126, 127, 130, 143
-_SYSTEM_RESTART = 15.0  # seconds for which a run waits for a daemon that it cannot start itself
-_OWN_RESTART = 1.0  # before it starts its own: another run or a service manager may be faster
+_RESTART = 15.0  # seconds for which a run waits for a daemon that others start
+_OWN_RESTART = 8.0  # before it starts one itself: a service manager does so 2 s later, with the right options
 _SPREAD = 20  # of 0.1 s: not all runs that waited start a daemon at the same moment; by their pid
 _FIRST_ANSWER = 30.0  # seconds within which the daemon reports at least the position
 _MOST_TRIES = 10  # daemons in a row that die within _LIVED
@@ -88,7 +88,7 @@ def wait_for_grant(
     position: Position | None = None
     tries = 0
     while tries < _MOST_TRIES:
-        began = time.monotonic()
+        began, ending = time.monotonic(), False
         shown = ""
         try:
             connection.send(request)
@@ -96,6 +96,7 @@ def wait_for_grant(
             while True:
                 message = _next(connection, deadline, answered)
                 answered = True
+                ending |= "ending" in message
                 if "ok" in message:
                     granted: Granted = message["ok"]
                     return granted
@@ -108,28 +109,37 @@ def wait_for_grant(
         except AnswerError as error:
             raise _refused(error) from error
         except TimeoutError:
-            raise RunError(f"--timeout: no room in time: {shortage_of(position or {})}", NO_ROOM) from None
+            raise _late(position) from None
         except ControlError as error:
             print_error(f"{error}; reconnecting")
             connection.close()
             tries = 0 if time.monotonic() - began > _LIVED else tries + 1
-            connection = reconnect(connection, up)
+            try:
+                connection = reconnect(connection, up, deadline, may_start=not ending)
+            except TimeoutError:
+                raise _late(position) from None
     raise RunError("the daemon restarted too often", 1)
 
 
-def reconnect(lost: Connection, up: list[str]) -> Connection:
+def reconnect(lost: Connection, up: list[str], deadline: float | None = None, *, may_start: bool = True) -> Connection:
     """Connect to the daemon that follows one that died. If that was ours and none follows, start one as a new run
-    would. Never in place of root's: it restarts, and two daemons would book the same cards twice. `aliquot down` does
-    not lead here: a daemon that stops answers the runs that wait."""
-    own = lost.path == own_home().control
+    would. Not in place of another user's (root's), which would book the same cards; nor in a Pod, with which it would
+    end. `may_start`: it did not end on SIGTERM. Raises TimeoutError at the deadline."""
+    ours = lost.user == os.geteuid() and lost.path == own_home().control and POD_VARIABLE not in os.environ
+    start = ours and may_start
+    patience = _OWN_RESTART + os.getpid() % _SPREAD / 10 if start else _RESTART
+    left = float("inf") if deadline is None else deadline - time.monotonic()
     try:
-        return wait_for_daemon(_OWN_RESTART + os.getpid() % _SPREAD / 10 if own else _SYSTEM_RESTART)[0]
+        return wait_for_daemon(min(patience, left))[0]
     except (NoDaemonError, ControlError) as error:
-        if own:
+        if left < patience:
+            raise TimeoutError from error
+        if start:
             return connect_to_daemon(up, None)
+        who = "start it" if ours else "root starts it"
         raise RunError(
-            f"the machine's daemon ended and did not restart within {_SYSTEM_RESTART:.0f} s: "
-            "root starts it with `aliquot up -d`; then repeat the command",
+            f"the daemon ended and did not restart within {patience:.0f} s: {who} with `aliquot up -d`; "
+            "then repeat the command",
             1,
         ) from error
 
@@ -143,6 +153,10 @@ def _next(connection: Connection, deadline: float | None, answered: bool) -> Jso
         return next(connection.events(_FIRST_ANSWER))
     except TimeoutError:
         raise RunError(connection.unanswered(), 1) from None
+
+
+def _late(position: Position | None) -> RunError:
+    return RunError(f"--timeout: no room in time: {shortage_of(position or {})}", NO_ROOM)
 
 
 def _refused(error: AnswerError) -> RunError:

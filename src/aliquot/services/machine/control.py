@@ -118,9 +118,12 @@ class ControlServer:
         await self._stopping.wait()
         sweeping.cancel()
         server.close()
-        for entry in list(self.machine.queue) if self._for_good else ():
-            entry.notify({"error": {"kind": "stopped", "text": "`aliquot down` stopped the daemon"}})
-            self.machine.queue.remove(entry)
+        for entry in list(self.machine.queue):
+            if self._for_good:
+                entry.notify({"error": {"kind": "stopped", "text": "`aliquot down` stopped the daemon"}})
+                self.machine.queue.remove(entry)
+            else:
+                entry.notify({"event": {"ending": True}})  # whoever ended it decides whether the next one starts
         await asyncio.sleep(0)  # let the last answers go out
 
     async def _sweep(self) -> None:

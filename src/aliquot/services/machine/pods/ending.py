@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from aliquot.adapters.host import processes
+from aliquot.adapters.host.home import POD_VARIABLE
 from aliquot.adapters.host.procscan import Scan
 from aliquot.adapters.storage.database import StoreError
 from aliquot.model.containers.localpod import LocalPod
 from aliquot.model.status.answers import Send
-from aliquot.services.machine.pods.supervisor import POD_VARIABLE
 
 _LOG = logging.getLogger("aliquot.pods")
 _PATIENCE = 3.0  # seconds after the grace period until the supervisor is killed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aliquot import dialects
-from aliquot.adapters.host.home import OF_A_TENANT
+from aliquot.adapters.host.home import CONTAINER_VARIABLE, OF_A_TENANT, POD_VARIABLE
 from aliquot.dialects.local.claims import accepted_claim
 from aliquot.dialects.local.pods import ContainerPlan, PodPlan, expand, plan_of
 from aliquot.model.claim import Claim
@@ -17,7 +17,6 @@ from aliquot.model.node import Node
 from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import TenantEnvironment
-from aliquot.services.machine.pods.supervisor import CONTAINER_VARIABLE, POD_VARIABLE
 from aliquot.services.machine.requests import RunRequest
 
 # Variables that a container must not inherit from the shell that applied it.

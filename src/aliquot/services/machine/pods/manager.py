@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aliquot.adapters.host import processes
-from aliquot.adapters.host.home import TENANT_VARIABLE
+from aliquot.adapters.host.home import POD_VARIABLE, TENANT_VARIABLE
 from aliquot.adapters.host.supervisors import SupervisorError, Supervisors, make_log_folder
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.folders import remove_folder
@@ -41,7 +41,6 @@ from aliquot.services.machine.pods.ending import PodEnding, send_signal
 from aliquot.services.machine.pods.records import PodRecords, as_owner, owner_of, workload_key
 from aliquot.services.machine.pods.reports import PodReport, with_report
 from aliquot.services.machine.pods.startorder import StartOrder
-from aliquot.services.machine.pods.supervisor import POD_VARIABLE
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.sweeper import Sweeper
 from aliquot.services.machine.tenants.machine import LocalMachine

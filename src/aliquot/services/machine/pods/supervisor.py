@@ -19,13 +19,12 @@ from typing import Any
 
 from aliquot.adapters.host import children, logfiles, processes, procscan
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
+from aliquot.adapters.host.home import CONTAINER_VARIABLE
 from aliquot.model.containers.launch import ContainerLaunch, LaunchSpec, ReportedEvent, ReportedState, parse_launch
 from aliquot.model.containers.localpod import MOST_EVENTS
 from aliquot.model.openjson import JsonObject
 from aliquot.services.machine.pods.lifecycle import Container, Lifecycle
 
-POD_VARIABLE = "ALIQUOT_POD"  # the Pod's uid: marks every process of the Pod
-CONTAINER_VARIABLE = "ALIQUOT_CONTAINER"  # marks the processes of one container
 _RECONNECT = 0.5  # seconds between attempts to reach the daemon
 _STEP = 0.1  # seconds between checks of containers that are to end
 _GRACE = 30.0

@@ -34,9 +34,7 @@ from aliquot.services.scheduler.roster import Standing
 PATIENCE = 30.0  # seconds for which places are held; kube-scheduler comes for all members within a few
 _LONGEST = 120.0  # the same, at most: the group's owner writes it, and other Pods wait for these cards
 _FRESH = 1.0  # seconds for which a group that was found short is not planned again: hundreds of members may ask
-_LARGE = (
-    200  # members, whose plan takes 60 ms; larger groups wait longer for the next, so that others are answered
-)
+_LARGE = 200  # members, whose plan takes 60 ms; larger groups wait longer for the next, so that others are answered
 
 Rows = Callable[[str], Ints | None]
 
