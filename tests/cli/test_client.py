@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_client_says_how_to_end_a_daemon_that_hangs(monkeypatch: pytest.MonkeyPa
 def test_watch_counts_from_the_first_look_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """`top --every 60` looks once a minute, and a command that Ctrl-Z stopped not at all."""
     now = 0.0
-    monkeypatch.setattr(client.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     watch = Watch()
     assert watch.look(lambda: 1) == 1
     now = 60.0
@@ -77,7 +78,7 @@ def test_watch_counts_from_the_first_look_that_failed(monkeypatch: pytest.Monkey
 def test_watch_is_settled_a_while_after_a_daemon_has_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that wait must ask the new daemon first: until then it does not know them."""
     now = 0.0
-    monkeypatch.setattr(client.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     watch = Watch()
     assert watch.settled
     watch.look(_no_daemon)

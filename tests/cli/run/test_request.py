@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host.control import Connection
+from aliquot.adapters.host.control import Connection, NoDaemonError
 from aliquot.adapters.host.home import POD_VARIABLE
 from aliquot.cli.run import request
 from kit.machines.fakedaemon import FakeDaemon
@@ -35,7 +35,7 @@ def _started(*_: object) -> Connection:
 
 def _none_comes(patience: float) -> tuple[Connection, object]:
     time.sleep(max(0.0, patience))
-    raise request.NoDaemonError("nowhere")
+    raise NoDaemonError("nowhere")
 
 
 def test_run_starts_the_next_daemon_in_place_of_its_own(lost: Connection) -> None:
