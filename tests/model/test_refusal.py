@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aliquot.model.refusal import Invalid, show
+from aliquot.model.text import printable_json
 
 
 def test_invalid_sentence_names_field_value_and_what_is_allowed() -> None:
@@ -48,3 +49,24 @@ def test_sentence_steers_no_terminal(text: str) -> None:
     for broken in (Invalid("spec.x", text, "y"), Invalid(f'limits["{text}"]', None, "y"), Invalid("spec.x", 1, text)):
         assert broken.sentence().isprintable()
     assert show(text).isprintable()
+
+
+@pytest.mark.parametrize("sign", ["\x1b", "\u202e", "\U000e0041", "\n", "a"])
+@pytest.mark.parametrize("before", range(12))
+def test_a_value_of_escapes_is_not_longer_than_others_and_ends_with_a_whole_one(sign: str, before: int) -> None:
+    """Else it fills an event before the words that say what is allowed."""
+    shown = show("b" * before + sign * 200)
+    assert 60 <= len(shown) <= 80
+    escape = ascii(sign)[1:-1]
+    body = shown.removeprefix('"' + "b" * before).removesuffix("...")
+    assert body == escape * (len(body) // len(escape))
+
+
+def test_values_of_up_to_80_signs_are_shown_whole() -> None:
+    assert show("x" * 78) == f'"{"x" * 78}"'
+    assert show("x" * 79) == f'"{"x" * 76}...'
+
+
+def test_wide_space_of_chinese_text_is_shown_as_it_is() -> None:
+    assert show("显存\u3000大小\u202e") == '"显存\u3000大小\\u202e"'
+    assert printable_json('"\u3000"') == '"\u3000"'

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aliquot.model.reason import Reason
-from aliquot.model.text import printable
+from aliquot.model.text import printable, printable_start
 
 __all__ = ["Invalid", "Reason", "Refusal", "show"]
+
+_LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +50,4 @@ def show(value: object) -> str:
         text = f"a {'mapping' if isinstance(value, dict) else 'list'} of {len(value)}"
     else:
         text = f'"{value}"' if isinstance(value, str) else str(value)
-    return printable(text if len(text) <= 80 else text[:77] + "...")
+    return printable_start(text, _LONGEST_SHOWN)

@@ -156,6 +156,49 @@ def test_pages_that_were_requested_before_are_the_first_list() -> None:
     asyncio.run(asyncio.wait_for(scene(), 20))
 
 
+class LivingPage(bytes):
+    """Counts how many of them are in memory."""
+
+    living = 0
+
+    def __new__(cls, raw: bytes) -> LivingPage:
+        cls.living += 1
+        return super().__new__(cls, raw)
+
+    def __del__(self) -> None:
+        LivingPage.living -= 1
+
+
+@pytest.mark.parametrize("in_parts", [True, False], ids=["as it comes", "as a whole"])
+def test_a_page_is_not_kept_in_memory_while_the_next_one_is_awaited(
+    in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each object of a page holds all of it: some megabytes."""
+    kept: list[int] = []
+    LivingPage.living = 0
+
+    async def ask(token: str) -> bytes:
+        await asyncio.sleep(0.1)  # what came is applied by then
+        kept.append(LivingPage.living)
+        at = int(token or 0)
+        metadata = {"resourceVersion": "100", **({"continue": str(at + 1)} if at < 3 else {})}
+        items = [{"metadata": {"name": f"{'abcd'[at]}{twin}", "resourceVersion": "7"}} for twin in range(2)]
+        return LivingPage(json.dumps({"metadata": metadata, "items": items}, separators=(",", ":")).encode())
+
+    async def scene() -> None:
+        async with ApiServer() as server, server.kube() as kube:
+            rig = Rig(server, kube, in_parts=in_parts)
+            monkeypatch.setattr(rig.reflector, "_request_pages", lambda most=1: PagesAhead(ask, PATH))
+            following = asyncio.create_task(rig.reflector.run())
+            await rig.reflector.synced.wait()
+            assert len(rig.sink.known) == 8
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+    assert kept == [0, 0, 0, 0]
+
+
 def test_request_pages_asks_the_api_server_for_pages_of_the_limit() -> None:
     async def scene() -> None:
         async with ApiServer() as server, server.kube() as kube:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects.wire.events import Form, ObjectRef, Occurrence, events_path, render_event, render_repeat, shorten
+from aliquot.model.refusal import Invalid
 
 POD = ObjectRef("Pod", "web", "team", "uid-1")
 SEEN = Occurrence(POD, "Waiting", "no room", "Warning", "Place", "aliquot", "one", "2026-01-01T12:00:00.250000Z")
@@ -52,3 +53,18 @@ def test_event_note_is_truncated_and_valid(note: str) -> None:
 
 def test_note_of_an_event_steers_no_terminal() -> None:
     assert shorten("a\x1b[2J\r\n\u202e\ud800") == r"a\x1b[2J\r\n\u202e\ud800"
+
+
+@pytest.mark.parametrize("before", range(8))
+def test_event_note_is_not_cut_within_an_escape(before: int) -> None:
+    for note in ("b" * before + "\u202e" * 400, "b" * before + r"\u202e" * 400):
+        cut = shorten(note)
+        assert 1000 < len(cut) <= 1024
+        body = cut.removeprefix("b" * before).removesuffix("...")
+        assert body == r"\u202e" * (len(body) // 6)
+
+
+def test_event_about_a_value_of_control_characters_still_says_what_is_allowed() -> None:
+    note = shorten(Invalid("spec.x", "\U000e0041" * 1000, "whole GiB").sentence())
+    assert note.endswith("is not allowed: whole GiB")
+    assert len(note) < 200

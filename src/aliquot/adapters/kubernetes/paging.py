@@ -83,6 +83,7 @@ class PagesAhead:
                 raw = await self._ask(token)
                 token = next_page(raw)
                 self._came.put_nowait((raw, bool(token)))
+                del raw  # else it stays until the next page is there
                 if not token:
                     return
                 self._tokens.follow(token)

@@ -247,6 +247,7 @@ class Reflector(Generic[T]):
             async for at, items in self._pages(ahead):
                 version = at
                 pages.append(await self._decode(items))
+                items.clear()  # each of them holds the whole page, and the next one comes
         if self._after is not None:
             await self._after.wait()
         before, self._seen = self._seen, {}
@@ -282,6 +283,7 @@ class Reflector(Generic[T]):
                     for start in range(0, len(items), _PART):
                         self._report_part(await self._decode(items[start : start + _PART]))
                         await asyncio.sleep(0)
+                    items.clear()
                 if self._anew:
                     raise Expired("the rules changed during the list")
             except BaseException:
@@ -336,7 +338,9 @@ class Reflector(Generic[T]):
             del raw
             version = page.metadata.resource_version or version
             ahead.follow(page.metadata.continue_)
-            yield version, page.items
+            items = page.items
+            del page
+            yield version, items
 
     async def _decode(self, items: list[msgspec.Raw]) -> list[T]:
         """A few at a time, and the next few are in the same memory: a page of them would take many megabytes."""

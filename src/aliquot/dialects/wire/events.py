@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from aliquot.model.openjson import JsonObject
-from aliquot.model.text import printable
+from aliquot.model.text import printable, without_cut_escape
 
 LONGEST_NOTE = 1024  # bytes; the API server refuses more
 _LONGEST_NAME = 253
@@ -121,11 +121,12 @@ def render_repeat(form: Form, count: int, at: str) -> JsonObject:
 
 
 def shorten(note: str) -> str:
-    """Truncate to what an event takes, never within a character. kubectl prints it: nothing in it steers a terminal."""
+    """Truncate to what an event takes, never within a character or an escape. kubectl prints it: nothing in it steers
+    a terminal."""
     raw = printable(note).encode(errors="replace")
     if len(raw) <= LONGEST_NOTE:
         return raw.decode()
-    return raw[: LONGEST_NOTE - 3].decode(errors="ignore") + "..."
+    return without_cut_escape(raw[: LONGEST_NOTE - 3].decode(errors="ignore")) + "..."
 
 
 def _whole_second(at: str) -> str:

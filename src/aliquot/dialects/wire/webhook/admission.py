@@ -42,7 +42,7 @@ from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid, show
-from aliquot.model.text import printable
+from aliquot.model.text import printable, printable_start
 
 _API = "admission.k8s.io/v1"
 _DEFAULT_SCHEDULER = "default-scheduler"  # the API server's default
@@ -241,8 +241,7 @@ def _forged_grants(annotations: JsonView) -> list[str]:
 
 
 def _warning(sentence: str, longest: int = _LONGEST_WARNING) -> str:
-    shown = printable(sentence)
-    return shown if len(shown) <= longest else shown[: longest - 3] + "..."
+    return printable_start(sentence, longest)
 
 
 # --- the environment, for runtimes without CDI -------------------------------------------------------------------
