@@ -17,6 +17,7 @@ from aliquot.dialects.native import render_inventory
 from aliquot.dialects.nodereading import (
     WHOLE_CARDS_NEED,
     NodeReader,
+    UnitPoll,
     advertised_gpushare_unit,
     guess_gpushare_unit,
     parse_node,
@@ -45,6 +46,7 @@ __all__ = [
     "PodReader",
     "QgpuRules",
     "Rules",
+    "UnitPoll",
     "advertised_gpushare_unit",
     "as_admitted",
     "guess_gpushare_unit",

@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.podrendering import Words
-from aliquot.dialects.pods import NVIDIA_GPU, Container, Pod, annotation_field, listed_words, unnamed
+from aliquot.dialects.pods import NVIDIA_GPU, Container, Pod, annotation_field, listed_models, listed_words, unnamed
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Share
@@ -185,16 +185,9 @@ def _app_class(asking: list[Container], problems: list[Invalid]) -> AppClass:
     return _CLASSES[first]
 
 
-def _listed(pod: Pod, key: str, problems: list[Invalid]) -> tuple[str, ...]:
-    """Its words, separated by commas; none is no condition."""
-    return tuple(sorted(listed_words(pod, key, problems)))
-
-
 def _card_filter(pod: Pod, problems: list[Invalid]) -> CardFilter | None:
-    types, not_types = (
-        tuple(sorted({word.upper() for word in _listed(pod, key, problems)})) for key in (USE_TYPES, AVOID_TYPES)
-    )
-    uuids, not_uuids = (_listed(pod, key, problems) for key in (USE_UUIDS, AVOID_UUIDS))
+    types, not_types = (listed_models(pod, key, problems) for key in (USE_TYPES, AVOID_TYPES))
+    uuids, not_uuids = (tuple(sorted(listed_words(pod, key, problems))) for key in (USE_UUIDS, AVOID_UUIDS))
     return CardFilter(types, not_types, uuids, not_uuids) if types or not_types or uuids or not_uuids else None
 
 

@@ -25,7 +25,7 @@ import msgspec
 
 from aliquot.dialects import elastic
 from aliquot.dialects.nodes import MOST_CARDS
-from aliquot.dialects.pods import LARGEST_COUNT, Pod, annotation_field, listed_words, user_of
+from aliquot.dialects.pods import LARGEST_COUNT, Pod, annotation_field, listed_models, user_of
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
@@ -151,11 +151,11 @@ def is_of_another_version(annotations: JsonView) -> bool:
 
 def card_models(pod: Pod, problems: list[Invalid]) -> tuple[str, ...]:
     """The models of which the Pod's cards may be; none: any."""
-    words = {word.upper() for word in listed_words(pod, CARD_MODELS, problems)}
+    words = listed_models(pod, CARD_MODELS, problems)
     if not words and CARD_MODELS in pod.annotations and not problems:
         allowed = "parts of the names of card models, such as A100,H200, or omit the annotation"
         problems.append(Invalid(annotation_field(CARD_MODELS), pod.annotations[CARD_MODELS], allowed))
-    return tuple(sorted(words))
+    return words
 
 
 def with_group(claim: Claim, pod: Pod, problems: list[Invalid], *, one_user: bool) -> Claim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -184,28 +185,69 @@ def _capacities(node: NodeView, rules: Rules, notes: list[NodeNote], problems: l
 # --- the unit of gpu-mem, which follows from the amounts that nodes advertise ----------------------------------------
 
 
-def advertised_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit | None:
-    """The unit of gpu-mem in the cluster with these nodes; None where none of them advertises any."""
-    read = (node if isinstance(node, NodeObject) else read_object(node, NodeObject, "node") for node in nodes)
-    kinds = _unlike(node for node in read if isinstance(node, NodeObject))
-    return gpushare.advertised_unit((node_view(node), count) for node, count in kinds)
+class UnitPoll:
+    """What the nodes of a cluster, by name, say of the unit of gpu-mem. Five thousand are mostly alike: each kind is
+    read once."""
 
+    _MOST = 4096
 
-def _unlike(nodes: Iterable[NodeObject]) -> Iterable[tuple[NodeObject, int]]:
-    """One node of each kind, by gpushare's resources, and how many there are: five thousand are mostly alike."""
-    seen: dict[object, tuple[NodeObject, int]] = {}
-    for node in nodes:
+    def __init__(self) -> None:
+        self._said: dict[str, gpushare.UnitVote | None] = {}  # by those that ever said any
+        self._votes = Counter[gpushare.UnitVote]()
+        self._known: dict[object, gpushare.UnitVote | None] = {}
+
+    def hear(self, node: NodeObject, name: str | None = None) -> bool:
+        """A node is there, or has changed. True if it says something for the first time."""
+        name = node.metadata.name if name is None else name
+        vote, known = self._vote(node), name in self._said
+        if vote is None and not known:
+            return False
+        self.forget(name)
+        self._said[name] = vote
+        if vote is not None:
+            self._votes[vote] += 1
+        return not known
+
+    def forget(self, name: str) -> None:
+        """A node is gone."""
+        vote = self._said.pop(name, None)
+        if vote is not None:
+            self._votes[vote] -= 1
+
+    def unit(self, now: MemoryUnit | None = None) -> MemoryUnit | None:
+        """As `gpushare.elected_unit` says it."""
+        return gpushare.elected_unit(self._votes, now)
+
+    @property
+    def only_away(self) -> bool:
+        """Whether no node says anything whose agent is there."""
+        return not any(self._votes[unit, False] for unit in MemoryUnit)
+
+    def _vote(self, node: NodeObject) -> gpushare.UnitVote | None:
         capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
         marks = node.metadata.annotations or {}
-        key = (
+        kind = (
             marks.get(native.COUNTED),
-            marks.get(native.AGENT) == native.AWAY,
+            node.agent_away,
+            elastic.factor_of(node.metadata.labels or {}, marks, []),
             *map(capacity.get, gpushare.RESOURCES),
             *map(allocatable.get, gpushare.RESOURCES),
         )
-        first, count = seen.get(key, (node, 0))
-        seen[key] = (first, count + 1)
-    return seen.values()
+        if kind not in self._known:
+            if len(self._known) >= self._MOST:
+                self._known.clear()
+            self._known[kind] = gpushare.unit_vote(node_view(node))
+        return self._known[kind]
+
+
+def advertised_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit | None:
+    """The unit of gpu-mem in the cluster with these nodes; None where none of them advertises any."""
+    poll = UnitPoll()
+    for at, node in enumerate(nodes):
+        read = node if isinstance(node, NodeObject) else read_object(node, NodeObject, "node")
+        if isinstance(read, NodeObject):
+            poll.hear(read, str(at))  # two may lack a name
+    return poll.unit()
 
 
 def guess_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit:

@@ -81,19 +81,22 @@ def amount_at(value: object, field: str, problems: list[Invalid]) -> Fraction:
     return amount
 
 
-MOST_LISTED = 256  # words of an annotation that every card of the cluster is compared with
+MOST_MODELS = 256  # names in an annotation: each is compared with every model in the cluster
 
 
 def listed_words(pod: Pod, key: str, problems: list[Invalid]) -> set[str]:
-    """The annotation's words, separated by commas, without blanks around them; none, and one more problem, for too
-    many."""
-    words = {word.strip() for word in pod.text(key, problems).split(",")} - {""}
-    if len(words) <= MOST_LISTED:
-        return words
-    problems.append(
-        Invalid(annotation_field(key), f"{len(words)} names", f"at most {MOST_LISTED} names, separated by commas")
-    )
-    return set()
+    """The annotation's words, separated by commas, without blanks around them."""
+    return {word.strip() for word in pod.text(key, problems).split(",")} - {""}
+
+
+def listed_models(pod: Pod, key: str, problems: list[Invalid]) -> tuple[str, ...]:
+    """The same words as parts of names of card models; none, and one more problem, for too many."""
+    words = listed_words(pod, key, problems)
+    if len(words) <= MOST_MODELS:
+        return tuple(sorted({word.upper() for word in words}))
+    allowed = f"at most {MOST_MODELS} names, separated by commas"
+    problems.append(Invalid(annotation_field(key), f"{len(words)} names", allowed))
+    return ()
 
 
 def annotation_field(key: str) -> str:

@@ -73,6 +73,8 @@ _DIALECTS = (
     ),
 )
 
+MODEL_WISHES = frozenset((native.CARD_MODELS, hami.USE_TYPES, hami.AVOID_TYPES))  # annotations
+
 MOST_CONTAINERS = 256  # of a Pod with GPUs: what each of them needs is compared with every node
 
 _OUR_ANNOTATIONS = frozenset(

@@ -19,6 +19,7 @@ from aliquot.dialects import (
     parse_pod,
     render_pod,
 )
+from aliquot.dialects.elastic import OVERSUBSCRIBE, POOL
 from aliquot.dialects.gpushare import CORE, COUNT, MEMORY
 from aliquot.dialects.gpushare.pods import lacks_place
 from aliquot.dialects.native import AGENT, AWAY, COUNTED, MOST_DEVICES, PLACE, render_inventory
@@ -236,3 +237,15 @@ def test_one_node_that_lies_does_not_change_the_unit_of_all_others(lying: Json) 
     for nodes in ([lying, *[a_view("16")] * 2], [*[a_view("24")] * 3, a_view("16"), lying, lying]):
         assert advertised_gpushare_unit(nodes) is MemoryUnit.GIB
     assert advertised_gpushare_unit([a_view("16"), *[a_view("16384")] * 2]) is MemoryUnit.MIB
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["", "the other way round"])
+def test_nodes_with_the_same_amount_and_another_oversubscription_are_counted_apart(order: int) -> None:
+    """1,500 GiB are two times 750; without a pool, or on a node that is not oversubscribed, they are MiB."""
+    oversubscribed, plain, poolless = a_view("1500"), a_view("1500"), a_view("1500")
+    oversubscribed["metadata"]["labels"] = {**LABELS, OVERSUBSCRIBE: "2"}
+    oversubscribed["metadata"]["annotations"] |= {POOL: "100000"}
+    poolless["metadata"]["labels"] = {**LABELS, OVERSUBSCRIBE: "2"}
+    for other in (plain, poolless):
+        assert advertised_gpushare_unit([other, oversubscribed, oversubscribed][::order]) is MemoryUnit.GIB
+        assert advertised_gpushare_unit([oversubscribed, other, other][::order]) is MemoryUnit.MIB

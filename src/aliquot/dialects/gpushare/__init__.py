@@ -38,14 +38,16 @@ from aliquot.dialects.gpushare.names import (
 )
 from aliquot.dialects.gpushare.nodes import (
     ENABLED_BY,
-    advertised_unit,
+    UnitVote,
     amounts,
     capacity,
     card_order,
+    elected_unit,
     labelled,
     offers,
     offers_in,
     parse_unhealthy,
+    unit_vote,
     usual_isolation,
 )
 from aliquot.dialects.gpushare.pods import as_admitted, first_mention, lacks_place, parse_pod, places, words
@@ -73,11 +75,12 @@ __all__ = [
     "InspectedNode",
     "InspectedNodes",
     "MemoryUnit",
-    "advertised_unit",
+    "UnitVote",
     "amounts",
     "as_admitted",
     "capacity",
     "card_order",
+    "elected_unit",
     "first_mention",
     "labelled",
     "lacks_place",
@@ -94,6 +97,7 @@ __all__ = [
     "render_inspected_card",
     "render_inspected_node",
     "render_totals",
+    "unit_vote",
     "usual_isolation",
     "words",
 ]

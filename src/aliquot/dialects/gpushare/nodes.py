@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from aliquot.dialects import elastic, native
 from aliquot.dialects.gpushare.names import (
@@ -117,22 +116,34 @@ def amounts(card: Card, offers: frozenset[Offer], unit: MemoryUnit) -> dict[str,
     return {MEMORY: card.bookable_mib // unit.mib, COUNT: 1, **core} if Offer.GPUSHARE in offers else {}
 
 
-def advertised_unit(nodes: Iterable[tuple[NodeView, int]]) -> MemoryUnit | None:
-    """The cluster's unit, from its nodes, each with how many are like it. None if no node advertises gpu-mem.
+UnitVote = tuple[MemoryUnit, bool]  # a node says that its gpu-mem is counted in that; whether its agent is away
 
-    No card has more than 1000 GiB: a node with more counts in MiB. Most nodes decide, because one may lie, and then all
-    Pods of the cluster would be read wrongly. Where as many say the one as the other it is MiB: a node may have lost
-    most of its cards and advertise too little. Agents count only MiB in the Node's status, and leave their mark there
-    while they are away. What such a node says may be older than the unit, so it counts only where no other node says
-    anything.
+
+def elected_unit(votes: Mapping[UnitVote, int], now: MemoryUnit | None = None) -> MemoryUnit | None:
+    """The cluster's unit, by how many nodes say what. None if no node advertises gpu-mem.
+
+    Most nodes decide, because one may lie, and then all Pods of the cluster would be read wrongly. Where as many say
+    the one as the other it is MiB: a node may have lost most of its cards and advertise too little. What a node says
+    whose agent is away may be older than the unit, so it counts only where no other node says anything.
+
+    `now`: the unit that nodes said before. It stays until more of them say the other.
     """
-    here, away = Counter[MemoryUnit](), Counter[MemoryUnit]()
-    for node, count in nodes:
-        unit = _unit_of(node)
-        if unit is not None:
-            (away if node.annotations.get(native.AGENT) == native.AWAY else here)[unit] += count
-    said = here or away
-    return None if not said else max((MemoryUnit.MIB, MemoryUnit.GIB), key=lambda unit: said[unit])
+    units = (MemoryUnit.GIB, MemoryUnit.MIB) if now is MemoryUnit.GIB else (MemoryUnit.MIB, MemoryUnit.GIB)
+    for away in (False, True) if now is None else (False,):
+        said = [votes.get((unit, away), 0) for unit in units]
+        if any(said):
+            return units[said[1] > said[0]]
+    return now
+
+
+def unit_vote(node: NodeView) -> UnitVote | None:
+    """The unit that the node's gpu-mem shows; None if it has none.
+
+    No card has more than 1000 GiB: a node with more counts in MiB. Agents count only MiB in the Node's status, and
+    leave their mark there while they are away.
+    """
+    unit = _unit_of(node)
+    return None if unit is None else (unit, node.annotations.get(native.AGENT) == native.AWAY)
 
 
 def _unit_of(node: NodeView) -> MemoryUnit | None:

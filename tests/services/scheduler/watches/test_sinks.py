@@ -41,14 +41,27 @@ class RecordingUpkeep:
 
 
 class Nodes:
-    """A sink of nodes, and how often Pods were to be read again."""
+    """A sink of nodes, and how often Pods and nodes were to be read again."""
 
     def __init__(self, *, unit_known: bool = False) -> None:
-        self.cluster, self.upkeep, self.reread = Cluster("binpack"), RecordingUpkeep(), 0
-        self.sink = NodeSink(self.cluster, self.upkeep.upkeep, unit_known=unit_known, reread=self._reread)
+        self.cluster, self.upkeep = Cluster("binpack"), RecordingUpkeep()
+        self.reread = self.reread_nodes = 0
+        self.sink = NodeSink(
+            self.cluster,
+            self.upkeep.upkeep,
+            unit_known=unit_known,
+            reread=self._reread,
+            reread_nodes=self._reread_nodes,
+        )
 
     def _reread(self) -> None:
         self.reread += 1
+
+    def _reread_nodes(self) -> None:
+        self.reread_nodes += 1
+
+    def unit(self) -> MemoryUnit:
+        return self.cluster.rules.gpushare_unit
 
     def list(self, *nodes: NodeObject) -> None:
         self.sink.listing()
@@ -260,3 +273,72 @@ def test_node_that_fails_in_the_first_list_costs_no_other_node(monkeypatch: pyte
     nodes.sink.listing()
     nodes.sink.listed(0)
     assert [node.name for node in nodes.cluster.nodes()] == ["n1", "n2", "n3"]
+
+
+# --- the unit, after the first list ----------------------------------------------------------------------------------
+
+
+def test_first_node_of_a_new_cluster_does_not_decide_the_unit_for_those_that_follow() -> None:
+    """Nothing has gpu-mem when the scheduler starts: a new installation, or a node pool that was scaled to 0."""
+    rig = Nodes()
+    rig.list()
+    rig.sink.changed(foreign("lying", 999_999))
+    assert rig.unit() is MemoryUnit.MIB
+    for at in range(50):
+        rig.sink.changed(foreign(f"n{at}", 24))
+    rig.list()
+    assert rig.unit() is MemoryUnit.GIB
+    assert (rig.reread, rig.reread_nodes) == (2, 2), "once for each change of the unit"
+
+
+def test_a_list_shows_a_unit_that_most_nodes_have_changed_to() -> None:
+    """It brings only what differs from before, and all nodes are read again."""
+    rig = Nodes()
+    rig.list(*(foreign(f"n{at}", 24) for at in range(3)))
+    assert (rig.unit(), rig.reread_nodes) == (MemoryUnit.GIB, 0)
+    rig.list(foreign("n0", 24_000))
+    assert (rig.unit(), rig.reread_nodes) == (MemoryUnit.GIB, 0)
+    rig.list(foreign("n1", 24_000))
+    assert (rig.unit(), rig.reread, rig.reread_nodes) == (MemoryUnit.MIB, 1, 1)
+    rig.sink.listing()
+    rig.sink.gone("n0")
+    rig.sink.gone("n1")
+    rig.sink.listed(2)
+    assert rig.unit() is MemoryUnit.GIB
+
+
+def test_unit_stays_while_a_pod_of_gpushare_is_booked() -> None:
+    rig = Nodes()
+    rig.list(foreign("n1", 24))
+    pod = live_pod(limits={MEM: "4"}, on="n1", annotations=ON_CARD_0)
+    rig.cluster.set_pod(pod)
+    for name in ("n2", "n3"):
+        rig.sink.changed(foreign(name, 24_000))
+    rig.list()
+    assert (rig.unit(), rig.reread) == (MemoryUnit.GIB, 0)
+    assert rig.cluster.board.used_memory[0, 0] == 4 * GIB
+    rig.sink.gone("n1")
+    rig.sink.gone("n2")
+    rig.sink.gone("n3")
+    rig.list()
+    assert rig.unit() is MemoryUnit.GIB, "no node says anything"
+    rig.cluster.drop_pod("ns/p")
+    rig.sink.changed(foreign("n4", 24_000))
+    assert (rig.unit(), rig.reread) == (MemoryUnit.MIB, 1)
+
+
+def test_node_that_says_now_this_and_now_that_has_nothing_read_again_before_the_next_list() -> None:
+    rig = Nodes()
+    rig.list(foreign("n1", 24))
+    for _ in range(10):
+        for memory in (24_000, 0, 24_000, 24, 0, 24):
+            rig.sink.changed(foreign("n1", memory))
+    assert (rig.unit(), rig.reread, rig.reread_nodes) == (MemoryUnit.GIB, 0, 0)
+
+
+def test_given_unit_is_kept_whatever_nodes_say_later() -> None:
+    rig = Nodes(unit_known=True)
+    rig.list()
+    rig.sink.changed(foreign("n1", 24_000))
+    rig.list(foreign("n2", 24_000))
+    assert (rig.unit(), rig.reread, rig.reread_nodes) == (MemoryUnit.GIB, 0, 0)

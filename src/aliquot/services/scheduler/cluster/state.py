@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules
+from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules, gpushare
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.views import Names, pod_names
 from aliquot.model.claim import Claim
@@ -180,6 +180,12 @@ class Cluster:
         """The rules for Pods that are created now. A node that counts gpu-mem may also come later, by an autoscaler."""
         expected = self.says_mib and not self.reported.placeless
         return replace(self.rules, counted=bool(self.reported.counted) or expected)
+
+    @property
+    def holds_gpu_mem(self) -> bool:
+        """Whether any Pod of gpushare is booked: what it has was read in the present unit."""
+        booked = (placed for known in (self.assumed, self.held, self.placed) for placed in known.values())
+        return any(placed.claim.dialect == gpushare.DIALECT for placed in booked)
 
     def use_unit(self, unit: MemoryUnit) -> bool:
         """From now on gpu-mem is counted in that. True where it was not: Pods read before must be read again."""

@@ -39,6 +39,7 @@ class Watches:
             upkeep,
             unit_known=settings.memory_unit is not None,
             reread=self._reread_pods,
+            reread_nodes=self._reread_nodes,
             handover=handover,
         )
         pod_sink = PodSink(cluster)

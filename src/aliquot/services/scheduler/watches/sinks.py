@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aliquot import dialects
+from aliquot.dialects import MemoryUnit
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.services.scheduler.agenthandover import AgentHandover
 from aliquot.services.scheduler.cluster import Cluster
@@ -18,8 +19,9 @@ _PART = 100  # nodes
 
 
 class NodeSink:
-    """Applies Nodes. The unit of gpu-mem follows from a whole list. The first list is applied as it comes, in the unit
-    that its beginning shows, and again in the rare case that the whole of it shows another."""
+    """Applies Nodes. The unit of gpu-mem is what most of them show, as long as no Pod is booked in it: after each list,
+    and when a node comes that shows one. The first list is applied as it comes, in the unit that its beginning shows,
+    and again in the rare case that the whole of it shows another."""
 
     def __init__(
         self,
@@ -28,10 +30,13 @@ class NodeSink:
         *,
         unit_known: bool,
         reread: Callable[[], None],
+        reread_nodes: Callable[[], None] = lambda: None,
         handover: AgentHandover | None = None,
     ):
         self.cluster, self.upkeep, self.handover = cluster, upkeep, handover
-        self._unit_known, self._reread = unit_known, reread
+        self._unit_given, self._reread, self._reread_nodes = unit_known, reread, reread_nodes
+        self._poll = dialects.UnitPoll()
+        self._unit: MemoryUnit | None = None  # that nodes said whose agents were there
         self._unit_guessed = False
         self._list: list[NodeObject] | None = None
         self._applied = 0  # of the list
@@ -43,12 +48,15 @@ class NodeSink:
         self.cluster.begin()
 
     def changed(self, item: NodeObject) -> None:
+        speaks_up = self._poll.hear(item)
         if self._list is not None:
             self._list.append(item)
             if self._first and len(self._list) >= self._applied + _PART:
                 self._apply_beginning(self._list)
             return
-        self._learn_unit([item])
+        # One node that says now this and now that is not believed before the next list.
+        if (speaks_up or self._unit is None) and self._learn_unit():
+            self._reread_nodes()
         self._apply(item)
 
     def gone(self, key: str) -> None:
@@ -56,6 +64,7 @@ class NodeSink:
             kept = [item for item in self._list if item.metadata.name != key]
             self._applied -= len(self._list) - len(kept)
             self._list = kept
+        self._poll.forget(key)
         self.cluster.drop_node(key)
         if self.upkeep is not None:
             self.upkeep.forget(key)
@@ -63,12 +72,14 @@ class NodeSink:
             self.handover.forget(key)
 
     def listed(self, drift: int) -> None:
-        items, applied, unit = self._list or [], self._applied, self.cluster.rules.gpushare_unit
+        items, applied, first = self._list or [], self._applied, self._first
         self._list, self._applied, self._first = None, 0, False
         try:
-            self._learn_unit(items)
-            for item in items[applied if unit is self.cluster.rules.gpushare_unit else 0 :]:
+            other = self._learn_unit()
+            for item in items[0 if other else applied :]:
                 self._apply(item)
+            if other and not first:  # which has all nodes; a later list only what differs
+                self._reread_nodes()
         finally:
             self.cluster.end()
         _log_drift("nodes", drift)
@@ -81,9 +92,8 @@ class NodeSink:
             self.cluster.break_off()
 
     def _apply_beginning(self, items: list[NodeObject]) -> None:
-        if not self._unit_known and not self._applied:
-            unit = dialects.advertised_gpushare_unit(item for item in items if not item.agent_away)
-            self.cluster.use_unit(unit or dialects.guess_gpushare_unit(items))
+        if not self._unit_given and not self._applied:
+            self.cluster.use_unit(self._poll.unit() or MemoryUnit.GIB)
         for item in items[self._applied :]:
             self._apply(item)
             self._applied += 1
@@ -95,19 +105,24 @@ class NodeSink:
         if self.handover is not None:
             self.handover.observe(item)
 
-    def _learn_unit(self, items: list[NodeObject]) -> None:
-        """By nodes whose agents are away only until another says it: what they say may be old."""
-        if self._unit_known:
-            return
-        unit = dialects.advertised_gpushare_unit(item for item in items if not item.agent_away)
-        self._unit_known = unit is not None
-        if unit is None and not self._unit_guessed:
-            unit = dialects.advertised_gpushare_unit(items)
-            self._unit_guessed = unit is not None
-        if unit is not None:
-            log.info("gpu_mem_unit", extra={"data": {"unit": str(unit)}})
-            if self.cluster.use_unit(unit):
-                self._reread()
+    def _learn_unit(self) -> bool:
+        """True if the unit is another one now. By nodes whose agents are away only until another says it: what they say
+        may be old. What is booked is never read anew in another unit that most nodes come to say: a Pod's request
+        would count a thousandfold, or a thousandth."""
+        unit = None if self._unit_given else self._poll.unit(self._unit)
+        if unit is None or unit is self._unit or (self._unit is not None and self.cluster.holds_gpu_mem):
+            return False
+        if self._poll.only_away:
+            if self._unit_guessed:
+                return False
+            self._unit_guessed = True
+        else:
+            self._unit = unit
+        log.info("gpu_mem_unit", extra={"data": {"unit": str(unit)}})
+        if not self.cluster.use_unit(unit):
+            return False
+        self._reread()
+        return True
 
 
 @dataclass(slots=True)
