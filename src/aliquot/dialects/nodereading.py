@@ -108,6 +108,9 @@ def qgpu_bars_whole_cards(labels: JsonView, served: frozenset[str]) -> bool:
 WHOLE_CARDS_NEED = f"T9k's labels for xgn, and label {qgpu.ENABLE_LABEL}=disable or {native.MIX_LABEL}=true"
 
 
+LONGEST_KIND = 8192  # characters of what a kind of node is known by: an agent could fill our memory with longer ones
+
+
 class NodeReader:
     """Reads the Nodes of one cluster. Most differ in names and cards only: each kind is read once.
 
@@ -115,7 +118,6 @@ class NodeReader:
     """
 
     _MOST = 4096
-    _LONGEST = 8192  # characters
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -134,7 +136,7 @@ class NodeReader:
             known = parse_node(node, self.rules)
             if len(self._known) >= self._MOST:
                 self._known.clear()
-            if len(str(key)) <= self._LONGEST:
+            if len(str(key)) <= LONGEST_KIND:
                 self._known[key] = known
         if not isinstance(known, Node):
             return known
@@ -233,11 +235,14 @@ class UnitPoll:
             *map(capacity.get, gpushare.RESOURCES),
             *map(allocatable.get, gpushare.RESOURCES),
         )
-        if kind not in self._known:
-            if len(self._known) >= self._MOST:
-                self._known.clear()
-            self._known[kind] = gpushare.unit_vote(node_view(node))
-        return self._known[kind]
+        if kind in self._known:
+            return self._known[kind]
+        vote = gpushare.unit_vote(node_view(node))
+        if len(self._known) >= self._MOST:
+            self._known.clear()
+        if len(str(kind)) <= LONGEST_KIND:
+            self._known[kind] = vote
+        return vote
 
 
 def advertised_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit | None:
