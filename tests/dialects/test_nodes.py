@@ -9,6 +9,8 @@ import pytest
 
 from aliquot.dialects import MemoryUnit, Rules, advertised_gpushare_unit, nodes, parse_node, render_inventory
 from aliquot.dialects.nodereading import NodeReader, UnitPoll, qgpu_bars_whole_cards
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.device import Card
 from aliquot.model.node import Node, NodeNote
 from aliquot.model.refusal import Invalid
@@ -262,3 +264,10 @@ def test_reader_keeps_no_node_with_very_long_annotations(key: str) -> None:
     read["metadata"]["annotations"][key] = "x"
     assert reader.read(as_node(read)) is not None
     assert len(reader._known) == 1
+
+
+def test_reader_and_poll_take_a_number_that_is_too_long_to_print() -> None:
+    read = read_object({"metadata": {"name": "n"}, "status": {"capacity": {MEM: 16**5000}}}, NodeObject, "node")
+    assert isinstance(read, NodeObject)
+    assert NodeReader(Rules()).read(read) == parse_node(read, Rules())
+    UnitPoll().hear(read)

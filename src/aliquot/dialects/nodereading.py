@@ -108,7 +108,14 @@ def qgpu_bars_whole_cards(labels: JsonView, served: frozenset[str]) -> bool:
 WHOLE_CARDS_NEED = f"T9k's labels for xgn, and label {qgpu.ENABLE_LABEL}=disable or {native.MIX_LABEL}=true"
 
 
-LONGEST_KIND = 8192  # characters of what a kind of node is known by: an agent could fill our memory with longer ones
+_LONGEST_KIND = 8192  # characters of what a kind of node is known by: an agent could fill our memory with longer ones
+
+
+def _is_short(kind: object) -> bool:
+    try:
+        return len(str(kind)) <= _LONGEST_KIND
+    except ValueError:  # a number that is too long to print
+        return False
 
 
 class NodeReader:
@@ -136,7 +143,7 @@ class NodeReader:
             known = parse_node(node, self.rules)
             if len(self._known) >= self._MOST:
                 self._known.clear()
-            if len(str(key)) <= LONGEST_KIND:
+            if _is_short(key):
                 self._known[key] = known
         if not isinstance(known, Node):
             return known
@@ -240,7 +247,7 @@ class UnitPoll:
         vote = gpushare.unit_vote(node_view(node))
         if len(self._known) >= self._MOST:
             self._known.clear()
-        if len(str(kind)) <= LONGEST_KIND:
+        if _is_short(kind):
             self._known[kind] = vote
         return vote
 
