@@ -27,6 +27,7 @@ from aliquot.model.node import Node
 from aliquot.model.numbers.quantity import QuantityError, parse_count, parse_quantity
 from aliquot.model.refusal import Invalid
 from aliquot.model.status import dashboard
+from aliquot.model.text import printable
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.dashboard.agentclient import merged
@@ -76,6 +77,7 @@ NODES = [
     node_json("n1", 16, 24),
     node_json("n1") | {"status": {"capacity": {MEM: "32", COUNT: "2"}}},
     node_json("n2", labels={}),
+    node_json("n2") | {"status": {"capacity": {"\0": False}}},
 ]
 
 
@@ -93,7 +95,7 @@ def _said(found: object) -> None:
     for problem in found if isinstance(found, tuple | list) else (found,):
         if isinstance(problem, Invalid):
             assert problem.field
-            assert problem.field[:20] in problem.sentence()
+            assert printable(problem.field[:20]) in problem.sentence()
             assert len(problem.sentence()) < 20_000
 
 

@@ -107,19 +107,20 @@ def test_follow_returns_when_the_run_ends(machine: Machine, tmp_path: Path) -> N
 
 
 def test_follow_goes_on_while_the_daemon_restarts(own: Machine, tmp_path: Path) -> None:
-    pipe = tmp_path / "go"
-    os.mkfifo(pipe)
+    first, second = tmp_path / "first", tmp_path / "second"  # one would lose a line written before it is opened again
+    os.mkfifo(first)
+    os.mkfifo(second)
     own.up()
-    run_in_background(own, "y", f"echo one; read line < {pipe}; echo two; read line < {pipe}; echo three; exit 6")
+    run_in_background(own, "y", f"echo one; read line < {first}; echo two; read line < {second}; echo three; exit 6")
     with own.begin("logs", "-f", "y") as following:
         assert following.stdout is not None
         assert following.stdout.readline() == "one\n"
         own.kill()
         time.sleep(0.5)  # it has asked
-        pipe.write_text("go\n")
+        first.write_text("go\n")
         assert following.stdout.readline() == "two\n"
         own.up()
-        pipe.write_text("go\n")
+        second.write_text("go\n")
         out, err = following.communicate(timeout=PATIENCE)
     assert out == "three\n"
     assert err.endswith("with exit code 6\n")
