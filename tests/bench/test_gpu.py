@@ -23,7 +23,7 @@ from bench.gpu.rows.memory import _verdict
 from bench.gpu.stage import Load, Window, micros
 from bench.gpu.workloads.parked import wait_while
 
-from aliquot.adapters.host.procscan import with_environment
+from aliquot.adapters.host.process.procscan import with_environment
 from kit.machines.machine import eventually
 
 ROOT = Path(__file__).parents[2]

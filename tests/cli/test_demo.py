@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters.host.procscan import with_environment
+from aliquot.adapters.host.process.procscan import with_environment
 from aliquot.cli.demo import command, promises
 from aliquot.cli.demo.cleanup import clean_up, pool_of
 from aliquot.cli.demo.command import Found, choose, print_results

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from aliquot.model.shallowjson import decoded
+from aliquot.model.decoding.shallowjson import decoded
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"

@@ -1,4 +1,5 @@
 """Who do we talk to: the API server, the kubelet, the driver, the operating system, the disk. IO, no decisions.
 
-`aliquot run` loads host.home, host.control and host.processes before every command it starts: they import little.
+`aliquot run` loads host.home, host.control and host.process.processes before every command it starts: they import
+little.
 """

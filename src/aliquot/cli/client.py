@@ -15,7 +15,7 @@ from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonErr
 from aliquot.adapters.host.home import SYSTEM_RUN, homes
 from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, parse_duration
 from aliquot.cli.errors import InputError
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenant import AUTO
 

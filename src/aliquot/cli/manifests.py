@@ -13,7 +13,7 @@ import msgspec
 
 from aliquot.cli.errors import InputError
 from aliquot.cli.yamlvalues import Document, Position, ValuesError, parse_yaml
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.wording.amounts import memory
 
 _LARGEST = 512 << 20  # bytes

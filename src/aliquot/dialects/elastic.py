@@ -7,10 +7,10 @@ import re
 
 from aliquot.dialects.pods import Pod
 from aliquot.model.claim import Claim
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
 from aliquot.model.node import NodeNote, NoteKind
 from aliquot.model.numbers.bounds import LONGEST_PARK
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid, show
 
 PARK = "aliquot.dev/park"  # on a Pod: how long it is idle until its memory may leave the card

@@ -26,11 +26,11 @@ from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.podrendering import Words
 from aliquot.dialects.pods import NVIDIA_GPU, Container, Pod, annotation_field, listed_models, listed_words, unnamed
 from aliquot.model.claim import AppClass, CardFilter, Claim, ContainerClaim, Preference, Slice
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Share
 from aliquot.model.node import Node, Offer, Order
 from aliquot.model.numbers.quantity import QuantityError, parse_count
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 DIALECT = "hami"

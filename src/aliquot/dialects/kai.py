@@ -26,9 +26,9 @@ from aliquot.dialects import native
 from aliquot.dialects.podrendering import Words
 from aliquot.dialects.pods import MIB, NVIDIA_GPU, Container, Pod, annotation_field, count_at, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Slice
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.node import Offer
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 DIALECT = "kai"

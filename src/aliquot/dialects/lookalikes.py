@@ -19,7 +19,7 @@ from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.latency import LATENCY
 from aliquot.dialects.podgroups import GROUP_LABELS
 from aliquot.dialects.pods import Pod
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 _OF_KAI = f"annotation {kai.FRACTION} or {kai.MEMORY}"

@@ -27,10 +27,10 @@ from aliquot.dialects import elastic
 from aliquot.dialects.nodes import MOST_CARDS
 from aliquot.dialects.pods import LARGEST_COUNT, Pod, annotation_field, listed_models, user_of
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.model.withheld import CardHolder, Withheld, WithheldCode
 

@@ -13,9 +13,9 @@ from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.views import node_view
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.node import LIMITED_SHARING, Isolation, Node, NodeNote, NoteKind, Offer
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 

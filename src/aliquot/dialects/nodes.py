@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import floor
 
 from aliquot.dialects.pods import MIB, amount_at, count_at
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.device import Card
 from aliquot.model.node import NodeNote, NoteKind
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 # More than any machine holds. The board is as wide as the widest node: one that says "1e9" must not make it so.

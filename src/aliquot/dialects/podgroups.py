@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from aliquot.dialects.wire.objects import Metadata, PodObject
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.group import Group, Membership
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 KIND = "PodGroup"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aliquot.model.claim import Claim, Role
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

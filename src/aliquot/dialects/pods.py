@@ -13,9 +13,9 @@ from math import ceil
 from typing import Any
 
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice, peak_amount
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.node import Offer
 from aliquot.model.numbers.quantity import QuantityError, parse_count, parse_quantity
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 # Counts are 32-bit-sized and amounts 63-bit-sized, as in Kubernetes: a "1e999" must not travel further than this door.

@@ -20,9 +20,9 @@ from aliquot.dialects.nodes import Capacity, NodeView, advertised, advertised_pe
 from aliquot.dialects.podrendering import Words
 from aliquot.dialects.pods import Container, Pod, unnamed
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, peak
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.device import CORE_MILLI, Card, nominal_gib
 from aliquot.model.node import Isolation, NodeNote, Offer
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 DIALECT = "qgpu"

@@ -20,9 +20,9 @@ from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import ContainerObject, PodObject, Resources
 from aliquot.dialects.wire.views import Names, pod_names, pod_view
 from aliquot.model.claim import CardFilter, Claim
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.grant import Grant, Share
 from aliquot.model.node import Node
-from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.model.value import value
 

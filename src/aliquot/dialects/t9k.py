@@ -18,10 +18,10 @@ from aliquot.dialects.nodes import Capacity, NodeView, advertised, advertised_pe
 from aliquot.dialects.podrendering import Words
 from aliquot.dialects.pods import Container, Pod, list_at, mapping_at, tolerates, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Slice
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, NodeNote, Offer
-from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 DIALECT = "t9k"

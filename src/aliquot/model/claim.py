@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from aliquot.model.decoding.opencode import OpenCode
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Offer, Order
-from aliquot.model.opencode import OpenCode
 from aliquot.model.value import value
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aliquot.model.claim import AppClass, may_park
+from aliquot.model.decoding.opencode import OpenCode
 from aliquot.model.node import Isolation
-from aliquot.model.opencode import OpenCode
 from aliquot.model.residency import Residency
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aliquot.model.opencode import OpenCode
+from aliquot.model.decoding.opencode import OpenCode
 from aliquot.model.value import value
 
 

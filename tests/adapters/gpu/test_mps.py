@@ -11,8 +11,8 @@ import pytest
 
 from aliquot.adapters.gpu import mps as module
 from aliquot.adapters.gpu.mps import CONTROL, Mps, MpsError, logs, pipes, shm
-from aliquot.adapters.host import processes
-from aliquot.adapters.host.procscan import with_environment
+from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process.procscan import with_environment
 from kit.machines.machine import eventually
 
 PROGRAM = """#!/bin/sh

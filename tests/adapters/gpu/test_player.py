@@ -16,8 +16,8 @@ import pytest
 
 from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.player import PlayerError
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.process import processes
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.host.hostmounts import listener_of
-from aliquot.adapters.host.processes import start_time
+from aliquot.adapters.host.process.processes import start_time
 from kit.running.privileges import needs_mounts
 
 pytestmark = needs_mounts

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.host import hostmemory
-from aliquot.adapters.host.cgroups import pod_folders
 from aliquot.adapters.host.hostmemory import Room, room_of
+from aliquot.adapters.host.process.cgroups import pod_folders
 
 GIB = 1 << 30
 

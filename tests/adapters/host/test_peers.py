@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host import peers, processes
+from aliquot.adapters.host import peers
+from aliquot.adapters.host.process import processes
 from kit.cards.reuse import NOBODY, SERVER, connection_of_ended, needs_root
 from kit.machines.machine import eventually
 

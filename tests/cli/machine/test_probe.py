@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.gpu import player
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.process import processes
 from aliquot.cli.machine.probe import _added
 from aliquot.model.status.probe import PreemptionFigures
 from simgpu.rig import wait_until

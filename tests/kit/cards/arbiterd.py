@@ -23,7 +23,7 @@ import pytest
 
 from aliquot.adapters.gpu import link, rm
 from aliquot.adapters.gpu import page as pages
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.tenant import Allotment, SharingRules, Standing, Tenant

@@ -15,7 +15,7 @@ from typing import Any
 
 from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.nvml import Nvml
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.model.cardstate.control import FORCED, PROVEN, CardControl
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation

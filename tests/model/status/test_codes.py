@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from aliquot.model.decoding.opencode import OpenCode
 from aliquot.model.node import Isolation
-from aliquot.model.opencode import OpenCode
 from aliquot.model.status import dashboard, machine
 
 # A policy is also asked for in requests, where a new one must be refused by name.

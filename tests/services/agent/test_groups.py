@@ -17,7 +17,7 @@ import pytest
 
 from aliquot.adapters.gpu import mpslauncher, player
 from aliquot.adapters.gpu.mps import CONTROL, Mps, preloaded, too_long
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.devices.plugins import Refused

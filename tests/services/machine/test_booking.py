@@ -23,8 +23,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
+from aliquot.adapters.host.process import processes
 from aliquot.adapters.storage.store import Store
 from aliquot.model.tenancy import TenantEnvironment
 from aliquot.services.daemon.control import Caller, RefusedError

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, ask
 from aliquot.adapters.host.handedfiles import Listener
 from aliquot.adapters.host.home import Home
-from aliquot.adapters.host.supervisors import Supervisors
+from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store
 from aliquot.model.status.machine import DaemonStatus
 from aliquot.model.tenancy import TenantEnvironment

@@ -16,8 +16,8 @@ import pytest
 
 from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.mps import Mps
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.process import processes
 from aliquot.adapters.storage.store import Store
 from aliquot.model.claim import AppClass
 from aliquot.model.refusal import Invalid

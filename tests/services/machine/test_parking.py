@@ -15,8 +15,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.process import processes
 from aliquot.adapters.storage.store import Store
 from aliquot.model.residency import ParkReason, Residency, Where
 from aliquot.model.status.machine import DaemonStatus

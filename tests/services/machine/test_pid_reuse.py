@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.control import AnswerError, ask
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.process import processes
 from aliquot.adapters.storage.store import Store
 from aliquot.model.claim import AppClass
 from aliquot.model.containers.localpod import Applier, LocalPod

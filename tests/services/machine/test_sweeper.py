@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host.procscan import Scan
+from aliquot.adapters.host.process.procscan import Scan
 from aliquot.services.machine.sweeper import Scanner, Sweeper
 
 MANY = 200

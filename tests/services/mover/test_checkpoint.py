@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from aliquot.adapters.host.processes import start_time
+from aliquot.adapters.host.process.processes import start_time
 from aliquot.services.mover.checkpoint import Answer, Known, ProcessState, RefusedError, What, perform
 from aliquot.services.mover.checkpointer import Checkpointer, patience
 

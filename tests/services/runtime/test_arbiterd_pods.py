@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.gpu import link
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, FindingKind, Tenant
 from aliquot.services.runtime.limits import audit

@@ -9,7 +9,7 @@ import pytest
 
 from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.gpu.page import Page
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.arbiter import slices
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Level, Tenant

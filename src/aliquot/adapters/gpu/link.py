@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from aliquot.adapters.gpu.page import CARDS, MAGIC, SLOTS, VERSION
 from aliquot.adapters.host import handedfiles, peers
-from aliquot.adapters.host.processes import number_of
+from aliquot.adapters.host.process.processes import number_of
 
 HELLO, GROUP, DONE, WAKE, MOVER = 1, 2, 3, 4, 16
 CHANNELS = 128

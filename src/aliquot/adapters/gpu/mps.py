@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from aliquot.adapters.gpu import mpslauncher
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, open_private
-from aliquot.adapters.host.procscan import with_environment
+from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process.procscan import with_environment
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.model.containers.environment import with_granted
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import aliquot
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home, open_log, open_private, own_home
+from aliquot.adapters.host.process import processes
 
 _SEPARATORS = re.compile(r"[\s:]")
 _PATIENCE = 10.0  # seconds until it must report that it is ready

@@ -1,4 +1,4 @@
 """The operating system: processes, cgroups, mounts, home folders, the control socket, logs.
 
-No process is known by its pid alone: with its start time (processes.py), or by a pidfd (peers.py).
+No process is known by its pid alone: with its start time (process/processes.py), or by a pidfd (peers.py).
 """

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from aliquot.adapters.host.home import SYSTEM_RUN, Home
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 
 LONGEST = 1 << 18  # bytes of a request; answers may be longer
 _LONGEST_ANSWER = 1 << 24

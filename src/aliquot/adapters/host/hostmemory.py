@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aliquot.adapters.host.cgroups import parse_cgroups, pod_folders
 from aliquot.adapters.host.home import POOLS
+from aliquot.adapters.host.process.cgroups import parse_cgroups, pod_folders
 
 # Of a container's own cgroup, v2 and v1; the machine's root cgroup has no such file, or a figure beyond all memory.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

@@ -6,7 +6,7 @@ open the trees it needs there (open_tree) and mount them in its own (move_mount)
 mounts end with the container.
 
 A process cannot enter the host's PID namespace from below: the kernel refuses. But its /proc is a folder like any
-other, and there every process has the pid that it has on the host (processes.py).
+other, and there every process has the pid that it has on the host (process/processes.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.adapters.host import peers
-from aliquot.adapters.host.processes import number_of
+from aliquot.adapters.host.process.processes import number_of
 
 _NEW_MOUNTS = 0x00020000  # CLONE_NEWNS
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # on every architecture

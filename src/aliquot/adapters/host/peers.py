@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 
 SO_PEERPIDFD = 77  # not in Python yet
 

@@ -22,7 +22,7 @@ import msgspec
 from aliquot.adapters.kubernetes.connections import Connections, NotSentError, can_connect
 from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, find_server, monotonic
 from aliquot.adapters.kubernetes.protobuf import is_protobuf
-from aliquot.model.shallowjson import decoded, shallow
+from aliquot.model.decoding.shallowjson import decoded, shallow
 
 if TYPE_CHECKING:
     import aiohttp  # loaded with its first request: the scheduler sends others before

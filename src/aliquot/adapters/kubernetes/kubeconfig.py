@@ -24,7 +24,7 @@ from urllib.parse import quote, urlsplit
 import yaml
 
 from aliquot.adapters.kubernetes.credentials import BY_KUBECTL_PROXY, Credential, KubeConfigError, parse_exec
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 
 __all__ = ["KubeConfigError", "Server", "find_server", "monotonic", "passed_over", "read_kubeconfig"]
 

@@ -16,8 +16,8 @@ from urllib.parse import quote, urlencode
 
 from aliquot.adapters.kubernetes.paging import EndlessError, Pages
 from aliquot.adapters.kubernetes.programs import TooMuchError, output_of
-from aliquot.model.openjson import JsonObject
-from aliquot.model.shallowjson import decoded
+from aliquot.model.decoding.openjson import JsonObject
+from aliquot.model.decoding.shallowjson import decoded
 
 _PAGE = 500  # objects; as kubectl itself asks
 _MOST = 1 << 30  # bytes of one page: an API server keeps objects of up to 1.5 MiB

@@ -24,8 +24,8 @@ import msgspec
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable, read_json
 from aliquot.adapters.kubernetes.listing import request_pages
 from aliquot.adapters.kubernetes.paging import EndlessError, ListMeta, PagesAhead
+from aliquot.model.decoding.shallowjson import decoded
 from aliquot.model.numbers.backoff import backoff
-from aliquot.model.shallowjson import decoded
 
 log = logging.getLogger(__name__)
 

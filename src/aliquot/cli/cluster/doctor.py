@@ -23,7 +23,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options
 from aliquot.cli.tables import printable
 from aliquot.dialects.kube.shapes import mapping
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.status.printed import PrintedFinding
 from aliquot.model.text import printable_json
 from aliquot.services.doctor.findings import Finding, Level, grouped, ok

@@ -14,7 +14,7 @@ from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.placement import POLICY_NAMES
 from aliquot.wording.amounts import memory, percent
 

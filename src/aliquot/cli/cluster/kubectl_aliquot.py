@@ -14,7 +14,7 @@ from aliquot.cli.cluster.objects import cluster_objects
 from aliquot.cli.errors import InputError, run_and_exit
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.text import printable_json
 from aliquot.wording.amounts import in_units
 from aliquot.wording.withheld import withheld_words

@@ -21,7 +21,7 @@ from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
 from aliquot.cli.errors import InputError, run_and_exit
 from aliquot.cli.options.kubectl import kubectl_options
 from aliquot.cli.tables import printable
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.text import printable_json, printable_lines
 
 if TYPE_CHECKING:

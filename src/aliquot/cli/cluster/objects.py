@@ -10,7 +10,7 @@ import click
 from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, both
 from aliquot.cli.tables import printable
 from aliquot.dialects import dra, podgroups
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.services.explain.quotas import KIND, namespaces_of
 
 

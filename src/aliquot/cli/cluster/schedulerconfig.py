@@ -10,7 +10,7 @@ import click
 from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.text import printable_json
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import terminal_width
 from aliquot.cli.usagerows import render, usage_options
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.status.usage import UsageReport
 
 _SELECTOR = "app.kubernetes.io/name=aliquot,app.kubernetes.io/component=agent"

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import POOLS, Home, pool_name
-from aliquot.adapters.host.procscan import with_environment
+from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process.procscan import with_environment
 
 HOME_VARIABLE = "ALIQUOT_HOME"
 _PATIENCE = 2.0  # seconds from asking to killing

@@ -21,7 +21,7 @@ from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError
 from aliquot.cli.demo.cleanup import HOME_VARIABLE, cleaned_up
 from aliquot.cli.demo.promises import Counter
 from aliquot.cli.errors import InputError
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.status.burn import BurnResult
 from aliquot.model.status.machine import Status
 from aliquot.services.daemon.home import replaceable

@@ -14,7 +14,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.install.options import InstallGiven, check, given_options, install_options, packaged_objects
 from aliquot.cli.install.steps import Steps, find_cluster, run
 from aliquot.cli.tables import printable
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.text import printable_json
 from aliquot.services.doctor.findings import Level
 

@@ -12,7 +12,7 @@ import click
 import aliquot
 from aliquot.cli.client import Duration
 from aliquot.cli.errors import InputError
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 
 if TYPE_CHECKING:
     from aliquot.dialects.wire.install.deployment import OptionChanges

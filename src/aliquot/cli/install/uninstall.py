@@ -15,7 +15,7 @@ from aliquot.cli.client import Duration
 from aliquot.cli.errors import InputError
 from aliquot.cli.install.options import packaged_objects
 from aliquot.cli.install.steps import Steps, find_cluster, run
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 
 if TYPE_CHECKING:
     from aliquot.adapters.kubernetes.kube import Kube

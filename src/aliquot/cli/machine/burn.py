@@ -16,8 +16,8 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from aliquot.adapters.host.children import end_with
 from aliquot.adapters.host.encoding import encode_json
+from aliquot.adapters.host.process.children import end_with
 from aliquot.cli.amounts import AmountError, parse_memory
 from aliquot.cli.errors import InputError
 from aliquot.cli.machine.burnprogress import shown_progress

@@ -10,8 +10,8 @@ from aliquot.cli.client import Delay, ask, parse_answer
 from aliquot.cli.errors import SuggestingGroup
 from aliquot.cli.machine.up import POLICY_CHOICES
 from aliquot.cli.options.elastic import Factor
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.device import LEAST_FACTOR
-from aliquot.model.openjson import JsonObject
 from aliquot.model.status.answers import PolicyStatus
 from aliquot.wording.amounts import release_delay as delay_text
 

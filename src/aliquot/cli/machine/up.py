@@ -237,7 +237,7 @@ def down() -> None:
     aliquot down
     """
     from aliquot.adapters.gpu import player
-    from aliquot.adapters.host import processes
+    from aliquot.adapters.host.process import processes
 
     simulated = any(player.known(home) for home in homes())
     try:

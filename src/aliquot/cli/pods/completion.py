@@ -8,7 +8,7 @@ from aliquot.cli.client import ask
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, KINDS, NODE, POD, Target, targets
 from aliquot.cli.pods.rows import listed, local_status, namespace_in
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 
 
 def types_and_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

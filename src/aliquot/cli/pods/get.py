@@ -28,7 +28,7 @@ from aliquot.cli.pods.rows import (
 )
 from aliquot.cli.pods.selectors import Selector, label_selector
 from aliquot.cli.tables import narrowed, table, terminal_width
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.status.machine import NodeStatus, PodStatus, Status
 from aliquot.model.text import printable_json
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aliquot.cli.errors import InputError
 from aliquot.cli.manifests import Manifest, read_manifests
 from aliquot.cli.pods.kinds import APPLIED, BY_NAME, DEFAULT_NAMESPACE, Kind
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 
 if TYPE_CHECKING:
     from aliquot.adapters.host.control import AnswerError, Connection

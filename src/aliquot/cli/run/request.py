@@ -19,7 +19,7 @@ from aliquot.model.text import printable
 
 if TYPE_CHECKING:
     from aliquot.adapters.host.messages import Granted, Position, RunMessage, WaitingEvent
-    from aliquot.model.openjson import JsonObject
+    from aliquot.model.decoding.openjson import JsonObject
 
 BAD_INPUT, NO_ROOM, DENIED, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED, STOPPED = 2, 75, 77, 126, 127, 130, 143
 _RESTART = 15.0  # seconds for which a run waits for a daemon that others start

@@ -11,9 +11,9 @@ from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.dialects.dra.config import ClaimConfig, parse_config
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.model.claim import AppClass, ContainerClaim, Role, Slice
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
-from aliquot.model.openjson import JsonView
 
 _MIB = 1 << 20
 _CLASSES = {"online.aliquot.dev": AppClass.ONLINE, "offline.aliquot.dev": AppClass.OFFLINE}

@@ -18,10 +18,10 @@ import msgspec
 
 from aliquot.dialects.dra import CORE, DRIVER, MEMORY
 from aliquot.dialects.wire.objects import Metadata
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
-from aliquot.model.openjson import JsonObject
 
 MOST_DEVICES = 128  # in one slice
 _LONGEST = 64  # characters of an attribute's text

@@ -23,9 +23,9 @@ from aliquot.dialects.gpushare.names import (
     card_number,
 )
 from aliquot.model.claim import Claim, ContainerClaim, Role
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 

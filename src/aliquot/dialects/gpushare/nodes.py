@@ -22,9 +22,9 @@ from aliquot.dialects.gpushare.names import (
 from aliquot.dialects.gpushare.pods import BY_DEVICES, BY_PLACES
 from aliquot.dialects.nodes import Capacity, NodeView, advertised
 from aliquot.dialects.pods import mapping_at
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation, NodeNote, NoteKind, Offer, Order
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid, show
 
 _CORE_MEM = "core_mem"

@@ -13,7 +13,7 @@ from aliquot.dialects.pods import tolerates
 from aliquot.dialects.t9k import missing_tolerations, taints
 from aliquot.dialects.wire.objects import NodeObject, NodeSpec
 from aliquot.model.claim import Claim
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.refusal import Reason, Refusal
 
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effect": "NoSchedule"}

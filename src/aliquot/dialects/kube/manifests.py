@@ -13,7 +13,7 @@ from aliquot.dialects.kube.operators import known, operator_pods
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.pods import tolerates
 from aliquot.dialects.wire.objects import NodeObject
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 # More replicas than a cluster has Pods; keeps a manifest that says "replicas: 1000000000" from filling our memory.

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from aliquot.dialects.kube import tensorstack
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.kube.templates import MOST, Parts, WrongTemplate, lower, number_of, template_of
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 _UNBOUNDED = 2**31 - 1  # KubeRay's maxReplicas where none is written

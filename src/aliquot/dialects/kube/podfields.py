@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from aliquot.dialects.kube.manifests import WORKLOADS
 from aliquot.dialects.kube.shapes import mapping, sequence
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.refusal import Invalid, show
 
 _POD = frozenset((

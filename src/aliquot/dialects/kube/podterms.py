@@ -13,7 +13,7 @@ from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.kube.conditions import condition_text, holds
 from aliquot.dialects.kube.shapes import as_text, mapping, sequence
 from aliquot.dialects.pods import Pod, total_request
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 
 _COUNTED_ELSEWHERE = frozenset(
     {"cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.PARTS, native.PLACE}

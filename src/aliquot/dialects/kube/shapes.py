@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.refusal import show
 
 

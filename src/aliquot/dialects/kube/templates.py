@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aliquot.dialects.kube.shapes import mapping
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 Parts = Iterator[tuple[str, int, JsonObject]]  # name, how many, template

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.kube.templates import Parts, WrongTemplate, lower, number_of, template_of
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 
 _SCHEDULER = "t9k-scheduler"
 _SERVERS = ("tensorflow", "pytorch")  # of a SimpleMLService that brings no container of its own

@@ -21,7 +21,7 @@ from aliquot.dialects.pods import read_pod
 from aliquot.dialects.registry import misplaced
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.model.claim import Claim
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.model.text import not_encodable
 

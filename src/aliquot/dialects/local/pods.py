@@ -15,7 +15,7 @@ from typing import Any
 
 from aliquot.dialects.kube.podfields import unknown_fields
 from aliquot.dialects.local.claims import RESOURCES
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aliquot.model.containers.localpod import ContainerState, LocalPod, Phase, Workload
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 
 Stamp = Callable[[float], str]  # formats seconds since 1970 as the API server does
 

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.text import printable, without_cut_escape
 
 LONGEST_NOTE = 1024  # bytes; the API server refuses more

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from aliquot.dialects.wire.objects import PodObject
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
+from aliquot.model.decoding.shallowjson import shallow
 from aliquot.model.refusal import show
-from aliquot.model.shallowjson import shallow
 
 # DNS-1123, as the API server checks the names of Pods, namespaces and nodes.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from aliquot.dialects.wire.objectreading import read_object
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from aliquot.dialects.native import AGENT, AWAY
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.node import Closed
-from aliquot.model.openjson import JsonObject
 
 Amounts = dict[str, str | int | float]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from aliquot.dialects import gpushare, hami, kai, qgpu, rules, t9k
 from aliquot.dialects.wire.objects import PodObject
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 API_GROUP = "kubescheduler.config.k8s.io"

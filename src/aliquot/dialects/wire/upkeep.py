@@ -23,9 +23,9 @@ from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import may_label
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.device import Card
 from aliquot.model.node import Node
-from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 CONDITION = "GPUHealthy"

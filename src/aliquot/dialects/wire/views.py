@@ -8,7 +8,7 @@ from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.pods import Container, Pod
 from aliquot.dialects.wire.objects import Metadata, NodeObject, PodObject, PodSpec, Resources
 from aliquot.model.claim import Role
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 

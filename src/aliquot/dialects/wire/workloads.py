@@ -13,7 +13,7 @@ import msgspec
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import Condition, Metadata, PodObject, PodStatus
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aliquot.model.opencode import OpenCode
+from aliquot.model.decoding.opencode import OpenCode
 
 
 class ControlLevel(OpenCode):

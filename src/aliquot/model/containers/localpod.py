@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 
 MOST_EVENTS = 20  # of a Pod: only the last ones are kept
 

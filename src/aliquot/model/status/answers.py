@@ -7,8 +7,8 @@ from typing import TypedDict, final
 
 from msgspec import UNSET, Struct, UnsetType
 
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.node import Isolation
-from aliquot.model.openjson import JsonView
 from aliquot.model.status.machine import EndedStatus
 
 # --- the lines of a connection: see adapters/host/control.py ----------------------------------------------------------

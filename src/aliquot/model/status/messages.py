@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from aliquot.model.opencode import OpenCode
+from aliquot.model.decoding.opencode import OpenCode
 from aliquot.model.reason import Reason
 from aliquot.model.status.machine import RequestStatus
 from aliquot.model.tenant import FindingKind

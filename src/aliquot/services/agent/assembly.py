@@ -14,8 +14,8 @@ from aliquot.adapters.gpu.driverfile import DriverFile
 from aliquot.adapters.gpu.mps import CONTROL, Mps, preloaded
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.player import Playing
-from aliquot.adapters.host import cgroups
 from aliquot.adapters.host.home import SIM_VARIABLE
+from aliquot.adapters.host.process import cgroups
 from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, read_checkpoint
 from aliquot.adapters.kubernetes.kube import Server
 from aliquot.adapters.storage import shims

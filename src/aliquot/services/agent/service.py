@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aliquot
-from aliquot.adapters.host.processes import own_number
+from aliquot.adapters.host.process.processes import own_number
 from aliquot.adapters.kubelet.holders import Kubelet
 from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector

@@ -19,8 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from aliquot.adapters.gpu.cuda import NoDriverError
-from aliquot.adapters.host.children import end_with
 from aliquot.adapters.host.encoding import encode_json
+from aliquot.adapters.host.process.children import end_with
 from aliquot.model.status.burn import ProcessShare
 from aliquot.services.burn.workload import Outcome
 

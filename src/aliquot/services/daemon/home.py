@@ -12,7 +12,7 @@ from glob import escape, glob
 from pathlib import Path
 
 from aliquot.adapters.host.home import Home, make_private
-from aliquot.adapters.host.processes import own_number
+from aliquot.adapters.host.process.processes import own_number
 
 
 class AlreadyRunningError(Exception):

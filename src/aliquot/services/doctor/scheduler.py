@@ -16,7 +16,7 @@ from aliquot.dialects.wire.leases import LeaseObject
 from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
 from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, WEBHOOK, WebhookConfigurationObject
 from aliquot.model.claim import Claim
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.machine import CallStatus
 from aliquot.services.doctor.findings import Finding, Level, found, moment, ok

@@ -20,8 +20,8 @@ import msgspec
 from aliquot.adapters.host.home import SYSTEM_RUN, SYSTEM_STATE, Home
 from aliquot.adapters.storage.folders import ASIDE
 from aliquot.model.containers.edits import Spec
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.device import Card
-from aliquot.model.openjson import JsonObject
 from aliquot.model.status.machine import DaemonStatus, Status
 
 _PATIENCE = 5.0  # seconds for one answer

@@ -14,7 +14,7 @@ from aliquot.dialects.native import INVENTORY
 from aliquot.dialects.wire.install.deployment import label_arguments
 from aliquot.dialects.wire.leases import leases_path, parse_lease
 from aliquot.dialects.wire.webhook.configuration import CONFIGURATION, CONFIGURATIONS_PATH, read_configuration
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.services.doctor.findings import Finding, Level, grouped
 from aliquot.services.doctor.locate import served_by
 from aliquot.services.doctor.nodes import node_findings

@@ -13,9 +13,9 @@ from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import AppClass
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-from aliquot.model.openjson import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

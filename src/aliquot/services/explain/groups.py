@@ -11,9 +11,9 @@ from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import Claim
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.grant import Grant
 from aliquot.model.group import Shortfall
-from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid, Reason, Refusal
 from aliquot.placement.board import Ints
 from aliquot.services.scheduler.cluster import Cluster

@@ -8,7 +8,7 @@ from aliquot.dialects import hami, kai
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.rules import Rules
 from aliquot.dialects.wire.otherplugins import is_other_resource
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 
 _MOST_NAMES = 3
 _NONE = (0, "0")  # asks for nothing

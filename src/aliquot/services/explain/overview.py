@@ -11,10 +11,10 @@ from aliquot.dialects.dra import DIALECT
 from aliquot.dialects.dra.claims import AllocatedClaim, ClaimObject, parse_claim
 from aliquot.dialects.wire.otherplugins import hand_out
 from aliquot.model.claim import AppClass, Claim, Usage
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.device import LEAST_FACTOR, Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Closed, Node, Offer
-from aliquot.model.openjson import JsonObject
 from aliquot.services.explain.claims import why_without_card
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot, take_snapshot
 from aliquot.services.explain.verdicts import Note, Verdict

@@ -14,8 +14,8 @@ from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.pods import Pod, read_pod, total_request
 from aliquot.dialects.rules import Rules
 from aliquot.model.claim import Claim
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
-from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 KIND = "ResourceQuota"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from aliquot.dialects.kube.conditions import unselected
 from aliquot.dialects.kube.podterms import PodTerm, PodTerms, SpreadTerm, conflicting
 from aliquot.dialects.wire.objects import NodeObject
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Reason, Refusal
 
 _Place = tuple[str, str]  # a topology key and its value on a node

@@ -26,9 +26,9 @@ from aliquot.dialects.wire.otherplugins import hand_out, read_slices, share_comm
 from aliquot.dialects.wire.schedulerconfig import known_schedulers
 from aliquot.dialects.wire.views import pod_names, pod_view
 from aliquot.model.claim import Claim
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.grant import Grant
 from aliquot.model.group import Shortfall
-from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
 from aliquot.placement.board import Bools, Ints
 from aliquot.placement.demand import Demand, demand_of

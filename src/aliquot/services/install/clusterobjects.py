@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects.wire.install.deployment import FIELD_MANAGER, RECORD, Identity, identity
 from aliquot.dialects.wire.install.record import Record, parse_record
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 _FORCE = {"fieldManager": FIELD_MANAGER, "force": "true"}

@@ -40,7 +40,7 @@ from aliquot.dialects.wire.install.record import (
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import may_serve_nvidia_gpu
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
 from aliquot.services.install.otherplugins import taken_by_other
 from aliquot.services.install.rollout import Rollout

@@ -9,7 +9,7 @@ from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.dialects.wire import workloads
 from aliquot.dialects.wire.install.deployment import DAEMON_SET, DEPLOYMENT, MANAGED_LABEL, MANAGER, SELECTOR
 from aliquot.dialects.wire.install.record import Record, settled_record
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.services.install.clusterobjects import ClusterObjects
 from aliquot.services.install.otherplugins import OtherNode, nodes_of_others
 from aliquot.services.install.rollout import PROGRAMS, Rollout

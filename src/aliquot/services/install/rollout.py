@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.dialects.wire import workloads
 from aliquot.dialects.wire.install.deployment import DAEMON_SET, DEPLOYMENT, SELECTOR, Identity
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
 
 PROGRAMS = {DAEMON_SET: ("DaemonSet", "agents"), DEPLOYMENT: ("Deployment", "schedulers")}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from aliquot.adapters.host.home import POOLS
 from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, MANAGED_LABEL, MANAGER, NAME_LABEL
 from aliquot.dialects.wire.install.leftovers import KUBELET, had_agent, parse_left_behind
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
-from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 
 COMPONENT = "sweep"

@@ -42,7 +42,7 @@ from aliquot.dialects.wire.install.deployment import (
 from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers
 from aliquot.dialects.wire.install.record import Record, labels_to_restore, previous_record
 from aliquot.dialects.wire.objects import PodObject
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.services.install import sweeper
 from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
 from aliquot.services.install.sweeper import SweepSettings

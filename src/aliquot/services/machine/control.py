@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.encoding import encode_json
+from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import StoreError
 from aliquot.dialects import QgpuRules

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from aliquot.adapters.host import exitcodes
+from aliquot.adapters.host.process import exitcodes
 from aliquot.adapters.storage.history import History, newest, shortened
 from aliquot.adapters.storage.writer import Writer
 from aliquot.model.status.machine import EndedStatus

@@ -24,7 +24,7 @@ from aliquot.adapters.gpu.mps import Mps
 from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
 from aliquot.adapters.host.hostmemory import host_memory_mib, pool_room_mib
 from aliquot.adapters.host.logfiles import USUAL_LIMIT
-from aliquot.adapters.host.supervisors import Supervisors
+from aliquot.adapters.host.process.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.arbiter.timeline import Record
 from aliquot.dialects import QgpuRules

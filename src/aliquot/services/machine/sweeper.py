@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from aliquot.adapters.host import procscan
-from aliquot.adapters.host.procscan import Reading, Scan
+from aliquot.adapters.host.process import procscan
+from aliquot.adapters.host.process.procscan import Reading, Scan
 
 _PATIENCE = procscan.SECONDS + 2.0  # for the thread; after that it hangs in one process
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from aliquot.adapters.host.processes import lives
+from aliquot.adapters.host.process.processes import lives
 
 _LOCK_MS = 10_000  # its work is done already: this is for calls that are under way
 _CODES = {

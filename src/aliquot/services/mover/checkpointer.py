@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from aliquot.adapters.host.processes import start_time
+from aliquot.adapters.host.process.processes import start_time
 from aliquot.services.mover.checkpoint import Answer, What
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.mover.folder import is_private

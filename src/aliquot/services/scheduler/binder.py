@@ -27,8 +27,8 @@ from aliquot.dialects.wire.extender import Binding
 from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.dialects.wire.schedulerconfig import is_managed
 from aliquot.model.claim import Claim
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.numbers.backoff import backoff
-from aliquot.model.openjson import JsonView
 from aliquot.wording.refusals import coded_reason
 
 if TYPE_CHECKING:

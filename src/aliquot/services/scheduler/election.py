@@ -18,7 +18,7 @@ import msgspec
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.native import ADDRESS, CALLS
 from aliquot.dialects.wire.leases import LeaseObject, leases_path, render_lease
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.status.machine import CallStatus
 
 log = logging.getLogger(__name__)

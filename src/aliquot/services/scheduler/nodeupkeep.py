@@ -25,8 +25,8 @@ from aliquot.dialects import Rules
 from aliquot.dialects.nodereading import qgpu_bars_whole_cards
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.upkeep import NodeEvent, Upkeep, may_need_upkeep, upkeep
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.numbers.backoff import backoff
-from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.events import EventSink, ObjectRef, timestamp
 from aliquot.services.daemon.pace import Pace

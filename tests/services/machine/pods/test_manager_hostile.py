@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import Store
 from aliquot.model.containers.localpod import Applier

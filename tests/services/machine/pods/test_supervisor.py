@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from aliquot.adapters.host.supervisors import SUPERVISOR
+from aliquot.adapters.host.process.supervisors import SUPERVISOR
 from aliquot.model.containers.launch import ContainerLaunch, LaunchSpec
 from aliquot.services.machine.pods import supervisor
 

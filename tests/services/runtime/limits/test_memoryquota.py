@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.arbiter import overuse
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Finding, FindingKind, SharingRules, Tenant

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.gpu import page as pages
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Finding, Tenant
 from aliquot.services.runtime.cards import cardloop, findings

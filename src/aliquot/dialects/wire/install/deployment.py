@@ -16,7 +16,7 @@ import msgspec
 
 from aliquot.dialects import gpushare, hami, kai, qgpu, rules, t9k
 from aliquot.dialects.wire import schedulerconfig, workloads
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 
 NAMESPACE = "aliquot-system"
 RECORD = "aliquot-installation"

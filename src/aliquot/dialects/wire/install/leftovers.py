@@ -14,7 +14,7 @@ from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import may_serve_nvidia_gpu
 from aliquot.dialects.wire.upkeep import CONDITION, written_labels
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 KUBELET = "/var/lib/kubelet"

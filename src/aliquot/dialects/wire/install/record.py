@@ -22,7 +22,7 @@ from aliquot.dialects.wire.install.deployment import (
     Options,
     identity,
 )
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 _VERSION = 1

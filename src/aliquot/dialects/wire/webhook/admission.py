@@ -37,10 +37,10 @@ from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.objects import ContainerObject, FieldRef, PodObject
 from aliquot.dialects.wire.webhook.podlimits import TEMPLATES, Operation, complete_limits, escaped
 from aliquot.model.claim import Claim, ContainerClaim, Role
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
-from aliquot.model.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid, show
 from aliquot.model.text import printable, printable_start
 

@@ -23,7 +23,7 @@ from aliquot.dialects.wire.webhook.matchconditions import (
     may_mislead,
 )
 from aliquot.dialects.wire.webhook.slots import SLOTS
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
 PATH = "/review"

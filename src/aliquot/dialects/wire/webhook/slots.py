@@ -9,7 +9,7 @@ deleted.
 from __future__ import annotations
 
 from aliquot.dialects.pods import list_at, mapping_at
-from aliquot.model.openjson import JsonObject, JsonView
+from aliquot.model.decoding.openjson import JsonObject, JsonView
 
 SLOTS = ("0", "1")
 SLOT_LABEL = "aliquot.dev/webhook-slot"

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from aliquot.adapters.host.cgroups import pods_seen
 from aliquot.adapters.host.control import LONGEST
+from aliquot.adapters.host.process.cgroups import pods_seen
 from aliquot.dialects.qgpu import POLICY_LABEL
 from aliquot.model.status.answers import Done, SeenProcesses, Send
 from aliquot.model.status.machine import DaemonStatus, RulesStatus, Status

@@ -22,9 +22,9 @@ from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.dialects.dra import CLAIMS, DRIVER, LABEL
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.dialects.dra.slices import render_devices
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.node import Node
 from aliquot.model.numbers.backoff import backoff
-from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Level, Standing
 from aliquot.services.agent.dra.preparation import ClaimPreparer

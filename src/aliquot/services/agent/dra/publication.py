@@ -14,7 +14,7 @@ from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.adapters.kubernetes.reflector import Reflector
 from aliquot.dialects.dra import DRIVER, SLICES
 from aliquot.dialects.dra.slices import PublishedSlice, generation_of, is_published, render_slices
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 
 log = logging.getLogger(__name__)
 

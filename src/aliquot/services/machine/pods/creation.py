@@ -10,7 +10,7 @@ from aliquot.adapters.host.home import Home
 from aliquot.dialects.kube.podterms import scheduling_gates
 from aliquot.dialects.local.objects import pod_of, template_of
 from aliquot.model.containers.localpod import MOST_EVENTS, Applier, LocalPod, Phase, PodEvent, PodState, Workload
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.services.machine.pods import launchspec
 from aliquot.wording.refusals import held_back
 from aliquot.wording.requests import requests, wants

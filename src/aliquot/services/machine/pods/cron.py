@@ -20,7 +20,7 @@ from aliquot.dialects.local.objects import (
     template_of,
 )
 from aliquot.model.containers.localpod import Phase, Workload
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.services.machine.pods.controllers import outcome
 from aliquot.services.machine.pods.manager import PodManager

@@ -10,9 +10,9 @@ import signal
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import POD_VARIABLE
-from aliquot.adapters.host.procscan import Scan
+from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process.procscan import Scan
 from aliquot.adapters.storage.database import StoreError
 from aliquot.model.containers.localpod import LocalPod
 from aliquot.model.status.answers import Send

@@ -12,9 +12,9 @@ from aliquot.model.claim import Claim
 from aliquot.model.containers.environment import with_granted
 from aliquot.model.containers.launch import ContainerLaunch, LaunchSpec
 from aliquot.model.containers.localpod import ContainerState, LocalPod
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-from aliquot.model.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import TenantEnvironment
 from aliquot.services.machine.requests import RunRequest

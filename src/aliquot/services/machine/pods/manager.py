@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import POD_VARIABLE, TENANT_VARIABLE
-from aliquot.adapters.host.supervisors import SupervisorError, Supervisors, make_log_folder
+from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process.supervisors import SupervisorError, Supervisors, make_log_folder
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.objectstore import ObjectStore

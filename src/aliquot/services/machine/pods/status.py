@@ -14,7 +14,7 @@ from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.dialects.local.status import render_pod, render_workload
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.containers.localpod import ContainerState, LocalPod, Phase, Workload
-from aliquot.model.openjson import JsonView
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.status.machine import (
     ContainerStatus,
     OwnerStatus,

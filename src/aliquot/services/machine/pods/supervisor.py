@@ -17,12 +17,13 @@ import sys
 import time
 from typing import Any
 
-from aliquot.adapters.host import children, logfiles, processes, procscan
+from aliquot.adapters.host import logfiles
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
 from aliquot.adapters.host.home import CONTAINER_VARIABLE
+from aliquot.adapters.host.process import children, processes, procscan
 from aliquot.model.containers.launch import ContainerLaunch, LaunchSpec, ReportedEvent, ReportedState, parse_launch
 from aliquot.model.containers.localpod import MOST_EVENTS
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 from aliquot.services.machine.pods.lifecycle import Container, Lifecycle
 
 _RECONNECT = 0.5  # seconds between attempts to reach the daemon

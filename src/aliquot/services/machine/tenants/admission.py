@@ -18,8 +18,8 @@ from typing import Protocol
 import msgspec
 
 from aliquot import dialects
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.messages import Granted
+from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.users import user_name
 from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim

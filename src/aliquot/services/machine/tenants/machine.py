@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
-from aliquot.adapters.host.procscan import Scan, scan
+from aliquot.adapters.host.process.procscan import Scan, scan
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card

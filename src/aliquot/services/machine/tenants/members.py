@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE
-from aliquot.adapters.host.procscan import Scan
+from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process.procscan import Scan
 from aliquot.model.tenancy import Tenancy
 
 

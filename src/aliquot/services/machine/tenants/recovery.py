@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE
-from aliquot.adapters.host.procscan import Scan, scan
+from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process.procscan import Scan, scan
 from aliquot.adapters.storage.store import Store
 from aliquot.model.tenancy import Tenancy
 from aliquot.placement.board import Occupant

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from aliquot.adapters.gpu.page import PageError
-from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
-from aliquot.adapters.host.procscan import Scan
+from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process.procscan import Scan
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.store import Store
 from aliquot.model.cardstate.control import CardControl

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from aliquot.adapters.gpu.page import MOST, Page
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.gaps import SHORTEST
 from aliquot.arbiter.roster import Member

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from aliquot.adapters.gpu import rm
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.arbiter.card import CardArbiter
 from aliquot.model.tenant import Finding, FindingKind, Level
 from aliquot.services.runtime.cards.occupants import Occupants

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Page, cut
-from aliquot.adapters.host.processes import own_number
+from aliquot.adapters.host.process.processes import own_number
 from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.runtime.cards.trace import STEPS
 from aliquot.services.runtime.limits.memoryquota import MemoryQuota, OnCard, Owner

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.arbiter.overuse import Overuse, ProcessUse, TenantUse, check
 from aliquot.model.tenant import Finding, FindingKind
 from aliquot.wording.amounts import duration, memory

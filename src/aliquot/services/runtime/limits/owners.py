@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from aliquot.adapters.gpu.page import SLOTS
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.model.tenant import Finding, FindingKind, Tenant
 from aliquot.services.runtime.limits.memoryquota import Owner
 from aliquot.services.runtime.processes.registration import Tenancy

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.page import MOST, Page, Use
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.arbiter.roster import Member
 from aliquot.model.tenant import Level, State
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from aliquot.adapters.gpu.page import Use
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.model.tenant import Tenant
 from aliquot.services.runtime.processes.contexts import Context, busy_ns
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from aliquot.adapters.host.processes import boot_id
+from aliquot.adapters.host.process.processes import boot_id
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.usagestore import UsageStore
 from aliquot.arbiter.bill import FORGET, HOUR, Bill, Checkpoint, Key

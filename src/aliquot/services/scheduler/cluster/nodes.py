@@ -10,8 +10,8 @@ from aliquot.dialects.kube.conditions import closing_taints
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of, served_by_other
 from aliquot.model.claim import Usage
+from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.node import Closed, Node, Offer
-from aliquot.model.openjson import JsonView
 from aliquot.model.refusal import Invalid
 from aliquot.placement.board import Board
 

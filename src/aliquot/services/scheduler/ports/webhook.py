@@ -44,8 +44,8 @@ from aliquot.dialects.wire.webhook.configuration import (
     webhook_configuration,
 )
 from aliquot.dialects.wire.webhook.slots import REPLICAS, render_slot, slot_to_take
+from aliquot.model.decoding.shallowjson import decoded
 from aliquot.model.refusal import Invalid
-from aliquot.model.shallowjson import decoded
 from aliquot.services.daemon.http import Accepting, BodyError, Limits, bind_port, listen, make_runner
 from aliquot.services.scheduler.ports.certrotation import Keys, Lifetimes
 from aliquot.services.scheduler.ports.sharedkeys import KeySettings, SharedKeys, sleep_unless_elected

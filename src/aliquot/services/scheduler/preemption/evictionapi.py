@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, NotSent, Unreachable
 from aliquot.dialects.native import RETRIED
 from aliquot.dialects.wire.objects import PodObject
-from aliquot.model.openjson import JsonObject
+from aliquot.model.decoding.openjson import JsonObject
 
 _TIMEOUT = 5.0  # seconds for one call
 _AUTHORIZER = re.compile(r"\bcannot [a-z]+ resource\b")

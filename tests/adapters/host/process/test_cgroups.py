@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host.cgroups import parse_cgroups, pod_folders, pod_of, pods_seen
+from aliquot.adapters.host.process.cgroups import parse_cgroups, pod_folders, pod_of, pods_seen
 
 UID = "3f2a9c1e-8d47-4b6a-9e05-1c7d2b8f4a60"
 UNDERSCORED = UID.replace("-", "_")

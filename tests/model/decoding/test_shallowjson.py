@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model import shallowjson
-from aliquot.model.shallowjson import DEEPEST, decoded, shallow
+from aliquot.model.decoding import shallowjson
+from aliquot.model.decoding.shallowjson import DEEPEST, decoded, shallow
 from kit.values.anyjson import any_json
 from kit.values.deepjson import with_deep_fields
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host.children import SpawnError, ended, spawn
+from aliquot.adapters.host.process.children import SpawnError, ended, spawn
 from kit.machines.machine import eventually
 
 PATH = {"PATH": "/usr/bin:/bin"}
@@ -61,7 +61,7 @@ def test_ended_kills_the_rest_of_the_process_group(tmp_path: Path) -> None:
 
 def test_a_child_does_not_outlive_us(tmp_path: Path) -> None:
     script = (
-        "import os, sys; from aliquot.adapters.host.children import spawn;"
+        "import os, sys; from aliquot.adapters.host.process.children import spawn;"
         f"print(spawn(['sleep', '600'], {PATH}, ['/'], '{tmp_path}/log'), flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

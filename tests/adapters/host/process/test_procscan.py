@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host import processes
-from aliquot.adapters.host.procscan import Scan, Seen, scan, with_environment
+from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process.procscan import Scan, Seen, scan, with_environment
 from kit.machines.machine import eventually
 from kit.running.threads import headless
 

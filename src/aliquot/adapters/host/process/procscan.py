@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from aliquot.adapters.host.processes import has_no_thread, uid_of
+from aliquot.adapters.host.process.processes import has_no_thread, uid_of
 
 SECONDS = 5.0  # for a whole scan
 _ENVIRON = 1 << 18  # bytes of a process's environment that are searched

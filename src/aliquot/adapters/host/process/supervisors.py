@@ -8,7 +8,7 @@ import pwd
 import subprocess
 import sys
 
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from aliquot.model.containers.localpod import Applier
 
 SUPERVISOR = "aliquot.services.machine.pods.supervisor"  # the module that runs as the process

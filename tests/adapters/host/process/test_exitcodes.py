@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host import exitcodes, processes
+from aliquot.adapters.host.process import exitcodes, processes
 
 PATIENCE = 60.0
 PIDFD_HAS_IT = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 15)

@@ -8,7 +8,7 @@ import pickle
 import msgspec
 import pytest
 
-from aliquot.model.opencode import OpenCode
+from aliquot.model.decoding.opencode import OpenCode
 
 
 class Code(OpenCode):

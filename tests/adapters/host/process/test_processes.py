@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from aliquot.adapters.host import processes
+from aliquot.adapters.host.process import processes
 from kit.machines.machine import PATIENCE, eventually
 from kit.running.threads import headless
 

@@ -214,7 +214,7 @@ def when_ended(pid: int | None, started: int | None, then: Callable[[int | None]
     when it is gone already."""
     import asyncio  # not for `aliquot run`
 
-    from aliquot.adapters.host.exitcodes import exit_code
+    from aliquot.adapters.host.process.exitcodes import exit_code
 
     loop = asyncio.get_running_loop()
     try:
