@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -23,7 +25,7 @@ from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.policies.packing import Packing
 from aliquot.placement.verdicts import FITS, TOGETHER_NOT
 from kit.values.boards import a_cluster, arriving, card_sizes
-from kit.values.builders import GIB, a_claim, a_container, a_node, a_slice
+from kit.values.builders import GIB, a_claim, a_container, a_node, a_slice, asking
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -304,6 +306,23 @@ def test_scores_of_the_shapes_asked_for_last_are_kept(monkeypatch: pytest.Monkey
     for size in (1, 2, 1, 3, 1):
         assert chooser.choose(a_claim(a_container(a_slice(size)))) is not None
     assert [demand.parts[0].slice.memory_mib for demand in chooser._kept] == [3 * GIB, GIB]
+
+
+def test_what_is_kept_of_a_shape_is_small() -> None:
+    """512 shapes are kept: at 5,000 nodes each byte that one takes of a node is 2.5 MB."""
+    board, shapes = a_cluster([[80] * 8] * 1000), 20
+    chooser = Chooser(board, POLICIES["binpack"]())
+    chooser.why_not(asking(1))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for at in range(shapes):
+            chooser.why_not(asking(2 + at))
+        gc.collect()
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept < shapes * (12 * board.rows + 4000), "scores of 8 bytes, and card and reason of 2 each"
 
 
 def test_a_container_of_two_cards_gets_two() -> None:

@@ -41,6 +41,8 @@ from aliquot.placement.why import choice_of
 POLICIES: dict[str, Callable[[], Policy]] = {"binpack": binpack, "spread": spread, "fgd": fgd, "dense": dense}
 
 _SHAPES_KEPT = 512
+# Of cards and codes: a node has few of the one, and there are few of the other. 512 shapes times 5,000 rows are many.
+_Small = np.int16
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class Chooser:
         kept, board = self._scores(demand), self.board
         why = kept.why
         if why is None or len(why) < board.rows:
-            why, kept.why_clock = np.full(board.rows, FITS), -1
+            why, kept.why_clock = np.full(board.rows, FITS, _Small), -1
         if kept.why_clock < board.clock:
             stale = np.flatnonzero(board.changed[: board.rows] > kept.why_clock)
             why[stale] = verdicts(board, demand, stale)
@@ -233,7 +235,7 @@ class Chooser:
         board, policy = self.board, self._policy(demand)
         kept = self._kept.get(demand)
         if kept is None or kept.version != policy.version:
-            kept = _Kept(np.full(board.rows, np.inf), np.zeros(board.rows, int), -1, policy.version)
+            kept = _Kept(np.full(board.rows, np.inf), np.zeros(board.rows, _Small), -1, policy.version)
             self._kept[demand] = kept
             if len(self._kept) > _SHAPES_KEPT:
                 self._kept.popitem(last=False)
@@ -241,7 +243,7 @@ class Chooser:
         missing = board.rows - len(kept.scores)
         if missing:
             kept.scores = np.concatenate([kept.scores, np.full(missing, np.inf)])
-            kept.cards = np.concatenate([kept.cards, np.zeros(missing, int)])
+            kept.cards = np.concatenate([kept.cards, np.zeros(missing, _Small)])
         if kept.clock < board.clock:
             stale = np.flatnonzero(board.changed[: board.rows] > kept.clock)
             # A slice copies no columns: a shape that is new looks at every row.
