@@ -236,6 +236,67 @@ def test_apply_wait_of_failed_job_exits_1(daemon: FakeDaemon, file: Path) -> Non
     assert "failed: default/once-x" in done.stderr
 
 
+def a_job_status(phase: str, *pods: str) -> Json:
+    """Of a Job whose Pods have these phases."""
+    owner = {"kind": "Job", "name": "once"}
+    there = [a_pod(f"once-{at}", phase=each, owner=owner) for at, each in enumerate(pods)]
+    ready = sum(pod == "Succeeded" for pod in pods)
+    return a_status(*there, workloads=[a_workload("Job", "once", replicas=1, ready=ready, phase=phase)])
+
+
+@pytest.mark.parametrize(
+    ("looks", "code", "last"),
+    [
+        (
+            [("Pending", "Failed"), ("Running", "Failed", "Running"), ("Succeeded", "Failed", "Succeeded")],
+            0,
+            ["Job default/once is complete; before that, 1 Pod failed", "1 Pod running or succeeded"],
+        ),
+        (
+            [("Pending", "Failed"), ("Pending", "Failed"), ("Failed", "Failed", "Failed")],
+            1,
+            [
+                "failed: Job default/once: it reached its backoffLimit, 2 Pods failed (see `aliquot logs default/once-1`)"
+            ],
+        ),
+        (
+            [("Running", "Running"), ("Running", "Running"), ("Succeeded", "Succeeded")],
+            0,
+            ["1 Pod running or succeeded"],
+        ),
+    ],
+)
+def test_apply_wait_of_job_ends_when_the_job_is_over(
+    daemon: FakeDaemon, file: Path, looks: list[tuple[str, ...]], code: int, last: list[str]
+) -> None:
+    seen = iter(looks)
+    daemon.answers |= {"apply": accept(), "status": lambda _: a_job_status(*next(seen, looks[-1]))}
+    file.write_text("kind: Job\nmetadata: {name: once}\n")
+    done = apply("-f", str(file), "--wait")
+    assert (done.exit_code, done.stderr.splitlines()[-len(last) :]) == (code, last)
+
+
+@pytest.mark.parametrize(
+    ("look", "why"),
+    [
+        (("Running", "Running"), "0 of 1 Pods succeeded; it runs on (see `aliquot get pods`)"),
+        (
+            ("Pending", "Failed"),
+            "0 of 1 Pods succeeded, 1 Pod failed; it is tried again (see `aliquot logs default/once-0`)",
+        ),
+        (("Pending",), "0 of 1 Pods succeeded (see `aliquot get pods`)"),
+    ],
+)
+def test_apply_wait_timeout_says_how_far_the_job_is(
+    daemon: FakeDaemon, file: Path, look: tuple[str, ...], why: str
+) -> None:
+    daemon.answers |= {"apply": accept(), "status": a_job_status(*look)}
+    file.write_text("kind: Job\nmetadata: {name: once}\n")
+    done = apply("-f", str(file), "--wait", "--timeout", "0")
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1] == f"--timeout: Job default/once is not complete after 0s: {why}"
+
+
 def test_apply_wait_of_failed_pod_exits_1(daemon: FakeDaemon, file: Path) -> None:
     failed = a_pod("train", phase="Failed", containers=[a_container(state="ended", exit_code=3)], reason="main: exit 3")
     daemon.answers |= {"apply": accept(), "status": a_status(failed)}

@@ -91,6 +91,17 @@ def test_apply_wait_of_failing_pod_exits_1(machine: Machine) -> None:
     assert "exit code 3" in machine.aliquot("describe", "pod", "bad").stdout
 
 
+def test_apply_wait_of_job_goes_on_after_a_failed_pod(machine: Machine, tmp_path: Path) -> None:
+    """The first Pod fails, the second finds what it left and succeeds."""
+    command = ("sh", "-c", f"test -e {tmp_path}/there || {{ touch {tmp_path}/there; exit 3; }}")
+    spec = {"backoffLimit": 1, "template": {"spec": a_pod("", *command, restartPolicy="Never")["spec"]}}
+    code, _, err = apply(
+        machine, {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "twice"}, "spec": spec}
+    )
+    assert code == 0, err
+    assert "Job default/twice is complete; before that, 1 Pod failed" in err
+
+
 def test_pod_without_room_waits_with_reason(machine: Machine) -> None:
     assert apply(machine, a_pod("big", gib=20))[0] == 0  # of those that are applied together, any may be the first
     code, _, err = apply(machine, a_pod("more", gib=20), words=("--wait", "--timeout", "2s"))

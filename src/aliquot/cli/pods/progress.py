@@ -1,7 +1,8 @@
-"""`aliquot apply --wait`: shows how Pods start until all run or the timeout ends.
+"""`aliquot apply --wait`: shows how Pods start until all run and all Jobs are over, or the timeout ends.
 
 A program that fails at once runs first. So a Pod must be seen running twice, with a moment in between: that finds what
-fails at its start. What fails later is not waited for.
+fails at its start. What fails later is not waited for. A Job is waited for until enough of its Pods have succeeded or
+too many have failed: one failed Pod is not the end of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aliquot.cli.pods.kinds import POD
 from aliquot.cli.pods.rows import local_status, ready, shortened, state_of
 from aliquot.cli.tables import printable, table
 from aliquot.model.status.answers import AppliedObject
-from aliquot.model.status.machine import PodStatus, Status
+from aliquot.model.status.machine import PodStatus, Status, WorkloadStatus
 from aliquot.wording.amounts import duration
 
 Pods = dict[str, PodStatus]  # by key
@@ -31,17 +32,40 @@ def wait_until_settled(applied: Sequence[AppliedObject], timeout: float) -> int:
     """Show the applied Pods on stderr until there is nothing left to wait for. Returns the exit code."""
     statuses = _poll(time.monotonic() + timeout)
     status = _live(applied, statuses) if sys.stderr.isatty() else _by_line(applied, statuses, _print)
-    pods = pods_of(applied, status)
-    failed = [key for key, pod in pods.items() if over(pod)]
-    late = [_name(item) for item in applied if not settled(item, status)]
+    jobs = {_key(item): job for item in applied if (job := _job(item, status)) is not None}
+    alone = [item for item in applied if _key(item) not in jobs]
+    failed = [key for key, pod in pods_of(alone, status).items() if over(pod)]
+    late = [_name(item) for item in alone if not settled(item, status)]
     if failed:
         _print(f"failed: {shortened(failed)} (see `aliquot logs {failed[0]}`)")
     if late:
         _print(f"--timeout: not running after {duration(timeout)}: {shortened(late)} (see `aliquot get pods`)")
-    if failed or late:
+    ends = [_end_of_job(item, jobs[_key(item)], status, timeout) for item in applied if _key(item) in jobs]
+    for line in filter(None, (line for _, line in ends)):
+        _print(line)
+    if failed or late or not all(good for good, _ in ends):
         return 1
+    pods = [pod for pod in pods_of(applied, status).values() if not over(pod)]
     _print(f"{len(pods)} Pod{'s' * (len(pods) != 1)} running or succeeded")
     return 0
+
+
+def _end_of_job(applied: AppliedObject, job: WorkloadStatus, status: Status, timeout: float) -> tuple[bool, str | None]:
+    """Whether nothing is wrong with the Job, and what there is to say about it."""
+    pods, name = pods_of([applied], status), _name(applied)
+    failed = [key for key, pod in pods.items() if over(pod)]
+    number = f"{len(failed)} Pod{'s' * (len(failed) != 1)} failed"
+    if job.phase == "Succeeded":
+        return True, f"{name} is complete; before that, {number}" if failed else None
+    logs = f" (see `aliquot logs {failed[-1]}`)" if failed else ""
+    if job.phase == "Failed":
+        return False, f"failed: {name}: it reached its backoffLimit, {number}{logs}"
+    if job.suspended:
+        return True, None
+    now = "; it runs on" if job.phase == "Running" else "; it is tried again" if failed else ""
+    counted = f"{job.ready} of {job.replicas} Pods succeeded" + (f", {number}" if failed else "")
+    see = logs or " (see `aliquot get pods`)"
+    return False, f"--timeout: {name} is not complete after {duration(timeout)}: {counted}{now}{see}"
 
 
 def until_twice(looks: Iterable[Look], good: Callable[[Look], bool]) -> Iterator[Look]:
@@ -61,13 +85,26 @@ def settled(applied: AppliedObject, status: Status) -> bool:
     rest = all(runs(pod) or over(pod) for pod in pods)
     if applied.kind == POD.name:
         return bool(pods) and rest
-    for workload in status.workloads or []:
-        if (workload.kind, workload.namespace, workload.name) == _key(applied):
-            if workload.suspended or workload.kind == "CronJob":  # there is nothing to wait for yet
-                return rest
-            # A Job counts the Pods that have succeeded; all others the Pods that run.
-            return rest and (workload.ready >= workload.replicas or (workload.kind == "Job" and bool(pods)))
-    return False
+    workload = _workload(applied, status)
+    if workload is None:
+        return False
+    if workload.suspended or workload.kind == "CronJob":  # there is nothing to wait for yet
+        return rest
+    if workload.phase is not None:
+        return workload.phase in ("Succeeded", "Failed")
+    # A Job counts the Pods that have succeeded; all others the Pods that run. An older daemon names no phase of a Job.
+    return rest and (workload.ready >= workload.replicas or (workload.kind == "Job" and bool(pods)))
+
+
+def _workload(applied: AppliedObject, status: Status) -> WorkloadStatus | None:
+    there = status.workloads or []
+    return next((item for item in there if (item.kind, item.namespace, item.name) == _key(applied)), None)
+
+
+def _job(applied: AppliedObject, status: Status) -> WorkloadStatus | None:
+    """The Job, if the daemon says whether it is over."""
+    workload = _workload(applied, status)
+    return workload if workload is not None and workload.phase is not None else None
 
 
 def _all_settled(applied: Sequence[AppliedObject], status: Status) -> bool:

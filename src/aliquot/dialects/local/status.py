@@ -10,6 +10,11 @@ from aliquot.model.decoding.openjson import JsonView
 
 Stamp = Callable[[float], str]  # formats seconds since 1970 as the API server does
 
+_OVER = {
+    Phase.SUCCEEDED.value: {"type": "Complete", "status": "True"},
+    Phase.FAILED.value: {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"},
+}  # the condition of a Job that is over, by its phase
+
 
 def render_pod(pod: LocalPod, manifest: JsonView, reason: str | None, stamp: Stamp) -> JsonView:
     """`manifest`: with the uid; `reason`: why the Pod waits or failed."""
@@ -26,17 +31,20 @@ def render_pod(pod: LocalPod, manifest: JsonView, reason: str | None, stamp: Sta
     return {**manifest, "metadata": metadata, "spec": spec, "status": status}
 
 
-def render_workload(workload: Workload, pods: Sequence[LocalPod], ready: int, stamp: Stamp) -> JsonView:
-    """`ready`: the number of running Pods; of a Job, of succeeded Pods."""
-    counts = {"replicas": len(pods), "readyReplicas": ready}
+def render_workload(
+    workload: Workload, pods: Sequence[LocalPod], ready: int, stamp: Stamp, *, phase: str | None = None
+) -> JsonView:
+    """`ready`: the number of running Pods; of a Job, of succeeded Pods. `phase` is a Job's."""
+    status: JsonView = {"replicas": len(pods), "readyReplicas": ready}
     if workload.kind == "Job":
-        counts = {
+        status = {
             "active": sum(not pod.state.phase.over for pod in pods),
             "succeeded": ready,
             "failed": sum(pod.state.phase is Phase.FAILED for pod in pods),
+            **({"conditions": [_OVER[phase]]} if phase in _OVER else {}),
         }
     metadata = {**workload.manifest["metadata"], "creationTimestamp": stamp(workload.created)}
-    return {**workload.manifest, "metadata": metadata, "status": counts}
+    return {**workload.manifest, "metadata": metadata, "status": status}
 
 
 def without_values(shown: Any) -> Any:

@@ -233,7 +233,12 @@ def test_job_creates_pods_until_completions(pods: Pods) -> None:
     pods.apply(workload("Job", "sums", 2, container("main", "true"), completions=3))
     eventually(lambda: [item["phase"] for item in pods.all()] == ["Succeeded"] * 3)
     assert pods.machine.status()["workloads"][0]["ready"] == 3
-    assert pods.ask("object", kind="Job", name="sums")["object"]["status"] == {"active": 0, "succeeded": 3, "failed": 0}
+    assert pods.ask("object", kind="Job", name="sums")["object"]["status"] == {
+        "active": 0,
+        "succeeded": 3,
+        "failed": 0,
+        "conditions": [{"type": "Complete", "status": "True"}],
+    }
 
 
 def test_apply_refuses_changed_job_template(pods: Pods) -> None:
@@ -247,7 +252,12 @@ def test_apply_refuses_changed_job_template(pods: Pods) -> None:
 
 def test_job_stops_after_too_many_failures(pods: Pods) -> None:
     pods.apply(workload("Job", "sums", 1, container("main", "false"), backoffLimit=1))
+    eventually(lambda: [item["phase"] for item in pods.all()] == ["Failed"])
+    assert pods.machine.status()["workloads"][0]["phase"] in ("Pending", "Running")  # it is tried again
     eventually(lambda: [item["phase"] for item in pods.all()] == ["Failed"] * 2)
+    assert pods.machine.status()["workloads"][0]["phase"] == "Failed"
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    assert pods.ask("object", kind="Job", name="sums")["object"]["status"]["conditions"] == [failed]
 
 
 def test_offline_qgpu_pod_is_offline_tenant(pods: Pods) -> None:

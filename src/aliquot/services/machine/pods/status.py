@@ -105,6 +105,7 @@ def _workload(pods: PodManager, workload: Workload) -> WorkloadStatus:
         user=workload.applier.user,
         labels=_labels(workload.manifest),
         suspended=amounts.suspended,
+        phase=None if amounts.completions is None else outcome(amounts, owned).value,
     )
 
 
@@ -207,7 +208,8 @@ def pod_object(pods: PodManager, pod: LocalPod) -> JsonView:
 
 def workload_object(pods: PodManager, workload: Workload) -> JsonView:
     """The workload as it was applied, with its status."""
-    return render_workload(workload, pods.owned(workload), _workload(pods, workload).ready, _stamp)
+    status = _workload(pods, workload)
+    return render_workload(workload, pods.owned(workload), status.ready, _stamp, phase=status.phase)
 
 
 def _stamp(seconds: float) -> str:
