@@ -11,7 +11,7 @@ from aliquot.cli.cluster.doctor import doctor
 from aliquot.dialects.wire.webhook.configuration import webhook_configuration
 from aliquot.services.doctor.scheduler import broken_pod, exclusive_pod
 from kit.clusters.kubectl import FakeCluster, invoked
-from kit.values.manifests import COUNT, MEM, a_node, gpushare_node, gpushare_pod, on_card
+from kit.values.manifests import COUNT, MEM, Json, a_node, gpushare_node, gpushare_pod, on_card
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/aliquot-scheduler"
 WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/aliquot"
@@ -89,6 +89,47 @@ def test_dialects_that_are_not_served_are_not_looked_at(well: FakeCluster) -> No
     said = invoked(doctor).stdout
     assert [line for line in said.splitlines() if line.startswith("FINDING") and "gpushare" in line] == []
     assert "refuses a Pod that breaks a rule" in said
+
+
+def served(cluster: FakeCluster, dialects: str) -> None:
+    spec = {"template": {"spec": {"containers": [{"args": ["scheduler", f"--dialects={dialects}"]}]}}}
+    metadata = {"namespace": "kube-system", "name": "aliquot-scheduler"}
+    cluster.answer("/apis/apps/v1/deployments", [{"metadata": metadata, "spec": spec}])
+
+
+def quota(namespace: str, **hard: str) -> Json:
+    return {"metadata": {"namespace": namespace, "name": "gpus"}, "spec": {"hard": hard}}
+
+
+QUOTAS = "/api/v1/resourcequotas"
+GPUMEM = {"limits.nvidia.com/gpumem": "20480"}
+
+
+def test_quotas_that_only_hami_counts_are_findings(well: FakeCluster) -> None:
+    served(well, "all,hami")
+    both = GPUMEM | {"requests.nvidia.com/gpumem": "20480"}
+    well.answer(QUOTAS, [quota("a", **GPUMEM), quota("b", **GPUMEM), quota("c", **both), quota("d", pods="3")])
+    lines = invoked(doctor).stdout.splitlines()
+    said = "a/gpus, b/gpus: limits.nvidia.com/gpumem limits nothing: only HAMi's scheduler counts it"
+    at = lines.index(f"FINDING  quotas          {said}")
+    assert lines[at + 1].strip().startswith("-> write requests.nvidia.com/gpumem in its spec.hard")
+
+
+def test_quotas_are_well_where_none_is_hamis(well: FakeCluster) -> None:
+    served(well, "all,hami")
+    well.answer(QUOTAS, [quota("d", pods="3"), {"metadata": {}, "spec": None}])
+    assert "ok       quotas          none that only HAMi's scheduler counts" in invoked(doctor).stdout
+
+
+def test_quotas_of_hami_are_its_own_where_aliquot_does_not_serve_its_dialect(well: FakeCluster) -> None:
+    well.answer(QUOTAS, [quota("a", **GPUMEM)])
+    assert "quotas" not in invoked(doctor).stdout
+
+
+def test_quotas_that_may_not_be_listed_are_named(well: FakeCluster) -> None:
+    served(well, "all,hami")
+    well.answer(QUOTAS, FORBIDDEN.format("resourcequotas"))
+    assert "cannot look: Error from server (Forbidden): resourcequotas is forbidden" in invoked(doctor).stdout
 
 
 def test_json_has_the_findings_as_data(well: FakeCluster) -> None:

@@ -244,6 +244,9 @@ def a_job_status(phase: str, *pods: str) -> Json:
     return a_status(*there, workloads=[a_workload("Job", "once", replicas=1, ready=ready, phase=phase)])
 
 
+SEE_LOGS = "(see `aliquot logs default/once-1`)"
+
+
 @pytest.mark.parametrize(
     ("looks", "code", "last"),
     [
@@ -255,9 +258,7 @@ def a_job_status(phase: str, *pods: str) -> Json:
         (
             [("Pending", "Failed"), ("Pending", "Failed"), ("Failed", "Failed", "Failed")],
             1,
-            [
-                "failed: Job default/once: it reached its backoffLimit, 2 Pods failed (see `aliquot logs default/once-1`)"
-            ],
+            [f"failed: Job default/once: it reached its backoffLimit, 2 Pods failed {SEE_LOGS}"],
         ),
         (
             [("Running", "Running"), ("Running", "Running"), ("Succeeded", "Succeeded")],

@@ -25,6 +25,7 @@ _PATIENCE = 120.0  # seconds for one page; kubectl has a --request-timeout of it
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
+QUOTAS = "/api/v1/resourcequotas"
 SLICES = "/apis/resource.k8s.io"
 SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")  # the newest first
 CONFIG_MAPS = "/api/v1/namespaces/kube-system/configmaps"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 import aliquot
-from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble
+from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, QUOTAS, Kubectl, KubectlError, Trouble
 from aliquot.cli.cluster.objects import hands_out_claims
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options
@@ -273,9 +273,11 @@ class _Cluster:
 
 
 def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
+    from aliquot.dialects import hami
     from aliquot.dialects.wire.workloads import read_pods
     from aliquot.services.doctor.install import installation_findings
     from aliquot.services.doctor.locate import UnknownOptionError
+    from aliquot.services.doctor.quotas import quota_findings
     from aliquot.services.doctor.scheduler import control_findings
     from aliquot.services.explain.overview import look
 
@@ -293,6 +295,8 @@ def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
     claims = cluster.allowed("claims", kubectl.resource_claims, "resourceclaims") if by_claims else None
     overview = look([*(nodes or []), *(pods or []), *(sick or []), *(slices or []), *(claims or [])], rules)
     control = cluster.control()
+    by_hami = hami.DIALECT in rules.served
+    quotas = cluster.allowed("quotas", lambda: kubectl.items(QUOTAS, "ResourceQuota"), QUOTAS) if by_hami else None
     yield from cluster.findings[1:]  # what we may not read
     cluster.findings[1:] = []
     yield from installation_findings(
@@ -301,6 +305,8 @@ def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
     yield from control_findings(control, overview.snapshot, now)
     if nodes is not None:
         yield from _of_objects(overview, now, with_pods=pods is not None)
+    if quotas is not None:
+        yield from quota_findings(quotas)
 
 
 def _of_objects(overview: Overview, now: datetime, *, with_pods: bool) -> Iterator[Finding]:

@@ -78,9 +78,13 @@ def _amounts(value: object) -> dict[str, Fraction]:
 
 def _without_effect(hard: Iterable[str]) -> str | None:
     """HAMi's scheduler counts limits of its resources; the API server counts requests only."""
-    names = [name for name in hard if name.startswith(_LIMITS)]
-    instead = ", ".join(_REQUESTS + name.removeprefix("limits.") for name in names)
-    return f"{', '.join(names)} limits nothing: write {instead}" if names else None
+    instead = counted_by_hami_alone(hard)
+    return f"{', '.join(instead)} limits nothing: write {', '.join(instead.values())}" if instead else None
+
+
+def counted_by_hami_alone(hard: Iterable[str]) -> dict[str, str]:
+    """The names of a quota that only HAMi's scheduler counts, each with the name that the API server counts."""
+    return {name: _REQUESTS + name.removeprefix("limits.") for name in hard if name.startswith(_LIMITS)}
 
 
 def _resource(name: str) -> str | None:
