@@ -29,6 +29,10 @@ from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.pace import python_start_ms, sentence  # after the path is set: this is a script
+
 GIB = 1024
 CARDS = 8
 PODS_PER_NODE = 4
@@ -170,6 +174,7 @@ def main() -> int:
         if result["nodes"] == nodes and result[figure] > limit
     ]
     print("\n".join(missed) if missed else "all limits held", file=sys.stderr)
+    print(sentence(python_start_ms()), file=sys.stderr)
     return 1 if missed else 0
 
 

@@ -18,24 +18,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import aliquot
 from aliquot.adapters.host.control import ControlError, NoDaemonError, connect
 from aliquot.adapters.host.home import homes
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.pace import milliseconds, python_start_ms, sentence  # after the path is set: this is a script
+
 LIMIT_MS = 150.0  # what is promised
-
-
-def milliseconds(command: list[str], times: int) -> list[float]:
-    """Wall time of each run."""
-    taken = []
-    for _ in range(times):
-        begun = time.perf_counter()
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-        taken.append((time.perf_counter() - begun) * 1000)
-    return taken
 
 
 def measure(times: int) -> dict[str, float]:
@@ -50,7 +43,7 @@ def measure(times: int) -> dict[str, float]:
         "p50": statistics.median(taken),
         "p95": taken[min(len(taken) - 1, int(len(taken) * 0.95))],
         "max": taken[-1],
-        "python_alone": statistics.median(milliseconds([sys.executable, "-c", "pass"], times)) - alone,
+        "python_alone": python_start_ms(times),
     }
 
 
@@ -80,7 +73,7 @@ def main() -> None:
     print(
         f"before the exec, {arguments.times} runs: p50 {found['p50']:.0f} ms, p95 {found['p95']:.0f} ms,"
         f" worst {found['max']:.0f} ms (promised: {LIMIT_MS:.0f});"
-        f" starting Python alone takes {found['python_alone']:.0f} ms"
+        f" {sentence(found['python_alone'])}"
     )
 
 

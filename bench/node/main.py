@@ -6,11 +6,14 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from bench.pace import python_start_ms, sentence
 
 from aliquot.cli.tables import table
 from testbed import objects
@@ -126,6 +129,7 @@ def main(words: str | None) -> int:
     parser.add_argument("--idle", type=float, default=20.0, metavar="SECONDS")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     arguments = parser.parse_args()
+    pace = python_start_ms()
     with one_node(arguments.cards) as fleet:
         found = starts(fleet, arguments.pods) if arguments.pods else {}
         if arguments.tenants:
@@ -135,4 +139,5 @@ def main(words: str | None) -> int:
     else:
         rows = [(key, f"{value:.1f}", f"<= {LIMITS[key]:g}" if key in LIMITS else "") for key, value in found.items()]
         print(table(("FIGURE", "VALUE", "MUST"), rows))
+    print(sentence(pace), file=sys.stderr)
     return 1 if missed(found, arguments.tenants) else 0

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from bench.pace import sentence
 from bench.scheduler import report
 from bench.scheduler.calls import Verbs
 from bench.scheduler.claims import through_claims
@@ -271,13 +272,15 @@ def main(doc: str | None, argv: list[str] | None = None) -> int:
         options.nodes, options.large_nodes, options.names, options.streams, options.kube_pods, options.huge_nodes
     )
     mine = field[0].name
-    whole = report.as_json(rows, bench.results, {**report.machine(), "seconds": round(time.monotonic() - began)})
+    about = report.machine()
+    whole = report.as_json(rows, bench.results, {**about, "seconds": round(time.monotonic() - began)})
     if options.out:
         options.out.write_text(whole + "\n")
     print(whole if options.output == "json" else report.render(rows, bench.results, mine))
     failed = [f"{name} broke down" for name, found in bench.results.items() if name == mine and "failed" in found]
     short = report.missed(rows, bench.results, mine) + failed
     print("\n".join(short) if short else "all limits held", file=sys.stderr)
+    print(sentence(about["python_start_ms"]), file=sys.stderr)
     return 1 if short else 0
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.pace import python_start_ms
+
 from aliquot.cli.tables import table
 
 Results = Mapping[str, Mapping[str, float]]  # contestant -> figure -> number
@@ -122,6 +124,7 @@ def machine() -> dict[str, Any]:
         "machine": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "python_start_ms": round(python_start_ms(), 1),
     }
 
 
