@@ -207,6 +207,15 @@ def test_run_of_invalid_program_releases_slice(machine: Machine, tmp_path: Path)
     eventually(lambda: machine.names() == [])
 
 
+def test_run_of_script_from_a_moved_folder_names_the_interpreter(machine: Machine, tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_text("#!/gone/venv/bin/python3\n")
+    script.chmod(0o755)
+    result = machine.aliquot("run", "--", str(script))
+    assert result.returncode == 126
+    assert result.stderr.startswith(f"aliquot: {script}: its first line names /gone/venv/bin/python3, which does not")
+
+
 def test_run_name_is_unique_while_running(machine: Machine) -> None:
     assert machine.detach("--name", "mine", "--memory", "1", "--", *FOREVER) == "mine"
     result = machine.aliquot("run", "--name", "mine", "--memory", "1", "--", "true")

@@ -39,7 +39,9 @@ def execute(granted: Granted, program: str, command: list[str]) -> NoReturn:
     try:
         os.execve(program, command, environment)  # noqa: S606 - the purpose of the command
     except OSError as error:
-        raise RunError(f"{command[0]}: {error.strerror}", NOT_EXECUTABLE) from error
+        from aliquot.adapters.host.process.scripts import why_not_executed
+
+        raise RunError(f"{command[0]}: {why_not_executed(error, program)}", NOT_EXECUTABLE) from error
 
 
 def environment_of(granted: Granted) -> dict[str, str]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from aliquot.adapters.host.process.processes import has_no_thread
+from aliquot.adapters.host.process.scripts import why_not_executed
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -60,7 +61,10 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], folders: Seque
 
 def _why(error: OSError | ValueError, program: str) -> str:
     """ValueError: the words cannot be passed to a program (half of a surrogate pair, say)."""
-    return f"{error.filename or program}: {error.strerror}" if isinstance(error, OSError) else f"{program}: {error}"
+    if not isinstance(error, OSError):
+        return f"{program}: {error}"
+    name = str(error.filename or program)
+    return f"{name}: {why_not_executed(error, name)}"
 
 
 def _become(

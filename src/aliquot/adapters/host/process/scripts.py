@@ -1,0 +1,27 @@
+"""Why the kernel would not execute a script: it names the script where it means the interpreter."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+_LONGEST = 4096  # bytes of the first line that are read
+
+
+def why_not_executed(error: OSError, program: str) -> str:
+    """What went wrong, without the program's name."""
+    told = error.strerror or str(error)
+    if error.errno != errno.ENOENT or not os.path.isfile(program):
+        return told
+    try:
+        with open(program, "rb") as file:
+            first, _, _ = file.read(_LONGEST).partition(b"\n")
+    except OSError:
+        return told
+    if not first.startswith(b"#!"):
+        return told
+    if first.endswith(b"\r"):
+        return "its lines end as on Windows: convert it, for instance with dos2unix"
+    interpreter = (first[2:].split() or [b""])[0].decode(errors="replace")
+    moved = " (was its folder moved? then install it again)" * os.path.basename(interpreter).startswith("python")
+    return f"its first line names {interpreter}, which does not exist{moved}"

@@ -1,0 +1,41 @@
+"""What is said about a script that the kernel does not execute."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.host.process.children import SpawnError, spawn
+from aliquot.adapters.host.process.scripts import why_not_executed
+
+MOVED = (
+    "its first line names /gone/venv/bin/python3, which does not exist (was its folder moved? then install it again)"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("#!/gone/venv/bin/python3\n", MOVED),
+        ("#! /gone/interpreter -x\n", "its first line names /gone/interpreter, which does not exist"),
+        ("#!/bin/sh\r\necho\r\n", "its lines end as on Windows: convert it, for instance with dos2unix"),
+    ],
+)
+def test_script_without_its_interpreter(tmp_path: Path, content: str, why: str) -> None:
+    script = tmp_path / "script"
+    script.write_text(content, newline="")
+    script.chmod(0o755)
+    with pytest.raises(OSError, match="No such file") as failed:
+        os.execve(script, [str(script)], {})
+    assert why_not_executed(failed.value, str(script)) == why
+    with pytest.raises(SpawnError) as refused:
+        spawn([str(script)], {}, [str(tmp_path)], str(tmp_path / "log"))
+    assert (str(refused.value), refused.value.code) == (f"{script}: {why}", 126)
+
+
+def test_program_that_is_not_there_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file") as failed:
+        os.execve(tmp_path / "gone", ["gone"], {})
+    assert why_not_executed(failed.value, str(tmp_path / "gone")) == "No such file or directory"
