@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from aliquot.dialects import elastic, gpushare, hami, kai, latency, native, podrendering, pods, qgpu, t9k
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.lookalikes import (
@@ -236,6 +238,16 @@ class PodReader:
             known = self._parse(pod)
             self._keep(key, known)
         return known
+
+    def read_bound(self, pod: PodObject) -> PodRequest:
+        """The same as `read_template`, of a Pod on a node: what it says about models of cards decided where it went,
+        and cannot undo that."""
+        asked = self.read_template(pod)
+        annotations = pod.metadata.annotations or {}
+        if not isinstance(asked.claim, tuple) or MODEL_WISHES.isdisjoint(annotations):
+            return asked
+        kept = {key: text for key, text in annotations.items() if key not in MODEL_WISHES}
+        return self.read_template(structs.replace(pod, metadata=structs.replace(pod.metadata, annotations=kept)))
 
     def _parse(self, pod: PodObject) -> PodRequest:
         claim, view = _parse(pod_view(pod), self.rules, created=True)

@@ -95,6 +95,13 @@ class TestRefusals:
         agent_node.admitted(agent_node.bound(pod))
         assert "qgpu-memory" in refusal(agent_node, pod)
 
+    def test_pod_that_was_placed_starts_however_many_models_it_lists(self, agent_node: AgentNode) -> None:
+        """As for the scheduler, which keeps it booked: the list decides about new Pods only."""
+        pod = a_qgpu_pod(card=1)
+        pod["metadata"]["annotations"]["aliquot.dev/card-models"] = ",".join(f"m{at}" for at in range(300))
+        agent_node.admitted(agent_node.bound(pod))
+        assert agent_node.started(pod).cards == "GPU-1"
+
     def test_refusal_is_logged_once(self, agent_node: AgentNode, caplog: pytest.LogCaptureFixture) -> None:
         agent_node.admitted(agent_node.bound(first := a_qgpu_pod("first", granted=False)))
         agent_node.admitted(agent_node.bound(second := a_qgpu_pod("second", granted=False)))

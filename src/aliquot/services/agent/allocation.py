@@ -29,7 +29,9 @@ from aliquot.adapters.kubernetes.reflector import key_of
 from aliquot.adapters.storage.cdifolder import CdiError
 from aliquot.adapters.storage.database import StoreError
 from aliquot.dialects import PodReader, QgpuRules, Rules
+from aliquot.dialects.registry import claim_for
 from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import Claim
 from aliquot.model.device import MOST_FACTOR, Card
 from aliquot.model.grant import Grant
@@ -277,8 +279,9 @@ class Allocator:
             raise Refused(f"the Pod is bound to {pod.spec.node_name or 'no node'}, but this is node {node.name}")
         bad_claim = bad_grant = ""
         for reader in self._readers:
-            claim = reader.read(pod).claim
+            claim = reader.read_bound(pod).claim
             if isinstance(claim, Claim):
+                claim = claim_for(pod_names(pod), claim)
                 found = dialects.parse_grant(pod, claim, node)
                 if isinstance(found, Grant):
                     return claim, found

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from msgspec import structs
-
 from aliquot import dialects
 from aliquot.dialects import PodReader, Rules, kai, native
-from aliquot.dialects.registry import MODEL_WISHES, PodRequest, claim_for
+from aliquot.dialects.registry import PodRequest, claim_for
 from aliquot.dialects.rules import EVERY
 from aliquot.dialects.wire.objects import PodObject, asks_for
 from aliquot.dialects.wire.ownpods import belongs_to_node
@@ -68,9 +66,7 @@ class BoundPodReader:
         """What the Pod holds on the node of that name; an Occupant where it is no Pod of ours; its claim, and why its
         cards must be guessed, where no annotation names them. `known`: what it held before, `assumed`: what we gave it.
         """
-        asked = self._whole.read_template(pod)
-        if isinstance(asked.claim, tuple) and not MODEL_WISHES.isdisjoint(pod.metadata.annotations or ()):
-            asked = self._whole.read_template(_without_model_wishes(pod))
+        asked = self._whole.read_bound(pod)
         if isinstance(asked.claim, Claim):
             claim = claim_for(names, asked.claim)
             if claim.dialect != kai.DIALECT:  # the short way, for nearly all that have cards
@@ -112,12 +108,6 @@ class BoundPodReader:
         if known is not None and known.grant.node == name and known.grant.containers:
             return replace(known, doubt=why)  # it stays where it was counted before
         return claim, why
-
-
-def _without_model_wishes(pod: PodObject) -> PodObject:
-    """The Pod without what was to be said of its cards' models before it got them: that cannot undo its booking."""
-    kept = {key: text for key, text in (pod.metadata.annotations or {}).items() if key not in MODEL_WISHES}
-    return structs.replace(pod, metadata=structs.replace(pod.metadata, annotations=kept))
 
 
 def _unreadable(
