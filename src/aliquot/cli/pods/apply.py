@@ -38,7 +38,7 @@ def _no_kustomize(_context: click.Context, _parameter: click.Parameter, folder: 
 @click.option("-k", "--kustomize", hidden=True, expose_value=False, is_eager=True, callback=_no_kustomize)
 @click.option("-n", "--namespace", help="Namespace of objects that name none  [default: default]")
 @click.option("--dry-run", is_flag=True, help="Check the manifest and print what would change; start nothing")
-@click.option("--wait", is_flag=True, help="Wait until all Pods run and all Jobs are over; exit with 1 if some fail")
+@click.option("--wait", is_flag=True, help="Wait until all Pods run or have succeeded; exit with 1 if some do not")
 @click.option("--timeout", type=Duration(), default="60s", show_default=True, help="Time limit of --wait")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
 @click.option(

@@ -1,8 +1,8 @@
-"""`aliquot apply --wait`: shows how Pods start until all run and all Jobs are over, or the timeout ends.
+"""`aliquot apply --wait`: shows how Pods start until all run or the timeout ends.
 
 A program that fails at once runs first. So a Pod must be seen running twice, with a moment in between: that finds what
-fails at its start. What fails later is not waited for. A Job is waited for until enough of its Pods have succeeded or
-too many have failed: one failed Pod is not the end of it.
+fails at its start. What fails later is not waited for. A failed Pod is not the end of a Job: the next one is waited
+for, until one runs or the Job has failed for good.
 """
 
 from __future__ import annotations
@@ -60,12 +60,11 @@ def _end_of_job(applied: AppliedObject, job: WorkloadStatus, status: Status, tim
     logs = f" (see `aliquot logs {failed[-1]}`)" if failed else ""
     if job.phase == "Failed":
         return False, f"failed: {name}: it reached its backoffLimit, {number}{logs}"
-    if job.suspended:
-        return True, None
-    now = "; it runs on" if job.phase == "Running" else "; it is tried again" if failed else ""
-    counted = f"{job.ready} of {job.replicas} Pods succeeded" + (f", {number}" if failed else "")
+    if settled(applied, status):
+        return True, f"{name} runs; before that, {number}" if failed else None
+    again = f": {number}, the next is not running yet" if failed else ""
     see = logs or " (see `aliquot get pods`)"
-    return False, f"--timeout: {name} is not complete after {duration(timeout)}: {counted}{now}{see}"
+    return False, f"--timeout: {name} is not running after {duration(timeout)}{again}{see}"
 
 
 def until_twice(looks: Iterable[Look], good: Callable[[Look], bool]) -> Iterator[Look]:
@@ -91,7 +90,7 @@ def settled(applied: AppliedObject, status: Status) -> bool:
     if workload.suspended or workload.kind == "CronJob":  # there is nothing to wait for yet
         return rest
     if workload.phase is not None:
-        return workload.phase in ("Succeeded", "Failed")
+        return workload.phase in ("Succeeded", "Failed") or (workload.phase == "Running" and rest)
     # A Job counts the Pods that have succeeded; all others the Pods that run. An older daemon names no phase of a Job.
     return rest and (workload.ready >= workload.replicas or (workload.kind == "Job" and bool(pods)))
 
