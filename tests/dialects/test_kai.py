@@ -274,6 +274,15 @@ def test_least_members_of_kais_jobs_are_remarked_on_the_job_and_on_its_pods() ->
     assert owner_remarks({"metadata": None}, pod, RULES) == owner_remarks(None, None, RULES) == []
 
 
+@pytest.mark.parametrize("key", ["gpu-fraction-limit", "gpu-memory-limit"])
+def test_limit_beyond_the_fraction_is_remarked(key: str) -> None:
+    """It was refused as a misspelled gpu-fraction, which the Pod has."""
+    pod = a_pod("p", a_container("c0", {}), annotations={"gpu-fraction": "0.25", key: "0.5"})
+    assert isinstance(parse_pod(pod, RULES), Claim)
+    said = "it is not read: the Pod gets the part that it requests, and no more"
+    assert remarks(pod, RULES) == [f'metadata.annotations["{key}"]: {said}']
+
+
 @pytest.mark.parametrize(
     ("pod", "fields"),
     [

@@ -349,7 +349,8 @@ def offers(node: NodeView) -> frozenset[Offer]:
 _OFFERED = {Offer.HAMI: CARDS, Offer.HAMI_SHARED: SHARED}
 OFFERS = frozenset(_OFFERED)
 ENABLED_BY = {
-    offer: f"label {LABEL}=true, and no other device plugin that serves {name}" for offer, name in _OFFERED.items()
+    offer: f"label {LABEL}=true, an agent of Aliquot, and no other device plugin that serves {name}"
+    for offer, name in _OFFERED.items()
 }
 
 

@@ -48,6 +48,7 @@ _REQUEST, _LIMIT, _MODE = ".gpu-memory.request", ".gpu-memory.limit", ".gpu-comp
 _SUFFIXES = (_REQUEST, _LIMIT, _MODE)
 _WRITTEN_BY_KAI = (".gpus.devices", ".gpu-compute.portion")  # when it has placed the Pod; not read here
 _GROUP = "pod-group-name"  # of KAI's own PodGroups: not read here
+NOT_READ = ("gpu-fraction-limit", "gpu-memory-limit")  # of Run:ai: how far a Pod may go beyond its part
 _MIN_MEMBER = "kai.scheduler/batch-min-member"  # of a Job: how many of its Pods start together; not read here
 ANNOTATIONS = (FRACTION, MEMORY, DEVICES, CONTAINER)
 MARKS = (*ANNOTATIONS, _MODE_OF_POD, _MPS)  # part of what a Pod requests, as all that begins with PREFIX
@@ -74,7 +75,9 @@ def remarks(pod: Pod) -> list[str]:
     fields = [annotation_field(_GROUP)] * (_GROUP in pod.annotations)
     fields += [f'metadata.labels["{_GROUP}"]'] * (_GROUP in pod.labels)
     text = "KAI's PodGroups are not read: the Pod starts by itself; docs/groups.md has the groups that are"
-    return [*(f"{field}: {text}" for field in fields), *owner_remarks(pod.annotations)]
+    no_more = "is not read: the Pod gets the part that it requests, and no more"
+    limits = [f"{annotation_field(key)}: it {no_more}" for key in NOT_READ if key in pod.annotations]
+    return [*(f"{field}: {text}" for field in fields), *limits, *owner_remarks(pod.annotations)]
 
 
 def owner_remarks(annotations: Mapping[str, object]) -> list[str]:
@@ -289,4 +292,4 @@ def offers(labels: JsonView) -> frozenset[Offer]:
     return frozenset({Offer.KAI}) if labelled(labels) else frozenset()
 
 
-ENABLED_BY = {Offer.KAI: f"label {LABEL}=true"}
+ENABLED_BY = {Offer.KAI: f"label {LABEL}=true, and an agent of Aliquot that reports its cards"}

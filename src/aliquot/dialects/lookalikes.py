@@ -230,7 +230,7 @@ def _misspelled(kind: str, present: JsonView, known: list[str], close_at: float 
         by_domain.setdefault(mark.rpartition("/")[0], []).append(mark)
     left = _MOST_COMPARED
     for name, value in present.items():
-        if not isinstance(name, str) or name in known or len(name) > _LONGEST:
+        if not isinstance(name, str) or name in known or name in kai.NOT_READ or len(name) > _LONGEST:
             continue
         marks_there = by_domain.get(name.lower().rpartition("/")[0])
         if marks_there is None or left == 0:

@@ -338,6 +338,15 @@ def test_apply_dry_run_starts_no_daemon(nobody: Path, file: Path) -> None:
     assert not nobody.exists()
 
 
+def test_apply_of_another_operators_object_has_file_and_line(nobody: Path, file: Path) -> None:
+    other = "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: vc}\nspec: {}\n"
+    file.write_text(f"{POD}---\n{other}")
+    done = apply("-f", str(file), "--dry-run")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"aliquot: {file}:6:1: ")
+    assert 'Job vc: apiVersion: "batch.volcano.sh/v1alpha1" is not allowed: a Pod, Job' in done.stderr
+
+
 @pytest.mark.parametrize("name", ["Train_1", "x" * 300])
 def test_apply_invalid_name_has_file_and_line(nobody: Path, file: Path, name: str) -> None:
     file.write_text(f"{POD}---\n{POD.replace('train', name)}")

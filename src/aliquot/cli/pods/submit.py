@@ -184,7 +184,7 @@ def _located(broken: Invalid, manifests: Sequence[Manifest], keys: Sequence[tupl
     """The error with file and line of its object."""
     for manifest, (kind, namespace, name) in zip(manifests, keys, strict=True):
         unnamed = {f"{kind.name}: metadata.name": name, f"{kind.name} {name}: metadata.namespace": namespace}
-        matches = broken.field.startswith(f"{kind.name} {namespace}/{name}:")
+        matches = broken.field.startswith((f"{kind.name} {namespace}/{name}:", f"{kind.name} {name}: apiVersion"))
         if matches or (broken.field in unnamed and unnamed[broken.field] == broken.value):
             return manifest.error(broken.sentence())
     return InputError(broken.sentence())
