@@ -108,11 +108,11 @@ class Running:
         raise TimeoutError(f"{self.contestant.name} was not ready within {seconds:g} s")
 
     def cpu_seconds(self) -> float:
-        """What it has used of the processors so far."""
+        """What it and the processes of its own that have ended have used of the processors so far."""
         if self.pid is None:
             return float("nan")
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return sum(map(int, fields[11:15])) / _TICKS
 
     def memory_mb(self) -> dict[str, float]:
         """Resident now, and at most so far."""

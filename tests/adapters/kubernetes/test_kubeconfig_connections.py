@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters.kubernetes.certificates import Pair, issue, make_authority, present, server_context
+from aliquot.adapters.kubernetes.certificates import Pair, make_authority
 from aliquot.adapters.kubernetes.kube import Kube, Unreachable
 from aliquot.adapters.kubernetes.kubeconfig import Server, read_kubeconfig
 from kit.clusters.apiserver import PATH, ApiServer
+from kit.clusters.kubeconfigs import serving
 from kit.running.waiting import until
 
 Json = dict[str, Any]
@@ -26,12 +27,6 @@ Json = dict[str, Any]
 @pytest.fixture(scope="module")
 def authority() -> Pair:
     return make_authority("test", time.time(), 1e6)
-
-
-def serving(authority: Pair, *names: str) -> ssl.SSLContext:
-    context = server_context()
-    present(context, issue(authority, names, time.time(), 1e5))
-    return context
 
 
 def configured(folder: Path, authority: Pair, cluster: Json, user: Json | None = None) -> Server:

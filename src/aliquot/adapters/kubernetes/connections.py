@@ -204,15 +204,42 @@ def can_connect(server: Server) -> bool:
     return plain and (server.tls is not None or server.url.startswith("http://"))
 
 
+class Address(NamedTuple):
+    """Where requests to an API server go, and what all of them have."""
+
+    host: str
+    port: int
+    secure: bool
+    name: str | None  # that its certificate must be of
+    prefix: str  # of every path
+    head: str
+
+    def request(self, method: str, target: str, headers: Iterable[tuple[str, str]], data: bytes | None) -> bytes:
+        """The request as it is sent. Raises AnswerError."""
+        first = f"{method} {self.prefix}{target} HTTP/1.1\r\n"
+        size = [] if data is None else [("Content-Length", str(len(data)))]
+        return (first + self.head + _lines([*headers, *size]) + "\r\n").encode("latin-1") + (data or b"")
+
+
+def address_of(server: Server, headers: Iterable[tuple[str, str]]) -> Address:
+    """The address of a server for which `can_connect` holds. Raises AnswerError."""
+    url = urlsplit(server.url)
+    host, secure = url.hostname or "", url.scheme == "https"
+    return Address(
+        host,
+        url.port or (443 if secure else 80),
+        secure,
+        (server.server_name or host) if secure else None,
+        url.path.rstrip("/"),
+        _lines([("Host", url.netloc), *headers]),
+    )
+
+
 class Connections:
     """Up to `limit` connections to one API server for which `can_connect` holds."""
 
     def __init__(self, server: Server, headers: Iterable[tuple[str, str]], limit: int) -> None:
-        url = urlsplit(server.url)
-        self._server, self._host, self._secure = server, url.hostname or "", url.scheme == "https"
-        self._port = url.port or (443 if self._secure else 80)
-        self._prefix = url.path.rstrip("/")
-        self._head = _lines([("Host", url.netloc), *headers])
+        self._server, self._address = server, address_of(server, headers)
         self._slots, self._opening = asyncio.Semaphore(limit), asyncio.Semaphore(_OPENING)
         self._idle: list[_Connection] = []  # the last one used last
 
@@ -220,16 +247,14 @@ class Connections:
         self, method: str, target: str, headers: Iterable[tuple[str, str]], data: bytes | None, *, connect: float
     ) -> tuple[int, bytes]:
         """Status and body of the answer. Not sent if no connection is free within `connect` seconds. Raises OSError."""
-        first = f"{method} {self._prefix}{target} HTTP/1.1\r\n"
-        size = [] if data is None else [("Content-Length", str(len(data)))]
-        head = first + self._head + _lines([*headers, *size]) + "\r\n"
+        request = self._address.request(method, target, headers, data)
         try:
             async with asyncio.timeout(connect):
                 connection = await self._take()
         except TimeoutError as error:
             raise NotSentError(f"not sent: no connection was free within {connect:g} s") from error
         try:
-            answer = await connection.ask(head.encode("latin-1") + (data or b""))
+            answer = await connection.ask(request)
         except BaseException:  # also if the caller no longer waits: the answer may still come
             connection.close()
             raise
@@ -262,10 +287,10 @@ class Connections:
         return None
 
     async def _open(self) -> _Connection:
-        name = (self._server.server_name or self._host) if self._secure else None
-        loop = asyncio.get_running_loop()
+        address, loop = self._address, asyncio.get_running_loop()
+        tls = self._server.tls if address.secure else None
         _, connection = await loop.create_connection(
-            _Connection, self._host, self._port, ssl=self._server.tls if self._secure else None, server_hostname=name
+            _Connection, address.host, address.port, ssl=tls, server_hostname=address.name
         )
         return connection
 

@@ -70,6 +70,12 @@ class _Status(msgspec.Struct):
     details: Any = None
 
 
+def headers_of(server: Server, agent: str) -> list[tuple[str, str]]:
+    """The headers of every request by that agent, but for the token."""
+    # No compression: near the API server, compressing a list of 5,000 nodes takes longer than sending it.
+    return [("User-Agent", agent), ("Accept-Encoding", "identity"), *server.headers]
+
+
 class Kube:
     """A client of one API server, over a few kept connections. An async context manager.
 
@@ -86,17 +92,9 @@ class Kube:
 
     async def __aenter__(self) -> Kube:
         if can_connect(self.server):
-            self._direct = Connections(self.server, self._headers(), _DIRECT)
+            self._direct = Connections(self.server, headers_of(self.server, self._agent), _DIRECT)
         self._entered = True
         return self
-
-    def _headers(self) -> list[tuple[str, str]]:
-        # No compression: near the API server, compressing a list of 5,000 nodes takes longer than sending it.
-        return [
-            ("User-Agent", self._agent),
-            ("Accept-Encoding", "identity"),
-            *self.server.headers,
-        ]
 
     def _http(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -105,7 +103,7 @@ class Kube:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self.server.tls or True),
-                headers=self._headers(),
+                headers=headers_of(self.server, self._agent),
                 proxy=self.server.proxy,
                 read_bufsize=_CHUNK,
             )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.adapters.kubernetes.paging import PagesAhead
 from aliquot.adapters.kubernetes.protobuf import ACCEPT, ProtobufError, as_json, can_read, is_protobuf
+from aliquot.adapters.kubernetes.receiving import Receiver
 
 log = logging.getLogger(__name__)
 _PATIENCE, _CONNECT = 60.0, 10.0  # seconds: for a page, for a connection
@@ -23,16 +24,20 @@ def request_pages(
     limit: int,
     most: int = 1,
     protobuf: bool = False,
+    received: Receiver | None = None,
 ) -> PagesAhead:
     """Begin to list a collection: for the first list of a Reflector that may be made later.
 
     `protobuf`: of Nodes and Pods, pages may come in that form too. If one cannot be read, or the API server refuses,
     that page and those after it are requested as JSON. Whoever takes them gets JSON in any case.
+    `received`: the pages of this list that come in another way, from the first one on; the others are requested.
     """
     as_protobuf = protobuf and can_read()
 
     async def ask(token: str) -> bytes:
         nonlocal as_protobuf
+        if received is not None and (taken := await received.take()) is not None:
+            return taken
         asked = {**(params or {}), "limit": str(limit), **({"continue": token} if token else {})}
         if as_protobuf:
             try:
@@ -50,4 +55,4 @@ def request_pages(
         # In a thread: C that needs no Python runs beside what applies the page before.
         return await asyncio.to_thread(as_json, raw) if is_protobuf(raw) else raw
 
-    return PagesAhead(ask, path, most=most)
+    return PagesAhead(ask, path, most=most, closed=received.close if received is not None else None)

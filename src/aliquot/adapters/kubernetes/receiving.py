@@ -1,0 +1,185 @@
+"""Receives the pages of a list in a process of its own, while the program that wants them is still being loaded.
+
+Decrypting and converting them takes as long as half of what applies them, and Python's threads would take turns. So a
+fork, made before much is loaded, requests them as `listing` does, and hands each one over as a file in memory. Whatever
+fails there ends that process: its list is then requested in the ordinary way, from the page on that has not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from urllib.parse import urlencode
+
+from aliquot.adapters.kubernetes.connections import Address, AnswerError, address_of, can_connect, read_body, read_head
+from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, monotonic
+from aliquot.adapters.kubernetes.paging import next_page
+from aliquot.adapters.kubernetes.privatememory import private_memory
+from aliquot.adapters.kubernetes.protobuf import ACCEPT, as_json, can_read, is_protobuf
+
+_PATIENCE, _CONNECT = 60.0, 10.0  # seconds: for a page, for a connection
+_AHEAD = 2  # pages that wait until they are taken
+_ROOM, _LARGEST = 1 << 25, 1 << 30  # bytes of an answer: that there is room for at first, and at most
+_END = b"\r\n\r\n"
+
+
+class Receiver:
+    """The pages of one list that another process receives."""
+
+    def __init__(self, process: int, channel: socket.socket) -> None:
+        self._process = process
+        self._channel: socket.socket | None = channel
+
+    async def take(self) -> bytes | None:
+        """The next page as JSON; None: that process has no more, or failed."""
+        raw = None
+        if self._channel is not None:
+            with suppress(OSError):  # also a timeout
+                async with asyncio.timeout(_PATIENCE):
+                    raw = await self._page(self._channel)
+            if raw is None:
+                self.close()
+        return raw
+
+    async def _page(self, channel: socket.socket) -> bytes | None:
+        while True:
+            try:
+                _, files, _, _ = socket.recv_fds(channel, 1, 1)
+                break
+            except BlockingIOError:
+                await _readable(channel)
+        if not files:
+            return None
+        try:
+            size = os.fstat(files[0]).st_size
+            raw = os.pread(files[0], size, 0)
+        finally:
+            os.close(files[0])
+        with suppress(OSError):  # it has ended: this was its last page
+            channel.send(b"\0")
+        return raw if len(raw) == size else None
+
+    def close(self) -> None:
+        """The rest of the pages is not needed."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._process, signal.SIGKILL)
+                os.waitpid(self._process, 0)
+
+
+async def _readable(channel: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(channel, lambda: None if ready.done() else ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(channel)
+
+
+def start_receiving(server: Server, headers: Iterable[tuple[str, str]], path: str, *, limit: int) -> Receiver | None:
+    """Begin to receive the list of Nodes or of Pods; None where that needs more than a connection and a token.
+
+    To be called before there are threads and an event loop: a fork has none of their locks' owners.
+    """
+    login = server.credential
+    if not (can_connect(server) and can_read()) or login.by_program or threading.active_count() > 1:
+        return None
+    try:
+        token = login.token(monotonic())
+        lines = [*headers, ("Accept", ACCEPT), *([("Authorization", f"Bearer {token}")] if token else [])]
+        address = address_of(server, lines)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except (KubeConfigError, OSError):  # the ordinary request says what is wrong
+        return None
+
+    def request(after: str) -> bytes:
+        asked = {"limit": str(limit), **({"continue": after} if after else {})}
+        return address.request("GET", f"{path}?{urlencode(asked)}", (), None)
+
+    try:
+        process = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        return None
+    if not process:
+        with suppress(BaseException):  # it says nothing: the ordinary request does
+            ours.close()
+            _receive(server, address, request, theirs)
+        os._exit(0)
+    theirs.close()
+    ours.setblocking(False)
+    return Receiver(process, ours)
+
+
+def _receive(server: Server, address: Address, request: Callable[[str], bytes], channel: socket.socket) -> None:
+    """The work of that process: all pages, one after the other."""
+    connection = socket.create_connection((address.host, address.port), timeout=_CONNECT)
+    if address.secure and server.tls is not None:
+        connection = server.tls.wrap_socket(connection, server_hostname=address.name)
+    connection.settimeout(_PATIENCE)
+    waiting, more = 0, ""
+    connection.sendall(request(more))
+    while True:
+        raw = _answer(connection)
+        raw = as_json(raw) if is_protobuf(raw) else raw
+        more = next_page(raw)
+        if more:  # the API server works on it meanwhile
+            connection.sendall(request(more))
+        while waiting >= _AHEAD and channel.recv(1):
+            waiting -= 1
+        _hand_over(raw, channel)
+        waiting += 1
+        if not more:
+            break
+    connection.close()
+    del raw
+    # What was not read when one side of a channel ends takes along what the other side has not read yet.
+    while waiting and channel.recv(1):
+        waiting -= 1
+
+
+def _answer(connection: socket.socket) -> bytes:
+    """The body of the answer. Raises AnswerError, also if it is no list or the connection ends after it."""
+    buffer, filled, head = private_memory(_ROOM), 0, None
+    view = memoryview(buffer)
+    while True:  # thousands of times for a page
+        if filled == len(buffer):
+            if filled >= _LARGEST:
+                raise AnswerError("the answer has no end")
+            larger = private_memory(4 * filled)
+            larger[:filled] = buffer[:]
+            buffer, view = larger, memoryview(larger)
+        count = connection.recv_into(view[filled:])
+        if not count:
+            raise AnswerError("the API server closed the connection")
+        filled += count
+        if head is None:
+            head = read_head(buffer[:filled])
+            if head is None:
+                continue
+            if head.status != 200 or not head.keep:
+                raise AnswerError(f"status {head.status}")
+        if buffer[filled - len(_END) : filled] == _END if head.length is None else filled >= head.start + head.length:
+            found = read_body(head, buffer, filled)
+            if found is not None:
+                return found[0]
+
+
+def _hand_over(raw: bytes, channel: socket.socket) -> None:
+    file = os.memfd_create("page")
+    try:
+        left = memoryview(raw)
+        while left:
+            left = left[os.write(file, left) :]
+        socket.send_fds(channel, [b"\0"], [file])
+    finally:
+        os.close(file)

@@ -1,0 +1,219 @@
+"""Lists that another process receives: all pages come, whatever becomes of that process, and none of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from aliquot.adapters.kubernetes import protobuf
+from aliquot.adapters.kubernetes.certificates import Pair, make_authority
+from aliquot.adapters.kubernetes.credentials import Credential, ExecPlugin
+from aliquot.adapters.kubernetes.kube import Server
+from aliquot.adapters.kubernetes.receiving import start_receiving
+from kit.clusters.apiserver import ApiServer, Fault, half_an_answer, hang_up, status
+from kit.clusters.gowriting import blank, page
+from kit.clusters.kubeconfigs import b64, config, serving, written
+
+# A fork needs a process with one thread, which that of the tests may not be.
+PROGRAM = """
+import asyncio, json, os, signal, sys
+from pathlib import Path
+from aliquot.adapters.kubernetes.kube import Kube, find_server
+from aliquot.adapters.kubernetes.listing import request_pages
+from aliquot.adapters.kubernetes.receiving import start_receiving
+
+server, deed = find_server(Path(sys.argv[1])), sys.argv[2]
+received = start_receiving(server, [("User-Agent", "receiver")], "/api/v1/pods", limit=5)
+assert received is not None
+if deed == "kill":
+    os.kill(received._process, signal.SIGKILL)
+if deed == "wait":
+    sys.stdin.readline()
+
+async def main():
+    found = []
+    async with Kube(server, agent="ordinary") as kube:
+        pages = request_pages(kube, "/api/v1/pods", limit=5, protobuf=True, received=received)
+        while (raw := await pages.take()) is not None:
+            found.append([item["metadata"]["name"] for item in json.loads(raw)["items"]])
+            if deed == "leave":
+                break
+        pages.close()
+    return found
+
+found = asyncio.run(main())
+try:
+    os.waitpid(-1, 0)
+    left = True
+except ChildProcessError:
+    left = False
+print(json.dumps({"found": found, "left": left}))
+"""
+
+
+def a_page(at: int, more: str = "") -> bytes:
+    pods = [blank("Pod", metadata=blank("ObjectMeta", name=f"pod-{at}"))]
+    return page("PodList", blank("PodList", metadata=blank("ListMeta", **{"continue": more}), items=pods))
+
+
+def in_chunks(body: bytes, size: int = 50) -> Fault:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        answer.enable_chunked_encoding()
+        await answer.prepare(request)
+        for start in range(0, len(body), size):
+            await answer.write(body[start : start + size])
+        await answer.write_eof()
+        return answer
+
+    return answer
+
+
+def whole(body: bytes) -> Fault:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body)
+
+    return answer
+
+
+def pages(count: int) -> list[Fault]:
+    """Of a list with one Pod on each."""
+    return [in_chunks(a_page(at, f"t{at + 1}" if at + 1 < count else "")) for at in range(count)]
+
+
+def taken(
+    folder: Path,
+    answers: list[Fault],
+    deed: str = "",
+    *,
+    authority: Pair | None = None,
+    meanwhile: Callable[[ApiServer], Awaitable[None]] | None = None,
+) -> tuple[list[list[str]], list[tuple[str, str]]]:
+    """The names on each page; and who requested which page, by its token."""
+
+    async def scene() -> tuple[list[list[str]], list[tuple[str, str]]]:
+        async with ApiServer(None if authority is None else serving(authority, "127.0.0.1")) as server:
+            server.faults.extend(answers)
+            server.tokens = {"secret"}
+            trust = {} if authority is None else {"certificate-authority-data": b64(authority.certificate)}
+            file = written(folder, config({"server": server.url, **trust}, {"token": "secret"}))
+            words = (sys.executable, "-c", PROGRAM, str(file), deed)
+            pipe = asyncio.subprocess.PIPE
+            program = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe)
+            if meanwhile is not None:
+                await meanwhile(server)
+            out, _ = await program.communicate(b"\n")
+            said: dict[str, Any] = json.loads(out)
+            assert not said["left"], "no process is left"
+            calls = [(call.headers["User-Agent"], call.query.get("continue", "")) for call in server.calls]
+            assert {call.query["limit"] for call in server.calls} == {"5"}
+            return said["found"], calls
+
+    return asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_another_process_receives_all_pages(tmp_path: Path) -> None:
+    found, calls = taken(tmp_path, pages(5))
+    assert found == [[f"pod-{at}"] for at in range(5)]
+    assert calls == [("receiver", token) for token in ("", "t1", "t2", "t3", "t4")]
+
+
+def test_pages_come_by_tls(tmp_path: Path) -> None:
+    found, calls = taken(tmp_path, pages(2), authority=make_authority("test", time.time(), 1e6))
+    assert found == [["pod-0"], ["pod-1"]]
+    assert calls == [("receiver", ""), ("receiver", "t1")]
+
+
+def test_a_page_that_is_json_or_has_a_length_is_received_too(tmp_path: Path) -> None:
+    found, calls = taken(tmp_path, [whole(b'{"metadata":{"continue":"t1"},"items":[]}'), whole(a_page(1))])
+    assert found == [[], ["pod-1"]]
+    assert calls == [("receiver", ""), ("receiver", "t1")]
+
+
+def test_a_page_of_many_megabytes_is_received(tmp_path: Path) -> None:
+    long = "x" * 40_000_000
+    pods = [blank("Pod", metadata=blank("ObjectMeta", name=long))]
+    body = page("PodList", blank("PodList", items=pods))
+    found, calls = taken(tmp_path, [in_chunks(body, 1 << 20)])
+    assert found == [[long]]
+    assert calls == [("receiver", "")]
+
+
+@pytest.mark.parametrize("failure", [status(500), status(429), hang_up, half_an_answer, whole(a_page(1)[:-20])])
+def test_the_rest_is_requested_in_the_ordinary_way_after_a_failure(tmp_path: Path, failure: Fault) -> None:
+    first, second, third = pages(3)
+    found, calls = taken(tmp_path, [first, failure, second, third])
+    assert found == [["pod-0"], ["pod-1"], ["pod-2"]]
+    assert calls == [("receiver", ""), ("receiver", "t1"), ("ordinary", "t1"), ("ordinary", "t2")]
+
+
+def test_the_list_is_requested_in_the_ordinary_way_where_that_process_was_killed(tmp_path: Path) -> None:
+    def anyone(request: web.Request) -> Awaitable[web.StreamResponse]:
+        return pages(2)[1 if request.query.get("continue") else 0](request)
+
+    found, calls = taken(tmp_path, [anyone] * 4, "kill")
+    assert found == [["pod-0"], ["pod-1"]]
+    assert calls[-1] == ("ordinary", "t1")
+
+
+def test_that_process_ends_with_the_list_that_is_not_wanted(tmp_path: Path) -> None:
+    found, _ = taken(tmp_path, pages(9), "leave")
+    assert found == [["pod-0"]]
+
+
+def test_pages_that_are_not_taken_are_few(tmp_path: Path) -> None:
+    """Two wait, one waits for its turn, and the next is requested."""
+
+    async def counted(server: ApiServer) -> None:
+        while len(server.calls) < 4:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+        assert len(server.calls) == 4
+
+    found, calls = taken(tmp_path, pages(8), "wait", meanwhile=counted)
+    assert found == [[f"pod-{at}"] for at in range(8)]
+    assert {agent for agent, _ in calls} == {"receiver"}
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        Server("http://127.0.0.1:1", proxy="http://127.0.0.1:2"),
+        Server("http://127.0.0.1:1", credential=Credential(plugin=ExecPlugin(("login",)))),
+        Server("http://127.0.0.1:1", credential=Credential(file=Path("/nonexistent/token"))),
+        Server("http://127.0.0.1:1", credential=Credential("a\nb")),
+    ],
+)
+def test_what_needs_more_than_a_connection_and_a_token_is_left_to_the_ordinary_way(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    assert start_receiving(server, [], "/api/v1/pods", limit=5) is None
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        assert start_receiving(Server("http://127.0.0.1:1"), [], "/api/v1/pods", limit=5) is None
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_lists_are_requested_in_the_ordinary_way_without_the_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(protobuf, "_LIBRARY", tmp_path / "liblists.so")
+    assert start_receiving(Server("http://127.0.0.1:1"), [], "/api/v1/pods", limit=5) is None
