@@ -1,13 +1,65 @@
-"""Which account of the node has a number."""
+"""Which account has a number, and which numbers are one user's."""
 
 from __future__ import annotations
 
+import os
 import pwd
+from collections.abc import Iterator
+from pathlib import Path
 
-from aliquot.adapters.host.users import node_account
+import pytest
+
+from aliquot.adapters.host import users
+from aliquot.adapters.host.users import account_of, node_account
 
 
 def test_account_of_the_node_is_known_by_its_number() -> None:
     assert node_account(0) == "root"
     free = next(uid for uid in range(70000, 80000) if uid not in {entry.pw_uid for entry in pwd.getpwall()})
     assert node_account(free) is None
+
+
+@pytest.fixture
+def lent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What stands in for /etc/subuid."""
+    monkeypatch.setattr(users, "_LENT", tmp_path / "subuid")
+    account_of.cache_clear()
+    yield tmp_path / "subuid"
+    account_of.cache_clear()
+
+
+def test_numbers_that_are_lent_to_a_user_are_that_user(lent: Path) -> None:
+    lent.write_text("70001:200000:65536\n70002:265536:65536\n")
+    assert [account_of(uid) for uid in (70001, 199_999, 200_000, 265_535, 265_536, 331_071, 331_072)] == [
+        70001, 199_999, 70001, 70001, 70002, 70002, 331_072,
+    ]  # fmt: skip
+
+
+def test_numbers_are_lent_by_name_too(lent: Path) -> None:
+    other = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
+    lent.write_text(f"{other.pw_name}:200000:10\nnobody-of-this-name:300000:10\n")
+    assert account_of(200_009) == other.pw_uid
+    assert {account_of(300_003), account_of(300_004)} == {300_000}, "one user, whoever it is"
+
+
+@pytest.mark.parametrize("owner", ["root", "0", str(os.geteuid())])
+def test_numbers_that_are_lent_to_root_do_not_become_root(lent: Path, owner: str) -> None:
+    lent.write_text(f"{owner}:200000:65536\n")
+    assert {account_of(200_000), account_of(200_001)} == {200_000}
+
+
+NONSENSE = ["", "\n", "a:b:c\n", "70001:200000\n", "70001:-5:10\n", "70001:²:10\n", "70001:99999999999:1\n", "\0:1:1\n"]
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_lines_that_make_no_sense_lend_nothing(lent: Path, text: str) -> None:
+    lent.write_text(text)
+    assert account_of(200_001) == 200_001
+    lent.write_bytes(b"\xff:1000:1\n" + text.encode() + b"70001:300000:10\n")
+    assert account_of(300_001) == 70001
+
+
+def test_without_the_file_each_number_is_a_user(lent: Path) -> None:
+    assert account_of(200_001) == 200_001
+    lent.mkdir()
+    assert account_of(200_002) == 200_002

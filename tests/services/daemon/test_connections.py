@@ -8,12 +8,14 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aliquot.adapters.host import users
 from aliquot.adapters.host.control import LONGEST
 from aliquot.model.status.answers import Event
 from aliquot.services.daemon import connections
@@ -45,6 +47,31 @@ def test_fair_share_leaves_room_for_the_sixth_user_and_for_root() -> None:
     assert counts == [256, 256, 256, 128, 64]
     assert share.take(70006)
     assert share.take(ROOT)
+
+
+def test_user_who_comes_under_numbers_that_are_lent_to_them_is_one_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `newuidmap` lets every user do who has a line in /etc/subuid: 65,536 users, each with a share of the rest."""
+    (tmp_path / "subuid").write_text(f"{ANNA}:200000:65536\n")
+    monkeypatch.setattr(users, "_LENT", tmp_path / "subuid")
+    users.account_of.cache_clear()
+
+    async def act() -> None:
+        clients = Clients(16)
+        async with contextlib.AsyncExitStack() as stack:
+            for number in range(4):
+                await stack.enter_async_context(client_of(clients, 200_000 + number))
+            for uid in (200_004, ANNA):
+                with pytest.raises(RefusedError) as refused:
+                    await stack.enter_async_context(client_of(clients, uid))
+                assert "too many connections" in refused.value.details["text"]
+            for _ in range(4):
+                await stack.enter_async_context(client_of(clients, BERT))
+        assert clients.connections.limit(ANNA) == 4, "what was taken was given back"
+
+    asyncio.run(act())
+    users.account_of.cache_clear()
 
 
 @contextlib.asynccontextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from aliquot.adapters.host import users
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.users import user_name
@@ -407,6 +408,24 @@ def test_runs_of_one_user_leave_room_for_others(rig: Rig) -> None:
         assert "too many runs" in refused.value.details["text"]
     rig.submit(replace(rig.process(), uid=70004), memory_mib=1)
     rig.submit(root, memory_mib=1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
+def test_runs_under_numbers_that_are_lent_to_a_user_are_that_users(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "subuid").write_text("70001:200000:65536\n")
+    monkeypatch.setattr(users, "_LENT", tmp_path / "subuid")
+    users.account_of.cache_clear()
+    rig.machine.admission._most_runs = 16
+    for number in range(4):
+        rig.submit(replace(rig.process(), uid=200_000 + number), memory_mib=1)
+    for uid in (200_004, 70001):
+        with pytest.raises(RefusedError) as refused:
+            rig.submit(replace(rig.process(), uid=uid), memory_mib=1)
+        assert "too many runs" in refused.value.details["text"]
+    rig.submit(replace(rig.process(), uid=70002), memory_mib=1)
+    users.account_of.cache_clear()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")

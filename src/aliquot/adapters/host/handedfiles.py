@@ -23,6 +23,8 @@ import struct
 import threading
 from typing import Any
 
+from aliquot.adapters.host.users import account_of
+
 _MOST_FILES = 253  # with one message: SCM_MAX_FD of the kernel
 _ROOM = socket.CMSG_SPACE(4 * _MOST_FILES)
 _SO_PASSRIGHTS = 83  # Linux 6.16: the kernel refuses handed files for us
@@ -145,7 +147,7 @@ def owner_of(connection: socket.socket) -> Owner:
     owner = connection.owner if isinstance(connection, Connection) else None
     if owner is None:
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        owner = int(struct.unpack("3i", peer)[1])
+        owner = account_of(int(struct.unpack("3i", peer)[1]))
         if isinstance(connection, Connection):
             connection.owner = owner
     return owner

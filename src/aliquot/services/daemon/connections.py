@@ -1,7 +1,8 @@
 """What the clients of a control socket can take of a daemon: connections, bytes of requests, bytes of unread answers.
 
 Root has room of its own. Of the rest, a user may have as much as is still free, up to a limit: no user takes all,
-several users together leave some for the next, and the limits of all users never add up to more than there is.
+several users together leave some for the next, and the limits of all users never add up to more than there is. A user
+who comes under the numbers that /etc/subuid lends them is one user.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 from collections import Counter
 
 from aliquot.adapters.host.control import LONGEST
+from aliquot.adapters.host.users import account_of
 from aliquot.model.status.answers import Answer
 from aliquot.services.daemon.control import Caller, RefusedError, encode_answer
 
@@ -86,11 +88,12 @@ class Clients:
 
     def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: Caller) -> Client:
         """Raises RefusedError if the user has too many connections, or too many answers that it does not read."""
-        if not self.connections.take(caller.uid) and not self._replace_silent(caller.uid):
+        account = account_of(caller.uid)
+        if not self.connections.take(account) and not self._replace_silent(account):
             raise RefusedError(
                 "failed",
                 text="this user has too many queued runs, or too many connections at once: "
-                f"{self.connections.limit(caller.uid)} are allowed now. Wait until some end, or stop some",
+                f"{self.connections.limit(account)} are allowed now. Wait until some end, or stop some",
             )
         client = Client(self, reader, writer, caller)
         self._all[client] = None
@@ -100,17 +103,18 @@ class Clients:
         """Raises RefusedError if connections of the user, or of all users, leave too much unread."""
         if _is_privileged(uid):
             return
-        unread = {client: client.unread() for client in self._all if not _is_privileged(client.uid)}
-        own = sum(size for client, size in unread.items() if client.uid == uid)
+        account = account_of(uid)
+        unread = {client: client.unread() for client in self._all if not _is_privileged(client.account)}
+        own = sum(size for client, size in unread.items() if client.account == account)
         if own > _UNREAD_OF_ONE or (own and sum(unread.values()) > _UNREAD):
             raise RefusedError("failed", text="other connections of this user do not read their answers: close them")
 
-    def _replace_silent(self, uid: int) -> bool:
+    def _replace_silent(self, account: int) -> bool:
         now = asyncio.get_running_loop().time()
         for client in self._all:
-            if client.uid == uid and client.silent_since is not None and now - client.silent_since > _SILENT:
+            if client.account == account and client.silent_since is not None and now - client.silent_since > _SILENT:
                 client.drop()
-                return self.connections.take(uid)
+                return self.connections.take(account)
         return False
 
     def forget(self, client: Client) -> None:
@@ -126,7 +130,7 @@ class Client:
     ) -> None:
         self._clients, self._reader, self._writer = clients, reader, writer
         self._loop = asyncio.get_running_loop()
-        self.uid = caller.uid
+        self.account = account_of(caller.uid)
         self.silent_since: float | None = self._loop.time()  # None: it has sent a request
         self._counted = True
         self._buffer = bytearray()
@@ -148,12 +152,12 @@ class Client:
                 break
             if searched + len(piece) > LONGEST:
                 raise ValueError("a line is too long")
-            if not self._clients.unfinished.take(self.uid, len(piece)):
+            if not self._clients.unfinished.take(self.account, len(piece)):
                 raise RefusedError("failed", text="too many unfinished requests of this user at once: retry later")
             self._buffer += piece
         line = bytes(self._buffer[: end + 1])
         del self._buffer[: end + 1]
-        self._clients.unfinished.give_back(self.uid, len(line))
+        self._clients.unfinished.give_back(self.account, len(line))
         return line
 
     async def until_closed(self) -> None:
@@ -210,7 +214,7 @@ class Client:
         """The connection no longer counts among the user's."""
         if self._counted:
             self._counted = False
-            self._clients.connections.give_back(self.uid)
+            self._clients.connections.give_back(self.account)
 
     def drop(self) -> None:
         """Close the connection at once."""
@@ -221,7 +225,7 @@ class Client:
         """The connection is closed, or about to be: give back what it has."""
         self.uncount()
         if self._buffer:
-            self._clients.unfinished.give_back(self.uid, len(self._buffer))
+            self._clients.unfinished.give_back(self.account, len(self._buffer))
             self._buffer.clear()
         self._update = None
         if self._timer is not None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aliquot.adapters.host.users import user_name
+from aliquot.adapters.host.users import account_of, user_name
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.dialects.kube.manifests import WORKLOADS
 from aliquot.dialects.local.claims import accepted_claim, chosen_cards, largest_request
@@ -148,17 +148,17 @@ class PodApi:
     ) -> None:
         known = self._pods.workloads | {workload_key(workload): workload for workload in workloads}
         alone = [pod for pod in self._pods.pods.values() if pod.owner is None and pod not in replaced]
-        count = Counter(pod.applier.user for pod in (*alone, *bare))
+        count = Counter(account_of(pod.applier.user) for pod in (*alone, *bare))
         for workload in known.values():
-            count[workload.applier.user] += max(
+            count[account_of(workload.applier.user)] += max(
                 1, amounts_of(workload.manifest).replicas
             )  # 0 replicas need a record too
         if count.total() > _MOST_PODS:
             allowed = f"at most {_MOST_PODS} Pods on one machine: delete some"
             raise invalid(Invalid("objects", count.total(), allowed))
-        if user not in (0, os.geteuid()) and count[user] > _MOST_OF_ONE_USER:
+        if user not in (0, os.geteuid()) and (found := count[account_of(user)]) > _MOST_OF_ONE_USER:
             allowed = f"at most {_MOST_OF_ONE_USER} Pods per user: delete some"
-            raise invalid(Invalid("objects", count[user], allowed))
+            raise invalid(Invalid("objects", found, allowed))
 
     def _pod(
         self,

@@ -21,6 +21,7 @@ from pathlib import Path
 from aliquot.adapters.host.home import POD_VARIABLE, TENANT_VARIABLE
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.supervisors import SupervisorError, Supervisors, make_log_folder
+from aliquot.adapters.host.users import account_of
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.objectstore import ObjectStore
@@ -211,7 +212,7 @@ class PodManager(PodRecords):
         for pod in list(self.pods.values()):
             if left == 0:
                 return
-            if starting[pod.applier.user] >= _MOST_STARTING or pod.uid in self._unstored:
+            if starting[account_of(pod.applier.user)] >= _MOST_STARTING or pod.uid in self._unstored:
                 continue
             wanted = pod.supervisor is None and pod.ending is None and not pod.state.phase.over
             if (
@@ -222,7 +223,7 @@ class PodManager(PodRecords):
             ):
                 continue
             started = self._start_supervisor(pod, now)
-            starting[pod.applier.user] += started
+            starting[account_of(pod.applier.user)] += started
             left -= started
 
     def _start_supervisor(self, pod: LocalPod, now: float) -> bool:

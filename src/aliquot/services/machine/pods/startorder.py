@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from aliquot.adapters.host.users import account_of
 from aliquot.model.containers.localpod import LocalPod
 
 _PATIENCE = 10.0  # seconds after which a silent supervisor blocks no other
@@ -36,7 +37,8 @@ class StartOrder:
     def by_user(self) -> Counter[int]:
         """The number of starting supervisors per user."""
         clock = self._clock()
-        return Counter(self._pods[uid].applier.user for uid, deadline in self._deadlines.items() if deadline > clock)
+        users = (self._pods[uid].applier.user for uid, deadline in self._deadlines.items() if deadline > clock)
+        return Counter(map(account_of, users))
 
     async def wait_for_turn(self, uid: str) -> None:
         """Returns when all older Pods of the same user have requested their cards."""

@@ -20,7 +20,7 @@ import msgspec
 from aliquot import dialects
 from aliquot.adapters.host.messages import Granted
 from aliquot.adapters.host.process import processes
-from aliquot.adapters.host.users import user_name
+from aliquot.adapters.host.users import account_of, user_name
 from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
@@ -77,7 +77,7 @@ class Admission:
         broken = never_fits(request, [node.cards for node in self._nodes()])
         if broken is not None:
             raise invalid(broken)
-        self._check_share(caller.uid)
+        self._check_share(account_of(caller.uid))
         if request.group:
             self._registry.group_members.may_join(request.group, request.app_class, caller.uid)
         started, home = self._start_time(caller), self._registry.home
@@ -250,10 +250,10 @@ class Admission:
         share = FairShare(self._most_runs, of_one)
         for tenancy in self._registry.tenancies.values():
             if tenancy.user is not None and "/" not in tenancy.tenant.name:
-                share.hold(tenancy.user)
+                share.hold(account_of(tenancy.user))
         for entry in self._queue:
             if "/" not in entry.name:
-                share.hold(entry.uid)
+                share.hold(account_of(entry.uid))
         if share.take(user):
             return
         if share.held(user) < of_one:

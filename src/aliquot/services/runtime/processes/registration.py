@@ -25,6 +25,7 @@ from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, MoverHe
 from aliquot.adapters.gpu.page import SLOTS, Page
 from aliquot.adapters.host.handedfiles import Listener, discard, is_behind
 from aliquot.adapters.host.peers import has_ended
+from aliquot.adapters.host.users import account_of
 from aliquot.model.tenant import Level, Tenant
 from aliquot.services.daemon.connections import FairShare, most_files
 from aliquot.services.runtime.processes.channelgroups import ChannelGroups, Placement
@@ -415,7 +416,7 @@ def log_fault(tenancy: Tenancy, key: str, **fields: object) -> None:
 def _owner(tenancy: Tenancy) -> int | str:
     """Whose processes they are: a user's, over all their runs, or one Pod's."""
     tenant = tenancy.tenant
-    return tenant.id if tenant.uid is None else tenant.uid
+    return tenant.id if tenant.uid is None else account_of(tenant.uid)
 
 
 def context_name(process: Process) -> str:
