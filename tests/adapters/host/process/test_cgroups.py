@@ -96,6 +96,20 @@ def test_parse_cgroups_outside_a_pod_is_none(path: str) -> None:
     assert parse_cgroups(f"0::{path}\n") is None
 
 
+@pytest.mark.parametrize("above", ["", "/../../../.."])
+@pytest.mark.parametrize(
+    "name", [f"pod{UID}", f"kubepods/pod{UID}/x", f"kubepods-besteffort-pod{UNDERSCORED}.slice/x.scope"]
+)
+def test_user_of_the_node_cannot_name_a_cgroup_after_a_pod(name: str, above: str) -> None:
+    """systemd lets users make cgroups below their own manager. Such a process would be charged to that Pod, whose own
+    would be ended for it."""
+    users = f"{above}/user.slice/user-1000.slice/user@1000.service"
+    assert parse_cgroups(f"0::{users}/{name}\n") is None
+    assert parse_cgroups(f"0::{users}/app.slice/{name}\n") is None
+    assert parse_cgroups(f"4:memory:/user.slice\n1:name=systemd:{users}/{name}\n") is None
+    assert parse_cgroups(f"0::/kubepods/pod{OTHER}/{ID}{users}/{name}\n") == OTHER, "below a Pod's own"
+
+
 @pytest.mark.parametrize("text", ["", "\n", "0::", "nonsense", "a:b", "::\n:::"])
 def test_a_file_that_makes_no_sense_names_no_pod(text: str) -> None:
     assert parse_cgroups(text) is None

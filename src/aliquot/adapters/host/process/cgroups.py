@@ -1,7 +1,7 @@
 """The Pod of a process, from its cgroup: the kubelet names every Pod's cgroup after its UID.
 
 The *first* Pod on the path counts. A container that may make cgroups can name one after another Pod, but only below its
-own.
+own. Below user@N.service no name counts: there systemd lets an ordinary user of the node make cgroups.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _PLAIN = re.compile(rf"pod{_UID}")
 # A cgroup root's steps come first; a runtime that does not speak to systemd keeps "slice:runtime:id" as one name.
 _SLICE = re.compile(rf"(?:[^/]*-)?kubepods(?:-burstable|-besteffort)?-pod{_UID}\.slice(?::[^/]*)?")
 _STEPS = 5  # to a Pod's cgroup: two of a cgroup root, kubepods, the class, the Pod
+_OF_A_USER = re.compile(r"user@[0-9]+\.service")
 _NEVER_PODS = ("system.slice", "user.slice", "init.scope")
 _MOST_THREADS = 16  # that are looked at
 _GONE = " (deleted)"  # what the kernel appends when the cgroup was removed and a last process is still in it
@@ -80,6 +81,8 @@ def parse_cgroups(text: str) -> str | None:
     for line in text.splitlines():
         path = line.split(":", 2)[2] if line.count(":") >= 2 else ""
         for step in path.removesuffix(_GONE).split("/"):
+            if _OF_A_USER.fullmatch(step):
+                break
             found = _PLAIN.fullmatch(step) or _SLICE.fullmatch(step)
             if found is not None:
                 return found["uid"].replace("_", "-")
