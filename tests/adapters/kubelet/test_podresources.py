@@ -105,6 +105,21 @@ def test_holders_raise_other_errors_at_once_with_the_socket() -> None:
     play(scene())
 
 
+@pytest.mark.parametrize("garbage", [b"\xff\xff\xff", b"\x0a\x7f\x0a", b"\x0a\x04\x0a\x02\xff\xfe"])
+def test_holders_raise_kubelet_error_if_the_answer_cannot_be_read(garbage: bytes) -> None:
+    """Not protobuf, cut off, and a name that is no UTF-8, as a kubelet passes on from another device plugin."""
+
+    async def scene() -> None:
+        async with asking() as (kubelet, ours):
+            kubelet.garbage = garbage
+            with pytest.raises(KubeletError, match=r"at .*/kubelet\.sock: the answer cannot be read"):
+                await ours.holders()
+            kubelet.garbage = None
+            assert await ours.holders() == []
+
+    play(scene())
+
+
 def test_holders_of_an_absent_kubelet_raise_kubelet_error() -> None:
     async def scene() -> None:
         with a_folder() as folder:

@@ -169,13 +169,14 @@ class FakePodResources:
         self.calls = 0
         self.failures: list[grpc.StatusCode] = []
         self.gate: asyncio.Event | None = None  # answers wait for it
+        self.garbage: bytes | None = None  # what calls are answered with instead
         self._server: aio.Server | None = None
 
     async def start(self) -> None:
-        handler = grpc.unary_unary_rpc_method_handler(
+        handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(
             self._list,
             resources.ListPodResourcesRequest.FromString,
-            resources.ListPodResourcesResponse.SerializeToString,
+            lambda answer: answer.SerializeToString() if self.garbage is None else self.garbage,
         )
         self._server = aio.server()
         self._server.add_generic_rpc_handlers(

@@ -17,7 +17,7 @@ import grpc
 from grpc import aio
 
 from aliquot.adapters.kubelet import podresources_pb2 as wire
-from aliquot.adapters.kubelet.channel import dial, kubelet_error
+from aliquot.adapters.kubelet.channel import KubeletError, dial, kubelet_error
 from aliquot.model.numbers.backoff import backoff
 
 _LIST = "/v1.PodResourcesLister/List"
@@ -86,13 +86,19 @@ class PodResources:
         )
         for attempt in range(_TRIES):
             try:
-                return _holders(await call(wire.ListPodResourcesRequest(), timeout=_PATIENCE))
+                return _holders(self._readable(await call(wire.ListPodResourcesRequest(), timeout=_PATIENCE)))
             except aio.AioRpcError as error:
                 if error.code() not in _RETRIED or attempt == _TRIES - 1:
                     raise kubelet_error("listing PodResources", self._socket, error) from error
             pause = backoff(attempt + 1, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, chance=self._chance())
             await self._sleep(pause)
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def _readable(self, answer: wire.ListPodResourcesResponse | None) -> wire.ListPodResourcesResponse:
+        """gRPC returns None for bytes that are no answer."""
+        if answer is None:
+            raise KubeletError(f"listing PodResources at {self._socket}: the answer cannot be read")
+        return answer
 
 
 def _retrieve_exception(task: asyncio.Task[list[Holder]]) -> None:
