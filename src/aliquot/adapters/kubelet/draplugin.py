@@ -32,6 +32,7 @@ _SERVICE = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 _VERSION = "v1.DRAPlugin"  # how the kubelet names that service
 _TYPE = "DRAPlugin"
 _GRACE = 1.0  # seconds for calls that are running
+_MOST_CLAIMS = 1024  # in one call; the kubelet sends those of one Pod
 _LONGEST_PATH = 107  # bytes of a unix socket's path
 _REGISTERED = "-reg.sock"
 
@@ -167,7 +168,7 @@ class DraPlugin:
     async def _prepare(
         self, request: wire.NodePrepareResourcesRequest, context: aio.ServicerContext[Any, Any]
     ) -> wire.NodePrepareResourcesResponse:
-        claims = [ClaimRef(claim.namespace, claim.name, claim.uid) for claim in request.claims]
+        claims = await _claims(request.claims, context)
         answers = {}
         for claim in claims:
             devices, error = await _answer(claim, self._handler.prepare(claim, claims))
@@ -178,10 +179,17 @@ class DraPlugin:
         self, request: wire.NodeUnprepareResourcesRequest, context: aio.ServicerContext[Any, Any]
     ) -> wire.NodeUnprepareResourcesResponse:
         answers = {}
-        for claim in (ClaimRef(claim.namespace, claim.name, claim.uid) for claim in request.claims):
+        for claim in await _claims(request.claims, context):
             _, error = await _answer(claim, self._handler.unprepare(claim))
             answers[claim.uid] = wire.NodeUnprepareResourceResponse(error=error)
         return wire.NodeUnprepareResourcesResponse(claims=answers)
+
+
+async def _claims(claims: Sequence[wire.Claim], context: aio.ServicerContext[Any, Any]) -> list[ClaimRef]:
+    """Each claim of the call once. Too many are refused: each is read from the API server, and written."""
+    if len(claims) > _MOST_CLAIMS:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {_MOST_CLAIMS} claims at once")
+    return list(dict.fromkeys(ClaimRef(claim.namespace, claim.name, claim.uid) for claim in claims))
 
 
 async def _answer(claim: ClaimRef, call: Awaitable[Answer]) -> tuple[Answer | None, str]:

@@ -6,17 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from grpc import aio
 
-from aliquot.adapters.kubelet.draplugin import PreparedDevice
+from aliquot.adapters.kubelet import dra_pb2 as wire
+from aliquot.adapters.kubelet.channel import dial
+from aliquot.adapters.kubelet.draplugin import ClaimRef, DraPlugin, PreparedDevice
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.model.claim import AppClass
+from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.dra.worlds import World
 from kit.agents.agentnode import AgentNode, Killed, play
 from kit.agents.draclaims import a_claim, a_config, a_result, parameters
 from kit.agents.dranode import DraNode
 from kit.agents.grantedpods import CARDS, a_qgpu_pod
+from kit.agents.kubelet import a_folder
 
 Json = dict[str, Any]
 
@@ -265,6 +271,82 @@ def test_api_server_without_the_group_removes_no_claim(node: DraNode, monkeypatc
     play(node.agent.claims.release_gone())
     node.tenants.sweep()
     assert node.remains() == before
+
+
+def test_pod_is_not_released_as_a_claim(node: DraNode) -> None:
+    pod = node.admitted(node.bound(a_qgpu_pod()))
+    node.started(pod)
+    node.processes.clear()  # none has registered yet
+    uid, before = pod["metadata"]["uid"], node.remains()
+    with pytest.raises(Refused, match="is a Pod"):
+        node.unprepare(ClaimRef("ml", "claim", uid))
+    node.tenants.sweep()
+    assert node.remains() == before
+    assert uid in node.tenants.tenancies
+
+
+def test_odd_calls_of_the_kubelet_prepare_and_release_only_what_they_name(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unknown, repeated, replaced and far too many claims, and names that are paths."""
+    ref = node.allocated(a_claim(a_result(CARDS[0], 4096)))
+    writes: list[str] = []
+    odd = [
+        ("ml", "claim", "other"),
+        ("", "", ""),
+        ("ml", "../../pods/x", "u"),
+        ("ml", "claim", ".."),
+        ("ml", "a", "../t"),
+    ]
+
+    def claims(*found: tuple[str, str, str]) -> list[wire.Claim]:
+        return [wire.Claim(namespace=namespace, name=name, uid=uid) for namespace, name, uid in found]
+
+    async def scene(folder: Path) -> None:
+        plugin = DraPlugin("aliquot.dev", folder, node.agent.claims, lambda: None)
+        await plugin.start()
+        (socket,) = (folder / "plugins/aliquot.dev").glob("*.sock")
+        channel = dial(socket)
+        service = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+        prepare: Any = channel.unary_unary(
+            f"{service}/NodePrepareResources",
+            request_serializer=wire.NodePrepareResourcesRequest.SerializeToString,
+            response_deserializer=wire.NodePrepareResourcesResponse.FromString,
+        )
+        unprepare: Any = channel.unary_unary(
+            f"{service}/NodeUnprepareResources",
+            request_serializer=wire.NodeUnprepareResourcesRequest.SerializeToString,
+            response_deserializer=wire.NodeUnprepareResourcesResponse.FromString,
+        )
+        ours = (ref.namespace, ref.name, ref.uid)
+        answers = (await prepare(wire.NodePrepareResourcesRequest(claims=claims(*odd, *[ours] * 500)))).claims
+        assert not answers[ref.uid].error
+        assert len(writes) == 1, "prepared once"
+        assert all(answers[uid].error for _, _, uid in odd)
+        before = node.remains()
+        await unprepare(wire.NodeUnprepareResourcesRequest(claims=claims(*odd, ("ml", "b", "x" * 5000))))
+        assert node.remains() == before
+        for call, request in (
+            (prepare, wire.NodePrepareResourcesRequest),
+            (unprepare, wire.NodeUnprepareResourcesRequest),
+        ):
+            with pytest.raises(aio.AioRpcError) as refused:
+                await call(request(claims=claims(ours) * 20_000))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await unprepare(wire.NodeUnprepareResourcesRequest(claims=claims(ours)))
+        assert not any(node.remains().values())
+        await channel.close()
+        await plugin.stop()
+
+    admit = node.tenants.admit
+
+    def noted(tenancy: Tenancy) -> None:
+        writes.append(tenancy.id)
+        admit(tenancy)
+
+    monkeypatch.setattr(node.tenants, "admit", noted)
+    with a_folder() as folder:
+        play(scene(folder))
 
 
 def test_pods_hold_cards_until_they_end(node: DraNode) -> None:

@@ -118,6 +118,9 @@ class ClaimPreparer:
 
     async def unprepare(self, claim: ClaimRef) -> None:
         """Release the tenant. Raises Refused while its processes are on a card: the claim stays allocated then."""
+        known = self._tenants.tenancies.get(claim.uid)
+        if known is not None and not known.claim:
+            raise Refused(f"{claim.uid} is a Pod, and no ResourceClaim")
         self._tenants.mark_ended(claim.uid)
         self._tenants.sweep()
         if claim.uid in self._tenants.tenancies:
