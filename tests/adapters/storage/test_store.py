@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from aliquot.adapters.storage import store as store_module
 from aliquot.adapters.storage.database import Database
 from aliquot.adapters.storage.store import Store, StoreError
+from aliquot.adapters.storage.tenantstore import TenantStore
 from aliquot.model.claim import AppClass
 from aliquot.model.grant import Share
 from aliquot.model.tenancy import Tenancy, allotments_of
@@ -90,12 +93,76 @@ def test_store_reads_copies_after_damage(folder: Path, damage: bytes) -> None:
         path.unlink()
     (folder / "state.db").write_bytes(damage)
     mended = a_store(folder)
+    assert mended.tenancies() == [tenancy("a")]
+    assert len(mended.notes) == 3
     if damage:
-        assert mended.tenancies() == [tenancy("a")]
-        assert len(mended.notes) == 3
         assert next(folder.glob("state.db.damaged-*")).read_bytes() == damage
-    else:  # an empty file is a new database: nothing is damaged
-        assert mended.notes == []
+    else:  # an empty file is a new database: nothing is damaged, but the tenants are there
+        assert "was missing or empty" in mended.notes[0]
+        assert not list(folder.glob("state.db.damaged-*"))
+
+
+def test_store_reads_copies_if_the_file_is_gone(folder: Path) -> None:
+    store = a_store(folder)
+    store.set("boot", "this one")
+    store.add(tenancy("a"))
+    store.close()
+    for path in folder.glob("state.db*"):
+        path.unlink()
+    assert a_store(folder).tenancies() == [tenancy("a")]
+
+
+def test_new_store_has_nothing_to_note(folder: Path) -> None:
+    assert a_store(folder).notes == []
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_store_that_was_killed_while_it_read_the_copies_reads_the_rest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    """The damaged file is moved aside by then, and the new one has some of the tenants, or none."""
+    store = a_store(folder)
+    store.set("boot", "this one")
+    for name in ("a", "b", "c"):
+        store.add(tenancy(name))
+    store.close()
+    (folder / "state.db").write_bytes(b"no database")
+    written: list[Tenancy] = []
+
+    def add(self: TenantStore, tenancy: Tenancy, original: Callable[..., None] = TenantStore.add) -> None:
+        if len(written) == done:
+            raise KeyboardInterrupt
+        written.append(tenancy)
+        original(self, tenancy)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TenantStore, "add", add)
+        with pytest.raises(KeyboardInterrupt):
+            a_store(folder)
+    assert len(written) == done
+    assert a_store(folder).tenancies() == [tenancy("a"), tenancy("b"), tenancy("c")]
+
+
+@pytest.mark.parametrize("left", [0, 100, 0.5])
+def test_store_reads_copies_of_what_was_lost_with_its_log(folder: Path, left: float) -> None:
+    """Deleted by a person or a repair of the disk: the file itself is intact, and older."""
+    store = a_store(folder)
+    store.set("boot", "this one")
+    store.add(tenancy("a"))
+    store.close()
+    store = a_store(folder)
+    store.add(tenancy("b"))
+    store.set("policy", "fixed-share")
+    for name in ("state.db", "state.db-wal"):  # as a killed daemon leaves it
+        (folder / f"killed-{name}").write_bytes((folder / name).read_bytes())
+    store.close()
+    for name in ("state.db", "state.db-wal"):
+        (folder / f"killed-{name}").replace(folder / name)
+    log = folder / "state.db-wal"
+    os.truncate(log, int(left * log.stat().st_size) if left < 1 else int(left))
+    again = a_store(folder)
+    assert again.tenancies() == [tenancy("a"), tenancy("b")]
+    assert again.notes in ([f"1 tenant read back from {folder / 't'}"], [])
 
 
 def test_store_notes_an_unreadable_copy(folder: Path) -> None:

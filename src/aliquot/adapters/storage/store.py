@@ -2,7 +2,7 @@
 (objectstore.py).
 
 A second copy of each run is a small file beside the tenant's folder. When the database is damaged, it is moved aside,
-and the runs are read from the copies.
+and the runs are read from the copies. So are runs that it lacks: it may be new, or its log may be lost.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ _STEPS = (
     "ALTER TABLE tenants ADD COLUMN latency REAL; ALTER TABLE tenants ADD COLUMN release_delay REAL;",
 )
 _ADDED = {"park_after": None, "groupname": "", "latency": None, "release_delay": None}  # not by an earlier release
+_LOST = "what was applied is lost: apply it again"
+BOOT = "boot"  # the setting that each daemon writes when it has adopted the tenants: without it the file is new
 _OLDEST = 2  # the release that may still use the file: the rest was only added
 
 
@@ -82,8 +84,8 @@ class Store(TenantStore):
         self.history = History(self._database)
         if self._database.damage:
             self.notes.append(f"{self._database.damage}; the policy is back to its default")
-            self.notes.append("what was applied is lost: apply it again")
-            self._rebuild()
+            self.notes.append(_LOST)
+        self._rebuild()
 
     def _open(self) -> Database:
         return Database(self.path, _STEPS, oldest=_OLDEST)
@@ -95,9 +97,13 @@ class Store(TenantStore):
         raise StoreError(problem)  # else its folder would be removed while it runs
 
     def _rebuild(self) -> None:
-        """Rebuild the database from the copies beside the tenants' folders."""
-        restored = 0
+        """Read those tenants from the copies beside their folders that the database does not have: it is new, a daemon
+        was killed in here, or its log was lost. Or a daemon was killed between copy and row: such a run was never
+        granted, and asks again."""
+        restored, known = 0, {f"{tenancy.id}.json" for tenancy in self.tenancies()}
         for path in sorted(self._copies.glob("*.json")):
+            if path.name in known:
+                continue
             try:
                 row = {**_ADDED, **json.loads(path.read_text())}
                 shares = map(parse_share, row["shares"])
@@ -105,6 +111,9 @@ class Store(TenantStore):
                 restored += 1
             except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
                 self.notes.append(f"{path} could not be read: {error}")
+        if restored and self.setting(BOOT) is None and not self._database.damage:
+            self.notes.append(f"{self.path} was missing or empty; the policy is back to its default")
+            self.notes.append(_LOST)
         if restored:
             self.notes.append(f"{restored} tenant{'s' * (restored > 1)} read back from {self._copies}")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from aliquot.adapters.host.home import TENANT_VARIABLE
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.procscan import Scan, scan
-from aliquot.adapters.storage.store import Store
+from aliquot.adapters.storage.store import BOOT, Store
 from aliquot.model.tenancy import Tenancy
 from aliquot.placement.board import Occupant
 from aliquot.services.machine.tenants.members import user_of
@@ -36,7 +36,7 @@ class Recovery:
     def restore(self, found: Scan | None) -> bool:
         """Whether the machine was booted since the previous daemon. `found`: a scan of the users of `stored_users`."""
         registry, store = self._registry, self._registry.store
-        same_boot = store.setting("boot") in (None, processes.boot_id())
+        same_boot = store.setting(BOOT) in (None, processes.boot_id())
         stored = sorted(store.tenancies(), key=lambda tenancy: tenancy.created)
         if found is None:
             found = scan((TENANT_VARIABLE,), stored_users(store))

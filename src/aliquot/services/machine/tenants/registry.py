@@ -13,7 +13,7 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.procscan import Scan
 from aliquot.adapters.storage.folders import remove_folder
-from aliquot.adapters.storage.store import Store
+from aliquot.adapters.storage.store import BOOT, Store
 from aliquot.model.cardstate.control import CardControl
 from aliquot.model.residency import Residency
 from aliquot.model.tenancy import Tenancy
@@ -62,7 +62,7 @@ class Registry:
 
     def keep_boot(self) -> None:
         """The next daemon discards tenants of another boot: no tenant is stored before this is. Raises StoreError."""
-        self.store.set("boot", processes.boot_id())
+        self.store.set(BOOT, processes.boot_id())
 
     def keep(self, tenancy: Tenancy) -> None:
         """For the next daemon. Raises StoreError."""
