@@ -229,7 +229,17 @@ class PodReader:
         return PodRequest(claim_for(names or pod_names(pod), known.claim), known.cpu_milli, known.memory_mib)
 
     def read_template(self, pod: PodObject) -> PodRequest:
-        """The same; a claim in it may have the names of another Pod of the same template."""
+        """The same; a claim in it may have the names of another Pod of the same template.
+
+        Without CPU and memory if the Pod asked its node in vain for other ones: what it really has kube-scheduler
+        counts, and what it asked for would keep others off the node."""
+        known = self._read_spec(pod)
+        if not pod.resize_refused:
+            return known
+        claim = known.claim
+        return PodRequest(replace(claim, cpu_milli=0, memory_mib=0) if isinstance(claim, Claim) else claim, 0, 0)
+
+    def _read_spec(self, pod: PodObject) -> PodRequest:
         if len(pod.spec.containers or ()) + len(pod.spec.init_containers or ()) > MOST_CONTAINERS:
             return self._parse(pod)  # no Pod of ours; what it is like would take as long to write down
         key = self._shape(pod)

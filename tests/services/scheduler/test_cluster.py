@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+from msgspec import structs
 
 from aliquot.dialects import MemoryUnit, Rules, kai, native
 from aliquot.dialects.rules import EVERY
+from aliquot.dialects.wire.objects import Condition, PodObject, PodStatus
 from aliquot.model.device import Card
 from aliquot.model.node import Closed
 from aliquot.model.refusal import Invalid, Reason
@@ -202,6 +204,22 @@ def test_a_pod_that_is_not_ours_still_takes_cpu_and_its_place_on_the_node() -> N
     assert isinstance(refused, list)
     assert [refusal.reason for refusal in refused] == [Reason.CPU]
     assert isinstance(cluster.assume(claim_of(cluster, live_pod("all", {T9K_NODE: "1"})), "n1"), list)
+
+
+@pytest.mark.parametrize("limits", [{"cpu": "1000"}, {"cpu": "1000", MEM: "1"}], ids=["not ours", "ours"])
+def test_pod_that_asks_its_node_in_vain_for_more_cpu_keeps_no_other_off_it(limits: dict[str, str]) -> None:
+    """`kubectl patch --subresource resize`: the spec then says what was asked for, for ever."""
+    cluster = a_cluster(live_node(cpu="4"))
+    asked = live_pod(limits={MEM: "1", "cpu": "2"})
+
+    def resized(reason: str) -> PodObject:
+        pending = Condition("PodResizePending", "True", reason)
+        return structs.replace(live_pod("other", limits, on="n1"), status=PodStatus("Running", conditions=[pending]))
+
+    cluster.set_pod(resized("Deferred"))
+    assert isinstance(cluster.assume(claim_of(cluster, asked), "n1"), list), "it gets it as soon as others end"
+    cluster.set_pod(resized("Infeasible"))
+    assert isinstance(cluster.assume(claim_of(cluster, asked), "n1"), Placed)
 
 
 def test_a_daemons_pod_does_not_stand_in_the_way_of_a_whole_node() -> None:

@@ -145,6 +145,9 @@ class Condition(msgspec.Struct, rename="camel", gc=False):
     message: str | None = None
 
 
+_RESIZE, _INFEASIBLE = "PodResizePending", "Infeasible"
+
+
 class PodStatus(msgspec.Struct, rename="camel", gc=False):
     """What is read of it."""
 
@@ -172,6 +175,14 @@ class PodObject(msgspec.Struct, gc=False):
     def runs(self) -> bool:
         """Whether each of its containers was started, says the kubelet."""
         return self.status is not None and self.status.phase == "Running"
+
+    @property
+    def resize_refused(self) -> bool:
+        """Whether its containers' CPU or memory was changed to what its node can never give, says the kubelet: it has
+        what it had before, and not what its spec says."""
+        return self.status is not None and any(
+            condition.type == _RESIZE and condition.reason == _INFEASIBLE for condition in self.status.conditions or ()
+        )
 
     @property
     def taken_up(self) -> bool:
