@@ -44,6 +44,21 @@ def a_share(card: int, gib: float, core: int | None, *, whole: bool = False) -> 
     return {"card": card, "memory_gib": gib, "core": core, "core_greedy": None, "whole": whole}
 
 
+def test_custom_resource_that_asks_for_gpus_beside_pods_is_a_note(tmp_path: Path) -> None:
+    """It was passed over without a word, as if it were not in the file."""
+    training = {"apiVersion": "run.ai/v2alpha1", "kind": "TrainingWorkload", "metadata": {"name": "tw"}}
+    training["spec"] = {"gpu": {"value": "0.5"}}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {"selector": {"gpu": "a"}}}
+    mesh = {"apiVersion": "networking.istio.io/v1", "kind": "Gateway", "metadata": {"name": "g"}, "spec": {"a": [1]}}
+    pods, cluster = tmp_path / "pods.yaml", tmp_path / "cluster.yaml"
+    pods.write_text(yaml.safe_dump_all([training, service, mesh, gpushare_pod("p", 1)]))
+    cluster.write_text(yaml.safe_dump(gpushare_node("n1", 16)))
+    done = CliRunner().invoke(cli, ["explain", "-f", str(pods), "--cluster", str(cluster)])
+    assert done.exit_code == 0, done.output
+    said = "note: TrainingWorkload default/tw is not read: explain knows no Pods of this kind"
+    assert [line for line in done.stderr.splitlines() if "not read" in line] == [said]
+
+
 # --- the answer ---------------------------------------------------------------------------------------------------
 
 

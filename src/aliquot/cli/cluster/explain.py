@@ -14,6 +14,7 @@ from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
+from aliquot.dialects.kube.shapes import mapping
 from aliquot.model.decoding.openjson import JsonObject
 from aliquot.placement import POLICY_NAMES
 from aliquot.wording.amounts import memory, percent
@@ -216,6 +217,9 @@ def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) 
         if not made and _makes_pods(manifest) and elsewhere(manifest.value) is None:
             text = "makes no Pods now" + _WHY_NONE.get(str(manifest.value["kind"]), ": suspended, or with 0 replicas")
             click.echo(f"note: {printable(pod_key(manifest.value))}: {text}", err=True)
+        if not made and not _makes_pods(manifest) and _asks_elsewhere(manifest.value):
+            text = f"{manifest.value['kind']} {pod_key(manifest.value)} is not read: explain knows no Pods of this kind"
+            click.echo(f"note: {printable(text)}", err=True)
         found += made
     kinds = sorted({str(manifest.value["kind"]) for manifest in manifests})
     # A workload may well make no Pod, with "replicas: 0": such a file is read, and all of its no Pods fit.
@@ -223,6 +227,15 @@ def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) 
         only = f", only {', '.join(kinds)}" if kinds else ""
         raise InputError(f"{path}:1:1: has no Pod in it{only}: a Pod, Deployment, StatefulSet or Job is wanted")
     return found
+
+
+def _asks_elsewhere(manifest: JsonObject) -> bool:
+    """Whether it is a custom resource with a field for GPUs: its operator may make Pods of it."""
+    api, spec = manifest.get("apiVersion"), mapping(manifest.get("spec"))
+    group = api.partition("/")[0] if isinstance(api, str) else ""
+    custom = "." in group and not group.endswith(".k8s.io")  # others are Kubernetes' own: a policy, a class
+    fields = [*spec, *(field for part in spec.values() for field in mapping(part))]
+    return custom and any(isinstance(field, str) and "gpu" in field.lower() for field in fields)
 
 
 def _makes_pods(manifest: Manifest) -> bool:
