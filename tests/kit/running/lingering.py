@@ -21,7 +21,7 @@ def lingering() -> Iterator[socket.socket]:
             while True:
                 sender.send(bytes(1 << 16))
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, SECONDS))
-        with peer, sender:
+        with sender, peer:  # the peer closes first: else a sender that was not handed over waits for SECONDS
             yield sender
 
 
