@@ -26,7 +26,7 @@ pytestmark = needs_mounts
 _BEGIN = "mount -t tmpfs none $HOST && "
 _HEAD = (
     "import json, os, sys; from pathlib import Path\n"
-    "from aliquot.adapters.host import hostmounts, processes\n"
+    "from aliquot.adapters.host import hostmounts; from aliquot.adapters.host.process import processes\n"
     "host, kubelet = sys.argv[1], hostmounts.listener_of(Path(sys.argv[2]))\n"
 )
 

@@ -39,13 +39,37 @@ def test_numbers_are_lent_by_name_too(lent: Path) -> None:
     other = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
     lent.write_text(f"{other.pw_name}:200000:10\nnobody-of-this-name:300000:10\n")
     assert account_of(200_009) == other.pw_uid
-    assert {account_of(300_003), account_of(300_004)} == {300_000}, "one user, whoever it is"
+    assert account_of(300_003) == account_of(300_004) < 0, "one user, whoever it is, and no account's"
 
 
 @pytest.mark.parametrize("owner", ["root", "0", str(os.geteuid())])
 def test_numbers_that_are_lent_to_root_do_not_become_root(lent: Path, owner: str) -> None:
     lent.write_text(f"{owner}:200000:65536\n")
-    assert {account_of(200_000), account_of(200_001)} == {200_000}
+    assert account_of(200_000) == account_of(200_001) < 0
+
+
+def test_number_with_an_account_of_its_own_is_that_account(lent: Path) -> None:
+    """As where a directory's users have numbers that some local user may use in containers."""
+    other = next(entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
+    lent.write_text(f"70001:0:65536\nroot:{other}:1\n")
+    assert [account_of(uid) for uid in (0, os.geteuid(), other)] == [0, os.geteuid(), other]
+
+
+def test_root_and_the_daemons_user_keep_their_numbers(lent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 61_234)  # no account has it
+    lent.write_text("root:0:65536\n")
+    assert [account_of(uid) for uid in (0, 61_234)] == [0, 61_234]
+    assert account_of(61_235) < 0, "no privileges by a line of root's"
+
+
+def test_file_is_read_again_when_it_was_changed(lent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lent.write_text("70001:200000:65536\n")
+    assert account_of(200_000) == 70001
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", None)  # it is not read again
+        assert account_of(200_001) == 70001
+    lent.write_text("70001:200000:65536\n70002:300000:10\n")
+    assert account_of(300_001) == 70002
 
 
 NONSENSE = ["", "\n", "a:b:c\n", "70001:200000\n", "70001:-5:10\n", "70001:²:10\n", "70001:99999999999:1\n", "\0:1:1\n"]

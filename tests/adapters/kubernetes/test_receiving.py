@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +25,7 @@ from aliquot.adapters.kubernetes.receiving import start_receiving
 from kit.clusters.apiserver import ApiServer, Fault, half_an_answer, hang_up, status
 from kit.clusters.gowriting import blank, page
 from kit.clusters.kubeconfigs import b64, config, serving, written
+from kit.machines.machine import eventually
 
 # A fork needs a process with one thread, which that of the tests may not be.
 PROGRAM = """
@@ -57,6 +61,36 @@ try:
 except ChildProcessError:
     left = False
 print(json.dumps({"found": found, "left": left}))
+"""
+
+
+# Nobody answers. Either the first list is given up, and the program rests; or the program is killed.
+SILENT = """
+import asyncio, json, os, signal, socket, sys, time
+from aliquot.adapters.kubernetes.kube import Kube, Server
+from aliquot.adapters.kubernetes.listing import request_pages
+from aliquot.adapters.kubernetes.receiving import start_receiving
+
+deaf = socket.create_server(("127.0.0.1", 0))
+server = Server(f"http://127.0.0.1:{deaf.getsockname()[1]}")
+nodes = start_receiving(server, [], "/api/v1/nodes", limit=5)
+pods = start_receiving(server, [], "/api/v1/pods", limit=5, beside=nodes)
+print(json.dumps([nodes._process, pods._process]), flush=True)
+if sys.argv[1] == "kill":
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with Kube(server, agent="ordinary") as kube:
+        pages = request_pages(kube, "/api/v1/nodes", limit=5, protobuf=True, received=nodes)
+        await asyncio.sleep(0.3)
+        pages.close()
+        began = time.process_time()
+        await asyncio.sleep(1)
+        print(time.process_time() - began)
+
+asyncio.run(main())
+pods.close()
 """
 
 
@@ -182,6 +216,34 @@ def test_pages_that_are_not_taken_are_few(tmp_path: Path) -> None:
     found, calls = taken(tmp_path, pages(8), "wait", meanwhile=counted)
     assert found == [[f"pod-{at}"] for at in range(8)]
     assert {agent for agent, _ in calls} == {"receiver"}
+
+
+def test_list_that_is_given_up_costs_nothing(tmp_path: Path) -> None:
+    """The loop was told again and again that the channel of the first one had ended: the second fork had it too."""
+    done = subprocess.run([sys.executable, "-c", SILENT, ""], capture_output=True, text=True, timeout=60, check=True)
+    assert float(done.stdout.split("\n")[1]) < 0.3
+
+
+def test_both_processes_end_with_a_program_that_is_killed(tmp_path: Path) -> None:
+    """Not after the minute that they wait for an answer. Whoever reads their output waits for its end."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT, "kill"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert time.monotonic() - began < 30
+    eventually(lambda: not any(Path(f"/proc/{process}").exists() for process in json.loads(done.stdout)))
+
+
+def test_where_no_file_can_be_made_in_memory_lists_are_requested_in_the_ordinary_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(_: str) -> int:
+        raise PermissionError(13, "vm.memfd_noexec=2")
+
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(os, "memfd_create", refused)
+    assert start_receiving(Server("http://127.0.0.1:1"), [], "/api/v1/pods", limit=5) is None
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,19 @@ def test_one_user_does_not_push_out_the_runs_of_another(history: History, monkey
     assert [run.id for run in history.runs()] == [f"of-{user}" for user in range(5)]
 
 
+def test_a_user_is_one_under_the_numbers_that_are_lent_to_them(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "OF_A_USER", 3)
+    monkeypatch.setattr(module, "account_of", lambda uid: 2000 if uid >= 200_000 else uid)
+    history.add(RUN)
+    there = [replace(RUN, id=f"many-{number}", user=200_000 + number) for number in range(10)]
+    for run in there:
+        history.add(run)
+    assert history.runs() == [RUN, *there[-3:]]
+    assert module.newest([RUN, *there]) == [RUN, *there[-3:]]
+
+
 def test_long_commands_are_shortened(history: History) -> None:
     history.add(replace(RUN, command=("python", *["x" * 256] * 63)))
     assert sum(map(len, history.runs()[0].command)) < 2100

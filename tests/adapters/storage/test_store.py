@@ -112,6 +112,41 @@ def test_store_reads_copies_if_the_file_is_gone(folder: Path) -> None:
     assert a_store(folder).tenancies() == [tenancy("a")]
 
 
+def test_boot_is_known_when_the_log_is_lost(folder: Path) -> None:
+    """The runs come back from their copies: they would be taken for those of an earlier boot."""
+    store = a_store(folder)
+    store.set("boot", "before")
+    store.close()
+    store = a_store(folder)
+    store.set("boot", "this one")
+    store.add(tenancy("a"))
+    left = {path.name: path.read_bytes() for path in folder.glob("state.db*")}  # as after kill -9
+    store.close()
+    for path in folder.glob("state.db*"):
+        path.unlink()
+    (folder / "state.db").write_bytes(left["state.db"])
+    found = a_store(folder)
+    assert (found.setting("boot"), found.tenancies()) == ("this one", [tenancy("a")])
+
+
+def test_store_that_cannot_keep_what_it_reads_back_does_not_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the copy and the folder of a run that lives would be removed."""
+    store = a_store(folder)
+    store.add(tenancy("a"))
+    store.close()
+    for path in folder.glob("state.db*"):
+        path.unlink()
+
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TenantStore, "add", full)
+        with pytest.raises(StoreError, match="the disk is full"):
+            a_store(folder)
+    assert a_store(folder).tenancies() == [tenancy("a")]
+
+
 def test_new_store_has_nothing_to_note(folder: Path) -> None:
     assert a_store(folder).notes == []
 

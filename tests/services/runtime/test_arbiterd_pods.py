@@ -191,7 +191,7 @@ class TestContainers:
         path = tmp_path / "sock"
         listen = (
             "import os, socket, sys\n"
-            "from aliquot.adapters.gpu import link; from aliquot.adapters.host import processes\n"
+            "from aliquot.adapters.gpu import link; from aliquot.adapters.host.process import processes\n"
             "door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); door.bind(sys.argv[1]); door.listen()\n"
             "print('ready', flush=True); container = door.accept()[0]; pid, uid = link.peer(container)\n"
             "watched = processes.number_of(link.watch(container)); print(pid, uid, watched, flush=True)\n"

@@ -149,7 +149,7 @@ class Connection:
 def _listener(connected: socket.socket) -> tuple[int, int]:
     """Process and user who listen, as the kernel says: a daemon decides what a run has in its environment. The process
     is 0 where it has no number in our namespace."""
-    pid, user, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, user, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid), int(user)
 
 

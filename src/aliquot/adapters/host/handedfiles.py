@@ -147,7 +147,7 @@ def owner_of(connection: socket.socket) -> Owner:
     owner = connection.owner if isinstance(connection, Connection) else None
     if owner is None:
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        owner = account_of(int(struct.unpack("3i", peer)[1]))
+        owner = account_of(int(struct.unpack("iII", peer)[1]))
         if isinstance(connection, Connection):
             connection.owner = owner
     return owner

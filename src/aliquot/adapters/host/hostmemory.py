@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aliquot.adapters.host.home import POOLS
-from aliquot.adapters.host.process.cgroups import parse_cgroups, pod_folders
+from aliquot.adapters.host.process.cgroups import parse_cgroups, pod_folders, read_cgroups
 
 # Of a container's own cgroup, v2 and v1; the machine's root cgroup has no such file, or a figure beyond all memory.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -54,7 +54,7 @@ def room_of(
     """What is left for that process. Page cache that the kernel would give up counts as free. None: its cgroup cannot
     be seen from here."""
     try:
-        lines = (proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
+        lines = read_cgroups(proc / str(pid) / "cgroup").split("\n")
         available = _figures(proc / "meminfo")["MemAvailable:"] << 10
     except (OSError, KeyError):
         return None

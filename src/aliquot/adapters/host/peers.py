@@ -31,7 +31,7 @@ class Peer(NamedTuple):
 
 def credentials(connection: socket.socket) -> tuple[int, int, int]:
     """(pid, uid, gid) at the time of the connect. The pid may be another process's by now; 0: not visible here."""
-    pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid, gid = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid, gid
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import pwd
-from collections.abc import Iterator
 from pathlib import Path
 
 _LENT = Path("/etc/subuid")
@@ -25,27 +24,48 @@ def user_name(uid: int) -> str:
 def account_of(uid: int) -> int:
     """Under whose number this user counts where each user has a limit. `/etc/subuid` lends ordinary users thousands of
     numbers for their containers: one user, who could otherwise come as all of these. Numbers that are lent to root, or
-    to the user of this daemon, count as the first of them: limits that these two do not have are not for them."""
+    to the user of this daemon, count as one user that is none of both: limits that these two do not have are not for
+    them. A number with an account of its own is that account's, also if it is lent: whoever may use it is that user."""
+    if uid in (0, os.geteuid()):
+        return uid
     for name, first, count in _lent():
         if first <= uid < first + count:
+            if _has_account(uid):
+                return uid
             owner = _number_of(name)
-            return first if owner in (None, 0, os.geteuid()) else owner
+            return -1 - first if owner in (None, 0, os.geteuid()) else owner
     return uid
 
 
-def _lent() -> Iterator[tuple[str, int, int]]:
+def _lent() -> tuple[tuple[str, int, int], ...]:
     """The owner, by name or number, the first number and how many; what makes no sense is left out."""
     try:
-        with _LENT.open("rb") as file:
-            lines = file.read(_MOST_LENT).decode(errors="surrogateescape").splitlines()
+        found = _LENT.stat()
+        return _read_lent(_LENT, (found.st_mtime_ns, found.st_ino, found.st_size))
     except OSError:
-        return
-    for line in lines:
-        fields = line.split(":")
-        if len(fields) == 3 and all(field.isascii() and field.isdigit() and len(field) <= 10 for field in fields[1:]):
-            yield fields[0], int(fields[1]), int(fields[2])
+        return ()
 
 
+@functools.lru_cache(maxsize=1)
+def _read_lent(path: Path, _state: tuple[int, int, int]) -> tuple[tuple[str, int, int], ...]:
+    with path.open("rb") as file:
+        lines = file.read(_MOST_LENT).decode(errors="surrogateescape").splitlines()
+    return tuple(
+        (name, int(first), int(count))
+        for name, first, count in (fields for fields in (line.split(":") for line in lines) if len(fields) == 3)
+        if all(number.isascii() and number.isdigit() and len(number) <= 10 for number in (first, count))
+    )
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except (KeyError, OverflowError):
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=1024)
 def _number_of(name: str) -> int | None:
     """Of the account with that name, or with the number that stands for it."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
@@ -36,22 +37,25 @@ def request_pages(
 
     async def ask(token: str) -> bytes:
         nonlocal as_protobuf
+        began = time.monotonic()
         if received is not None and (taken := await received.take()) is not None:
             return taken
+        # What a silent API server took of the time for this page there is not waited for again.
+        timeout = max(_CONNECT, _PATIENCE - (time.monotonic() - began))
         asked = {**(params or {}), "limit": str(limit), **({"continue": token} if token else {})}
         if as_protobuf:
             try:
-                return await ask_for_either(asked)
+                return await ask_for_either(asked, timeout)
             except (ProtobufError, ApiError) as error:
                 if isinstance(error, ApiError) and error.status not in _ASKED_AGAIN:
                     raise
                 log.warning("list_not_protobuf", extra={"data": {"path": path, "why": str(error)}})
             as_protobuf = False
-        raw: bytes = await kube.get(path, params=asked, into=bytes, timeout=_PATIENCE, connect=_CONNECT)
+        raw: bytes = await kube.get(path, params=asked, into=bytes, timeout=timeout, connect=_CONNECT)
         return raw
 
-    async def ask_for_either(asked: Mapping[str, str]) -> bytes:
-        raw: bytes = await kube.get(path, params=asked, into=bytes, timeout=_PATIENCE, connect=_CONNECT, accept=ACCEPT)
+    async def ask_for_either(asked: Mapping[str, str], timeout: float) -> bytes:
+        raw: bytes = await kube.get(path, params=asked, into=bytes, timeout=timeout, connect=_CONNECT, accept=ACCEPT)
         # In a thread: C that needs no Python runs beside what applies the page before.
         return await asyncio.to_thread(as_json, raw) if is_protobuf(raw) else raw
 

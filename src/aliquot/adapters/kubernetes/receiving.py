@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from urllib.parse import urlencode
 
+from aliquot.adapters.host.process.children import end_with
 from aliquot.adapters.kubernetes.connections import Address, AnswerError, address_of, can_connect, read_body, read_head
 from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, monotonic
 from aliquot.adapters.kubernetes.paging import next_page
@@ -67,6 +68,8 @@ class Receiver:
     def close(self) -> None:
         """The rest of the pages is not needed."""
         if self._channel is not None:
+            with suppress(RuntimeError):  # a task that waits for it was cancelled, and is not over yet
+                asyncio.get_running_loop().remove_reader(self._channel)
             self._channel.close()
             self._channel = None
             with suppress(ProcessLookupError, ChildProcessError):
@@ -84,10 +87,13 @@ async def _readable(channel: socket.socket) -> None:
         loop.remove_reader(channel)
 
 
-def start_receiving(server: Server, headers: Iterable[tuple[str, str]], path: str, *, limit: int) -> Receiver | None:
+def start_receiving(
+    server: Server, headers: Iterable[tuple[str, str]], path: str, *, limit: int, beside: Receiver | None = None
+) -> Receiver | None:
     """Begin to receive the list of Nodes or of Pods; None where that needs more than a connection and a token.
 
-    To be called before there are threads and an event loop: a fork has none of their locks' owners.
+    To be called before there are threads and an event loop: a fork has none of their locks' owners. `beside`: one that
+    was started before, whose channel is not for this one.
     """
     login = server.credential
     if not (can_connect(server) and can_read()) or login.by_program or threading.active_count() > 1:
@@ -96,6 +102,7 @@ def start_receiving(server: Server, headers: Iterable[tuple[str, str]], path: st
         token = login.token(monotonic())
         lines = [*headers, ("Accept", ACCEPT), *([("Authorization", f"Bearer {token}")] if token else [])]
         address = address_of(server, lines)
+        os.close(os.memfd_create("page"))  # not allowed everywhere
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except (KubeConfigError, OSError):  # the ordinary request says what is wrong
         return None
@@ -104,6 +111,7 @@ def start_receiving(server: Server, headers: Iterable[tuple[str, str]], path: st
         asked = {"limit": str(limit), **({"continue": after} if after else {})}
         return address.request("GET", f"{path}?{urlencode(asked)}", (), None)
 
+    parent = os.getpid()
     try:
         process = os.fork()
     except OSError:
@@ -113,7 +121,10 @@ def start_receiving(server: Server, headers: Iterable[tuple[str, str]], path: st
     if not process:
         with suppress(BaseException):  # it says nothing: the ordinary request does
             ours.close()
-            _receive(server, address, request, theirs)
+            if beside is not None and beside._channel is not None:
+                beside._channel.close()
+            if end_with(parent):
+                _receive(server, address, request, theirs)
         os._exit(0)
     theirs.close()
     ours.setblocking(False)

@@ -209,6 +209,11 @@ class Database:
         except sqlite3.Error as error:
             raise self._store_error(error) from error
 
+    def empty_log(self) -> None:
+        """Move what the log has into the file itself. If that fails, it is done later."""
+        with contextlib.suppress(sqlite3.Error):
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All of it is on the disk afterwards, or nothing is and StoreError is raised."""

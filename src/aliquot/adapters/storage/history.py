@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from aliquot.adapters.host.users import account_of
 from aliquot.adapters.storage.database import STRICT, Database
 from aliquot.model.claim import AppClass
 from aliquot.model.tenancy import EndedRun
@@ -25,6 +27,7 @@ STEP = f"""
     """
 OF_A_USER = 100  # a user who starts many does not push out those of others
 IN_ALL = 1000
+Item = TypeVar("Item")
 _LONGEST_COMMAND = 2048  # characters
 _COLUMNS = "id, name, class, uid, command, started, ended, code, log"
 
@@ -43,14 +46,9 @@ class History:
                 f"INSERT OR REPLACE INTO ended ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - no input
                 (*row, run.started, run.ended, run.code, run.log),
             )
-            connection.execute(
-                "DELETE FROM ended WHERE uid = ? AND rowid NOT IN"
-                " (SELECT rowid FROM ended WHERE uid = ? ORDER BY rowid DESC LIMIT ?)",
-                (run.user, run.user, OF_A_USER),
-            )
-            connection.execute(
-                "DELETE FROM ended WHERE rowid NOT IN (SELECT rowid FROM ended ORDER BY rowid DESC LIMIT ?)", (IN_ALL,)
-            )
+            rows = connection.execute("SELECT rowid, uid FROM ended ORDER BY rowid DESC").fetchall()
+            kept = {row for row, _ in _kept(rows, lambda row: int(row[1]))}
+            connection.executemany("DELETE FROM ended WHERE rowid = ?", [(row,) for row, _ in rows if row not in kept])
 
     def runs(self) -> list[EndedRun]:
         """In the order in which they ended. Without those of a later release's classes."""
@@ -64,13 +62,18 @@ class History:
 
 def newest(runs: Sequence[EndedRun]) -> list[EndedRun]:
     """Those that are kept, of runs in the order in which they ended: the same that `add` keeps in the file."""
-    kept: list[EndedRun] = []
+    return _kept(runs[::-1], lambda run: run.user)[::-1]
+
+
+def _kept(newest_first: Sequence[Item], user: Callable[[Item], int]) -> list[Item]:
+    kept: list[Item] = []
     of_user: Counter[int] = Counter()
-    for run in reversed(runs[-IN_ALL:]):
-        of_user[run.user] += 1
-        if of_user[run.user] <= OF_A_USER:
-            kept.append(run)
-    return kept[::-1]
+    for item in newest_first[:IN_ALL]:
+        account = account_of(user(item))
+        of_user[account] += 1
+        if of_user[account] <= OF_A_USER:
+            kept.append(item)
+    return kept
 
 
 def shortened(command: Sequence[str]) -> tuple[str, ...]:

@@ -109,7 +109,7 @@ class Store(TenantStore):
                 shares = map(parse_share, row["shares"])
                 super().add(self._parse({**row, "command": json.dumps(row["command"])}, shares))
                 restored += 1
-            except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
+            except (OSError, ValueError, KeyError, TypeError) as error:
                 self.notes.append(f"{path} could not be read: {error}")
         if restored and self.setting(BOOT) is None and not self._database.damage:
             self.notes.append(f"{self.path} was missing or empty; the policy is back to its default")
@@ -136,6 +136,8 @@ class Store(TenantStore):
         """It is on the disk when this returns. What is there already is not written again: the disk may be full."""
         if self.setting(key) != value:
             super().set(key, value)
+            if key == BOOT:  # not in the log alone: without it, the runs that are read from copies would be of no boot
+                self._database.empty_log()
 
     def remove(self, tenant_id: str) -> None:
         """Delete the tenant and its copy, if they are there."""

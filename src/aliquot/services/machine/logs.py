@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 
 from aliquot.adapters.host import logfiles
+from aliquot.adapters.host.users import account_of
 from aliquot.adapters.storage.folders import ASIDE
 
 _LOG = logging.getLogger("aliquot.logs")
@@ -42,7 +43,7 @@ class RunLogs:
                         found = entry.stat(follow_symlinks=False)
                         self._bound(entry.path)
                         if entry.path not in in_use:
-                            over.setdefault(found.st_uid, []).append((found.st_mtime, entry.path))
+                            over.setdefault(account_of(found.st_uid), []).append((found.st_mtime, entry.path))
         except OSError as error:
             _LOG.warning("logs_not_read", extra={"data": {"folder": self._folder, "why": str(error)}})
         for logs in over.values():

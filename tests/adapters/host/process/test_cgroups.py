@@ -110,6 +110,15 @@ def test_user_of_the_node_cannot_name_a_cgroup_after_a_pod(name: str, above: str
     assert parse_cgroups(f"0::/kubepods/pod{OTHER}/{ID}{users}/{name}\n") == OTHER, "below a Pod's own"
 
 
+@pytest.mark.parametrize("sign", ["\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
+def test_name_of_a_cgroup_is_never_two_lines(tmp_path: Path, sign: str) -> None:
+    """The kernel forbids a line feed in a name, and nothing else."""
+    (tmp_path / "77").mkdir()
+    users = "/user.slice/user-1000.slice/user@1000.service"
+    (tmp_path / "77" / "cgroup").write_bytes(f"0::{users}/x{sign}0::pod{UID}\n".encode())
+    assert pod_of(77, proc=tmp_path) is None
+
+
 @pytest.mark.parametrize("text", ["", "\n", "0::", "nonsense", "a:b", "::\n:::"])
 def test_a_file_that_makes_no_sense_names_no_pod(text: str) -> None:
     assert parse_cgroups(text) is None

@@ -39,9 +39,15 @@ def pod_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
 
 def _pod_in(file: Path) -> str | None:
     try:
-        return parse_cgroups(file.read_text(errors="replace"))
+        return parse_cgroups(read_cgroups(file))
     except OSError:
         return None
+
+
+def read_cgroups(file: Path) -> str:
+    """The text of /proc/PID/cgroup as the kernel wrote it: a name in it may have any sign but a line feed, and what
+    Python takes for the end of a line would begin a line of its maker's. Raises OSError."""
+    return file.read_bytes().decode(errors="replace")
 
 
 def pod_folders(*, root: Path = Path("/sys/fs/cgroup")) -> dict[str, Path]:
@@ -78,7 +84,7 @@ def pods_seen(*, proc: Path = Path("/proc")) -> dict[str, int]:
 
 def parse_cgroups(text: str) -> str | None:
     """The same from /proc/PID/cgroup: one line in version 2, one for each hierarchy in version 1."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         path = line.split(":", 2)[2] if line.count(":") >= 2 else ""
         for step in path.removesuffix(_GONE).split("/"):
             if _OF_A_USER.fullmatch(step):

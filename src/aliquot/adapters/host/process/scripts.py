@@ -20,8 +20,11 @@ def why_not_executed(error: OSError, program: str) -> str:
         return told
     if not first.startswith(b"#!"):
         return told
-    if first.endswith(b"\r"):
+    word = (first[2:].strip(b" \t").replace(b"\t", b" ").split(b" ") or [b""])[0]
+    if word.endswith(b"\r"):
         return "its lines end as on Windows: convert it, for instance with dos2unix"
-    interpreter = (first[2:].split() or [b""])[0].decode(errors="replace")
+    if not word or os.path.exists(word):  # what the interpreter itself needs is missing
+        return told
+    interpreter = word.decode(errors="replace")
     moved = " (was its folder moved? then install it again)" * os.path.basename(interpreter).startswith("python")
     return f"its first line names {interpreter}, which does not exist{moved}"

@@ -56,7 +56,7 @@ def receive_first_lists(server: Server) -> Received:
     """Begin to receive both in processes of their own. To be called before there are threads and an event loop."""
     headers = headers_of(server, AGENT)
     nodes = start_receiving(server, headers, NODES, limit=_NODE_PAGE)
-    return Received(nodes, start_receiving(server, headers, PODS, limit=_POD_PAGE))
+    return Received(nodes, start_receiving(server, headers, PODS, limit=_POD_PAGE, beside=nodes))
 
 
 def request_first_lists(kube: Kube, received: Received | None = None) -> FirstLists:
