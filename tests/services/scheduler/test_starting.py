@@ -61,8 +61,11 @@ def test_first_lists_are_those_that_other_processes_receive(monkeypatch: pytest.
         def close(self) -> None:
             ended.append(self._path)
 
-    def start(server: Server, headers: list[tuple[str, str]], path: str, *, limit: int) -> Receiver:
+    def start(
+        server: Server, headers: list[tuple[str, str]], path: str, *, limit: int, beside: Receiver | None = None
+    ) -> Receiver:
         assert ("User-Agent", "aliquot-scheduler") in headers
+        assert (beside is None) == (not started), "the second process must close the channel of the first"
         started.append((path, limit))
         return cast(Receiver, Receiving(path))
 
