@@ -234,6 +234,22 @@ static inline int has_special(uint64_t eight)
     return (((eight - EACH(32)) | (quote - EACH(1)) | (slash - EACH(1))) & ~eight & EACH(128)) != 0;
 }
 
+/* Annotations are mostly JSON themselves: six bytes for each of their quotes would make such a list three times as long. */
+static void put_escaped(struct work *work, uint8_t byte)
+{
+    char code[] = "\\u00..";
+    code[4] = "0123456789abcdef"[byte >> 4];
+    code[5] = "0123456789abcdef"[byte & 15];
+    switch (byte) {
+    case '"': put(work, "\\\"", 2); break;
+    case '\\': put(work, "\\\\", 2); break;
+    case '\n': put(work, "\\n", 2); break;
+    case '\r': put(work, "\\r", 2); break;
+    case '\t': put(work, "\\t", 2); break;
+    default: put(work, code, 6);
+    }
+}
+
 static void put_text(struct work *work, const uint8_t *start, const uint8_t *end)
 {
     put_char(work, '"');
@@ -245,11 +261,8 @@ static void put_text(struct work *work, const uint8_t *start, const uint8_t *end
             continue;
         }
         if (*at < 32 || *at == '"' || *at == '\\') {
-            char escaped[] = "\\u00..";
-            escaped[4] = "0123456789abcdef"[*at >> 4];
-            escaped[5] = "0123456789abcdef"[*at & 15];
             put(work, plain, (size_t)(at - plain));
-            put(work, escaped, 6);
+            put_escaped(work, *at);
             plain = at + 1;
         }
         at++;

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+# Commands that hold processes and secrets by file descriptors of the kernel.
+_NEED_LINUX = ("run", "apply", "demo", "probe", "up", "agent", "scheduler")
 
 
 def main() -> None:
@@ -13,7 +17,20 @@ def main() -> None:
         sys.exit(130)
 
 
+def _check_python(command: str) -> None:
+    """Older Pythons of uv and conda were built for a Linux without these functions, whatever Linux they run on."""
+    lacking = [name for name in ("pidfd_open", "memfd_create") if not hasattr(os, name)]
+    if command in _NEED_LINUX and lacking:
+        missing = " and ".join(f"os.{name}" for name in lacking)
+        sys.stderr.write(
+            f"aliquot: `aliquot {command}` needs {missing}, which this Python lacks ({sys.executable}): install Aliquot"
+            " with your distribution's python3, or with a newer Python of uv or conda\n"
+        )
+        sys.exit(2)
+
+
 def _main() -> None:
+    _check_python("".join(sys.argv[1:2]))
     if sys.argv[1:2] == ["run"]:
         from aliquot.cli.run.command import main as run
 

@@ -172,6 +172,23 @@ main()
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.parametrize("command", ["run", "up", "scheduler"])
+def test_python_without_the_functions_of_linux_is_named(command: str) -> None:
+    code = f"""
+import os, sys
+del os.pidfd_open
+sys.argv = ["aliquot", {command!r}, "--help"]
+from aliquot.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"aliquot: `aliquot {command}` needs os.pidfd_open, which this Python lacks ({sys.executable}): install Aliquot"
+        " with your distribution's python3, or with a newer Python of uv or conda\n"
+    )
+
+
 def test_interrupt_exits_130(tmp_path: Path) -> None:
     fifo = tmp_path / "pods"
     os.mkfifo(fifo)  # nobody writes: it waits there until it is interrupted

@@ -173,6 +173,48 @@ def test_a_page_that_is_json_or_has_a_length_is_received_too(tmp_path: Path) -> 
     assert calls == [("receiver", ""), ("receiver", "t1")]
 
 
+def test_a_server_that_closes_each_connection_is_connected_to_again(tmp_path: Path) -> None:
+    """As load balancers and proxies do, and an API server that is about to end."""
+
+    def closing(body: bytes) -> Fault:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            answer = web.Response(body=body)
+            answer.force_close()
+            return answer
+
+        return answer
+
+    found, calls = taken(tmp_path, [closing(a_page(0, "t1")), closing(a_page(1, "t2")), closing(a_page(2))])
+    assert found == [["pod-0"], ["pod-1"], ["pod-2"]]
+    assert calls == [("receiver", token) for token in ("", "t1", "t2")]
+
+
+def test_pages_that_are_not_taken_have_few_bytes(tmp_path: Path) -> None:
+    """One of 40 MB waits, the next for its turn, and a third is requested."""
+    names = [f"{at}" * 40_000_000 for at in range(5)]
+    bodies = [
+        page(
+            "PodList",
+            blank(
+                "PodList",
+                metadata=blank("ListMeta", **{"continue": f"t{at + 1}" if at < 4 else ""}),
+                items=[blank("Pod", metadata=blank("ObjectMeta", name=name))],
+            ),
+        )
+        for at, name in enumerate(names)
+    ]
+
+    async def counted(server: ApiServer) -> None:
+        while len(server.calls) < 3:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        assert len(server.calls) == 3
+
+    found, calls = taken(tmp_path, [whole(body) for body in bodies], "wait", meanwhile=counted)
+    assert [name[:1] for (name,) in found] == ["0", "1", "2", "3", "4"]
+    assert {agent for agent, _ in calls} == {"receiver"}
+
+
 def test_a_page_of_many_megabytes_is_received(tmp_path: Path) -> None:
     long = "x" * 40_000_000
     pods = [blank("Pod", metadata=blank("ObjectMeta", name=long))]

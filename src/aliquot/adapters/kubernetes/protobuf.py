@@ -40,12 +40,17 @@ def as_json(raw: bytes) -> bytes:
     """The same list as JSON, with the fields that are read. Raises ProtobufError: nothing is guessed."""
     try:
         made = _converted(raw)
-        if not made.isascii():
-            made.decode()
-    except UnicodeDecodeError as error:
-        raise ProtobufError(f"a text is not UTF-8: {error}") from error
+        return made if made.isascii() else _as_utf8(made)
     except (ImportError, OSError, MemoryError) as error:  # a Python without ctypes; a machine without memory
         raise ProtobufError(f"cannot convert it: {error}") from error
+
+
+def _as_utf8(made: bytes) -> bytes:
+    """The API server stores any bytes as text if a client writes them as protobuf, and shows others U+FFFD in JSON."""
+    try:
+        made.decode()
+    except UnicodeDecodeError:
+        return made.decode(errors="replace").encode()
     return made
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from urllib.parse import urlencode
@@ -24,7 +25,7 @@ from aliquot.adapters.kubernetes.privatememory import private_memory
 from aliquot.adapters.kubernetes.protobuf import ACCEPT, as_json, can_read, is_protobuf
 
 _PATIENCE, _CONNECT = 60.0, 10.0  # seconds: for a page, for a connection
-_AHEAD = 2  # pages that wait until they are taken
+_AHEAD, _BYTES_AHEAD = 2, 1 << 26  # pages that wait until they are taken, and bytes in them
 _ROOM, _LARGEST = 1 << 25, 1 << 30  # bytes of an answer: that there is room for at first, and at most
 _END = b"\r\n\r\n"
 
@@ -133,33 +134,40 @@ def start_receiving(
 
 def _receive(server: Server, address: Address, request: Callable[[str], bytes], channel: socket.socket) -> None:
     """The work of that process: all pages, one after the other."""
+    connection = _connect(server, address)
+    connection.sendall(request(""))
+    waiting: deque[int] = deque()  # bytes of each page that was handed over and not taken
+    while True:
+        raw, keep = _answer(connection)
+        raw = as_json(raw) if is_protobuf(raw) else raw
+        more = next_page(raw)
+        if not (more and keep):
+            connection.close()
+        if more:  # the API server works on it meanwhile
+            connection = connection if keep else _connect(server, address)
+            connection.sendall(request(more))
+        while waiting and (len(waiting) >= _AHEAD or sum(waiting) + len(raw) > _BYTES_AHEAD) and channel.recv(1):
+            waiting.popleft()
+        _hand_over(raw, channel)
+        waiting.append(len(raw))
+        if not more:
+            break
+    del raw
+    # What was not read when one side of a channel ends takes along what the other side has not read yet.
+    while waiting and channel.recv(1):
+        waiting.popleft()
+
+
+def _connect(server: Server, address: Address) -> socket.socket:
     connection = socket.create_connection((address.host, address.port), timeout=_CONNECT)
     if address.secure and server.tls is not None:
         connection = server.tls.wrap_socket(connection, server_hostname=address.name)
     connection.settimeout(_PATIENCE)
-    waiting, more = 0, ""
-    connection.sendall(request(more))
-    while True:
-        raw = _answer(connection)
-        raw = as_json(raw) if is_protobuf(raw) else raw
-        more = next_page(raw)
-        if more:  # the API server works on it meanwhile
-            connection.sendall(request(more))
-        while waiting >= _AHEAD and channel.recv(1):
-            waiting -= 1
-        _hand_over(raw, channel)
-        waiting += 1
-        if not more:
-            break
-    connection.close()
-    del raw
-    # What was not read when one side of a channel ends takes along what the other side has not read yet.
-    while waiting and channel.recv(1):
-        waiting -= 1
+    return connection
 
 
-def _answer(connection: socket.socket) -> bytes:
-    """The body of the answer. Raises AnswerError, also if it is no list or the connection ends after it."""
+def _answer(connection: socket.socket) -> tuple[bytes, bool]:
+    """The body of the answer, and whether the connection may be used again. Raises AnswerError."""
     buffer, filled, head = private_memory(_ROOM), 0, None
     view = memoryview(buffer)
     while True:  # thousands of times for a page
@@ -177,12 +185,12 @@ def _answer(connection: socket.socket) -> bytes:
             head = read_head(buffer[:filled])
             if head is None:
                 continue
-            if head.status != 200 or not head.keep:
+            if head.status != 200:
                 raise AnswerError(f"status {head.status}")
         if buffer[filled - len(_END) : filled] == _END if head.length is None else filled >= head.start + head.length:
             found = read_body(head, buffer, filled)
             if found is not None:
-                return found[0]
+                return found[0], head.keep and found[1] == filled
 
 
 def _hand_over(raw: bytes, channel: socket.socket) -> None:
