@@ -155,7 +155,7 @@ _LOOPBACK = "127.0.0.1"
 def scheduler(**given: Any) -> None:
     """Run the scheduler extender of a Kubernetes cluster.
 
-    kube-scheduler calls it for Pods of the three dialects: to filter and score nodes, and to bind the Pods to their
+    kube-scheduler calls it for Pods of all dialects: to filter and score nodes, and to bind the Pods to their
     cards. `aliquot manifests scheduler-config` prints the configuration for kube-scheduler.
 
     \b
