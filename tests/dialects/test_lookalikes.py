@@ -290,6 +290,14 @@ def test_annotation_that_is_written_as_a_label_is_named(limits: Json, metadata: 
     assert remarks(pod(limits, metadata), SERVED) == [f'metadata.labels["{key}"] {said}' for key in named]
 
 
+@pytest.mark.parametrize("kind", ["labels", "annotations"])
+@pytest.mark.parametrize("name", ["gpu-mem", "gpu-memory-gb", "gpu"])
+def test_name_without_a_domain_that_resembles_one_of_kai_is_the_owners_own(kind: str, name: str) -> None:
+    """Teams label their Pods by what a card has; KAI's annotations have no domain either."""
+    limits: dict[str, object] = {"aliyun.com/gpu-mem": 4}
+    assert isinstance(parse_pod(pod(limits, {kind: {name: "24"}}), SERVED), Claim)
+
+
 def test_label_of_a_dialect_that_is_not_served_is_not_named() -> None:
     labels = {"gpu-fraction": "0.5", "nvidia.com/use-gputype": "A100"}
     assert remarks(pod(MEMORY, {"labels": labels})) == []

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from aliquot.model.claim import Claim, ContainerClaim, Role, Slice, Usage
+from aliquot.model.claim import CardFilter, Claim, ContainerClaim, Role, Slice, Usage
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import LIMITED_SHARING, Node, Offer
 from aliquot.model.refusal import Reason
+from aliquot.model.withheld import MIG_MODE
 from aliquot.placement import seat as seating
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.choose import POLICIES, Chooser
@@ -142,6 +144,17 @@ def test_a_search_ends_with_its_patience() -> None:
     patience.left = 4
     assert seated(board, claim, patience) == [[0], [1]]
     assert patience.left == 1
+
+
+def test_containers_that_wait_for_named_cards_or_a_withheld_one_may_fit_later() -> None:
+    busy = a_board(a_node("n1", 16, 16))
+    busy.take("n1", Occupant({0: Usage(7 * GIB, slices=1)}))
+    named = a_claim(*[main(10)] * 2, cards=CardFilter(uuids=("n1-0", "n1-1")))
+    withheld = a_node("n1", 16, 16)
+    held = a_board(replace(withheld, cards=(replace(withheld.cards[0], withheld=MIG_MODE), withheld.cards[1])))
+    for board, claim in ((busy, named), (held, of(main(10), main(10)))):
+        (refusal,) = Chooser(board, POLICIES["binpack"]()).refusals(claim)
+        assert (refusal.reason, refusal.never) == (Reason.CONTAINERS, False)
 
 
 @pytest.mark.parametrize(

@@ -161,11 +161,15 @@ def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
     Only near misses: cloud vendors set other annotations under the same domains.
     """
     known = marks(served)
-    return [
+    bare = [mark for mark in known if "/" not in mark]  # KAI's: only where the Pod has one of them
+    found = [
         problem
         for kind, present in (("labels", pod.labels), ("annotations", pod.annotations))
-        for problem in _misspelled(kind, present, known)
+        for problem in _misspelled(kind, present, [mark for mark in known if "/" in mark])
     ]
+    if pod.annotations.keys().isdisjoint(bare):
+        return found
+    return [*found, *_misspelled("annotations", pod.annotations, bare, _CLOSER)]
 
 
 def as_labels(pod: Pod, served: frozenset[str]) -> list[str]:

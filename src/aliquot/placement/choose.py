@@ -205,7 +205,10 @@ class Chooser:
             node = self.board.nodes[row]
             if node is None or node.name in reported or self.seat(claim, row, patience) is not None:
                 continue
-            bare = tuple(replace(card, healthy=True, uuid="") for card in node.cards)
+            named = claim.cards is not None and (claim.cards.uuids or claim.cards.not_uuids)
+            bare = tuple(
+                replace(card, healthy=True, withheld=None, uuid=card.uuid if named else "") for card in node.cards
+            )
             if bare not in never:
                 never[bare] = _never_seats(replace(node, cards=bare), claim, when_empty)
             found.append(Refusal(node.name, None, Reason.CONTAINERS, len(claim.containers), None, never=never[bare]))

@@ -61,6 +61,7 @@ def a_slice(name: str = "s", driver: str = "gpu.nvidia.com", **spec: Any) -> Jso
         "nvidia.com/GA102GL_A10",  # for virtual machines: a whole card,
         "nvidia.com/NVIDIA_A10-12Q",  # a part,
         "nvidia.com/pgpu",  # a whole card of any model
+        "aliyun.com/gpu",  # ACK's whole cards
     ],
 )
 def test_node_with_resource_of_another_plugin_is_served_by_it(resource: str) -> None:
@@ -320,6 +321,15 @@ def test_shared_cards_of_nvidias_plugin_close_a_node_that_is_labelled_for_us(
     assert serving_others(node) == others
     assert may_serve_nvidia_gpu(node) is (shared != "8")
     assert served_by_other(node, 200) is (shared == "8")
+
+
+def test_ten_cards_advertise_what_kubernetes_writes_as_1k() -> None:
+    found = a_node("n1", *[16] * 10, labels={SERVE: "true"}, capacity={GPU: "1k", SHARED: "1k"})
+    node = msgspec.convert(found, NodeObject)
+    assert serving_others(node) == ()
+    assert may_serve_nvidia_gpu(node)
+    assert not served_by_other(node, 1000)
+    assert served_by_other(node, 900)
 
 
 def test_label_for_nvidia_gpu_says_nothing_of_other_resources() -> None:

@@ -48,6 +48,7 @@ _PREFIXES = (
     "4pd.io/vgpu",
     "k8s.amazonaws.com/vgpu",
 )
+_OF_ACK = "aliyun.com/gpu"  # whole cards; what gpushare counts begins alike
 _OF_NVIDIA = "nvidia.com/"
 _NONE_NOW = " (0 now)"
 _DRIVERS = frozenset({"gpu.nvidia.com", "hami-core-gpu.project-hami.io"})
@@ -68,7 +69,12 @@ TAKEN = Invalid(
 
 def is_other_resource(name: str) -> bool:
     """Whether another product's plugin hands out NVIDIA cards by this resource."""
-    return name.startswith(_PREFIXES) or _MODEL.match(name) is not None or name.removeprefix(DRIVER) in _DRIVERS
+    return (
+        name.startswith(_PREFIXES)
+        or name == _OF_ACK
+        or _MODEL.match(name) is not None
+        or name.removeprefix(DRIVER) in _DRIVERS
+    )
 
 
 def opted_in(labels: Mapping[str, str] | None) -> bool:
@@ -105,7 +111,10 @@ def _has_own_amount(node: NodeObject, name: str) -> bool:
 
 
 def _is_own(capacity: object, own: int) -> bool:
-    return capacity in (own, str(own))
+    try:
+        return parse_quantity(capacity) == own  # the API server writes 1000, of ten cards, as "1k"
+    except QuantityError:
+        return False
 
 
 def served_by_other(node: NodeObject, own: int) -> bool:
