@@ -59,6 +59,16 @@ def test_custom_resource_that_asks_for_gpus_beside_pods_is_a_note(tmp_path: Path
     assert [line for line in done.stderr.splitlines() if "not read" in line] == [said]
 
 
+def test_changed_stateful_set_that_can_never_fit_does_not_fit_though_its_pod_runs(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        [replicas(1, gpushare_pod("", 40), "StatefulSet", "web")],
+        [gpushare_node("n1", 16), on_card("web-0", 3, 0)],
+    )
+    assert result.exit_code == 1
+    assert "GPU memory: needs 40 GiB per card; the largest card has 16 GiB" in result.stdout
+
+
 # --- the answer ---------------------------------------------------------------------------------------------------
 
 

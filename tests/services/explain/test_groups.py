@@ -141,3 +141,14 @@ def test_room_is_left_for_a_member_that_kube_scheduler_has_asked_about() -> None
         pods = [{**pod, "kind": "Pod"} for pod in (first, tried(rest, message), *new)]
         snapshot = take_snapshot([*nodes, *groups, *pods], policy="binpack", rules=DEFAULT_RULES)
         assert (snapshot.place(new[0]).group is not None) == waits
+
+
+def test_a_member_that_runs_keeps_its_card_when_its_manifest_is_read_again() -> None:
+    running = {**member_json("a", limits={MEM: "9"}, on="n1", annotations=ON_CARD), "kind": "Pod"}
+    nodes = [{**node_json("n1", 16, labels=SHARED), "kind": "Node"}]
+    snapshot = take_snapshot([*nodes, group_json("g", 2), running], policy="binpack", rules=DEFAULT_RULES)
+    pod = member_json("a", limits={MEM: "9"})
+    del pod["metadata"]["uid"]
+    snapshot.expect([pod])
+    assert snapshot.place(pod).remark == "runs there already"
+    assert not snapshot.place(pod_json("other", {MEM: "9"})).fits

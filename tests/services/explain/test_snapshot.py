@@ -175,6 +175,55 @@ def test_a_pod_that_runs_already_stays_where_it_is() -> None:
     assert free(there) == [16, 11]
 
 
+def ending(pod: Json) -> Json:
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return pod
+
+
+@pytest.mark.parametrize("running", [on_card("p", 3, 0), ending(on_card("p", 3, 0))], ids=["runs", "terminates"])
+def test_a_pod_that_asks_for_more_than_the_one_that_runs_is_placed_anew(running: Json) -> None:
+    there = snapshot(gpushare_node("n1", 16, 16), running, on_card("q", 2, 0))
+    verdict = there.place(gpushare_pod("p", 40))
+    assert not verdict.fits
+    assert {(refusal.reason, refusal.had) for refusal in verdict.refusals} == {("memory", 16 * 1024)}
+
+
+def test_a_changed_pod_has_the_room_of_the_one_that_runs() -> None:
+    running = on_card("p", 10, 0)
+    for pod in (running, changed := gpushare_pod("p", 14)):
+        pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
+    node = gpushare_node("n1", 16, capacity={"pods": "1"})
+    quota = {"requests.aliyun.com/gpu-mem": "14"}
+    there = snapshot(node, running)
+    used = {"requests.aliyun.com/gpu-mem": "10"}
+    there.add_quota({"metadata": {"name": "q"}, "spec": {"hard": quota}, "status": {"used": used}})
+    verdict = there.place(changed)
+    assert (cards(verdict), verdict.remark) == ([0], "in place of the one on n1")
+    assert free(there) == [2]
+
+
+def test_a_pod_that_replaces_one_that_terminates_does_not_run_already() -> None:
+    there = snapshot(gpushare_node("n1", 16), ending(on_card("p", 5, 0)))
+    assert there.place(gpushare_pod("p", 5)).remark == "in place of the one on n1"
+    assert free(there) == [11]
+
+
+@pytest.mark.parametrize(("cpu", "stays"), [("1", True), ("2", True), ("3", False)])
+def test_a_pod_that_runs_may_have_more_cpu_than_its_manifest_says(cpu: str, stays: bool) -> None:
+    """Webhooks of others add containers, and autoscalers CPU."""
+    running, pod = on_card("p", 5, 0), gpushare_pod("p", 5)
+    for manifest, amount in ((running, "2"), (pod, cpu)):
+        manifest["spec"]["containers"][0]["resources"]["requests"] = {"cpu": amount}
+    there = snapshot(gpushare_node("n1", 16, unschedulable=True, capacity={"cpu": "8"}), running)
+    assert there.place(pod).fits is stays
+
+
+def test_the_pod_of_the_cluster_itself_runs_though_it_terminates() -> None:
+    itself = ending(on_card("p", 5, 0))
+    verdict = snapshot(gpushare_node("n1", 16), itself).place(itself)
+    assert verdict.remark == "runs there already"
+
+
 def test_daemon_sets_pod_does_not_block_a_whole_node() -> None:
     node = a_node("n1", 16, 16, labels=XGN)
     assert snapshot(node, a_pod("log", a_container(), on="n1", owner="DaemonSet/log")).place(asking({T9K_NODE: 1})).fits

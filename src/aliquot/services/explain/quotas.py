@@ -71,6 +71,15 @@ class Quotas:
                 quota.used[name] = quota.used.get(name, Fraction(0)) + amount
         return over
 
+    def release(self, manifest: JsonObject, claim: Claim, rules: Rules) -> None:
+        """A Pod of the cluster with this claim goes, and no longer counts."""
+        pod = read_pod(manifest)
+        if pod is None:
+            return
+        for quota in self._of.get(claim.namespace, ()):
+            for name, used in quota.used.items():
+                quota.used[name] = max(used - _wanted(pod, claim, rules, name), Fraction(0))
+
 
 def _amounts(value: object) -> dict[str, Fraction]:
     return {str(name): parse_quantity(amount) for name, amount in mapping(value).items()}

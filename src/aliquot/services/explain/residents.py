@@ -1,7 +1,7 @@
 """The Pods on the nodes, as far as they keep others away: resources, Pod limits, host ports, (anti-)affinity, spread.
 
-kube-scheduler's rules of NodeResourcesFit, NodePorts, InterPodAffinity and PodTopologySpread. Pods only ever come, so
-what is known about a kind of Pod is brought up to date by the Pods that came since.
+kube-scheduler's rules of NodeResourcesFit, NodePorts, InterPodAffinity and PodTopologySpread. Pods come, and rarely
+go: what is known about a kind of Pod is brought up to date by the Pods that came since.
 """
 
 from __future__ import annotations
@@ -70,6 +70,15 @@ class Residents:
             there.amounts.update(terms.amounts)
         if terms.ports:
             there.ports |= terms.ports
+
+    def remove(self, node: str, terms: PodTerms, *, ending: bool = False) -> None:
+        """A Pod that was added is gone. What is known is found anew, which is slow and rare."""
+        self._pods.remove(_Resident(node, terms, ending))
+        there = self._on[node]
+        there.pods -= 1
+        there.amounts.subtract(terms.amounts)
+        there.ports -= terms.ports
+        self._standings.clear()
 
     def refusals(self, kind: str | None, terms: PodTerms, spec: JsonView) -> tuple[Refusal, ...]:
         """Why nodes do not take the Pod; the same tuple while nothing changes. `kind` is equal for equal Pods; None:

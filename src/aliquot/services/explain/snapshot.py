@@ -37,6 +37,7 @@ from aliquot.services.explain.groups import GroupMembers
 from aliquot.services.explain.others import why_not_ours
 from aliquot.services.explain.quotas import Quotas
 from aliquot.services.explain.residents import Residents
+from aliquot.services.explain.running import stays
 from aliquot.services.explain.verdicts import Note, Preemption, Verdict
 from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
 from aliquot.services.scheduler.preemption.tenants import best_plan
@@ -131,7 +132,7 @@ class Snapshot:
 
     def expect(self, manifests: Iterable[JsonObject]) -> None:
         """Pods that will be placed: those of a PodGroup count for each other."""
-        self._members.expect(manifests)
+        self._members.expect(manifest for manifest in manifests if pod_key(manifest) not in self.running)
 
     def add_nodes(self, manifests: Iterable[JsonObject]) -> None:
         """The Nodes there are."""
@@ -201,7 +202,8 @@ class Snapshot:
         """Where the Pod goes, booked if `book`; or every reason why not.
 
         With `why_not_elsewhere`, a Pod that has a place gets the refusals of the other nodes too; with `who_goes`, one
-        without a place the Pods that would have to go for it.
+        without a place the Pods that would have to go for it. A Pod of its name that asks for something else, or
+        terminates, makes room for it, also without `book`.
         """
         cluster, key = self.cluster, pod_key(manifest)
         created = bool(mapping(manifest.get("metadata")).get("uid"))
@@ -216,8 +218,11 @@ class Snapshot:
             return Verdict(key, remark=why_not_ours(manifest, cluster.rules))
         if not isinstance(claim, Claim):
             return Verdict(key, broken=claim)
-        if claim.key in self.running:
-            return Verdict(key, claim, self.running[claim.key].grant, remark="runs there already")
+        running = self.running.get(claim.key)
+        if running is not None:
+            if stays(running, claim, created=created, going=running.claim.uid in cluster.going):
+                return Verdict(key, claim, running.grant, remark="runs there already")
+            self._drop(running, manifest)
         over = () if created else self.quotas.admit(manifest, claim, cluster.rules, keep=book)
         if over:
             return Verdict(key, broken=over)
@@ -225,6 +230,16 @@ class Snapshot:
         gates = scheduling_gates(spec)
         if gates:
             return Verdict(key, claim, gates=gates)
+        verdict = self._decide(manifest, claim, why_not_elsewhere=why_not_elsewhere, book=book, who_goes=who_goes)
+        place = None if running is None else f"in place of the one on {running.grant.node}"
+        remarks = (_other_scheduler(spec, cluster.rules.served), place)
+        return replace(verdict, remark="; ".join(filter(None, remarks)) or None)
+
+    def _decide(
+        self, manifest: JsonObject, claim: Claim, *, why_not_elsewhere: bool, book: bool, who_goes: bool
+    ) -> Verdict:
+        """Of a Pod that breaks no rule and is not there yet."""
+        cluster, key, spec = self.cluster, pod_key(manifest), mapping(manifest.get("spec"))
         if claim.uid not in cluster.pending:
             cluster.chooser.observe(claim)
         gate, terms = self._gate(manifest, claim), _terms(manifest)
@@ -244,8 +259,7 @@ class Snapshot:
                 self._book(replace(claim, uid=self._new_uid(claim)), grant)
             self._there().add(grant.node, terms)
         preemption = self._who_goes(claim, spec, rows, refusals) if grant is None and who_goes else None
-        remark = _other_scheduler(spec, cluster.rules.served)
-        return Verdict(key, claim, grant, refusals=refusals, preemption=preemption, remark=remark)
+        return Verdict(key, claim, grant, refusals=refusals, preemption=preemption)
 
     def _open_rows(self, manifest: JsonObject, gate: _Gate, terms: PodTerms) -> tuple[Ints, tuple[Refusal, ...]]:
         """The rows that kube-scheduler lets the Pod on, and what keeps it from others because of the Pods there."""
@@ -297,12 +311,21 @@ class Snapshot:
         """All Pods on nodes; read when first asked for."""
         if self._residents is None:
             self._residents = Residents(self.nodes)
-            for pod in self.pods:
-                if pod.read.spec.node_name and not pod.read.finished:
-                    terms = terms_of(pod_view(pod.read), mapping(pod.manifest.get("spec")))
-                    ending = pod.read.metadata.deletion_timestamp is not None
-                    self._residents.add(pod.read.spec.node_name, terms, ending=ending)
+            for node, terms, ending in _residents(self.pods):
+                self._residents.add(node, terms, ending=ending)
         return self._residents
+
+    def _drop(self, running: Placed, manifest: JsonObject) -> None:
+        """A Pod goes, and the one of the manifest comes in its place."""
+        key = running.claim.key
+        gone, there = [pod for pod in self.pods if pod.key == key], self._there()
+        self.pods = [pod for pod in self.pods if pod.key != key]
+        del self.running[key]
+        self.cluster.drop_pod(key)
+        self._members.expect([manifest])
+        for node, terms, ending in _residents(gone):
+            there.remove(node, terms, ending=ending)
+        self.quotas.release(gone[0].manifest, running.claim, self.cluster.rules)
 
     def _book(self, claim: Claim, grant: Grant) -> None:
         """Book the grant, as the scheduler does after its answer to filter, and at bind."""
@@ -397,6 +420,14 @@ def _terms(manifest: JsonObject) -> PodTerms:
     view = read_pod(manifest)
     assert view is not None  # it has a claim
     return terms_of(view, view.spec)
+
+
+def _residents(pods: Iterable[ClusterPod]) -> Iterator[tuple[str, PodTerms, bool]]:
+    """Of those that are on a node: the node, the Pod's terms, and whether it ends."""
+    for pod in pods:
+        if pod.read.spec.node_name and not pod.read.finished:
+            terms = terms_of(pod_view(pod.read), mapping(pod.manifest.get("spec")))
+            yield pod.read.spec.node_name, terms, pod.read.metadata.deletion_timestamp is not None
 
 
 def _kind(terms: PodTerms, spec: JsonView) -> str | None:
