@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects.kube.podterms import PodTerms, conflicting, scheduling_gates, terms_of
+from aliquot.dialects.kube.podterms import OF_CARDS, PodTerms, conflicting, scheduling_gates, terms_of
 from aliquot.dialects.pods import read_pod
+from aliquot.dialects.rules import EVERY
+from aliquot.dialects.wire.schedulerconfig import KubeSchedulerSettings, render_config
 from dialects.kube.test_conditions import pod
 
 RULE = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -154,7 +156,15 @@ def test_gates_that_hold_a_pod_back() -> None:
     assert scheduling_gates({}) == ()
 
 
-def test_amounts_are_of_extended_resources_that_are_not_ours() -> None:
+def test_amounts_are_of_extended_resources_that_kube_scheduler_counts() -> None:
     limits = {"cpu": "1", "memory": "1Gi", "aliyun.com/gpu-mem": 2, "rdma/hca": 2, "none.of/it": 0}
+    limits["nvidia.com/gpumem"] = 1000
     containers = [{"name": name, "resources": {"limits": limits}} for name in ("a", "b")]
-    assert terms({}, containers=containers).amounts == {"rdma/hca": 4}
+    assert terms({}, containers=containers).amounts == {"aliyun.com/gpu-mem": 4, "rdma/hca": 4}
+
+
+def test_resources_of_cards_are_those_that_our_configuration_does_not_have_ignored() -> None:
+    settings = KubeSchedulerSettings((1, 36), "http://a", dialects=EVERY)
+    (extender,) = render_config(settings)["extenders"]
+    counted = {managed["name"] for managed in extender["managedResources"] if not managed["ignoredByScheduler"]}
+    assert counted == OF_CARDS

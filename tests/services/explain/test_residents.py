@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import Rules
 from aliquot.dialects.kube.podterms import PodTerms, terms_of
+from aliquot.dialects.native import PLACE
 from aliquot.dialects.pods import read_pod
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import NodeObject
@@ -19,7 +20,8 @@ from aliquot.services.explain.residents import Residents
 from aliquot.services.explain.snapshot import Snapshot, take_snapshot
 from aliquot.services.explain.verdicts import Verdict
 from kit.values.anyjson import any_json
-from kit.values.manifests import Json, gpushare_node, gpushare_pod
+from kit.values.manifests import QGPU, QGPU_CORE, QGPU_MEMORY, Json, asking, gpushare_node, gpushare_pod
+from kit.values.manifests import a_node as cards_node
 
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -78,6 +80,47 @@ def test_another_extended_resource_must_be_free() -> None:
         ("n1", Reason.RESOURCE, f"1 {FPGA}", "0", False),
         ("n2", Reason.RESOURCE, f"1 {FPGA}", "0", True),
     ]
+
+
+def qgpu_node(**allocatable: str) -> Json:
+    """Two cards of 16 GiB, and what the kubelet counts of them."""
+    node = cards_node("n1", 16, 16, labels=QGPU, capacity={QGPU_MEMORY: "32", QGPU_CORE: "200"})
+    node["status"]["allocatable"] = allocatable
+    return node
+
+
+def test_cards_that_the_kubelet_does_not_hand_out_are_refused_by_the_resource() -> None:
+    """The kubelet counts none when the agent has crashed."""
+    verdict = place(asking({QGPU_MEMORY: 3}), qgpu_node(**{QGPU_MEMORY: "0", QGPU_CORE: "0"}))
+    assert reasons(verdict) == [("n1", Reason.RESOURCE, f"3 {QGPU_MEMORY}", "0", True)]
+
+
+@pytest.mark.parametrize("allocatable", [{}, {QGPU_MEMORY: "32"}], ids=["not named", "named"])
+def test_cards_whose_resource_is_not_counted_or_free_are_no_reason(allocatable: dict[str, str]) -> None:
+    assert place(asking({QGPU_MEMORY: 3}), qgpu_node(**allocatable)).fits
+
+
+def test_pods_on_the_node_hold_the_resources_of_its_cards() -> None:
+    there = snapshot(qgpu_node(**{QGPU_MEMORY: "8"}))
+    assert there.place(asking({QGPU_MEMORY: 6}, "p")).fits
+    assert reasons(there.place(asking({QGPU_MEMORY: 6}, "q"))) == [
+        ("n1", Reason.RESOURCE, f"6 {QGPU_MEMORY}", "2", False)
+    ]
+
+
+def test_what_the_cards_themselves_lack_is_said_once() -> None:
+    verdict = place(asking({QGPU_MEMORY: 40}), qgpu_node(**{QGPU_MEMORY: "32"}))
+    assert {refusal.reason for refusal in verdict.refusals} == {Reason.MEMORY}
+
+
+def test_the_place_that_the_webhook_will_add_must_be_free() -> None:
+    pod = {"metadata": {"name": "p", "annotations": {"gpu-fraction": "0.5"}}, "spec": {"containers": [{"name": "c"}]}}
+    for places, wanted in (("0", [("n1", Reason.RESOURCE, f"1 {PLACE}", "0", True)]), ("100", [])):
+        node = cards_node("n1", 16, labels={"aliquot.dev/serve-kai": "true"})
+        node["status"]["allocatable"] = {PLACE: places}
+        verdict = take_snapshot([node], policy="binpack", rules=Rules(served=frozenset({"kai"}))).place(pod)
+        assert reasons(verdict) == wanted
+        assert verdict.fits is not bool(wanted)
 
 
 def test_a_request_of_0_of_another_resource_needs_none() -> None:

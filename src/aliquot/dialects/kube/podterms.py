@@ -15,9 +15,9 @@ from aliquot.dialects.kube.shapes import as_text, mapping, sequence
 from aliquot.dialects.pods import Pod, total_request
 from aliquot.model.decoding.openjson import JsonView
 
-_COUNTED_ELSEWHERE = frozenset(
-    {"cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.PARTS, native.PLACE}
-)
+# Of cards, which kube-scheduler counts too: it does not ignore them in our configuration, as it does HAMi's.
+OF_CARDS = frozenset({*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, native.PLACE})
+_COUNTED_ELSEWHERE = frozenset({"cpu", "memory", *hami.PARTS})
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # the one label of a namespace that follows from its name
 _EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # of a host port without hostIP
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -74,7 +74,7 @@ class PodTerms:
 
     namespace: str
     labels: Labels
-    amounts: Mapping[str, int]  # of resources that are neither CPU nor memory nor GPU, by name
+    amounts: Mapping[str, int]  # of resources but CPU, memory and those that kube-scheduler ignores, by name
     ports: frozenset[Port]
     affinity: tuple[PodTerm, ...]
     anti_affinity: tuple[PodTerm, ...]

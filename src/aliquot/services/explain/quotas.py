@@ -107,8 +107,11 @@ def _wanted(pod: Pod, claim: Claim, rules: Rules, name: str) -> Fraction:
     if name in _PODS:
         return Fraction(1)
     resource = _resource(name)
-    if resource is None:
-        return Fraction(0)
+    return Fraction(0) if resource is None else requested(pod, claim, rules, resource)
+
+
+def requested(pod: Pod, claim: Claim, rules: Rules, resource: str) -> Fraction:
+    """What the Pod requests of the resource once the webhook has seen it."""
     added = _added(pod, claim, rules, resource)
     containers = [
         replace(part, limits={**part.limits, resource: added[part.name]}) if part.name in added else part
@@ -118,7 +121,7 @@ def _wanted(pod: Pod, claim: Claim, rules: Rules, name: str) -> Fraction:
 
 
 def _added(pod: Pod, claim: Claim, rules: Rules, resource: str) -> dict[str, int]:
-    """By container, what the webhook adds before quotas are checked."""
+    """By container, what the webhook adds."""
     if resource == hami.CARDS and claim.dialect == hami.DIALECT:
         return {container.name: 1 for container in hami.without_cards(pod)}
     return registry.places(claim, rules) if resource == native.PLACE else {}

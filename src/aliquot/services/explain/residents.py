@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aliquot.dialects.kube.conditions import unselected
-from aliquot.dialects.kube.podterms import PodTerm, PodTerms, SpreadTerm, conflicting
+from aliquot.dialects.kube.podterms import OF_CARDS, PodTerm, PodTerms, SpreadTerm, conflicting
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
@@ -122,7 +122,7 @@ class Residents:
             yield Refusal(name, None, Reason.PODS, 1, limit, never=not limit)
         for resource, wanted in terms.amounts.items():
             total = _amount(has.get(resource))
-            if total is None and resource.startswith(_NATIVE):
+            if total is None and (resource in OF_CARDS or resource.startswith(_NATIVE)):
                 continue
             total = total or 0
             if wanted > total - there.amounts[resource]:
@@ -196,6 +196,11 @@ def _count(standing: _Standing, resident: _Resident, node: NodeObject) -> None:
     for spread, counts in zip(terms.spread, standing.spread, strict=True):
         if spread.selector.matches(there.labels) and _eligible(spread, standing, node):
             counts[labels[spread.topology_key]] += 1
+
+
+def lacks_cards(refusal: Refusal) -> bool:
+    """Whether it is a resource of cards that the kubelet has too little of: none, where no agent answers it."""
+    return refusal.reason is Reason.RESOURCE and str(refusal.wanted).rpartition(" ")[2] in OF_CARDS
 
 
 def _amount(value: object) -> int | None:

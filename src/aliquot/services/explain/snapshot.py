@@ -19,6 +19,7 @@ from aliquot.dialects.kube.conditions import node_refusals
 from aliquot.dialects.kube.podfields import with_slips, wrong_metadata
 from aliquot.dialects.kube.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.kube.shapes import mapping
+from aliquot.dialects.native import PLACE
 from aliquot.dialects.pods import read_pod
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
@@ -35,8 +36,8 @@ from aliquot.placement.demand import Demand, demand_of
 from aliquot.services.explain.claims import PodClaims
 from aliquot.services.explain.groups import GroupMembers
 from aliquot.services.explain.others import why_not_ours
-from aliquot.services.explain.quotas import Quotas
-from aliquot.services.explain.residents import Residents
+from aliquot.services.explain.quotas import Quotas, requested
+from aliquot.services.explain.residents import Residents, lacks_cards
 from aliquot.services.explain.running import stays
 from aliquot.services.explain.verdicts import Note, Preemption, Verdict
 from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
@@ -242,7 +243,7 @@ class Snapshot:
         cluster, key, spec = self.cluster, pod_key(manifest), mapping(manifest.get("spec"))
         if claim.uid not in cluster.pending:
             cluster.chooser.observe(claim)
-        gate, terms = self._gate(manifest, claim), _terms(manifest)
+        gate, terms = self._gate(manifest, claim), _terms(manifest, claim, cluster.admission_rules)
         rows, near = self._open_rows(manifest, gate, terms)
         admitted = self._admit(manifest, claim, rows, keep=book)
         if isinstance(admitted, Shortfall):  # it evicts no Pod
@@ -258,16 +259,22 @@ class Snapshot:
             else:
                 self._book(replace(claim, uid=self._new_uid(claim)), grant)
             self._there().add(grant.node, terms)
-        preemption = self._who_goes(claim, spec, rows, refusals) if grant is None and who_goes else None
+        preemption = None
+        if grant is None and who_goes:  # also where others hold the resources of cards: those go with them
+            rows = self._rows(gate, (refusal for refusal in near if refusal.never or not lacks_cards(refusal)))
+            preemption = self._who_goes(claim, spec, rows, refusals)
         return Verdict(key, claim, grant, refusals=refusals, preemption=preemption)
 
     def _open_rows(self, manifest: JsonObject, gate: _Gate, terms: PodTerms) -> tuple[Ints, tuple[Refusal, ...]]:
         """The rows that kube-scheduler lets the Pod on, and what keeps it from others because of the Pods there."""
         spec = mapping(manifest.get("spec"))
         near = self._there().refusals(_kind(terms, spec), terms, spec)
+        return self._rows(gate, near), near
+
+    def _rows(self, gate: _Gate, near: Iterable[Refusal]) -> Ints:
         rows = gate.rows.copy()
         rows[[self.cluster.board.row_of[refusal.node] for refusal in near]] = False
-        return np.flatnonzero(rows), near
+        return np.flatnonzero(rows)
 
     def _admit(self, manifest: JsonObject, claim: Claim, rows: Ints, *, keep: bool) -> Grant | Shortfall | None:
         """As the scheduler's filter does with a member of a PodGroup; None: the Pod goes by itself."""
@@ -282,7 +289,8 @@ class Snapshot:
         manifest, pending = self._members.manifests.get(uid), self.cluster.pending.get(uid)
         if manifest is None or pending is None or not isinstance(pending.claim, Claim):
             return None
-        return self._open_rows(manifest, self._gate(manifest, pending.claim), _terms(manifest))[0]
+        terms = _terms(manifest, pending.claim, self.cluster.admission_rules)
+        return self._open_rows(manifest, self._gate(manifest, pending.claim), terms)[0]
 
     def _who_goes(self, claim: Claim, spec: JsonView, rows: Ints, refusals: tuple[Refusal, ...]) -> Preemption | None:
         """Of the nodes that kube-scheduler lets the Pod on. Replicas share the answer, as they share their refusals."""
@@ -342,7 +350,10 @@ class Snapshot:
             or latest.near is not near
             or latest.clock != clock
         ):
-            refusals = (*gate.closed, *near, *self.cluster.chooser.refusals(claim))
+            ours = self.cluster.chooser.refusals(claim)
+            said = {refusal.node for refusal in ours}  # more about the cards of that node than its resources tell
+            others = (refusal for refusal in near if refusal.node not in said or not lacks_cards(refusal))
+            refusals = (*gate.closed, *others, *ours)
             latest = self._latest = _Latest(demand, gate, near, clock, refusals)
         return latest.refusals
 
@@ -416,10 +427,11 @@ def _priority(spec: JsonView) -> int | None:
     return _SYSTEM_PRIORITIES.get(name) if isinstance(name, str) and name else 0
 
 
-def _terms(manifest: JsonObject) -> PodTerms:
+def _terms(manifest: JsonObject, claim: Claim, rules: Rules) -> PodTerms:
     view = read_pod(manifest)
     assert view is not None  # it has a claim
-    return terms_of(view, view.spec)
+    terms, places = terms_of(view, view.spec), int(requested(view, claim, rules, PLACE))
+    return replace(terms, amounts={**terms.amounts, PLACE: places}) if places else terms
 
 
 def _residents(pods: Iterable[ClusterPod]) -> Iterator[tuple[str, PodTerms, bool]]:
