@@ -109,6 +109,15 @@ def parse_pod(pod: Pod) -> Claim | list[Invalid]:
     return pod.claim(DIALECT, Offer.KAI, [container.claim(piece, count)], group=group)
 
 
+def uncalled(pod: Pod, claim: Claim) -> list[Invalid]:
+    """Those of a Pod that exists, to which no webhook adds anything any more: without a place kube-scheduler does not
+    ask us about the Pod, nor the kubelet about the container."""
+    allowed = "the webhook adds it to new Pods, and without it the Pod gets no card: create the Pod again"
+    named = {container.name for container in claim.containers}
+    lacking = (item for item in pod.containers if item.name in named and not item.asks(native.PLACE))
+    return [Invalid(container.field(native.PLACE), None, allowed) for container in lacking]
+
+
 def _named(pod: Pod, problems: list[Invalid]) -> dict[str, dict[str, object]]:
     """The annotations of NvFractions: by container and suffix."""
     found: dict[str, dict[str, object]] = {}

@@ -224,6 +224,25 @@ def test_the_pod_of_the_cluster_itself_runs_though_it_terminates() -> None:
     assert verdict.remark == "runs there already"
 
 
+@pytest.mark.parametrize(
+    ("limits", "uid", "fits"),
+    [({}, "u", False), ({"aliquot.dev/card-place": 1}, "u", True), ({}, None, True)],
+    ids=["of the cluster", "with a place", "yet to be created"],
+)
+def test_pod_of_kai_without_a_place_must_be_created_again(limits: Json, uid: str | None, fits: bool) -> None:
+    """kube-scheduler does not ask us about it, and starts it without a card."""
+    pod = a_pod("p", a_container("side"), a_container("main", limits), annotations={"gpu-fraction": "0.5"})
+    pod["metadata"]["annotations"]["gpu-fraction-container-name"] = "main"
+    pod["metadata"]["uid"] = uid
+    node = a_node("n1", 16, labels={"aliquot.dev/serve-kai": "true"})
+    verdict = take_snapshot([node, pod], policy="binpack", rules=Rules(served=frozenset({"kai"}))).place(pod)
+    assert verdict.fits is fits
+    assert [broken.sentence() for broken in verdict.broken] == [
+        'spec.containers[1].resources.limits["aliquot.dev/card-place"] is missing: the webhook adds it to new Pods, '
+        "and without it the Pod gets no card: create the Pod again"
+    ] * (not fits)
+
+
 def test_daemon_sets_pod_does_not_block_a_whole_node() -> None:
     node = a_node("n1", 16, 16, labels=XGN)
     assert snapshot(node, a_pod("log", a_container(), on="n1", owner="DaemonSet/log")).place(asking({T9K_NODE: 1})).fits

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import Rules
+from aliquot.dialects import Rules, kai
 from aliquot.dialects.kube.conditions import node_refusals
 from aliquot.dialects.kube.podfields import with_slips, wrong_metadata
 from aliquot.dialects.kube.podterms import PodTerms, scheduling_gates, terms_of
@@ -217,6 +217,8 @@ class Snapshot:
             return Verdict(key, claims=claims)
         if claim is None:
             return Verdict(key, remark=why_not_ours(manifest, cluster.rules))
+        if isinstance(claim, Claim) and created:
+            claim = _uncalled(manifest, claim) or claim
         if not isinstance(claim, Claim):
             return Verdict(key, broken=claim)
         running = self.running.get(claim.key)
@@ -425,6 +427,12 @@ def _priority(spec: JsonView) -> int | None:
     if isinstance(priority, int) and not isinstance(priority, bool):
         return priority
     return _SYSTEM_PRIORITIES.get(name) if isinstance(name, str) and name else 0
+
+
+def _uncalled(manifest: JsonObject, claim: Claim) -> tuple[Invalid, ...]:
+    """What a Pod of the cluster lacks so that kube-scheduler asks us about it."""
+    view = read_pod(manifest) if claim.dialect == kai.DIALECT else None
+    return () if view is None else tuple(kai.uncalled(view, claim))
 
 
 def _terms(manifest: JsonObject, claim: Claim, rules: Rules) -> PodTerms:
