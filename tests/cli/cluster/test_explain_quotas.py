@@ -39,6 +39,17 @@ def test_pod_over_the_quota_is_not_allowed(cluster: FakeCluster, pods: Path) -> 
     assert not [call for call in cluster.calls if "/api/v1/resourcequotas" in str(call)], "most users may not list all"
 
 
+def test_pod_without_cpu_is_let_in_only_by_a_limit_range_where_a_quota_names_cpu(
+    cluster: FakeCluster, pods: Path
+) -> None:
+    named = quota("4")
+    named["spec"]["hard"] |= {"requests.cpu": "10", "limits.memory": "10Gi"}
+    cluster.answer(PATH, [named])
+    result = invoked(explain, "-f", str(pods))
+    assert result.exit_code == 0
+    assert "  (only if a LimitRange sets limits.memory and requests.cpu: without it ResourceQuota q of" in result.stdout
+
+
 @pytest.mark.parametrize("kind", ["Pod", "Deployment", "CronJob", "CloneSet"])
 @pytest.mark.parametrize("given", ["-n", "kubectl"])
 def test_manifest_without_a_namespace_is_where_kubectl_would_create_it(

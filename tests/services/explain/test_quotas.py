@@ -77,6 +77,36 @@ def test_what_the_webhook_adds_counts_once_for_containers_that_run_one_after_the
 
 
 @pytest.mark.parametrize(
+    ("limits", "requests", "unsaid"),
+    [
+        ({}, {}, "limits.memory and requests.cpu"),
+        ({"memory": "1Gi"}, {"cpu": "0"}, None),
+        ({"cpu": "1", "memory": "1Gi"}, {}, None),
+        ({"cpu": "1"}, {"memory": "1Gi"}, "limits.memory"),
+        ({"memory": "1Gi"}, {}, "requests.cpu"),
+    ],
+    ids=str,
+)
+def test_quota_of_cpu_or_memory_wants_every_container_to_say_it(
+    limits: Json, requests: Json, unsaid: str | None
+) -> None:
+    quotas = quota(
+        {"requests.cpu": "10", "limits.memory": "10Gi", f"requests.{MEM}": "8", "limits.ephemeral-storage": 1}
+    )
+    said = a_container("said", {MEM: 3, "cpu": "1", "memory": "1Gi"})
+    for pod in (a_pod("p", said, one := a_container("c", limits, requests=requests)), a_pod("p", said, init=[one])):
+        claim = parse_pod(pod, RULES)
+        assert isinstance(claim, Claim)
+        assert quotas.unsaid(pod, claim) == (
+            f"only if a LimitRange sets {unsaid}: without it ResourceQuota q of namespace default refuses the Pod"
+            if unsaid
+            else None
+        )
+        pod["spec"]["resources"] = {"requests": {"cpu": "2"}}
+        assert quotas.unsaid(pod, claim) is None, "the Pod itself says some"
+
+
+@pytest.mark.parametrize(
     ("spec", "why"),
     [
         ({"scopes": ["BestEffort"]}, "it has scopes"),

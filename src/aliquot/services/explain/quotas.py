@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from aliquot.dialects import hami, native, registry
 from aliquot.dialects.kube.shapes import mapping
-from aliquot.dialects.pods import Pod, read_pod, total_request
+from aliquot.dialects.pods import Container, Pod, read_pod, total_request
 from aliquot.dialects.rules import Rules
 from aliquot.model.claim import Claim
 from aliquot.model.decoding.openjson import JsonObject, JsonView
@@ -22,6 +22,9 @@ KIND = "ResourceQuota"
 _PODS = ("pods", "count/pods")
 _REQUESTS, _LIMITS = "requests.", "limits.nvidia.com/"
 _PLAIN = ("cpu", "memory")  # which a quota may name without the prefix
+_OF_LIMITS = "limits."
+# What each container must say in a namespace with a quota for it, unless the Pod itself does.
+_DEMANDED = frozenset(prefix + name for name in _PLAIN for prefix in ("", _REQUESTS, _OF_LIMITS))
 _SCALE = 1000  # parts of a CPU that are counted
 
 
@@ -71,6 +74,16 @@ class Quotas:
                 quota.used[name] = quota.used.get(name, Fraction(0)) + amount
         return over
 
+    def unsaid(self, manifest: JsonObject, claim: Claim) -> str | None:
+        """What a new Pod does not say about CPU and memory, and the API server refuses it for; None: nothing. A
+        LimitRange, which is not read, may still say it."""
+        pod = read_pod(manifest)
+        lacking = {quota.name: _unsaid(pod, quota) for quota in self._of.get(claim.namespace, ())} if pod else {}
+        names = " and ".join(sorted(set().union(*lacking.values())))
+        quotas = ", ".join(name for name, unsaid in lacking.items() if unsaid)
+        refused = f"ResourceQuota {quotas} of namespace {claim.namespace} refuses the Pod"
+        return f"only if a LimitRange sets {names}: without it {refused}" if names else None
+
     def release(self, manifest: JsonObject, claim: Claim, rules: Rules) -> None:
         """A Pod of the cluster with this claim goes, and no longer counts."""
         pod = read_pod(manifest)
@@ -101,6 +114,20 @@ def _resource(name: str) -> str | None:
     if name.startswith(_REQUESTS):
         return name.removeprefix(_REQUESTS)
     return name if name in _PLAIN else None
+
+
+def _unsaid(pod: Pod, quota: _Quota) -> set[str]:
+    own = mapping(pod.spec.get("resources"))
+    if any(name in mapping(own.get(side)) for side in ("limits", "requests") for name in _PLAIN):
+        return set()
+    return {name for name in _DEMANDED & quota.hard.keys() for part in pod.containers if not _says(part, name)}
+
+
+def _says(container: Container, name: str) -> bool:
+    """A request is, unless it is given, the limit."""
+    said: tuple[JsonView, ...] = (container.limits,)
+    said += () if name.startswith(_OF_LIMITS) else (container.requests,)
+    return any(name.rpartition(".")[2] in amounts for amounts in said)
 
 
 def _wanted(pod: Pod, claim: Claim, rules: Rules, name: str) -> Fraction:

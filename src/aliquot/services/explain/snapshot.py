@@ -235,7 +235,8 @@ class Snapshot:
             return Verdict(key, claim, gates=gates)
         verdict = self._decide(manifest, claim, why_not_elsewhere=why_not_elsewhere, book=book, who_goes=who_goes)
         place = None if running is None else f"in place of the one on {running.grant.node}"
-        remarks = (_other_scheduler(spec, cluster.rules.served), place)
+        unsaid = None if created else self.quotas.unsaid(manifest, claim)
+        remarks = (_other_scheduler(spec, cluster.rules.served), unsaid, place)
         return replace(verdict, remark="; ".join(filter(None, remarks)) or None)
 
     def _decide(
