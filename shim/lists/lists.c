@@ -28,6 +28,7 @@ enum kind {
     AMOUNTS,       /* map<string, Quantity> */
     MESSAGES,      /* repeated */
     MESSAGES_KEPT, /* repeated; written also if there are none */
+    MESSAGES_IF_RESIZED, /* repeated; left out unless a condition beside them says that a resize is pending */
 };
 
 struct message;
@@ -104,8 +105,13 @@ MESSAGE_OF(pod_spec, "PodSpec", FIELD_OF(2, MESSAGES, "containers", &container),
 MESSAGE_OF(claim_status, "PodResourceClaimStatus", FIELD(1, TEXT_KEPT, "name"),
            FIELD(2, TEXT_KEPT, "resourceClaimName"));
 MESSAGE_OF(extended_status, "PodExtendedResourceClaimStatus", FIELD(2, TEXT_KEPT, "resourceClaimName"));
-MESSAGE_OF(pod_status, "PodStatus", FIELD(1, TEXT, "phase"), FIELD_OF(2, MESSAGES, "conditions", &condition),
-           FIELD(7, TIME, "startTime"), FIELD(11, TEXT, "nominatedNodeName"),
+MESSAGE_OF(container_status, "ContainerStatus", FIELD(1, TEXT_KEPT, "name"),
+           FIELD_OF(11, MESSAGE, "resources", &resources));
+enum { CONDITIONS = 2, CONDITION_TYPE = 1 };
+MESSAGE_OF(pod_status, "PodStatus", FIELD(1, TEXT, "phase"), FIELD_OF(CONDITIONS, MESSAGES, "conditions", &condition),
+           FIELD(7, TIME, "startTime"), FIELD_OF(8, MESSAGES_IF_RESIZED, "containerStatuses", &container_status),
+           FIELD_OF(10, MESSAGES_IF_RESIZED, "initContainerStatuses", &container_status),
+           FIELD(11, TEXT, "nominatedNodeName"),
            FIELD_OF(15, MESSAGES, "resourceClaimStatuses", &claim_status),
            FIELD_OF(18, MESSAGE, "extendedResourceClaimStatus", &extended_status));
 MESSAGE_OF(pod, "Pod", FIELD_OF(1, MESSAGE_NEEDED, "metadata", &object_meta), FIELD_OF(2, MESSAGE, "spec", &pod_spec),
@@ -387,6 +393,34 @@ static int put_entry(struct work *work, const struct token *entry, int amounts)
     return 1;
 }
 
+static int is_text(const struct token *token, const char *text)
+{
+    size_t size = strlen(text);
+    return (size_t)(token->end - token->start) == size && !memcmp(token->start, text, size);
+}
+
+/* Whether a condition of a PodStatus says so: then its containers have other resources than their spec says. */
+static int is_resized(struct work *work, const struct token *status)
+{
+    struct token condition, token;
+    for (const uint8_t *at = status->start; at != status->end;) {
+        if (!take(work, &at, status->end, &condition))
+            return 0;
+        if (condition.number != CONDITIONS || condition.wire != BYTES)
+            continue;
+        for (const uint8_t *in = condition.start; in != condition.end;) {
+            if (!take(work, &in, condition.end, &token))
+                return 0;
+            if (token.number != CONDITION_TYPE || token.wire != BYTES)
+                continue;
+            if (is_text(&token, "PodResizePending"))
+                return 1;
+            break; /* the type comes first: the rest is not read twice */
+        }
+    }
+    return 0;
+}
+
 static int put_message(struct work *work, const struct token *whole, const struct message *form);
 
 /* All of one repeated field, or of a map: this one, and those that follow it up to `end`. */
@@ -479,6 +513,10 @@ static int put_message(struct work *work, const struct token *whole, const struc
             if (!put_message(work, &token, field->of))
                 return 0;
             break;
+        case MESSAGES_IF_RESIZED:
+            if (!is_resized(work, whole))
+                break;
+            /* fall through */
         case TEXTS:
         case AMOUNTS:
         case MESSAGES:
@@ -502,12 +540,6 @@ static int put_message(struct work *work, const struct token *whole, const struc
     }
     put_char(work, '}');
     return 1;
-}
-
-static int is_text(const struct token *token, const char *text)
-{
-    size_t size = strlen(text);
-    return (size_t)(token->end - token->start) == size && !memcmp(token->start, text, size);
 }
 
 /* k8s\0, then runtime.Unknown: 1 typeMeta {1 apiVersion, 2 kind}, 2 the list, 3 an encoding of it (none is known). */

@@ -20,7 +20,7 @@ from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import ContainerObject, PodObject, Resources
-from aliquot.dialects.wire.views import Names, pod_names, pod_view
+from aliquot.dialects.wire.views import Names, as_given, pod_names, pod_view
 from aliquot.model.claim import CardFilter, Claim
 from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.grant import Grant, Share
@@ -231,13 +231,15 @@ class PodReader:
     def read_template(self, pod: PodObject) -> PodRequest:
         """The same; a claim in it may have the names of another Pod of the same template.
 
-        Without CPU and memory if the Pod asked its node in vain for other ones: what it really has kube-scheduler
-        counts, and what it asked for would keep others off the node."""
+        With the CPU and memory that it has, if the Pod asked its node in vain for other ones: that counts for
+        kube-scheduler too, and what it asked for would keep others off the node."""
         known = self._read_spec(pod)
         if not pod.resize_refused:
             return known
-        claim = known.claim
-        return PodRequest(replace(claim, cpu_milli=0, memory_mib=0) if isinstance(claim, Claim) else claim, 0, 0)
+        given, claim = with_requests(pod_view(as_given(pod))), known.claim
+        cpu, memory = given.cpu_milli, given.memory_mib
+        claim = replace(claim, cpu_milli=cpu, memory_mib=memory) if isinstance(claim, Claim) else claim
+        return PodRequest(claim, cpu, memory)
 
     def _read_spec(self, pod: PodObject) -> PodRequest:
         if len(pod.spec.containers or ()) + len(pod.spec.init_containers or ()) > MOST_CONTAINERS:

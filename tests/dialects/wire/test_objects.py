@@ -264,3 +264,25 @@ REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
 )
 def test_pod_is_refused_by_condition_unschedulable(conditions: list[Json] | None, refused: bool) -> None:
     assert as_pod(a_pod(status={"conditions": conditions})).refused is refused
+
+
+def test_pod_whose_resize_was_refused_asks_for_what_its_containers_have() -> None:
+    """As kube-scheduler counts: init containers that end cannot be resized."""
+
+    def has(name: str, cpu: str) -> Json:
+        return {"name": name, "resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}
+
+    asked = {"cpu": "64", MEM: 1}
+    names = ("main", "silent", "side")
+    main, silent, side = (a_container(name, asked if name == "main" else {"cpu": "64"}) for name in names)
+    init = a_container("init", {"cpu": "2500m"})
+    status = {
+        "conditions": [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}],
+        "containerStatuses": [has("main", "1"), {"name": "silent"}],
+        "initContainerStatuses": [has("side", "500m"), has("init", "64")],
+    }
+    pod = a_pod("p", main, silent, init=[{**side, "restartPolicy": "Always"}, init], status=status, on="n1")
+    read = PodReader(DEFAULT_RULES).read(as_pod(pod))
+    assert (read.cpu_milli, read.memory_mib) == (3000, 2048)
+    assert isinstance(read.claim, Claim)
+    assert (read.claim.cpu_milli, read.claim.memory_mib) == (3000, 2048)

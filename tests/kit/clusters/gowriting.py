@@ -101,9 +101,13 @@ TYPES = {
     ),
     "ClaimStatus": _type("name:1:text! resourceClaimName:2:text*"),
     "ExtendedStatus": _type("resourceClaimName:2:text!"),
+    "ContainerStatus": _type(
+        "name:1:text! ready:4:bool! image:6:text! allocatedResources:10:amounts resources:11:Resources*"
+    ),
     "PodStatus": _type(
         "phase:1:text conditions:2:Condition[] message:3:text reason:4:text hostIP:5:text startTime:7:time*"
-        " nominatedNodeName:11:text resourceClaimStatuses:15:ClaimStatus[]"
+        " containerStatuses:8:ContainerStatus[] initContainerStatuses:10:ContainerStatus[] nominatedNodeName:11:text"
+        " resourceClaimStatuses:15:ClaimStatus[]"
         " extendedResourceClaimStatus:18:ExtendedStatus*"
     ),
     "Pod": _type("metadata:1:ObjectMeta spec:2:PodSpec status:3:PodStatus"),
@@ -114,7 +118,7 @@ TYPES = {
 # --- values
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
-    ["a", "b", '"\\\n\0', "x" * 200]
+    ["a", "b", '"\\\n\0', "x" * 200, "PodResizePending"]
 )
 _NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 300)
 _TIMES = st.integers(-62135596800, 253402300799) | st.integers(1_600_000_000, 1_900_000_000)

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from aliquot.dialects import MemoryUnit, Rules, kai, native
 from aliquot.dialects.rules import EVERY
-from aliquot.dialects.wire.objects import Condition, PodObject, PodStatus
+from aliquot.dialects.wire.objects import Condition, HeldByContainer, PodObject, PodStatus, Resources
 from aliquot.model.device import Card
 from aliquot.model.node import Closed
 from aliquot.model.refusal import Invalid, Reason
@@ -220,6 +220,19 @@ def test_pod_that_asks_its_node_in_vain_for_more_cpu_keeps_no_other_off_it(limit
     assert isinstance(cluster.assume(claim_of(cluster, asked), "n1"), list), "it gets it as soon as others end"
     cluster.set_pod(resized("Infeasible"))
     assert isinstance(cluster.assume(claim_of(cluster, asked), "n1"), Placed)
+
+
+@pytest.mark.parametrize(("has", "fits"), [("3", False), ("2", True)])
+@pytest.mark.parametrize("limits", [{"cpu": "1000"}, {"cpu": "1000", MEM: "1"}], ids=["not ours", "ours"])
+def test_pod_that_asks_its_node_in_vain_for_more_cpu_counts_with_what_it_has(
+    limits: dict[str, str], has: str, fits: bool
+) -> None:
+    pending = Condition("PodResizePending", "True", "Infeasible")
+    held = [HeldByContainer("main", Resources(requests={"cpu": has}))]
+    cluster, asked = a_cluster(live_node(cpu="4")), live_pod(limits={MEM: "1", "cpu": "2"})
+    status = PodStatus("Running", conditions=[pending], container_statuses=held)
+    cluster.set_pod(structs.replace(live_pod("other", limits, on="n1"), status=status))
+    assert isinstance(cluster.assume(claim_of(cluster, asked), "n1"), Placed) is fits
 
 
 def test_a_daemons_pod_does_not_stand_in_the_way_of_a_whole_node() -> None:

@@ -8,7 +8,7 @@ named. Both become the same `Pod` and `NodeView`, so every rule is written once.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -148,6 +148,13 @@ class Condition(msgspec.Struct, rename="camel", gc=False):
 _RESIZE, _INFEASIBLE = "PodResizePending", "Infeasible"
 
 
+class HeldByContainer(msgspec.Struct, gc=False):
+    """What a container has, whatever was asked for since."""
+
+    name: str = ""
+    resources: Resources | None = None
+
+
 class PodStatus(msgspec.Struct, rename="camel", gc=False):
     """What is read of it."""
 
@@ -155,6 +162,8 @@ class PodStatus(msgspec.Struct, rename="camel", gc=False):
     start_time: str | None = None
     nominated_node_name: str | None = None
     conditions: list[Condition] | None = None
+    container_statuses: Sequence[HeldByContainer] | None = None  # of first lists only where a resize is pending
+    init_container_statuses: Sequence[HeldByContainer] | None = None
     resource_claim_statuses: list[PodClaim] | None = None
     extended_resource_claim_status: PodClaim | None = None  # of a DeviceClass with an extended resource's name
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from msgspec import structs
+
 from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.pods import Container, Pod
-from aliquot.dialects.wire.objects import Metadata, NodeObject, PodObject, PodSpec, Resources
+from aliquot.dialects.wire.objects import (
+    ContainerObject,
+    Metadata,
+    NodeObject,
+    PodObject,
+    PodSpec,
+    PodStatus,
+    Resources,
+)
 from aliquot.model.claim import Role
 from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
@@ -45,6 +55,28 @@ def pod_view(pod: PodObject) -> Pod:
         spec={**_amounts_of_the_pod(spec), **_users_of_the_pod(spec)},
         problems=(),
     )
+
+
+def as_given(pod: PodObject) -> PodObject:
+    """A Pod that asked its node in vain for other resources, with those that its containers have instead; none where
+    the kubelet does not say. Init containers that have ended cannot have asked."""
+    status = pod.status or PodStatus()
+    statuses = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+    has = {one.name: one.resources.requests for one in statuses if one.resources is not None}
+
+    def given(container: ContainerObject) -> ContainerObject:
+        return structs.replace(container, resources=Resources(requests=has.get(container.name)))
+
+    spec = structs.replace(
+        pod.spec,
+        containers=[given(container) for container in pod.spec.containers or ()],
+        init_containers=[
+            given(container) if container.restart_policy == "Always" else container
+            for container in pod.spec.init_containers or ()
+        ],
+        resources=None,
+    )
+    return structs.replace(pod, spec=spec)
 
 
 def _owner(metadata: Metadata, namespace: str) -> str | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.wire.objectreading import read_object
-from aliquot.dialects.wire.objects import Condition, Metadata, PodObject, PodStatus
+from aliquot.dialects.wire.objects import Condition, HeldByContainer, Metadata, PodObject, PodStatus
 from aliquot.model.decoding.openjson import JsonObject
 from aliquot.model.refusal import Invalid
 
@@ -39,10 +39,9 @@ class ContainerState(msgspec.Struct, gc=False):
     running: dict[str, object] | None = None
 
 
-class ContainerStatus(msgspec.Struct, rename="camel", gc=False):
+class ContainerStatus(HeldByContainer, rename="camel", gc=False):
     """What the kubelet reports of a container."""
 
-    name: str = ""
     ready: bool | None = None
     restart_count: int | None = None
     state: ContainerState | None = None
