@@ -96,7 +96,8 @@ def explain(
     from aliquot.dialects.lookalikes import outside_template
     from aliquot.dialects.registry import remarks
     from aliquot.services.doctor.locate import UnknownOptionError, default_location, find_scheduler
-    from aliquot.services.explain.snapshot import pod_key, take_snapshot
+    from aliquot.services.explain.manifests import pod_key
+    from aliquot.services.explain.snapshot import take_snapshot
     from aliquot.services.explain.verdicts import Note
 
     manifests, named, objects = _given(pod, namespace, filename, cluster, kubectl)
@@ -195,7 +196,7 @@ def _in_namespaces(manifests: list[Manifest], namespace: str | None, kubectl: Ku
 
 
 def _named(name: str, namespace: str, objects: list[JsonObject]) -> JsonObject:
-    from aliquot.services.explain.snapshot import pod_key
+    from aliquot.services.explain.manifests import pod_key
 
     for obj in objects:
         if obj.get("kind") == "Pod" and pod_key(obj) == f"{namespace}/{name}":
@@ -207,7 +208,7 @@ def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) 
     from aliquot.dialects.kube.manifests import expand
     from aliquot.dialects.kube.operators import elsewhere
     from aliquot.model.refusal import Invalid
-    from aliquot.services.explain.snapshot import pod_key
+    from aliquot.services.explain.manifests import pod_key
 
     found: list[JsonObject] = []
     for manifest in manifests:

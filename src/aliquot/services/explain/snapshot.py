@@ -14,29 +14,36 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import Rules, kai
+from aliquot.dialects import Rules
 from aliquot.dialects.kube.conditions import node_refusals
 from aliquot.dialects.kube.podfields import with_slips, wrong_metadata
 from aliquot.dialects.kube.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.kube.shapes import mapping
-from aliquot.dialects.native import PLACE
-from aliquot.dialects.pods import read_pod
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.otherplugins import hand_out, read_slices, share_command
-from aliquot.dialects.wire.schedulerconfig import known_schedulers
 from aliquot.dialects.wire.views import pod_names, pod_view
 from aliquot.model.claim import Claim
 from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.grant import Grant
 from aliquot.model.group import Shortfall
-from aliquot.model.refusal import Invalid, Reason, Refusal, show
+from aliquot.model.refusal import Invalid, Reason, Refusal
 from aliquot.placement.board import Bools, Ints
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.services.explain.claims import PodClaims
 from aliquot.services.explain.groups import GroupMembers
+from aliquot.services.explain.manifests import (
+    NODE_FIELDS,
+    kind_of,
+    manifest_terms,
+    name_of,
+    other_scheduler,
+    pod_key,
+    priority_of,
+    uncalled,
+)
 from aliquot.services.explain.others import why_not_ours
-from aliquot.services.explain.quotas import Quotas, requested
+from aliquot.services.explain.quotas import Quotas
 from aliquot.services.explain.residents import Residents, lacks_cards
 from aliquot.services.explain.running import stays
 from aliquot.services.explain.verdicts import Note, Preemption, Verdict
@@ -44,10 +51,6 @@ from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
 from aliquot.services.scheduler.preemption.tenants import best_plan
 from aliquot.wording import nodes as words
 from aliquot.wording.preemption import Victim
-
-# The fields of a Pod's spec by which kube-scheduler picks nodes.
-_SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
-_GATES = ("nodeName", "nodeSelector", "affinity", "tolerations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ class Snapshot:
         self.cluster.begin()
         for manifest in manifests:
             node = read_object(manifest, NodeObject, "node")
-            name = _name(manifest) or "(a node without a name)"
+            name = name_of(manifest) or "(a node without a name)"
             if isinstance(node, NodeObject) and node.metadata.name:
                 self.cluster.set_node(node)
             else:  # the scheduler's reflector would pass over it
@@ -218,7 +221,7 @@ class Snapshot:
         if claim is None:
             return Verdict(key, remark=why_not_ours(manifest, cluster.rules))
         if isinstance(claim, Claim) and created:
-            claim = _uncalled(manifest, claim) or claim
+            claim = uncalled(manifest, claim) or claim
         if not isinstance(claim, Claim):
             return Verdict(key, broken=claim)
         running = self.running.get(claim.key)
@@ -236,7 +239,7 @@ class Snapshot:
         verdict = self._decide(manifest, claim, why_not_elsewhere=why_not_elsewhere, book=book, who_goes=who_goes)
         place = None if running is None else f"in place of the one on {running.grant.node}"
         unsaid = None if created else self.quotas.unsaid(manifest, claim)
-        remarks = (_other_scheduler(spec, cluster.rules.served), unsaid, place)
+        remarks = (other_scheduler(spec, cluster.rules.served), unsaid, place)
         return replace(verdict, remark="; ".join(filter(None, remarks)) or None)
 
     def _decide(
@@ -246,7 +249,7 @@ class Snapshot:
         cluster, key, spec = self.cluster, pod_key(manifest), mapping(manifest.get("spec"))
         if claim.uid not in cluster.pending:
             cluster.chooser.observe(claim)
-        gate, terms = self._gate(manifest, claim), _terms(manifest, claim, cluster.admission_rules)
+        gate, terms = self._gate(manifest, claim), manifest_terms(manifest, claim, cluster.admission_rules)
         rows, near = self._open_rows(manifest, gate, terms)
         admitted = self._admit(manifest, claim, rows, keep=book)
         if isinstance(admitted, Shortfall):  # it evicts no Pod
@@ -271,7 +274,7 @@ class Snapshot:
     def _open_rows(self, manifest: JsonObject, gate: _Gate, terms: PodTerms) -> tuple[Ints, tuple[Refusal, ...]]:
         """The rows that kube-scheduler lets the Pod on, and what keeps it from others because of the Pods there."""
         spec = mapping(manifest.get("spec"))
-        near = self._there().refusals(_kind(terms, spec), terms, spec)
+        near = self._there().refusals(kind_of(terms, spec), terms, spec)
         return self._rows(gate, near), near
 
     def _rows(self, gate: _Gate, near: Iterable[Refusal]) -> Ints:
@@ -292,12 +295,12 @@ class Snapshot:
         manifest, pending = self._members.manifests.get(uid), self.cluster.pending.get(uid)
         if manifest is None or pending is None or not isinstance(pending.claim, Claim):
             return None
-        terms = _terms(manifest, pending.claim, self.cluster.admission_rules)
+        terms = manifest_terms(manifest, pending.claim, self.cluster.admission_rules)
         return self._open_rows(manifest, self._gate(manifest, pending.claim), terms)[0]
 
     def _who_goes(self, claim: Claim, spec: JsonView, rows: Ints, refusals: tuple[Refusal, ...]) -> Preemption | None:
         """Of the nodes that kube-scheduler lets the Pod on. Replicas share the answer, as they share their refusals."""
-        cluster, priority = self.cluster, _priority(spec)
+        cluster, priority = self.cluster, priority_of(spec)
         if priority is None:
             return None
         allowed = spec.get("preemptionPolicy") != "Never"
@@ -364,7 +367,7 @@ class Snapshot:
         """kube-scheduler's conditions; computed once per kind of Pod."""
         spec = mapping(manifest.get("spec"))
         try:
-            key = json.dumps([dialects.tolerations(claim), *(spec.get(gate) for gate in _GATES)], default=str)
+            key = json.dumps([dialects.tolerations(claim), *(spec.get(gate) for gate in NODE_FIELDS)], default=str)
         except (ValueError, RecursionError):  # nested deeper than anything Kubernetes would take
             return self._compute_gate(manifest, claim)
         if key not in self._gates:
@@ -414,67 +417,9 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     return snapshot
 
 
-def _other_scheduler(spec: JsonView, served: frozenset[str]) -> str | None:
-    """What must hold for a Pod that names a scheduler of which our configurations say nothing."""
-    name = spec.get("schedulerName")
-    if not isinstance(name, str) or not name or name in known_schedulers(served):
-        return None
-    return f"only if scheduler {name} asks aliquot: its configuration must have Aliquot's extender"
-
-
-def _priority(spec: JsonView) -> int | None:
-    """The Pod's priority; None where only the cluster knows what its class means."""
-    priority, name = spec.get("priority"), spec.get("priorityClassName")
-    if isinstance(priority, int) and not isinstance(priority, bool):
-        return priority
-    return _SYSTEM_PRIORITIES.get(name) if isinstance(name, str) and name else 0
-
-
-def _uncalled(manifest: JsonObject, claim: Claim) -> tuple[Invalid, ...]:
-    """What a Pod of the cluster lacks so that kube-scheduler asks us about it."""
-    view = read_pod(manifest) if claim.dialect == kai.DIALECT else None
-    return () if view is None else tuple(kai.uncalled(view, claim))
-
-
-def _terms(manifest: JsonObject, claim: Claim, rules: Rules) -> PodTerms:
-    view = read_pod(manifest)
-    assert view is not None  # it has a claim
-    terms, places = terms_of(view, view.spec), int(requested(view, claim, rules, PLACE))
-    return replace(terms, amounts={**terms.amounts, PLACE: places}) if places else terms
-
-
 def _residents(pods: Iterable[ClusterPod]) -> Iterator[tuple[str, PodTerms, bool]]:
     """Of those that are on a node: the node, the Pod's terms, and whether it ends."""
     for pod in pods:
         if pod.read.spec.node_name and not pod.read.finished:
             terms = terms_of(pod_view(pod.read), mapping(pod.manifest.get("spec")))
             yield pod.read.spec.node_name, terms, pod.read.metadata.deletion_timestamp is not None
-
-
-def _kind(terms: PodTerms, spec: JsonView) -> str | None:
-    """Equal for Pods with equal terms that select the same nodes; None: nested deeper than Kubernetes would take."""
-    try:
-        return repr((terms, [spec.get(gate) for gate in _GATES]))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _metadata(obj: JsonObject) -> JsonObject:
-    metadata = obj.get("metadata")
-    return metadata if isinstance(metadata, dict) else {}
-
-
-def _name(obj: JsonObject) -> str:
-    name = _metadata(obj).get("name")
-    return name if isinstance(name, str) else ""
-
-
-def pod_key(obj: JsonObject) -> str:
-    """namespace/name of a manifest, even where they are not what they should be."""
-    metadata = _metadata(obj)
-    namespace, name = metadata.get("namespace"), metadata.get("name")
-    name = metadata.get("generateName") if name in (None, "") else name
-    return "/".join(
-        part if isinstance(part, str) and part else missing if part in (None, "") else show(part)
-        for part, missing in ((namespace, "default"), (name, "(no name)"))
-    )
