@@ -7,13 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host.process.procscan import Scan
+from aliquot.adapters.host import users
+from aliquot.adapters.host.process import procscan
+from aliquot.adapters.host.process.procscan import Reading, Scan
 from aliquot.services.machine.sweeper import Scanner, Sweeper
 
 MANY = 200
@@ -156,3 +159,62 @@ def test_user_whose_processes_cannot_all_be_read_delays_no_other(monkeypatch: py
         assert {"a"} in seen
 
     asyncio.run(act())
+
+
+def test_user_whose_processes_hang_scans_under_lent_numbers_delays_others_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number has one process whose environment a file system of the user never delivers."""
+    first, calm = 3_000_000_000, 2
+    numbers = range(first, first + 5)
+    (tmp_path / "subuid").write_text(f"70001:{first}:{len(numbers)}\n")
+    monkeypatch.setattr(users, "_LENT", tmp_path / "subuid")
+    released, hung = threading.Event(), list[int]()
+
+    def scan(_names: object, uids: set[int], *, skip: Set[int], reading: Reading, **_: object) -> Scan:
+        for user in sorted(uids & set(numbers) - skip):
+            reading.uid, reading.pid = user, user
+            hung.append(user)
+            released.wait(60)
+        return Scan(unfinished=uids & skip)
+
+    monkeypatch.setattr("aliquot.services.machine.sweeper.procscan.scan", scan)
+
+    async def act() -> None:
+        scanner = Scanner(("ALIQUOT_TENANT",), patience=0.2)
+        assert (await scanner.scan({calm, numbers[0]})).unfinished == {calm, numbers[0]}
+        for user in numbers:
+            found = await scanner.scan({calm, user})
+            assert found.unfinished == {user}
+        assert scanner.restless({calm, *numbers}) == {calm, *numbers}, "all of that scan"
+        assert (await scanner.scan(set(numbers))).unfinished == set(numbers)
+        released.set()
+
+    asyncio.run(act())
+    assert hung == [numbers[0]], "no thread for the other numbers"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+def test_process_that_hangs_when_it_is_read_again_is_blamed_on_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks first as in an exec; meanwhile processes of another user are read."""
+    mine, other = 70001, 70002
+    stat = Path("/proc/self/stat").read_text()
+    for pid, user, many in ((1, mine, 1), (2, other, 2), (3, other, 2)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(stat)
+        (tmp_path / str(pid) / "environ").write_bytes(b"" if user == mine else b"A=b\0" * many)
+        os.chown(tmp_path / str(pid), user, -1)
+    reading, blamed = Reading(), list[int | None]()
+
+    def content(folder: int, name: str) -> bytes:
+        if name == "environ" and os.fstat(folder).st_uid == mine:
+            blamed.append(reading.uid)
+        return original(folder, name)
+
+    original = procscan._content
+    monkeypatch.setattr(procscan, "_content", content)
+    procscan.scan(("A",), {mine, other}, reading=reading, proc=str(tmp_path))
+    assert len(blamed) > 1
+    assert set(blamed) == {mine}

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from aliquot.adapters.host.process import procscan
 from aliquot.adapters.host.process.procscan import Reading, Scan
+from aliquot.adapters.host.users import account_of
 
 _PATIENCE = procscan.SECONDS + 2.0  # for the thread; after that it hangs in one process
 
@@ -37,26 +38,29 @@ class _Lane:
 
 class Scanner:
     """Scans of /proc. A user whose processes could not all be read in time, as those that start faster than they can be
-    read, has scans of their own for a while: who asks about others does not wait for them."""
+    read, has scans of their own for a while: who asks about others does not wait for them. That goes by accounts: a
+    user to whom /etc/subuid lends numbers could otherwise hang one scan after the other, each under another number."""
 
     def __init__(self, names: Collection[str], *, patience: float = _PATIENCE, proc: str = "/proc") -> None:
         self._names, self._patience, self._proc = names, patience, proc
         self._calm, self._apart = _Lane(), dict[int, _Lane]()
-        self._restless: dict[int, float] = {}  # users, and until when
-        self._hung: dict[Reading, int | None] = {}  # scans that hang in a process of that user, each a thread
+        self._restless: dict[int, float] = {}  # accounts, and until when
+        self._hung: dict[Reading, int | None] = {}  # scans that hang in a process of that account, each a thread
 
     def restless(self, uids: Set[int]) -> set[int]:
-        """Those among these users whose processes could not all be read a moment ago."""
+        """Those among these users whose account has processes that could not all be read a moment ago."""
         now = time.monotonic()
-        for user in [user for user, until in self._restless.items() if until < now]:
-            del self._restless[user]
-            self._apart.pop(user, None)
-        return {user for user in uids if user in self._restless}
+        for account in [account for account, until in self._restless.items() if until < now]:
+            del self._restless[account]
+            self._apart.pop(account, None)
+        return {user for user in uids if account_of(user) in self._restless}
 
     async def scan(self, uids: Set[int]) -> Scan:
         """The processes of these users, from scans that begin after this call."""
         apart = self.restless(uids)
-        lanes: list[tuple[_Lane, Set[int]]] = [(self._apart.setdefault(user, _Lane()), {user}) for user in apart]
+        lanes: list[tuple[_Lane, Set[int]]] = [
+            (self._apart.setdefault(account, _Lane()), users) for account, users in _by_account(apart).items()
+        ]
         if uids - apart or not apart:
             lanes.append((self._calm, uids - apart))
         found, *more = await asyncio.gather(*(self._join(lane, users) for lane, users in lanes))
@@ -75,15 +79,16 @@ class Scanner:
             lane.next, uids, lane.wanted = None, lane.wanted, set()
             found = await self._in_thread(uids)
             until = time.monotonic() + _RESTLESS
-            self._restless |= dict.fromkeys(found.unfinished & uids, until)
+            self._restless |= dict.fromkeys(map(account_of, found.unfinished & uids), until)
             return found
 
     async def _in_thread(self, uids: Set[int]) -> Scan:
         """A user can make a process whose environment cannot be read to its end (FUSE). The thread is left behind then,
-        and this user's processes are not read until it returns."""
+        and processes of this user's account are not read until it returns."""
         loop, reading = asyncio.get_running_loop(), Reading()
         result: asyncio.Future[Scan] = loop.create_future()
-        skip = frozenset(user for user in self._hung.values() if user is not None)
+        hung = set(self._hung.values())
+        skip = frozenset(user for user in uids if account_of(user) in hung)
 
         def work() -> None:
             found: Scan | Exception
@@ -106,10 +111,17 @@ class Scanner:
         if result.done():
             return result.result()
         pid, user = reading.pid, reading.uid  # the process may be gone by now, and its number another's
-        self._hung[reading] = user
+        self._hung[reading] = None if user is None else account_of(user)
         result.cancel()
         _LOG.warning("process_not_readable", extra={"data": {"pid": pid, "user": user}})
         return Scan(unfinished=set(uids))
+
+
+def _by_account(uids: Set[int]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for user in uids:
+        found.setdefault(account_of(user), set()).add(user)
+    return found
 
 
 class Tenants(Protocol):
@@ -132,26 +144,31 @@ class Sweeper:
     def __init__(self, tenants: Tenants, pods: Pods, names: Collection[str]) -> None:
         self._tenants, self._pods = tenants, pods
         self._scanner = Scanner(names)
-        self._apart: dict[int, asyncio.Task[None]] = {}  # looks at restless users
+        self._apart: dict[int, asyncio.Task[None]] = {}  # looks at restless users, by account
 
-    async def look(self, waiting: int = -1) -> None:
+    async def look(self, waiting: int | None = None) -> None:
         """Look for the processes of those that may have none left, and let go of those without. Those of restless users
         are looked at meanwhile, and only the user `waiting` waits for the look at their own."""
-        if (earlier := self._apart.get(waiting)) is not None:  # it does not look for what has ended since it began
+        account = None if waiting is None else account_of(waiting)
+        if (earlier := self._look_of(account)) is not None:  # it does not look for what has ended since it began
             await asyncio.wait({earlier})
         suspects, pods = self._tenants.suspects(), self._pods.to_clear()
         users = {*suspects.values(), *pods.values()}
         apart = self._scanner.restless(users)
-        for user in apart - self._apart.keys():
-            self._apart[user] = asyncio.create_task(self._look_at({user}, suspects, pods))
-            self._apart[user].add_done_callback(partial(self._looked, user))
+        for other, theirs in _by_account(apart).items():
+            if other not in self._apart:
+                self._apart[other] = asyncio.create_task(self._look_at(theirs, suspects, pods))
+                self._apart[other].add_done_callback(partial(self._looked, other))
         if users - apart:
             await self._look_at(users - apart, suspects, pods)
-        if (own := self._apart.get(waiting)) is not None:
+        if (own := self._look_of(account)) is not None:
             await asyncio.wait({own})
 
-    def _looked(self, user: int, task: asyncio.Task[None]) -> None:
-        del self._apart[user]
+    def _look_of(self, account: int | None) -> asyncio.Task[None] | None:
+        return None if account is None else self._apart.get(account)
+
+    def _looked(self, account: int, task: asyncio.Task[None]) -> None:
+        del self._apart[account]
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("sweep_failed", exc_info=error)
 

@@ -130,7 +130,8 @@ class _Scanning:
             if not self._again or self._late():
                 break
             time.sleep(pause)
-            for entry in list(self._again):
+            for entry, owner in list(self._owners(list(self._again))):
+                self._reading.uid = owner
                 self._look(entry)
         for _, owner in self._owners(self._in_exec & self._again.keys()):  # which mark it will have is not known
             self._leave_out(owner)
