@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.adapters.storage.folders import ASIDE, remove_file, remove_folder, wait_removed
+from kit.machines.silentmount import mounts_below, silent_mount
 
 
 def nested(folder: Path, depth: int) -> None:
@@ -194,3 +195,32 @@ def test_any_tree_is_removed(tmp_path_factory: pytest.TempPathFactory, tree: lis
     remove_folder(parent / "tenant")
     wait_removed()
     assert list(parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("within", [".", "page", "inner", "inner/deep", "inner/deep/file"])
+def test_folder_with_a_mount_that_never_answers_holds_up_nobody(
+    tmp_path: Path, within: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "tenant"
+    (folder / "inner" / "deep").mkdir(parents=True)
+    for file in ("page", "inner/deep/file"):
+        (folder / file).touch()
+    with silent_mount(folder / within):
+        began = time.monotonic()
+        remove_folder(folder)
+        assert time.monotonic() - began < 5
+        nested(tmp_path / "other", 200)
+        remove_folder(tmp_path / "other")
+        wait_removed()
+        assert time.monotonic() - began < 15
+        assert (list(tmp_path.iterdir()), mounts_below(tmp_path)) == ([], [])
+    assert caplog.records == []
+
+
+def test_file_with_a_mount_that_never_answers_is_left(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with silent_mount(tmp_path / "file"):
+        began = time.monotonic()
+        with pytest.raises(OSError, match="somebody has mounted"):
+            remove_file(tmp_path / "file")
+        assert time.monotonic() - began < 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from aliquot.adapters.gpu.page import MAGIC, VERSION, PageError
 from aliquot.adapters.storage import tenantfolder
 from aliquot.model.tenant import Allotment
+from kit.machines.silentmount import silent_mount
 
 CARD = [Allotment("GPU-0", 1 << 30)]
 
@@ -65,3 +67,20 @@ def test_folder_of_a_group_stays_as_it_was_made(tmp_path: Path) -> None:
     found = {path.name: (path.stat().st_uid, path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
     assert found == {"page": (65533, 0o600), "sock": (65533, 0o600)}
     assert (tmp_path.stat().st_uid, tmp_path.stat().st_mode & 0o777) == (0, 0o711)
+
+
+@pytest.mark.parametrize("within", [".", "page", "sock", "version"])
+def test_folder_with_a_mount_that_never_answers_is_unusable_at_once(tmp_path: Path, within: str) -> None:
+    """Its user owns the folder of a run."""
+    folder = tmp_path / "t" / "uid"
+    page, door = tenantfolder.prepare_folder(folder, CARD, 65533)
+    (folder / "version").write_text(f"{VERSION}\n")
+    assert tenantfolder.is_whole(folder, page)
+    with silent_mount(folder / within):
+        began = time.monotonic()
+        assert tenantfolder.is_whole(folder, page) == (within == "version")
+        with pytest.raises((OSError, PageError), match=r"somebody has mounted|busy"):
+            tenantfolder.prepare_folder(folder, CARD, 65533)
+        assert time.monotonic() - began < 5
+    page.close()
+    door.close()

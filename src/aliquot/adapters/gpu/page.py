@@ -24,6 +24,7 @@ from enum import IntEnum, IntFlag
 from pathlib import Path
 from typing import NamedTuple
 
+from aliquot.adapters.host import samemount
 from aliquot.model.tenant import Allotment
 
 MAGIC = 0x54514C41
@@ -146,7 +147,8 @@ class Move:
 class Page:
     """One tenant's page, mapped. The daemon makes it, and the next daemon adopts it."""
 
-    def __init__(self, path: Path, allotments: Sequence[Allotment]) -> None:
+    def __init__(self, path: Path, allotments: Sequence[Allotment], *, folder: int | None = None) -> None:
+        """`folder`: that of the path, open; None: it is ours."""
         if len(allotments) > CARDS:
             raise PageError(f"a tenant may have {CARDS} cards, not {len(allotments)}")
         self.path = path
@@ -157,7 +159,10 @@ class Page:
         self.index = {uuid: at for at, uuid in enumerate(self.uuids)}
         # Truncated to size, never replaced: running processes have it mapped.
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK
+            self._fd = (
+                samemount.open_path(path, flags) if folder is None else samemount.open_in(folder, path.name, flags)
+            )
         except OSError as error:
             raise PageError(f"{path}: {error.strerror}") from error
         try:

@@ -10,6 +10,8 @@ import contextlib
 import os
 import stat
 
+from aliquot.adapters.host import samemount
+
 OLDER = ".1"
 USUAL_LIMIT = 64 << 20  # bytes of a log and its older part together
 _FRESH = ".new"
@@ -19,9 +21,9 @@ _PIECE = 1 << 20
 
 def bound(path: str, limit: int) -> bool:
     """Cut the log if it has more than half of the limit; whether it was cut. Raises OSError."""
-    if os.lstat(path).st_size <= limit // 2:
+    if samemount.lstat(path).st_size <= limit // 2:
         return False
-    log = os.open(path, os.O_RDWR | _OPEN)
+    log = samemount.open_path(path, os.O_RDWR | _OPEN)
     try:
         found = os.fstat(log)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:

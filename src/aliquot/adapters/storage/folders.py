@@ -3,6 +3,10 @@
 A small folder is gone when the call returns. A larger one is renamed aside at once, and a thread of its own removes it:
 no caller, and no start of a daemon, waits for it or fails by it. What a killed process left aside is found by the next
 one, which removes all folders that it does not know. The same for single files: the kernel takes 0.2 s to free 1 GiB.
+
+What somebody has mounted over a folder, or within it, is never looked into (adapters/host/samemount.py): the server of
+such a file system may never answer. If we are root, a second thread takes such mounts away: only folders with mounts
+wait for it.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from aliquot.adapters.host import samemount
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,10 +32,12 @@ _AT_ONCE = 64  # files and folders that a caller removes itself
 _BYTES_AT_ONCE = 4 << 20  # of all these files together
 _LONGEST = 120.0  # seconds for one folder: its owner may fill it faster than we empty it
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def remove_folder(path: Path) -> None:
-    """Remove the folder with all that is in it. Never raises; logs what cannot be removed."""
+    """Remove the folder with all that is in it; the folder that it lies in must be ours. Never raises; logs what cannot
+    be removed."""
     try:
         if _Emptying(path, most=_AT_ONCE, most_bytes=_BYTES_AT_ONCE).run():
             return
@@ -39,20 +47,23 @@ def remove_folder(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        _LOG.warning("folder_not_removed", extra={"data": {"path": str(path), "why": str(error)}})
+        if error.errno in (errno.EXDEV, errno.EBUSY) and os.geteuid() == 0:  # mounted before we looked, or after
+            _unmounter().put(path)
+        else:
+            _log_left(path, str(error))
         return
     _remover().put(aside)
 
 
 def remove_file(path: Path) -> None:
-    """Remove what has this name, which is no folder. Raises OSError."""
+    """Remove what has this name, which is no folder, in a folder of ours. Raises OSError."""
     if not put_aside_if_large(path):
         path.unlink()
 
 
 def put_aside_if_large(path: Path) -> bool:
     """Whether this was a large file. Then nothing has this name now, and the thread removes it. Raises OSError."""
-    if _size(os.lstat(path)) <= _BYTES_AT_ONCE:
+    if _size(samemount.lstat(path)) <= _BYTES_AT_ONCE:
         return False
     aside = path.with_name(ASIDE + secrets.token_hex(8))
     os.rename(path, aside)
@@ -66,30 +77,51 @@ def _size(found: os.stat_result) -> int:
 
 
 def remove_whole(path: Path) -> None:
-    """Remove the folder with all that is in it, and return once it is gone. Raises OSError if some of it is left."""
-    emptying = _Emptying(path)
+    """Remove the folder with all that is in it, and return once it is gone. Raises OSError if some of it is left. The
+    folder itself may be a mount, and is emptied then."""
+    emptying = _Emptying(path, mounted=True)
     if not emptying.run():
         why = emptying.why or f"it was not empty after {_LONGEST:g} s"
         raise OSError(errno.ENOTEMPTY, f"not removed as a whole: {why}", str(path))
 
 
 class _Emptying:
-    """Removes one folder without recursion: folders inside of folders are moved up to the first one."""
+    """Removes one folder without recursion: folders inside of folders are moved up to the first one. `mounted`: it may
+    be a mount; `unmounts`: what is mounted in its place and within it is taken away."""
 
     def __init__(
-        self, path: Path, *, most: int | None = None, most_bytes: int | None = None, seconds: float = _LONGEST
+        self,
+        path: Path,
+        *,
+        most: int | None = None,
+        most_bytes: int | None = None,
+        seconds: float = _LONGEST,
+        mounted: bool = False,
+        unmounts: bool = False,
     ) -> None:
         self._path, self._left, self._left_bytes = path, most, most_bytes
         self._until = time.monotonic() + seconds
         self._moved = 0
+        self._mounted, self._unmounts = mounted, unmounts
+        self.met_mount = False
         self.why = ""  # what could not be removed
 
     def run(self) -> bool:
         """Whether it is gone; otherwise some of it is left. Raises OSError if it cannot be opened."""
-        if not self._path.is_dir() or self._path.is_symlink():
-            self._path.unlink()
+        place = os.open(self._path.parent, _PLACE)
+        try:
+            return self._run(place, self._path.name)
+        finally:
+            os.close(place)
+
+    def _run(self, place: int, name: str) -> bool:
+        try:
+            top = os.open(self._path, _OPEN) if self._mounted else self._opened(name, place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            os.unlink(name, dir_fd=place)
             return True
-        top = self._opened(str(self._path))
         try:
             removed = 1
             while removed and self._has_room():
@@ -97,10 +129,13 @@ class _Emptying:
         finally:
             os.close(top)
         try:
-            self._path.rmdir()
+            os.rmdir(name, dir_fd=place)
+        except FileNotFoundError:
+            return True
         except OSError as error:  # a mount, or not empty
             self.why = self.why or str(error)
-        return not os.path.lexists(self._path)
+            return False
+        return True
 
     def _pass(self, top: int) -> int:
         """Remove what is in the first folder now. Returns how much was removed or moved."""
@@ -117,8 +152,7 @@ class _Emptying:
         try:
             inner = self._opened(name, top)
         except OSError as error:
-            self.why = str(error)
-            return False
+            return bool(self._failed(error, name, top))
         done = 0
         try:
             for entry in self._entries(inner):
@@ -129,8 +163,8 @@ class _Emptying:
                             entry.name, f"{ASIDE}{secrets.token_hex(8)}{self._moved}", src_dir_fd=inner, dst_dir_fd=top
                         )
                         done += 1
-                    except OSError as error:  # a mount
-                        self.why = str(error)
+                    except OSError as error:
+                        done += self._failed(error, entry.name, inner)
                 else:
                     done += self._unlink(entry.name, inner)
         finally:
@@ -143,7 +177,7 @@ class _Emptying:
     def _unlink(self, name: str, folder: int) -> int:
         try:
             if self._left_bytes is not None:
-                self._left_bytes -= _size(os.stat(name, dir_fd=folder, follow_symlinks=False))
+                self._left_bytes -= _size(samemount.lstat_in(folder, name))
                 if self._left_bytes < 0:
                     return 0
             os.unlink(name, dir_fd=folder)
@@ -151,17 +185,28 @@ class _Emptying:
         except FileNotFoundError:
             return 0
         except OSError as error:
-            self.why = str(error)
-            return 0
+            return self._failed(error, name, folder)
 
-    def _opened(self, name: str, folder: int | None = None) -> int:
+    def _failed(self, error: OSError, name: str, folder: int) -> int:
+        """Note why something is left. 1 if it was a mount, which is gone now."""
+        self.why = str(error)
+        if error.errno not in (errno.EXDEV, errno.EBUSY):
+            return 0
+        self.met_mount = True
+        return int(self._unmounts and samemount.detach(folder, name))
+
+    def _opened(self, name: str, folder: int) -> int:
         try:
-            return os.open(name, _OPEN, dir_fd=folder)
+            return samemount.open_in(folder, name, _OPEN)
         except PermissionError:
             if os.geteuid() == 0:  # chmod would follow a link that was put there meanwhile
                 raise
             os.chmod(name, 0o700, dir_fd=folder)
-            return os.open(name, _OPEN, dir_fd=folder)
+            return samemount.open_in(folder, name, _OPEN)
+        except OSError as error:
+            if not self._failed(error, name, folder):
+                raise
+            return samemount.open_in(folder, name, _OPEN)
 
     def _entries(self, folder: int) -> Iterator[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
@@ -177,34 +222,71 @@ class _Emptying:
         return not full and time.monotonic() < self._until
 
 
-# One thread for the whole process, started when it is needed first.
+# One thread of each kind for the whole process, started when it is needed first.
 _lock = threading.Lock()
 _waiting: queue.Queue[Path] | None = None
+_with_mounts: queue.Queue[Path] | None = None
 
 
 def _remover() -> queue.Queue[Path]:
     global _waiting
     with _lock:
         if _waiting is None:
-            _waiting = queue.Queue()
-            threading.Thread(target=_remove_all, args=(_waiting,), name="folders", daemon=True).start()
+            _waiting = _served(_remove_all, "folders")
         return _waiting
+
+
+def _unmounter() -> queue.Queue[Path]:
+    global _with_mounts
+    with _lock:
+        if _with_mounts is None:
+            _with_mounts = _served(_unmount_all, "mounts")
+        return _with_mounts
+
+
+def _served(work: Callable[[queue.Queue[Path]], None], name: str) -> queue.Queue[Path]:
+    waiting: queue.Queue[Path] = queue.Queue()
+    threading.Thread(target=work, args=(waiting,), name=name, daemon=True).start()
+    return waiting
 
 
 def _remove_all(waiting: queue.Queue[Path]) -> None:
     while True:
         path = waiting.get()
         emptying = _Emptying(path)
-        try:
-            gone = emptying.run()
-        except OSError as error:
-            gone, emptying.why = not os.path.lexists(path), str(error)
-        if not gone:
-            _LOG.warning("folder_not_removed", extra={"data": {"path": str(path), "why": emptying.why}})
+        if not _emptied(emptying):
+            if emptying.met_mount and os.geteuid() == 0:
+                _unmounter().put(path)
+            else:
+                _log_left(path, emptying.why)
         waiting.task_done()
+
+
+def _unmount_all(waiting: queue.Queue[Path]) -> None:
+    while True:
+        path = waiting.get()
+        emptying = _Emptying(path, unmounts=True)
+        if not _emptied(emptying):
+            _log_left(path, emptying.why)
+        waiting.task_done()
+
+
+def _emptied(emptying: _Emptying) -> bool:
+    try:
+        return emptying.run()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        emptying.why = str(error)
+        return False
+
+
+def _log_left(path: Path, why: str) -> None:
+    _LOG.warning("folder_not_removed", extra={"data": {"path": str(path), "why": why}})
 
 
 def wait_removed() -> None:
     """Wait until everything that was put aside is removed, or given up."""
-    if _waiting is not None:
-        _waiting.join()
+    for waiting in (_waiting, _with_mounts):
+        if waiting is not None:
+            waiting.join()

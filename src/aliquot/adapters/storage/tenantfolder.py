@@ -7,6 +7,9 @@ processes have it mapped, and containers have that very file mounted.
 A release with another layout of the page writes the layout's number to the file `version`; without that file it is 1.
 The number on the page itself cannot be trusted: the tenant can write it. A page of another layout is left alone: its
 processes go on to use it.
+
+The folder of a run is its user's, who may have mounted a file system there that never answers: nothing is looked at but
+through adapters/host/samemount.py, and the folder by one handle.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aliquot.adapters.gpu.page import VERSION, Page, PageError
+from aliquot.adapters.host import samemount
 from aliquot.adapters.host.handedfiles import Listener
 from aliquot.model.tenant import Allotment
 
 LAYOUT = "version"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 def prepare_folder(
@@ -36,28 +41,33 @@ def prepare_folder(
     """
     if uid is None:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_layout(directory)
-    page = Page(directory / "page", allotments)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
     with contextlib.ExitStack() as undo:
-        undo.callback(page.close)
+        folder = samemount.open_path(directory, _FOLDER)
+        undo.callback(os.close, folder)
+        _check_layout(folder, directory)
+        page = Page(directory / "page", allotments, folder=folder)
+        undo_page = undo.enter_context(contextlib.ExitStack())
+        undo_page.callback(page.close)
         page.sweep()
-        listener = undo.enter_context(_listen(directory / "sock", uid))
+        listener = undo_page.enter_context(_listen(folder, uid))
         if uid is None:
             os.fchmod(page.fileno(), 0o666)
-            _open_folder(directory)
+            _open_folder(folder)
         elif os.geteuid() == 0:
             os.fchown(page.fileno(), uid, -1)
             if folder_too:
-                os.chown(directory, uid, -1, follow_symlinks=False)
-        undo.pop_all()
+                os.fchown(folder, uid, -1)
+        undo_page.pop_all()
     return page, listener
 
 
-def _check_layout(directory: Path) -> None:
+def _check_layout(folder: int, directory: Path) -> None:
     """Raise PageError if the page has another layout: we would overwrite what its processes read."""
     try:
-        file = os.open(directory / LAYOUT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = samemount.open_in(folder, LAYOUT, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return  # the first layout, or no page yet
     try:
@@ -72,50 +82,52 @@ def _check_layout(directory: Path) -> None:
 def is_whole(directory: Path, page: Page) -> bool:
     """Whether the folder still has this page, and a socket."""
     try:
-        found = os.lstat(directory / "page")
-        return os.path.samestat(found, os.fstat(page.fileno())) and stat.S_ISSOCK(os.lstat(directory / "sock").st_mode)
+        folder = samemount.open_path(directory, os.O_PATH | os.O_DIRECTORY)
     except OSError:
         return False
-
-
-def _open_folder(directory: Path) -> None:
-    """Let all users read the folder, and only us change it."""
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if os.geteuid() == 0:
-            os.fchown(folder, 0, -1)
-        os.fchmod(folder, 0o755)
+        is_page = os.path.samestat(samemount.lstat_in(folder, "page"), os.fstat(page.fileno()))
+        return is_page and stat.S_ISSOCK(samemount.lstat_in(folder, "sock").st_mode)
+    except OSError:
+        return False
     finally:
         os.close(folder)
 
 
-def _listen(path: Path, uid: int | None) -> Listener:
+def _open_folder(folder: int) -> None:
+    """Let all users read the folder, and only us change it."""
+    if os.geteuid() == 0:
+        os.fchown(folder, 0, -1)
+    os.fchmod(folder, 0o755)
+
+
+def _listen(folder: int, uid: int | None) -> Listener:
     """The tenant's socket, which listens. It replaces the socket of an earlier daemon atomically."""
     listener = Listener(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh = f".sock.{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
+            os.unlink(fresh, dir_fd=folder)
         os.fchmod(listener.fileno(), 0o600)  # becomes the file's mode on bind
-        listener.bind(str(fresh))
+        listener.bind(f"/proc/self/fd/{folder}/{fresh}")
         if uid is None or os.geteuid() == 0:
-            _give(fresh, uid)
+            _give(folder, fresh, uid)
         listener.listen(64)
         listener.setblocking(False)
-        os.replace(fresh, path)
+        os.replace(fresh, "sock", src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         listener.close()
         raise
     return listener
 
 
-def _give(path: Path, uid: int | None) -> None:
+def _give(folder: int, name: str, uid: int | None) -> None:
     """Give the socket to that user, or to all. The folder is the user's: the name may be another file's by now."""
-    file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    file = samemount.open_in(folder, name, os.O_PATH)
     try:
         found = os.fstat(file)
         if not stat.S_ISSOCK(found.st_mode) or found.st_nlink > 1:  # a hard link to another socket
-            raise FileExistsError(errno.EEXIST, "another file was put there", str(path))
+            raise FileExistsError(errno.EEXIST, "another file was put there", name)
         if uid is None:
             os.chmod(f"/proc/self/fd/{file}", 0o666)  # noqa: S103 - as the page: containers run as any user
         else:

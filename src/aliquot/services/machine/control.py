@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from aliquot.adapters.host import samemount
 from aliquot.adapters.host.encoding import encode_json
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.users import user_name
@@ -316,11 +317,14 @@ class ControlServer:
 
     def _log_of_ended(self, name: str, caller: Caller) -> RunLog | None:
         """None if no run of that name has ended. Its output outlives the record of how it ended."""
-        path: str | None = self.machine.home.log_of(name)
-        if path is None or "/" in name or "\0" in name or not os.path.exists(path):  # the name must stay in the folder
-            path = None
+        path: str | None = None
+        writer = None
+        if "/" not in name and "\0" not in name:  # the name must stay in the folder
+            with contextlib.suppress(OSError):
+                writer = samemount.lstat(self.machine.home.log_of(name)).st_uid
+                path = self.machine.home.log_of(name)
         run = self.machine.history.last(name, path)
-        owner = os.lstat(path).st_uid if path else run.user if run else None
+        owner = writer if path else run.user if run else None
         if owner is None:
             return None
         self._owner_only(caller, f"read the output of {name}", owner)

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from aliquot.adapters.host import logfiles
+from aliquot.adapters.host import logfiles, samemount
 from aliquot.adapters.host.users import account_of
 from aliquot.adapters.storage.folders import ASIDE
 
@@ -40,7 +40,10 @@ class RunLogs:
                         with contextlib.suppress(FileNotFoundError):
                             os.unlink(entry.path)
                     elif entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
-                        found = entry.stat(follow_symlinks=False)
+                        try:
+                            found = samemount.lstat(entry.path)
+                        except OSError:  # it is gone, or somebody mounted something over it
+                            continue
                         self._bound(entry.path)
                         if entry.path not in in_use:
                             over.setdefault(account_of(found.st_uid), []).append((found.st_mtime, entry.path))

@@ -8,6 +8,7 @@ import pwd
 import subprocess
 import sys
 
+from aliquot.adapters.host import samemount
 from aliquot.adapters.host.process import processes
 from aliquot.model.containers.localpod import Applier
 
@@ -68,6 +69,11 @@ def _identity(owner: Applier) -> list[str]:
 
 def make_log_folder(folder: str, owner: Applier) -> None:
     """The owner's alone. Raises OSError."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    if os.geteuid() == 0:
-        os.chown(folder, owner.user, owner.group)
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(folder, mode=0o700)
+    opened = samemount.open_path(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if os.geteuid() == 0:
+            os.fchown(opened, owner.user, owner.group)
+    finally:
+        os.close(opened)

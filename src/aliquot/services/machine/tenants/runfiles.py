@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Container
 from pathlib import Path
 
-from aliquot.adapters.host import logfiles
+from aliquot.adapters.host import logfiles, samemount
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.storage.folders import remove_file, remove_folder
 from aliquot.adapters.storage.store import Store
@@ -38,7 +38,7 @@ def new_log(path: str, name: str, caller: Caller) -> str:
     """An empty log for the run of that name. Raises RefusedError."""
     try:
         # Only the daemon can write to the folder, so there is no race between check and open.
-        if os.path.lexists(path) and caller.uid not in (0, os.geteuid(), os.lstat(path).st_uid):
+        if samemount.exists(path) and caller.uid not in (0, os.geteuid(), samemount.lstat(path).st_uid):
             raise invalid(Invalid("name", name, "the log of another user's run has this name"))
         if _writes_to(caller.pid, path):  # it waited for a daemon before us, and what it says next goes there
             return path
@@ -57,7 +57,8 @@ def new_log(path: str, name: str, caller: Caller) -> str:
 def _writes_to(pid: int, path: str) -> bool:
     """Whether that is the standard output of the process. By name: to look at another's file may take forever."""
     try:
-        return os.readlink(f"/proc/{pid}/fd/1") == os.path.realpath(path)
+        folder, name = os.path.split(path)
+        return os.readlink(f"/proc/{pid}/fd/1") == os.path.join(os.path.realpath(folder), name)
     except OSError:
         return False
 
@@ -95,7 +96,7 @@ class RunNames:
         while True:
             self._serial += 1
             name = f"{readable_name(request.command)}-{self._serial}"
-            if name not in taken and not os.path.exists(self._home.log_of(name)):
+            if name not in taken and not samemount.exists(self._home.log_of(name)):
                 break
         serial = str(self._serial)
         self._store.writer.put_newest(

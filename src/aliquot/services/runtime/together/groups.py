@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aliquot.adapters.gpu.mps import CONTROL, LOGS_VARIABLE, PIPES_VARIABLE, Mps, logs, pipes, shm, too_long
+from aliquot.adapters.host import samemount
 from aliquot.adapters.storage.folders import ASIDE, remove_folder
 from aliquot.model.claim import AppClass
 from aliquot.model.containers.edits import Mount
@@ -153,7 +154,7 @@ class Groups:
         self._folder.mkdir(mode=0o711, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened = samemount.open_path(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             if os.geteuid() == 0:
                 os.fchown(opened, 0 if self._mps.of_pods else _user(member), -1)
