@@ -46,11 +46,13 @@ class StartError(Exception):
 
 
 def connect_or_start(arguments: Sequence[str], notify: Callable[[str], None]) -> tuple[Connection, Home]:
-    """Connect to the running daemon, or to a new one (`aliquot up` ARGUMENTS). Raises StartError, ControlError."""
+    """Connect to the running daemon, or to a new one (`aliquot up` ARGUMENTS, each option with a value). Raises
+    StartError, ControlError."""
     try:
         return connect(homes())
     except NoDaemonError:
-        notify(f"starting the daemon{f' with simulated cards, {arguments[-1]}' if arguments else ''}")
+        simulated = dict(zip(arguments[::2], arguments[1::2], strict=True)).get("--simulate")
+        notify(f"starting the daemon{f' with simulated cards, {simulated}' if simulated else ''}")
         return start(arguments)
 
 
