@@ -94,6 +94,7 @@ _HINTS = {
     "pause": "`aliquot park NAME` takes the memory of a run off its card",
     "resume": "`aliquot wake NAME` brings the memory of a run back to its card",
     "config": "`aliquot policy` shows and sets how cards are shared; `aliquot up --help` lists the daemon's options",
+    **dict.fromkeys(("scale", "edit", "patch", "rollout"), "change the manifest, and `aliquot apply -f FILE` again"),
     "version": "use the option --version",
     "help": "`aliquot COMMAND --help` describes a command",
     "bench": "`aliquot probe` measures a card, `aliquot demo` shows how it is shared",

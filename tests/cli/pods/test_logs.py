@@ -83,6 +83,29 @@ def test_logs_names_chosen_container() -> None:
     assert logs("sts/web").stderr == "web-0, the first of 2 Pods\n"
 
 
+def test_logs_of_a_workload_by_its_bare_name_says_how(daemon: FakeDaemon) -> None:
+    said = logs("web").stderr
+    assert "`aliquot logs statefulset/web` is one of its Pods'" in said
+
+
+def test_logs_whose_reader_ends_are_quiet(daemon: FakeDaemon) -> None:
+    log = daemon.home / "big.log"
+    log.write_text("a line\n" * 100_000)
+    daemon.answers["logs"] = {"name": "big", "log": str(log), "running": False}
+    with subprocess.Popen([*ALIQUOT, "logs", "big"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        reading.stdout.readline()
+        reading.stdout.close()
+        assert (reading.wait(30), reading.stderr.read()) == (141, b"")
+
+
+def test_logs_into_a_full_file_blame_the_output(daemon: FakeDaemon) -> None:
+    with open("/dev/full", "w") as full:
+        said = subprocess.run([*ALIQUOT, "logs", "x", "-n", "team"], stdout=full, stderr=subprocess.PIPE, timeout=30)
+    assert (said.returncode, said.stderr) == (2, b"aliquot: output: No space left on device\n")
+
+
 def test_logs_tail() -> None:
     assert logs("train", "--tail", "2").stdout == "2\n3\n"
 

@@ -144,7 +144,7 @@ def test_an_unknown_resource_is_named() -> None:
     assert notes_of(pod, plan, frozenset()) == [
         "no card requested: amd.com/gpu is not a resource of qGPU, T9k, gpushare or HAMi"
     ]
-    assert notes_of(pod, plan, frozenset({"a"})) == []
+    assert notes_of(pod, plan, frozenset({"a"})) == ["amd.com/gpu: not served on one machine, and ignored"]
     limits = {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000}
     pod = a_pod({"name": "a", "command": ["x"], "resources": {"limits": limits}})
     names = "volcano.sh/vgpu-memory, volcano.sh/vgpu-number"

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model.claim import AppClass, Slice
+from aliquot.model.device import Card
 from aliquot.model.refusal import Invalid
 from aliquot.services.machine.requests import RunRequest, never_fits, parse_run_request, readable_name
 from kit.machines.machine import cards
@@ -119,6 +120,14 @@ def test_run_by_the_rules_of_2026_spreads_its_core_over_cards(
     found = run_2026(core=core, memory_mib=memory)
     assert isinstance(found, RunRequest)
     assert (found.core, found.memory_mib, found.gpus) == expected
+
+
+def test_core_that_asks_for_more_cards_than_there_are_is_named() -> None:
+    request = run_2026(core=250, memory_mib=2048)
+    assert isinstance(request, RunRequest)
+    refused = never_fits(request, [[Card(0, 24576), Card(1, 24576)]])
+    assert refused is not None
+    assert (refused.field, refused.value, refused.allowed) == ("core", 250, "at most 200: this machine has 2 cards")
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,8 @@ def logs(
                 reading.go_on()
             finally:
                 reading.end()
+    except _WriteError as error:
+        raise error.cause from None  # a closed pipe or a full disk: as for all other output
     except OSError as error:
         raise InputError(f"{output.path}: {_NOT_OURS.get(error.errno or 0, error.strerror)}") from error
     if line := output.how_ended():
@@ -111,8 +113,9 @@ def _output(name: str, container: str | None, namespace: str | None) -> _Output:
         found = _log_of(name)
     except NotFoundError as error:
         if name not in pods:
-            more = f"; Pods: {shortened(pods)}" if pods else ""
-            more += "; `aliquot ps -a` lists what has ended"
+            workloads = [f"`aliquot logs {kind}/{name}` is one of its Pods'" for kind in _workloads_called(name)]
+            more = f"; Pods: {shortened(pods)}" if pods and not workloads else ""
+            more += "; " + ("; ".join(workloads) or "`aliquot ps -a` lists what has ended")
             raise InputError(error.message + more) from error
     else:
         if found.running or name not in pods:
@@ -121,6 +124,11 @@ def _output(name: str, container: str | None, namespace: str | None) -> _Output:
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
+
+
+def _workloads_called(name: str) -> list[str]:
+    found = {workload.kind.lower() for workload in read_status().workloads or [] if workload.name == name}
+    return sorted(found)
 
 
 def _log_of(name: str) -> RunLog:
@@ -349,6 +357,18 @@ def seek_lines(log: BinaryIO, lines: int) -> int:
     return wanted - 1
 
 
+class _WriteError(Exception):
+    """Our own output cannot be written, whatever may be wrong with the log."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 def _write(piece: bytes) -> None:
+    """Raises _WriteError."""
     while piece:
-        piece = piece[os.write(sys.stdout.fileno(), piece) :]
+        try:
+            piece = piece[os.write(sys.stdout.fileno(), piece) :]
+        except OSError as error:
+            raise _WriteError(error) from error

@@ -303,8 +303,11 @@ def notes_of(pod: JsonView, plan: PodPlan, with_cards: frozenset[str], path: str
     found += [text for field, text in _OF_CONTAINERS.items() if any(container.get(field) for container in containers)]
     if any(not container.get("command") and container.get("args") for container in containers):
         found.append("args without a command are used as the command: images are not used")
+    resources = _extended_resources(containers)
     if not with_cards:
-        found.append(_no_card(_extended_resources(containers)))
+        found.append(_no_card(resources))
+    elif unknown := [name for name in resources if name not in RESOURCES]:
+        found.append(f"{', '.join(unknown)}: not served on one machine, and ignored")
     return list(dict.fromkeys(found))
 
 

@@ -53,6 +53,7 @@ class RunRequest:
     park_after: float | None = None  # seconds idle after which its memory may be parked
     group: str = ""  # shares its cards in space with others of this group
     latency: float | None = None  # seconds that online work accepts to have added to its requests
+    spread_core: int | None = None  # the core that was asked for, if it is why it has several cards
 
     def slice(self) -> Slice:
         """Neither memory nor core: the whole card. Core only: the same percentage of memory. Memory only: no quota."""
@@ -108,11 +109,12 @@ def parse_run_request(message: Mapping[str, Any]) -> RunRequest | Invalid:
         return Invalid("memory", memory, "at least 1MiB")
     if not _within(gpus, 1, 1 << 16):
         return Invalid("gpus", gpus, "a whole number, at least 1")
+    asked = None
     if core is not None and several:
         spread = _spread(core, memory, gpus)
         if isinstance(spread, Invalid):
             return spread
-        core, memory, gpus = spread
+        asked, (core, memory, gpus) = core if core >= 100 else None, spread
     for flag in ("wait", "detach"):
         if not isinstance(message.get(flag, False), bool):
             return Invalid(flag, message.get(flag), "true or false")
@@ -143,7 +145,7 @@ def parse_run_request(message: Mapping[str, Any]) -> RunRequest | Invalid:
         latency = float(latency)
     words, wait, detach = _shown(command), message.get("wait", True), message.get("detach", False)
     park_after = None if park is None else float(park)
-    return RunRequest(words, name, app_class, core, memory, gpus, wait, detach, park_after, group, latency)
+    return RunRequest(words, name, app_class, core, memory, gpus, wait, detach, park_after, group, latency, asked)
 
 
 def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int | None, int] | Invalid:
@@ -178,6 +180,9 @@ def card_names(cards: Sequence[Card]) -> str:
 def never_fits(request: RunRequest, nodes: Sequence[Sequence[Card]]) -> Invalid | None:
     """The field that would not fit even on the empty machine. All cards of a run are on one node."""
     most = max(map(len, nodes))
+    if request.gpus > most and request.spread_core is not None:
+        where = "this machine" if len(nodes) == 1 else "a node"
+        return Invalid("core", request.spread_core, f"at most {100 * most}: {where} has {count(most, 'card')}")
     if request.gpus > most:
         why = "this machine has no more cards" if len(nodes) == 1 else "no node has more cards"
         return Invalid("gpus", request.gpus, f"at most {most}: {why}")
