@@ -18,8 +18,10 @@ import pytest
 from aliquot import __version__
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.gpu.page import Page
+from aliquot.adapters.host.handedfiles import Connection
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
+from aliquot.services.daemon.connections import FairShare
 from aliquot.services.mover import control
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.mover.cuda import Card, CudaError
@@ -227,6 +229,23 @@ def test_connections_of_one_tenant_that_wait_for_the_mover_are_bounded(folder: P
         made._take(made._inbox.get_nowait())
     assert not made._handed
     assert all(shim.fileno() < 0 for shim in shims)
+
+
+def test_connections_of_one_user_that_wait_for_the_mover_are_bounded(folder: Path) -> None:
+    """Each run has some of its own, and a user hundreds of runs."""
+    made = parking(client(folder, 0))
+    made._shares = FairShare(20, 5)
+    kept: dict[int, list[Connection]] = {4711: [], 4712: []}
+    for user, shims in kept.items():
+        for run in range(8):
+            tenant = Tenant(f"{user}-{run}", "a", AppClass.OFFLINE, (Allotment("GPU-0", 1 << 30, None),), user)
+            shims.append(Connection(socket.AF_UNIX))
+            shims[-1].owner = user
+            made.hand_over(Tenancy(tenant, folder, cast("Page", None), shims[-1]), shims[-1], 0, 1, 0)
+        assert sum(shim.fileno() >= 0 for shim in shims) == 5
+    while not made._inbox.empty():
+        made._take(made._inbox.get_nowait())
+    assert made._shares.held(4711) == made._shares.held(4712) == 0
 
 
 def test_files_whose_close_hangs_do_not_hold_up_the_mover(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import struct
 import threading
@@ -17,6 +18,7 @@ from typing import cast
 import pytest
 
 from aliquot.adapters.gpu.page import MAGIC, VERSION, Why
+from aliquot.services.daemon.connections import FairShare
 from aliquot.services.mover import control, wire
 from aliquot.services.mover.cuda import Card
 from aliquot.services.mover.main import Process
@@ -210,12 +212,14 @@ def test_tenant_that_may_add_nothing_gets_back_what_is_kept(mover: Mover) -> Non
 # --- connections that the daemon hands over ---------------------------------------------------------------------------
 
 
-def connect(process: Process, serial: int) -> socket.socket:
+def connect(
+    process: Process, serial: int, *, slot: int = 0, tenant: str = "a", owner: int | None = None
+) -> socket.socket:
     shim, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     shim.settimeout(PATIENCE)
-    process._handle(control.Leave("a", CARD, permitted=True), [])
+    process._handle(control.Leave(tenant, CARD, permitted=True), [])
     with theirs:
-        process._handle(control.Serve("a", 0, serial, CARD, None), [theirs.fileno()])
+        process._handle(control.Serve(tenant, slot, serial, CARD, None, owner), [theirs.fileno()])
     return shim
 
 
@@ -245,6 +249,61 @@ def test_process_has_one_connection_for_each_card(tmp_path: Path, monkeypatch: p
             assert fifth.recv(100) == wire.answer(Why.NOTHING)
             thread = process._sessions["a", 0, CARD].thread
         thread.join(PATIENCE)
+
+
+def test_session_works_with_file_numbers_above_1023(mover: Mover) -> None:
+    """A thousand tenants on a node, or one that connects as often, and no memory could move any more."""
+    card = _Card()
+    card.done.set()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    try:
+        with contextlib.ExitStack() as files:
+            for _ in range(1024):
+                files.callback(os.close, os.open("/dev/null", os.O_RDONLY))
+            with session(mover, card) as shim:
+                assert shim.fileno() > 1023
+                ask(shim, wire.OUT, 1)
+                assert shim.recv(100) == wire.answer(Why.NOTHING)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_process_that_takes_one_slot_after_the_other_has_one_session(tmp_path: Path) -> None:
+    process = Process(tmp_path, 2 * UNIT)
+    process._cards[CARD] = cast("Card", _Card())
+    with contextlib.ExitStack() as shims:
+        made: list[socket.socket] = []
+        for slot in range(5):
+            made.append(shims.enter_context(connect(process, 1, slot=slot)))
+            assert made[-1].recv(100) == wire.answer(Why.NOTHING)
+        assert [shim.recv(100) for shim in made[:-1]] == [b""] * 4
+        other = shims.enter_context(connect(process, 1, tenant="b"))
+        assert other.recv(100) == wire.answer(Why.NOTHING)
+        alive = {which for which, one in process._sessions.items() if one.thread.is_alive()}
+        assert {("a", 4, CARD), ("b", 0, CARD)} <= alive
+
+
+def test_sessions_of_one_user_leave_room_for_others(tmp_path: Path) -> None:
+    process = Process(tmp_path, 2 * UNIT)
+    process._cards[CARD] = cast("Card", _Card())
+    process._shares = FairShare(10, 3)
+    with contextlib.ExitStack() as shims:
+
+        def answers(owner: int, runs: str) -> list[bytes]:
+            made = [shims.enter_context(connect(process, 1, tenant=run, owner=owner)) for run in runs]
+            return [shim.recv(100) for shim in made]
+
+        served, refused = wire.answer(Why.NOTHING), wire.answer(Why.MOVER)
+        assert answers(4711, "abcde") == [served] * 3 + [refused] * 2
+        assert answers(4712, "fg") == [served] * 2
+        thread = process._sessions["a", 0, CARD].thread
+        process._sessions["a", 0, CARD].hang_up()
+        thread.join(PATIENCE)
+        assert answers(4711, "e") == [served], "one has ended"
+    for found in list(process._sessions.values()):
+        found.thread.join(PATIENCE)
+    assert process._shares.held(4711) == process._shares.held(4712) == 0
 
 
 # --- tenants that want more than their part ---------------------------------------------------------------------------

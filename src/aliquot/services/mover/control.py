@@ -18,6 +18,7 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     serial: int
     card: str
     limit: int | None  # bytes that the tenant may have on that card
+    owner: int | str | None = None  # the user with whose other connections it counts; None: the tenant
 
 
 class Living(msgspec.Struct, frozen=True, tag="living"):

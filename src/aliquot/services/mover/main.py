@@ -25,6 +25,8 @@ from aliquot import __version__
 from aliquot.adapters.gpu.page import Why
 from aliquot.adapters.host.handedfiles import Connection
 from aliquot.adapters.host.logs import start_text_logging
+from aliquot.adapters.host.peers import credentials
+from aliquot.services.daemon.connections import FairShare, most_files
 from aliquot.services.mover import control, wire
 from aliquot.services.mover.cuda import Card, CudaError
 from aliquot.services.mover.folder import is_private, take
@@ -37,6 +39,7 @@ _ALONE = 60.0  # seconds without a daemon and without anything kept
 _FORMER_END = 1.0  # seconds that a new connection waits for the end of the one before
 _UNREAD = struct.pack("@2l", 10, 0)  # seconds, microseconds: a shim that reads no answer for so long is given up
 _LOG_LIMIT = 16 << 20  # bytes: tenants can provoke as many lines as they like
+_MOST_SESSIONS = 8192  # of all users: each is a thread, and systemd allows a service some thousands
 _TOUCHING = min(16, os.cpu_count() or 1)  # threads: one alone clears 1-2 GB/s
 
 log = logging.getLogger(__name__)
@@ -49,7 +52,20 @@ class Session:
     shim: Connection
     request: control.Serve
     former: Session | None
+    owner: int | str
+    pid: int  # of the process; 0: not visible here
     thread: threading.Thread = field(init=False)
+
+    def is_left_by(self, other: Session) -> bool:
+        """Whether it is one that the process of the other has left behind: it has another slot now."""
+        mine, theirs = self.request, other.request
+        same = (mine.tenant, mine.card, self.pid) == (theirs.tenant, theirs.card, other.pid)
+        return same and self.pid > 0 and mine.slot != theirs.slot
+
+    def hang_up(self) -> None:
+        """Its thread ends, once it has copied what it began."""
+        with contextlib.suppress(OSError):
+            self.shim.shutdown(socket.SHUT_RDWR)
 
 
 class Process:
@@ -62,6 +78,8 @@ class Process:
         self._lock = threading.Lock()  # cards
         self._sessions: dict[tuple[str, int, str], Session] = {}
         self._sessions_lock = threading.Lock()
+        most = min(_MOST_SESSIONS, most_files() // 2)
+        self._shares = FairShare(most, most // 4)
         self._trouble: str | None = None
         self._daemons = 0
         self._seen = time.monotonic()
@@ -169,26 +187,44 @@ class Process:
                 os._exit(0)
 
     def _begin_session(self, shim: Connection, request: control.Serve) -> None:
-        """One for each slot and card, so that no tenant has many: the one before is ended, and waited for in the new
-        one's thread. The daemon waits for nobody: what one tenant does must not hold up the others."""
+        """One for each slot and card, and of one process: the one before is ended, and waited for in the new one's
+        thread. The daemon waits for nobody: what one tenant does must not hold up the others."""
         shim.owner = request.tenant
         which = request.tenant, request.slot, request.card
+        owner = request.tenant if request.owner is None else request.owner
         with self._sessions_lock:
             former = self._sessions.get(which)
-            session = Session(shim, request, former if former is not None and former.thread.is_alive() else None)
-            session.thread = threading.Thread(target=self._serve_shim, args=(session,), daemon=True)
-            try:
-                if session.former is not None:
-                    if session.former.former is not None:
-                        raise RuntimeError("another connection waits for the end of the one before")
-                    with contextlib.suppress(OSError):
-                        session.former.shim.shutdown(socket.SHUT_RDWR)
-                session.thread.start()
-                self._sessions[which] = session
-            except RuntimeError as error:
-                _refuse(session, str(error))
+            former = former if former is not None and former.thread.is_alive() else None
+            session = Session(shim, request, former, owner, credentials(shim)[0])
+            session.thread = threading.Thread(target=self._run_session, args=(session,), daemon=True)
+            for left in [found for found in self._sessions.values() if found.is_left_by(session)]:
+                left.hang_up()
+            if self._shares.take(owner):
+                try:
+                    self._start_session(session)
+                    self._sessions[which] = session
+                except RuntimeError as error:
+                    self._shares.give_back(owner)
+                    _refuse(session, str(error))
+            else:
+                _refuse(session, f"its user or Pod has {self._shares.held(owner)} connections already")
             for other in [key for key, found in self._sessions.items() if not found.thread.is_alive()]:
                 del self._sessions[other]
+
+    def _start_session(self, session: Session) -> None:
+        """Raises RuntimeError."""
+        if session.former is not None:
+            if session.former.former is not None:
+                raise RuntimeError("another connection waits for the end of the one before")
+            session.former.hang_up()
+        session.thread.start()
+
+    def _run_session(self, session: Session) -> None:
+        try:
+            self._serve_shim(session)
+        finally:
+            with self._sessions_lock:
+                self._shares.give_back(session.owner)
 
     def _waits_for_former(self, session: Session) -> bool:
         """Whether the connection before has ended. While that still copies, the shim is refused, and comes again."""

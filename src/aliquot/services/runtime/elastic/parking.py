@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
-from aliquot.adapters.host.handedfiles import release
+from aliquot.adapters.host.handedfiles import owner_of, release
 from aliquot.adapters.host.hostmemory import room_of
 from aliquot.arbiter.residency import (
     Hearing,
@@ -29,6 +29,7 @@ from aliquot.model.claim import may_park
 from aliquot.model.device import reserve_mib
 from aliquot.model.residency import ParkReason, Residency
 from aliquot.model.tenant import SharingRules, Tenant
+from aliquot.services.daemon.connections import FairShare, most_files
 from aliquot.services.mover import control
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cards.cardloop import CardLoop
@@ -73,6 +74,7 @@ class Parking:
         self._rules = SharingRules()
         self._inbox: queue.SimpleQueue[tuple[socket.socket, control.Serve] | None] = queue.SimpleQueue()
         self._handed: Counter[str] = Counter()  # connections in the inbox, by tenant
+        self._shares = FairShare(most_files() // 16, most_files() // 32)  # the same, by user or Pod
         self._handed_lock = threading.Lock()
         self._asked: dict[str, bool] = {}  # by hand: tenant to leave (True) or return
         self._reserves: dict[str, int] = {}
@@ -125,8 +127,9 @@ class Parking:
 
     def hand_over(self, tenancy: Tenancy, connection: socket.socket, slot: int, serial: int, card: int) -> None:
         """A shim's connection for the mover. One too many is closed: an honest process has one for each card."""
+        owner = owner_of(connection)
         with self._handed_lock:
-            if self._handed[tenancy.tenant.id] >= _MOST_HANDED:
+            if self._handed[tenancy.tenant.id] >= _MOST_HANDED or not self._shares.take(owner):
                 connection.close()
                 return
             self._handed[tenancy.tenant.id] += 1
@@ -135,7 +138,7 @@ class Parking:
         limit = None if allotment.memory_bytes is None else allotment.memory_bytes * 5 // 4 + (1 << 30)
         if not self._may_leave(tenancy.tenant):
             limit = 0  # it may fetch what is kept, and add nothing
-        self._inbox.put((connection, control.Serve(tenancy.tenant.id, slot, serial, allotment.uuid, limit)))
+        self._inbox.put((connection, control.Serve(tenancy.tenant.id, slot, serial, allotment.uuid, limit, owner)))
 
     def wake(self, uuid: str | None = None) -> None:
         """Something may be to decide, on that card or on any."""
@@ -214,6 +217,7 @@ class Parking:
             return
         connection, request = message
         with self._handed_lock:
+            self._shares.give_back(request.tenant if request.owner is None else request.owner)
             self._handed[request.tenant] -= 1
             if not self._handed[request.tenant]:
                 del self._handed[request.tenant]
