@@ -45,6 +45,8 @@ def peer_of(connection: socket.socket) -> Peer:
     try:
         started = processes.start_time(processes.number_of(handle))
         return Peer(pid, uid, gid, None if has_ended(handle) else started)  # else the number may be another's
+    except OSError:  # no file is left to read its number
+        return Peer(pid, uid, gid, None)
     finally:
         os.close(handle)
 
@@ -60,7 +62,12 @@ def pidfd_of(connection: socket.socket) -> int:
     if pid <= 0:
         raise ProcessLookupError(errno.ESRCH, "its process ID is not visible here, and this kernel has no SO_PEERPIDFD")
     handle = os.pidfd_open(pid)
-    if processes.uid_of(pid) == uid and processes.may_signal(uid, pid) and not has_ended(handle):
+    try:
+        proven = processes.uid_of(pid) == uid and processes.may_signal(uid, pid) and not has_ended(handle)
+    except OSError:  # no file is left to read that
+        os.close(handle)
+        raise
+    if proven:
         return handle
     os.close(handle)
     raise ProcessLookupError(errno.ESRCH, "it has ended, and another process has its ID")

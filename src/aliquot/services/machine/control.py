@@ -41,6 +41,7 @@ from aliquot.model.status.requests import (
 )
 from aliquot.model.status.usage import UsageReport
 from aliquot.model.tenancy import Tenancy
+from aliquot.services.daemon.accepting import StreamServer
 from aliquot.services.daemon.connections import PIECE, Client, Clients
 from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of, send
 from aliquot.services.daemon.pace import Steps
@@ -112,8 +113,8 @@ class ControlServer:
         termination_signal(self._stopping)
         self.machine.admission.room_changed = Steps(self.machine.admission.start_waiting, every=_BETWEEN_STARTS)
         self.machine.admission.queue_changed = Steps(self.machine.admission.notify_waiting, every=_BETWEEN_UPDATES)
-        server = await asyncio.start_unix_server(self._connected, sock=listener, limit=PIECE)
-        listener.listen(_BACKLOG)  # asyncio has set its own, which is also how many it accepts at once
+        listener.listen(_BACKLOG)
+        server = StreamServer(self._connected, listener, limit=PIECE)
         sweeping = asyncio.create_task(self._sweep())
         ready()
         await self._stopping.wait()
@@ -312,7 +313,7 @@ class ControlServer:
             return RunLog(found.name, found.log, running=True, id=found.id, pid=found.pid, output=None)
         pid = found.tenant.root
         output = None if pid is None else processes.output_of(pid)
-        output = output if processes.lives(pid, found.started) else None  # else it may be another process's
+        output = output if processes.is_proven(pid, found.started) else None  # else it may be another process's
         return RunLog(found.tenant.name, found.log, running=True, id=found.id, pid=pid, output=output)
 
     def _log_of_ended(self, name: str, caller: Caller) -> RunLog | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -10,8 +11,9 @@ import threading
 
 import pytest
 
-from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process import exitcodes, processes
 from kit.machines.machine import PATIENCE, eventually
+from kit.running.scarcefiles import scarce_files
 from kit.running.threads import headless
 
 
@@ -29,6 +31,42 @@ def test_a_process_is_known_by_its_pid_and_the_moment_it_started(child: subproce
     assert started is not None
     assert processes.lives(child.pid, started)
     assert not processes.lives(child.pid, started + 1)  # another, with the same pid
+
+
+def test_process_is_not_taken_for_gone_while_files_lack(child: subprocess.Popen[bytes]) -> None:
+    started = processes.start_time(child.pid)
+    assert started is not None
+    with scarce_files(0):
+        assert processes.lives(child.pid, started)
+        with pytest.raises(OSError, match="Too many open files"):
+            processes.identities([child.pid])
+    with scarce_files(1):  # for a handle, not for what proves whose it is
+        assert not processes.send_signal(child.pid, signal.SIGKILL, started + 1)
+        assert not processes.kill_proven(child.pid, started + 1, lambda: True)
+    assert processes.lives(child.pid, started)
+
+
+def test_end_is_awaited_also_where_files_lack_at_first(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert exitcodes  # imported before files lack
+    monkeypatch.setattr(processes, "_AGAIN", 0.01)
+    started = processes.start_time(child.pid)
+
+    async def ends() -> list[int | None]:
+        codes: list[int | None] = []
+        with scarce_files(0):
+            processes.when_ended(child.pid, started, codes.append)
+            await asyncio.sleep(0.05)
+            assert not codes
+        await asyncio.sleep(0.05)
+        child.kill()
+        async with asyncio.timeout(PATIENCE):
+            while not codes:
+                await asyncio.sleep(0.01)
+        return codes
+
+    assert len(asyncio.run(ends())) == 1
 
 
 def test_a_process_whose_first_thread_has_ended_is_alive_and_can_be_killed() -> None:

@@ -15,6 +15,7 @@ import pytest
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.procscan import Scan, Seen, scan, with_environment
 from kit.machines.machine import eventually
+from kit.running.scarcefiles import scarce_files
 from kit.running.threads import headless
 
 
@@ -62,6 +63,16 @@ def test_exec_that_takes_longer_than_a_scan_leaves_its_user_unfinished(
     found = scan(("ALIQUOT_MARK",), {os.geteuid()}, proc=str(tmp_path))
     assert found.processes[pid].started == 100
     assert found.unfinished == ({os.geteuid()} if is_open else set())
+
+
+def test_user_whose_processes_could_not_be_read_for_lack_of_files_is_unfinished(child: subprocess.Popen[bytes]) -> None:
+    """Else they would count as gone, and what is booked for them would be freed."""
+    own = os.geteuid()
+    for free in range(2):
+        with scarce_files(free):
+            found = scan(("ALIQUOT_MARK",), {own})
+        assert own in found.unfinished, f"with {free} free"
+    assert own not in scan(("ALIQUOT_MARK",), {own}).unfinished
 
 
 def test_with_environment_finds_a_process_whose_first_thread_has_ended() -> None:

@@ -12,13 +12,32 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+# We, or the machine, have no more files or memory: the error says nothing about the process.
+_SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_AGAIN = 0.5  # seconds until the next attempt after such an error
+
+
+def is_shortage(error: OSError) -> bool:
+    """Whether it says that we lack files or memory, and nothing about the process that we looked at."""
+    return error.errno in _SHORTAGE
+
 
 def start_time(pid: int) -> int | None:
-    """When it started, in clock ticks since boot; None when it is gone or a zombie."""
+    """When it started, in clock ticks since boot; None when it is gone or a zombie, or we lack files to read that."""
+    try:
+        return _start_time(pid)
+    except OSError:
+        return None
+
+
+def _start_time(pid: int) -> int | None:
+    """The same; raises OSError where we lack files."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+    except OSError as error:
+        if is_shortage(error):
+            raise
         return None
     return None if has_no_thread(fields) else int(fields[19])
 
@@ -50,8 +69,19 @@ def known_as(child: int) -> int:
 
 
 def lives(pid: int | None, started: int | None) -> bool:
-    """Whether that very process is alive. Without its start time it is not known: the pid may be another's by now."""
-    return pid is not None and pid > 0 and started is not None and start_time(pid) == started
+    """Whether that very process is alive. Without its start time it is not known: the pid may be another's by now.
+    While we lack files to look, it is taken to be: what belongs to it must not be freed."""
+    if pid is None or pid <= 0 or started is None:
+        return False
+    try:
+        return _start_time(pid) == started
+    except OSError:
+        return True
+
+
+def is_proven(pid: int | None, started: int | None) -> bool:
+    """Whether that very process is alive for sure: what is done to it must not be done to another."""
+    return pid is not None and started is not None and start_time(pid) == started
 
 
 def is_stopped(pid: int) -> bool:
@@ -64,24 +94,29 @@ def is_stopped(pid: int) -> bool:
 
 
 def uid_of(pid: int) -> int | None:
-    """Its effective user; None if it is gone."""
+    """Its effective user; None if it is gone. Raises OSError where we lack files to read that."""
     users = _users_of(pid)
     return users[1] if users else None
 
 
 def may_signal(user: int, pid: int) -> bool:
     """Whether the kernel lets that user signal it: by its real or saved user, which a server that acts for another user
-    (seteuid) keeps. False if it is gone."""
-    users = _users_of(pid)
+    (seteuid) keeps. False if it is gone, or we lack files to read that."""
+    try:
+        users = _users_of(pid)
+    except OSError:
+        return False
     return bool(users) and (user == 0 or user in (users[0], users[2]))
 
 
 def _users_of(pid: int) -> list[int]:
-    """Its real, effective, saved and file system user; empty if it is gone."""
+    """Its real, effective, saved and file system user; empty if it is gone. Raises OSError where we lack files."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             return next(([int(word) for word in line.split()[1:]] for line in file if line.startswith(b"Uid:")), [])
-    except OSError:
+    except OSError as error:
+        if is_shortage(error):
+            raise
         return []
 
 
@@ -120,7 +155,7 @@ def send_signal(pid: int, number: int, started: int | None, *, user: int = 0) ->
         return False
     try:
         permitted = may_signal(user, pid)
-        if not lives(pid, started):  # the handle is not that process, or it is gone
+        if not is_proven(pid, started):  # the handle is not that process, or it is gone
             return False
         if not permitted:
             raise PermissionError(errno.EPERM, f"user {user} may not signal it")
@@ -141,7 +176,7 @@ def kill_proven(pid: int, started: int, proof: Callable[[], bool]) -> bool:
         return False
     try:
         # In this order: from here on the handle is of the process whose start time and proof we read, or that is dead.
-        if not lives(pid, started) or not proof():
+        if not is_proven(pid, started) or not proof():
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     except ProcessLookupError:
@@ -190,8 +225,8 @@ def kill_all(started: Mapping[int, int], *, user: int = 0) -> None:
 
 
 def identities(pids: Iterable[int]) -> dict[int, int]:
-    """The processes that are alive, with their start times."""
-    found = {pid: start_time(pid) for pid in pids}
+    """The processes that are alive, with their start times. Raises OSError where we lack files to look."""
+    found = {pid: _start_time(pid) for pid in pids}
     return {pid: started for pid, started in found.items() if started is not None}
 
 
@@ -219,8 +254,11 @@ def when_ended(pid: int | None, started: int | None, then: Callable[[int | None]
     loop = asyncio.get_running_loop()
     try:
         handle = os.pidfd_open(pid or 0)
-    except OSError:
-        loop.call_soon(then, None)
+    except OSError as error:
+        if is_shortage(error):
+            loop.call_later(_AGAIN, when_ended, pid, started, then)
+        else:
+            loop.call_soon(then, None)
         return
 
     def ended() -> None:

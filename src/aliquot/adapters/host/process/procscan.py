@@ -2,20 +2,20 @@
 
 The owner of a process decides how long it takes to read its environment, and whether that works at all. So a scan looks
 only at the users it is asked about, takes those with few processes first, and has one deadline for everything. Users
-whose processes were not all read by then are `unfinished`: what is not found there may exist.
+whose processes were not all read by then are `unfinished`: what is not found there may exist. So are those with a
+process that could not be read because we lack files or memory.
 
 Imported by the supervisors of Pods: keep it light.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from aliquot.adapters.host.process.processes import has_no_thread, uid_of
+from aliquot.adapters.host.process.processes import has_no_thread, is_shortage, uid_of
 
 SECONDS = 5.0  # for a whole scan
 _ENVIRON = 1 << 18  # bytes of a process's environment that are searched
@@ -148,7 +148,7 @@ class _Scanning:
         and its child was not in the first list."""
         listed: set[str] = set()
         for _ in range(_MOST_LISTS):
-            new = {entry for entry in os.listdir(self._proc) if entry.isdigit()} - listed
+            new = {entry for entry in self._list() if entry.isdigit()} - listed
             listed |= new
             groups: dict[int, list[str]] = {}
             for entry, owner in self._owners(new):
@@ -160,6 +160,15 @@ class _Scanning:
                 return
             yield from sorted(((entries, owner) for owner, entries in groups.items()), key=lambda group: len(group[0]))
 
+    def _list(self) -> list[str]:
+        try:
+            return os.listdir(self._proc)
+        except OSError as error:
+            if self._uids is None or not is_shortage(error):
+                raise
+            self._found.unfinished |= self._uids
+            return []
+
     def _owners(self, entries: Iterable[str]) -> Iterator[tuple[str, int]]:
         for entry in entries:
             try:
@@ -167,7 +176,11 @@ class _Scanning:
             except OSError:
                 continue
             if owner == 0:  # a process that is not dumpable looks like root's, for any owner
-                owner = uid_of(int(entry)) or 0
+                try:
+                    owner = uid_of(int(entry)) or 0
+                except OSError:  # we lack files: it may be anybody's
+                    self._found.unfinished |= self._uids or {0}
+                    continue
             if self._uids is None or owner in self._uids:
                 yield entry, owner
 
@@ -176,15 +189,23 @@ class _Scanning:
         try:
             # By this handle all files are those of one process: the number may be another's a moment later.
             folder = os.open(f"{self._proc}/{entry}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
+        except OSError as error:
+            self._failed(entry, error)
             return
         try:
             self._read(entry, folder, tries)
-        except (OSError, ValueError, IndexError):  # it is gone, or not ours to read
+        except (ValueError, IndexError):  # it is gone
             pass
+        except OSError as error:  # it is gone, or not ours to read
+            self._failed(entry, error)
         finally:
             self._reading.pid = None
             os.close(folder)
+
+    def _failed(self, entry: str, error: OSError) -> None:
+        if is_shortage(error):
+            for _, owner in self._owners((entry,)):
+                self._leave_out(owner)
 
     def _read(self, entry: str, folder: int, tries: int) -> None:
         self._reading.pid = int(entry)
@@ -217,9 +238,12 @@ class _Scanning:
         try:
             for thread in [name for name in os.listdir(threads) if name != entry][:_MOST_THREADS]:
                 self._reading.pid = int(entry)
-                with contextlib.suppress(OSError):
+                try:
                     if environment := _content(threads, f"{thread}/environ"):
                         return environment
+                except OSError as error:  # it has ended
+                    if is_shortage(error):
+                        raise
         finally:
             self._reading.pid = None
             os.close(threads)

@@ -27,6 +27,7 @@ from aliquot.model.status.answers import Done, SeenProcesses, Send
 from aliquot.model.status.machine import DaemonStatus, RulesStatus, Status
 from aliquot.model.status.requests import AgentPolicyRequest, Nothing, UsageRequest
 from aliquot.model.status.usage import UsageReport
+from aliquot.services.daemon.accepting import StreamServer
 from aliquot.services.daemon.control import (
     Caller,
     RefusedError,
@@ -85,7 +86,7 @@ class AgentControl:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        server = await asyncio.start_unix_server(self._connected, sock=listen(self._path), limit=LONGEST)
+        server = StreamServer(self._connected, listen(self._path), limit=LONGEST)
         try:
             await asyncio.get_running_loop().create_future()
         finally:
