@@ -15,7 +15,7 @@ from aliquot.adapters.gpu import page as pages
 from aliquot.model.tenant import FindingKind, Level, SharingRules
 from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.limits import audit, owners
-from aliquot.services.runtime.processes import registration
+from aliquot.services.runtime.processes import budgets, registration
 from kit.cards.arbiterd import SUBDEVICE, UUIDS, FakeShim, until
 from kit.cards.hostiletenant import HostileTenant, quick, send, was_thrown_out
 
@@ -112,7 +112,8 @@ def test_a_flood_of_messages(hostile: HostileTenant) -> None:
 
 def test_thousands_of_connections(hostile: HostileTenant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one process the newest counts, so nothing piles up."""
-    monkeypatch.setattr(registration, "_MOST_ACCEPTED", 10**6)  # else it takes its time
+    for module in (registration, budgets):
+        monkeypatch.setattr(module, "_MOST_ACCEPTED", 10**6)  # else it takes its time
     kept: list[FakeShim] = []
     for at in range(1500):
         kept.append(hostile.attack())

@@ -40,6 +40,7 @@ from aliquot.services.runtime.limits.audit import Auditor, PageSlot, Registry
 from aliquot.services.runtime.limits.hardlimits import HardLimits
 from aliquot.services.runtime.limits.memoryquota import MemoryQuota
 from aliquot.services.runtime.limits.owners import ProcessOwners, as_owner
+from aliquot.services.runtime.processes.anchors import Anchors
 from aliquot.services.runtime.processes.registration import Registrar, Tenancy, log_fault
 from aliquot.wording.control import why_gated
 
@@ -107,8 +108,11 @@ class Arbiterd:
         self._bills = False  # whether stretches are taken
         self._sweeps = 0
         self._lock = threading.RLock()  # guards the tenancies and everything they hold
-        self._owners = ProcessOwners(self._lock, self._tenancies, whose, claims_of)
-        self._registrar = Registrar(self._lock, self._loops, simulated=simulated, refusal=self._owners.refusal)
+        anchors = Anchors()
+        self._owners = ProcessOwners(self._lock, self._tenancies, whose, claims_of, anchors)
+        self._registrar = Registrar(
+            self._lock, self._loops, simulated=simulated, refusal=self._owners.refusal, anchors=anchors
+        )
         registry = Registry(self._lock, self._registered, self._owners.owner_of, self._sweep, pods=whose is not None)
         self._quota = MemoryQuota(self._owners.candidates, spares_all=whose is not None)
         self._quota.kill_after = rules.kill_after

@@ -19,7 +19,8 @@ from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.storage import tenantfolder
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Tenant
-from aliquot.services.runtime.processes import registration
+from aliquot.services.daemon.connections import FairShare
+from aliquot.services.runtime.processes import budgets, registration
 from aliquot.services.runtime.processes.channelgroups import ChannelGroups
 from aliquot.services.runtime.processes.registration import Registrar, Tenancy
 from kit.running.logged import logged
@@ -113,6 +114,62 @@ def test_other_tenants_are_served_while_one_is_muted(rig: RegistrarRig) -> None:
     say(rig.connect(good), link.HELLO, 1, 4)
     rig.turns(3)
     assert [process.slot for process in good.processes] == [4]
+
+
+def test_other_users_are_served_while_all_runs_of_one_are_muted(
+    rig: RegistrarRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user has hundreds of runs, each with a budget of its own."""
+    monkeypatch.setattr(budgets, "_MOST_ACCEPTED", 5)
+    monkeypatch.setattr(registration, "_owner", lambda tenancy: tenancy.tenant.id[0])
+    bad, good = [rig.tenant(f"b{number}") for number in range(6)], rig.tenant("good")
+    for run in bad * 2:
+        rig.connect(run)
+    with caplog.at_level(logging.WARNING):
+        rig.turns(6)
+    assert sum(run.accepted for run in bad) == 5
+    assert [key for key, _ in logged(caplog)] == ["user_muted"]
+    say(rig.connect(good), link.HELLO, 1, 4)
+    rig.turns(3)
+    assert [process.slot for process in good.processes] == [4]
+    rig.registrar.wake()
+    assert [key.data for key, _ in rig.registrar._selector.select(0)] == [rig.registrar._drain], "they cost no poll"
+    for _ in range(2):
+        rig.now += 1
+        rig.turns(8)
+    assert [len(run.processes) for run in bad] == [1] * 6, "they were late, and none was refused"
+
+
+def test_pending_groups_of_one_user_leave_files_for_others(rig: RegistrarRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is an open file, and a user has hundreds of runs."""
+    monkeypatch.setattr(registration, "_MOST_RECEIVED", 100)
+    monkeypatch.setattr(registration, "_owner", lambda tenancy: tenancy.tenant.id[0])
+    rig.registrar._unchecked = FairShare(20, 5)
+
+    def send(run: Tenancy) -> socket.socket:
+        shim = rig.connect(run)
+        say(shim, link.HELLO, 1, 0)
+        for number in range(3):
+            words = (1, number, 0, 0, 0, 1, 1, 0, 7)
+            packet = struct.pack("<I2H9I", pages.MAGIC, pages.VERSION, link.GROUP, *words)
+            socket.send_fds(shim, [packet], [0])
+        rig.turns(6)
+        return shim
+
+    bad, good = [rig.tenant(f"b{number}") for number in range(4)], rig.tenant("good")
+    shims = [send(run) for run in bad]
+    assert [len(run.processes) for run in bad] == [1, 0, 0, 0]
+    assert rig.registrar._unchecked.held("b") <= 5
+    say(shims[0], link.DONE, 3)
+    rig.turns(3)
+    shims[1] = send(bad[1])
+    assert bad[1].processes, "the first is complete"
+    send(good)
+    assert good.pending == 3
+    for run in bad:
+        for process in list(run.processes):
+            rig.registrar._disconnect(run, process)
+    assert rig.registrar._unchecked.held("b") == 0
 
 
 def test_a_muted_tenant_costs_no_poll(rig: RegistrarRig) -> None:

@@ -10,6 +10,7 @@ from aliquot.adapters.gpu.page import SLOTS
 from aliquot.adapters.host.process import processes
 from aliquot.model.tenant import Finding, FindingKind, Tenant
 from aliquot.services.runtime.limits.memoryquota import Owner
+from aliquot.services.runtime.processes.anchors import Anchors
 from aliquot.services.runtime.processes.registration import Tenancy
 from aliquot.services.runtime.together import members
 
@@ -25,7 +26,9 @@ class ProcessOwners:
         tenancies: Mapping[str, Tenancy],
         whose: Callable[[int], str | None] | None,
         claims_of: Callable[[str], Sequence[str]],
+        anchors: Anchors,
     ) -> None:
+        self._anchors = anchors
         self._lock, self._tenancies, self._whose, self._claims_of = lock, tenancies, whose, claims_of
         self._impostors: dict[str, Finding] = {}  # by group: the last process that claimed to be its MPS server
 
@@ -92,18 +95,9 @@ class ProcessOwners:
                 return []
             claims = [] if pod in self._tenancies else list(self._claims_of(pod))
             return claims or [pod]
-        anchors: dict[int, list[tuple[str, int | None]]] = {}
-        for name, tenancy in self._tenancies.items():
-            root = tenancy.tenant.root
-            if root is not None:
-                anchors.setdefault(root, []).append((name, tenancy.tenant.started))
-            for process in tenancy.processes:  # their pidfds say when they end
-                if process.pid != root:
-                    anchors.setdefault(process.pid, []).append((name, processes.start_time(process.pid)))
-        for ancestor in processes.ancestors(pid):
-            if names := [name for name, started in anchors.get(ancestor, ()) if processes.lives(ancestor, started)]:
-                return names
-        return []
+        ancestors = processes.ancestors(pid)
+        with self._lock:
+            return self._anchors.tenants(ancestors)
 
 
 def as_owner(tenant: Tenant) -> Owner:

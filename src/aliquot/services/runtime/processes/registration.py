@@ -1,7 +1,8 @@
 """Accepts the shims' connections on the tenants' sockets and registers their processes. One thread serves all tenants.
 
 A tenant can connect and send as often as it likes. So each tenant has a budget of connections and messages per second,
-for all its processes together. Beyond that it is muted until the next second, and costs us nothing more.
+for all its processes together, and so has each user, for all runs (budgets.py). Beyond that it is muted until the next
+second, and costs us nothing more.
 """
 
 from __future__ import annotations
@@ -15,25 +16,30 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from aliquot.adapters.gpu import link
 from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, MoverHello, Wake
-from aliquot.adapters.gpu.page import SLOTS, Page
+from aliquot.adapters.gpu.page import SLOTS
 from aliquot.adapters.host.handedfiles import Listener, discard, is_behind
 from aliquot.adapters.host.peers import has_ended
+from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.users import account_of
-from aliquot.model.tenant import Level, Tenant
+from aliquot.model.tenant import Level
 from aliquot.services.daemon.connections import FairShare, most_files
+from aliquot.services.runtime.processes.anchors import Anchors
+from aliquot.services.runtime.processes.budgets import OwnerBudgets
 from aliquot.services.runtime.processes.channelgroups import ChannelGroups, Placement
 from aliquot.services.runtime.processes.contexts import Context
+from aliquot.services.runtime.processes.tenancies import Process, Tenancy
+
+__all__ = ["Contexts", "Process", "Registrar", "Tenancy", "context_name", "log_fault"]
 
 _MOST_GROUPS = 64  # of one process: a context has one for compute and a few for copies
 _MOST_MESSAGES = 500  # of one process in a second; an honest one sends a few
-_MOST_PENDING = 256  # groups of one tenant's processes whose registration is not complete: each is an open file
+# Groups of one tenant's processes whose registration is not complete. Each is an open file: users have fair shares too.
+_MOST_PENDING = 256
 _MOST_RECEIVED = 2000  # messages of one tenant in a second
 _MOST_ACCEPTED = 100  # connections of one tenant in a second; an honest process makes one in its life
 _MOST_PROCESSES = 2 * SLOTS  # of one tenant: a page has a slot for each, and each may have a connection for the mover
@@ -41,41 +47,6 @@ _LOG_EVERY = 1.0  # seconds between two logged faults of a tenant: it can provok
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Process:
-    """A connection, and the process behind it."""
-
-    tenant: str
-    pid: int
-    connection: socket.socket
-    pidfd: int
-    groups: ChannelGroups
-    slot: int | None = None
-    pending: list[GroupSeen] = field(default_factory=list)  # since the hello or the last done
-    cards: set[str] = field(default_factory=set)  # where it is held, by the driver or at the gate
-    proven: set[str] = field(default_factory=set)  # where the driver lets us control a context of it
-    refused: set[str] = field(default_factory=set)  # where the driver refused that: it has one there, or claims so
-    seen: int = 0  # groups that it has registered so far, or begun to
-    messages: int = 0
-    counted: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class Tenancy:
-    """A tenant: its folder, page and listening socket."""
-
-    tenant: Tenant
-    directory: Path
-    page: Page
-    listener: socket.socket
-    processes: set[Process] = field(default_factory=set)
-    last_logged: float = float("-inf")  # when its faults were last logged
-    second: int = -1  # the one that these count:
-    accepted: int = 0  # connections
-    received: int = 0  # messages
-    reach: int = 0  # how many slots of the page its processes have used, up to the last one
 
 
 class Contexts(Protocol):
@@ -99,16 +70,20 @@ class Registrar:
         *,
         simulated: bool,
         refusal: Callable[[Tenancy, int, int], str | None],
+        anchors: Anchors | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lock, self._loops, self._simulated = lock, loops, simulated
         self._refusal, self._clock = refusal, clock
+        self._anchors = anchors or Anchors()
+        self._budgets = OwnerBudgets()
         self.hand_over: Callable[[Tenancy, socket.socket, int, int, int], None] | None = None
         self.parking_wake: Callable[[str], None] = lambda uuid: None
         self._controlled: set[str] = set()  # cards on which the driver let us control some context
         self._refused: set[str] = set()  # cards on which it refused that for some
         self._muted: set[Tenancy] = set()  # not read until the next second
         self._connections = FairShare(most_files() // 4, most_files() // 16)  # each is two files
+        self._unchecked = FairShare(most_files() // 4, most_files() // 16)  # groups that are pending
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -119,7 +94,11 @@ class Registrar:
         """Accept its processes from now on. Any thread."""
         if isinstance(tenancy.listener, Listener):  # also for connections that are never accepted
             tenancy.listener.owner = _owner(tenancy)
+        tenant = tenancy.tenant
         with self._lock:
+            self._anchors.admit(tenant.id)
+            if tenant.root is not None:
+                self._anchors.put(tenancy, tenant.id, tenant.root, tenant.started)
             self._watch_listener(tenancy)
         self.wake()
 
@@ -129,6 +108,9 @@ class Registrar:
             for process in list(tenancy.processes):
                 self._disconnect(tenancy, process)
             self._muted.discard(tenancy)
+            if tenancy.tenant.root is not None:
+                self._anchors.drop(tenancy, tenancy.tenant.root)
+            self._anchors.forget(tenancy.tenant.id)
             self._unwatch(tenancy.listener)
             tenancy.listener.close()
 
@@ -178,16 +160,31 @@ class Registrar:
     # --- a tenant's budget -------------------------------------------------------------------------------------
 
     def _charge(self, tenancy: Tenancy, *, accepted: int = 0, received: int = 0) -> None:
-        second = int(self._clock())
-        if tenancy.second != second:
-            tenancy.second, tenancy.accepted, tenancy.received = second, 0, 0
+        second, owner = int(self._clock()), _owner(tenancy)
+        _begin_second(tenancy, second)
         tenancy.accepted += accepted
         tenancy.received += received
-        behind = is_behind(_owner(tenancy))
+        self._budgets.charge(owner, second, accepted=accepted, received=received)
+        behind = is_behind(owner)
         if tenancy.accepted < _MOST_ACCEPTED and tenancy.received < _MOST_RECEIVED and not behind:
             return
         until = "its files are closed" if behind else "next second"
         log_fault(tenancy, "tenant_muted", connections=tenancy.accepted, messages=tenancy.received, until=until)
+        self._mute(tenancy)
+
+    def _is_muted(self, tenancy: Tenancy) -> bool:
+        """Whether nothing of it is served now. Of a user that has nothing left in this second, each run is muted when
+        something of it comes: to mute all of them at once would take long."""
+        if tenancy in self._muted:
+            return True
+        second = int(self._clock())
+        if not self._budgets.is_over(_owner(tenancy), second):
+            return False
+        _begin_second(tenancy, second)
+        self._mute(tenancy)
+        return True
+
+    def _mute(self, tenancy: Tenancy) -> None:
         self._muted.add(tenancy)
         self._unwatch(tenancy.listener)
         for process in tenancy.processes:
@@ -218,7 +215,7 @@ class Registrar:
 
     def _accept(self, tenancy: Tenancy) -> None:
         with self._lock:
-            if tenancy in self._muted:  # by what came with the same look
+            if self._is_muted(tenancy):  # by what came with the same look
                 return
         try:
             connection, _ = tenancy.listener.accept()
@@ -238,6 +235,7 @@ class Registrar:
             pidfd = link.watch(connection)
         except OSError:
             pidfd = -1
+        started = processes.start_time(pid)  # its own, unless it has ended by the look below
         why = self._refusal(tenancy, pid, uid)
         if why is None and (pidfd < 0 or has_ended(pidfd)):  # the refusal may have been about another process
             why = "it is gone already"
@@ -256,8 +254,10 @@ class Registrar:
             return
         fault = partial(log_fault, tenancy)
         groups = ChannelGroups(simulated=self._simulated, log_fault=fault, owner=_owner(tenancy))
-        process = Process(tenancy.tenant.id, pid, connection, pidfd, groups)
+        process = Process(tenancy.tenant.id, pid, connection, pidfd, groups, started=started)
         tenancy.processes.add(process)
+        if pid != tenancy.tenant.root:
+            self._anchors.put(process, process.tenant, pid, started)
         self._watch_connection(tenancy, process)
         # A forked child may hold the connection open after its parent's death: the pidfd reports the death.
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(tenancy, process))
@@ -267,7 +267,7 @@ class Registrar:
     def _receive(self, tenancy: Tenancy, process: Process) -> None:
         """One message of one process, so that a busy process does not hold up the others."""
         with self._lock:
-            if process not in tenancy.processes or tenancy in self._muted:
+            if process not in tenancy.processes or self._is_muted(tenancy):
                 return
             try:
                 message = link.receive(process.connection)
@@ -297,7 +297,11 @@ class Registrar:
             process.messages, process.counted = 0, now
         process.messages += 1
         if isinstance(message, GroupSeen):
+            if not self._unchecked.take(_owner(tenancy)):
+                discard(message.fd, _owner(tenancy))
+                raise LinkError("too many channel groups of its user are pending")
             process.pending.append(message)
+            tenancy.pending += 1
             process.seen += 1
         if process.messages > _MOST_MESSAGES:
             raise LinkError("it sends too many messages")
@@ -313,12 +317,13 @@ class Registrar:
             raise LinkError("its first message is not hello")
         elif len(process.pending) > _MOST_GROUPS:
             raise LinkError(f"more than {_MOST_GROUPS} channel groups at once")
-        elif sum(len(process.pending) for process in tenancy.processes) > _MOST_PENDING:
+        elif tenancy.pending > _MOST_PENDING:
             raise LinkError(f"more than {_MOST_PENDING} channel groups of its tenant are pending")
         elif isinstance(message, Done):
             if message.groups != len(process.pending):
                 raise LinkError(f"{len(process.pending)} groups came, {message.groups} were sent")
             groups, process.pending = process.pending, []
+            tenancy.pending -= len(groups)
             return groups
         elif isinstance(message, Wake) and message.card < len(tenancy.page.uuids):
             uuid = tenancy.page.uuids[message.card]
@@ -339,10 +344,7 @@ class Registrar:
             raise LinkError(f"a hello for the mover, of slot {hello.slot} and card {hello.card}")
         if self.hand_over is None:
             raise LinkError("there is no mover here")
-        tenancy.processes.discard(process)
-        self._connections.give_back(_owner(tenancy))
-        self._unwatch(process.connection)
-        self._unwatch(process.pidfd)
+        self._remove(tenancy, process)
         os.close(process.pidfd)
         self.hand_over(tenancy, process.connection, hello.slot, hello.serial, hello.card)
 
@@ -350,7 +352,11 @@ class Registrar:
         """Join the process to the cards that its groups are on. We ask the driver which those are without the lock: it
         may take long, or hang for a card that fell off the bus."""
         cards = {uuid for uuid in tenancy.page.uuids if uuid in self._loops}
-        placement = process.groups.place(groups, cards)
+        try:
+            placement = process.groups.place(groups, cards)
+        finally:
+            with self._lock:
+                self._unchecked.give_back(_owner(tenancy), len(groups))
         with self._lock:
             if process in tenancy.processes:
                 self._join(tenancy, process, placement)
@@ -393,16 +399,27 @@ class Registrar:
         """Forget the process: it ended, or may not stay."""
         if process not in tenancy.processes:
             return
-        tenancy.processes.discard(process)
-        self._connections.give_back(_owner(tenancy))
-        self._unwatch(process.connection)
-        self._unwatch(process.pidfd)
+        self._remove(tenancy, process)
         process.connection.close()
         os.close(process.pidfd)
         for seen in process.pending:
             discard(seen.fd, _owner(tenancy))
+        tenancy.pending -= len(process.pending)
+        self._unchecked.give_back(_owner(tenancy), len(process.pending))
         for uuid in process.cards:
             self._loops[uuid].leave(context_name(process))
+
+    def _remove(self, tenancy: Tenancy, process: Process) -> None:
+        tenancy.processes.discard(process)
+        self._anchors.drop(process, process.pid)
+        self._connections.give_back(_owner(tenancy))
+        self._unwatch(process.connection)
+        self._unwatch(process.pidfd)
+
+
+def _begin_second(tenancy: Tenancy, second: int) -> None:
+    if tenancy.second != second:
+        tenancy.second, tenancy.accepted, tenancy.received = second, 0, 0
 
 
 def log_fault(tenancy: Tenancy, key: str, **fields: object) -> None:
