@@ -227,18 +227,20 @@ class TestComingAndGoing:
 
     def test_a_link_in_the_place_of_the_socket_is_not_chowned(self, tmp_path: Path) -> None:
         """The folder is the tenant's: it may put a link to a file of root's where the daemon just made a socket."""
+        folder = os.open(tmp_path, os.O_RDONLY)
         (tmp_path / "precious").touch()
         (tmp_path / ".sock.1").symlink_to("precious")
         with pytest.raises(OSError, match=r"sock\.1"):
-            tenantfolder._give(tmp_path / ".sock.1", 65534)
+            tenantfolder._give(folder, ".sock.1", 65534)
         os.link(tmp_path / "precious", tmp_path / ".sock.2")
         with pytest.raises(FileExistsError):
-            tenantfolder._give(tmp_path / ".sock.2", 65534)
+            tenantfolder._give(folder, ".sock.2", 65534)
         with socket.socket(socket.AF_UNIX) as of_another:
             of_another.bind(str(tmp_path / "docker.sock"))
         os.link(tmp_path / "docker.sock", tmp_path / ".sock.3")
         with pytest.raises(FileExistsError):
-            tenantfolder._give(tmp_path / ".sock.3", 65534)
+            tenantfolder._give(folder, ".sock.3", 65534)
+        os.close(folder)
         assert {os.stat(tmp_path / name).st_uid for name in ("precious", "docker.sock")} == {os.getuid()}
 
 
