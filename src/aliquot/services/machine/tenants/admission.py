@@ -249,7 +249,7 @@ class Admission:
         of_one = self._most_runs // 4
         share = FairShare(self._most_runs, of_one)
         for tenancy in self._registry.tenancies.values():
-            if tenancy.user is not None and "/" not in tenancy.tenant.name:
+            if tenancy.user is not None and "/" not in tenancy.key:
                 share.hold(account_of(tenancy.user))
         for entry in self._queue:
             if "/" not in entry.name:
@@ -271,9 +271,7 @@ class Admission:
         )
 
     def _name(self, request: RunRequest) -> str:
-        taken = {tenancy.tenant.name for tenancy in self._registry.tenancies.values()} | {
-            entry.name for entry in self._queue
-        }
+        taken = {tenancy.key for tenancy in self._registry.tenancies.values()} | {entry.name for entry in self._queue}
         return self._names.new(request, taken)
 
 

@@ -76,6 +76,7 @@ class Tenancy:
     accepted: int = 0  # connections
     received: int = 0  # messages
     reach: int = 0  # how many slots of the page its processes have used, up to the last one
+    sweeps: int = 0  # of its page
 
 
 class Contexts(Protocol):
@@ -118,7 +119,7 @@ class Registrar:
     def add(self, tenancy: Tenancy) -> None:
         """Accept its processes from now on. Any thread."""
         if isinstance(tenancy.listener, Listener):  # also for connections that are never accepted
-            tenancy.listener.owner = _owner(tenancy)
+            tenancy.listener.owner = owner_of(tenancy)
         with self._lock:
             self._watch_listener(tenancy)
         self.wake()
@@ -183,7 +184,7 @@ class Registrar:
             tenancy.second, tenancy.accepted, tenancy.received = second, 0, 0
         tenancy.accepted += accepted
         tenancy.received += received
-        behind = is_behind(_owner(tenancy))
+        behind = is_behind(owner_of(tenancy))
         if tenancy.accepted < _MOST_ACCEPTED and tenancy.received < _MOST_RECEIVED and not behind:
             return
         until = "its files are closed" if behind else "next second"
@@ -197,7 +198,7 @@ class Registrar:
         """Listen again to those whose second is over. One pass for all: no tenant has a timer of its own."""
         second = int(self._clock())
         with self._lock:
-            over = [one for one in self._muted if one.second != second and not is_behind(_owner(one))]
+            over = [one for one in self._muted if one.second != second and not is_behind(owner_of(one))]
             for tenancy in over:
                 self._muted.discard(tenancy)
                 self._watch_listener(tenancy)
@@ -249,13 +250,13 @@ class Registrar:
             return
         for silent in [other for other in tenancy.processes if other.pid == pid and other.slot is None]:
             self._disconnect(tenancy, silent)  # a process has one connection, and at most one more for the mover
-        if len(tenancy.processes) >= _MOST_PROCESSES or not self._connections.take(_owner(tenancy)):
+        if len(tenancy.processes) >= _MOST_PROCESSES or not self._connections.take(owner_of(tenancy)):
             log_fault(tenancy, "process_refused", pid=pid, why="its tenant or user has too many connections")
             connection.close()
             os.close(pidfd)
             return
         fault = partial(log_fault, tenancy)
-        groups = ChannelGroups(simulated=self._simulated, log_fault=fault, owner=_owner(tenancy))
+        groups = ChannelGroups(simulated=self._simulated, log_fault=fault, owner=owner_of(tenancy))
         process = Process(tenancy.tenant.id, pid, connection, pidfd, groups)
         tenancy.processes.add(process)
         self._watch_connection(tenancy, process)
@@ -340,7 +341,7 @@ class Registrar:
         if self.hand_over is None:
             raise LinkError("there is no mover here")
         tenancy.processes.discard(process)
-        self._connections.give_back(_owner(tenancy))
+        self._connections.give_back(owner_of(tenancy))
         self._unwatch(process.connection)
         self._unwatch(process.pidfd)
         os.close(process.pidfd)
@@ -356,7 +357,7 @@ class Registrar:
                 self._join(tenancy, process, placement)
             else:  # it was disconnected meanwhile
                 for group in (group for on_card in placement.by_card.values() for group in on_card):
-                    discard(group.fd, _owner(tenancy))
+                    discard(group.fd, owner_of(tenancy))
 
     def _join(self, tenancy: Tenancy, process: Process, placement: Placement) -> None:
         assert process.slot is not None
@@ -394,13 +395,13 @@ class Registrar:
         if process not in tenancy.processes:
             return
         tenancy.processes.discard(process)
-        self._connections.give_back(_owner(tenancy))
+        self._connections.give_back(owner_of(tenancy))
         self._unwatch(process.connection)
         self._unwatch(process.pidfd)
         process.connection.close()
         os.close(process.pidfd)
         for seen in process.pending:
-            discard(seen.fd, _owner(tenancy))
+            discard(seen.fd, owner_of(tenancy))
         for uuid in process.cards:
             self._loops[uuid].leave(context_name(process))
 
@@ -413,7 +414,7 @@ def log_fault(tenancy: Tenancy, key: str, **fields: object) -> None:
         log.warning(key, extra={"data": {"tenant": tenancy.tenant.name, **fields}})
 
 
-def _owner(tenancy: Tenancy) -> int | str:
+def owner_of(tenancy: Tenancy) -> int | str:
     """Whose processes they are: a user's, over all their runs, or one Pod's."""
     tenant = tenancy.tenant
     return tenant.id if tenant.uid is None else account_of(tenant.uid)
