@@ -126,3 +126,8 @@ def test_others_have_their_turn_between_steps() -> None:
 
     asyncio.run(act())
     assert turns >= 3
+
+
+def test_turns_give_one_thing_only_a_part_of_the_time_of_its_owner() -> None:
+    """Who looks at it may hold a lock meanwhile."""
+    assert dict(Turns(0.02).look({"a": "mallory", "b": "alice"})) == {"a": 0.005, "b": 0.005}

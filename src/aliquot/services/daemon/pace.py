@@ -10,6 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _STEP = 0.01  # seconds of work after which others have their turn
+_AT_ONCE = 0.005  # seconds of the processor for one thing in a look: others may need its lock
 _SLOW = 0.001  # seconds of the processor: who looked for longer lets others have the locks,
 _PAUSE = 0.0005  # for so long
 _REMEMBERED = 1000  # looks: what was not looked at since then counts as new
@@ -136,7 +137,7 @@ class Turns:
         self._looks = 0
 
     def look(self, owners: Mapping[str, Hashable]) -> Iterator[tuple[str, float]]:
-        """Each thing, with the seconds that its owner has left: 0 if there is no time for it."""
+        """Each thing, with the seconds that there are for it: 0 if its owner has none left."""
         self._looks += 1
         number = self._looks
         self._last = {thing: at for thing, at in list(self._last.items()) if at > number - _REMEMBERED}
@@ -146,7 +147,7 @@ class Turns:
             left = max(0.0, self._seconds - spent.get(owner, 0.0))
             if left:
                 self._last[thing] = number
-            yield thing, left
+            yield thing, min(left, _AT_ONCE)
             took = time.thread_time() - began
             spent[owner] = spent.get(owner, 0.0) + took
             if took > _SLOW:

@@ -26,7 +26,7 @@ class SlowPage:
 
     def sweep(self, *, slots: int = SLOTS, seconds: float = LOOK) -> list[int]:
         self.looks.append(slots)
-        end = time.thread_time() + (seconds + 0.001 if self.slow else 0.0)
+        end = time.thread_time() + (LOOK + 0.001 if self.slow else 0.0)
         while time.thread_time() < end:
             pass
         return []
