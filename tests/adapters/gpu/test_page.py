@@ -191,6 +191,13 @@ def test_locks_of_a_tenant_do_not_keep_the_daemon_busy(
     assert page.sweep() == [], "in the end they are swept"
 
 
+def test_sweep_that_has_no_time_takes_the_claims_of_the_page_for_true(page: Page, child: Child) -> None:
+    """So that nothing of a living process is freed; the next sweep is as thorough as ever."""
+    child(LOCKS, page.path, 5)
+    assert page.sweep(seconds=0.0) == [*range(SLOTS)]
+    assert page.sweep() == []
+
+
 def test_holders_are_looked_for_only_for_a_while_and_in_the_end_all_are_seen(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,10 @@ class PaperArbiter:
     def controls(self) -> dict[str, CardControl]:
         return {}
 
-    def alive(self, tenant_id: str) -> bool:
+    def connected(self, tenant_id: str) -> bool:
+        return tenant_id in self.living
+
+    def alive(self, tenant_id: str, seconds: float) -> bool:
         return tenant_id in self.living
 
     def request_move(self, tenant_id: str, *, leave: bool) -> str | None:

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,35 @@ def test_hello_has_what_a_machine_reports_and_nothing_of_an_agent(daemon: Daemon
             assert answer == {"pid": os.getpid(), "home": home, "simulated": None, "dashboard": None, "rules": "seed"}
 
     asyncio.run(act())
+
+
+def test_runs_that_have_waited_for_a_name_go_on_one_in_each_round_of_the_loop(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """240 of them went on in one round, in which nobody else was answered."""
+    rounds = 0
+    went_on: list[int] = []
+
+    async def count() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    async def wait_for_name() -> None:
+        await daemon.control._until_free("taken")
+        went_on.append(rounds)
+
+    async def act() -> None:
+        counting = asyncio.create_task(count())
+        await asyncio.gather(*(wait_for_name() for _ in range(40)))
+        counting.cancel()
+
+    monkeypatch.setattr(daemon.machine, "is_ending", lambda name: True)
+    monkeypatch.setattr(module, "_NAME_PATIENCE", 0.1)
+    asyncio.run(act())
+    assert len(went_on) == 40
+    assert max(Counter(went_on).values()) <= 2
 
 
 def test_root_and_another_user_are_served_beside_silent_connections_of_five_users(daemon: Daemon) -> None:

@@ -198,7 +198,11 @@ def test_no_request_blocks_the_loop(daemon: Daemon, monkeypatch: pytest.MonkeyPa
 
 
 def while_running(
-    home: Home, act: Callable[[], None], listen: Listen = NO_DASHBOARD, ready: Callable[[], None] = lambda: None
+    home: Home,
+    act: Callable[[], None],
+    listen: Listen = NO_DASHBOARD,
+    ready: Callable[[], None] = lambda: None,
+    arbiter: Callable[[], PaperArbiter] = PaperArbiter,
 ) -> None:
     """A whole daemon in this process; what is done meanwhile is done in a thread. `ready` is called in its loop."""
     failed: list[BaseException] = []
@@ -217,7 +221,7 @@ def while_running(
 
     thread = threading.Thread(target=acting)
     nvml: Any = PaperNvml(cards())
-    run_daemon(Setup(home, nvml, lambda *_: PaperArbiter(), on_ready, environment={}, front={}, listen=listen))
+    run_daemon(Setup(home, nvml, lambda *_: arbiter(), on_ready, environment={}, front={}, listen=listen))
     thread.join()
     for error in failed:
         raise error
@@ -246,6 +250,56 @@ def test_no_folder_and_no_process_of_a_user_blocks_the_loop(home: Home, monkeypa
     assert blocked == []
     folders.wait_removed()
     assert [*tenants.iterdir()] == []
+
+
+# Runs that end at one moment, when the input of this program ends.
+ENDING = """
+import json, os, socket, sys
+path, runs = sys.argv[1], int(sys.argv[2])
+read, write = os.pipe()
+for _ in range(runs):
+    if os.fork() == 0:
+        os.close(write)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(path)
+        connection.sendall(json.dumps({"op": "run", "command": ["x"], "memory_mib": 1}).encode() + b"\\n")
+        assert "ok" in json.loads(connection.makefile().readline())
+        print("started", flush=True)
+        os.read(read, 1)
+        os._exit(0)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/thread-self/schedstat"), reason="the kernel counts no waiting times")
+def test_runs_that_end_at_one_moment_do_not_block_the_loop_however_long_their_pages_take(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locks that a user takes on the pages of its runs, and folders, make each of them slow."""
+    runs = 30
+
+    class SlowArbiter(PaperArbiter):
+        def alive(self, tenant_id: str, seconds: float = 0.02) -> bool:
+            time.sleep(0.02)
+            return super().alive(tenant_id, seconds)
+
+        def remove(self, tenant_id: str) -> None:
+            time.sleep(0.008)
+            super().remove(tenant_id)
+
+    def act() -> None:
+        command = [sys.executable, "-S", "-c", ENDING, home.control, str(runs)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+            assert program.stdout is not None
+            assert [program.stdout.readline() for _ in range(runs)] == [b"started\n"] * runs
+            assert len(arbiter.tenants) == runs
+            program.communicate()
+        eventually(lambda: not arbiter.tenants)
+
+    arbiter = SlowArbiter()
+    with measured(monkeypatch) as blocked:
+        while_running(home, act, arbiter=lambda: arbiter)
+    assert blocked == []
 
 
 def test_metrics_of_a_machine_show_what_blocked_its_loop(home: Home) -> None:

@@ -10,13 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Set
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aliquot.adapters.host import users
 from aliquot.adapters.host.process import procscan
 from aliquot.adapters.host.process.procscan import Reading, Scan
+from aliquot.model.tenancy import Tenancy
 from aliquot.services.machine.sweeper import Scanner, Sweeper
 
 MANY = 200
@@ -117,6 +120,94 @@ def test_scans_that_are_asked_for_meanwhile_are_one_scan(monkeypatch: pytest.Mon
     assert asked == [{1}, set(range(2, 50))]
 
 
+class Suspects:
+    """No tenants, and no Pods."""
+
+    def suspects(self) -> dict[str, int]:
+        return {}
+
+    def to_clear(self) -> dict[str, int]:
+        return {}
+
+    def without_processes(self, found: Scan, tenants: Collection[str]) -> Iterator[Tenancy | None]:
+        yield from ()
+
+    def without_page(self, tenancies: Collection[Tenancy]) -> list[Tenancy]:
+        return []
+
+    def release(self, now: float, tenancies: Collection[Tenancy]) -> Iterator[None]:
+        yield from ()
+
+    def clear(self, found: Scan, uids: Collection[str]) -> None:
+        pass
+
+
+def test_all_who_wait_for_a_look_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """240 connections that waited for the name of a run each had looks of their own: `hello` took 3.5 s."""
+    looks = 0
+
+    class Counted(Suspects):
+        def suspects(self) -> dict[str, int]:
+            nonlocal looks
+            looks += 1
+            return {"a": os.geteuid()}
+
+    async def act() -> None:
+        known = Counted()
+        sweeper = Sweeper(known, known, ("ALIQUOT_TENANT",))
+        first = asyncio.create_task(sweeper.look())
+        while not looks:
+            await asyncio.sleep(0)
+        await asyncio.gather(first, *(sweeper.look() for _ in range(240)))
+
+    monkeypatch.setattr("aliquot.services.machine.sweeper.procscan.scan", lambda *_, **__: Scan())
+    asyncio.run(act())
+    assert looks == 2, "the second for all who asked after the first had begun"
+
+
+def test_pages_are_asked_about_in_a_thread_and_tenants_end_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both take the loop's time otherwise, as long as a user wants it to."""
+    threads: list[str] = []
+    ended: list[float] = []
+    turns: list[float] = []
+    tenancy: Any = object()
+
+    class Slow(Suspects):
+        def suspects(self) -> dict[str, int]:
+            return {"a": os.geteuid()}
+
+        def without_processes(self, found: Scan, tenants: Collection[str]) -> Iterator[Tenancy | None]:
+            yield from [tenancy] * 10
+
+        def without_page(self, tenancies: Collection[Tenancy]) -> list[Tenancy]:
+            threads.append(threading.current_thread().name)
+            return [*tenancies]
+
+        def release(self, now: float, tenancies: Collection[Tenancy]) -> Iterator[None]:
+            for _ in tenancies:
+                time.sleep(0.02)
+                ended.append(time.monotonic())
+                yield
+
+    async def count() -> None:
+        while True:
+            turns.append(time.monotonic())
+            await asyncio.sleep(0)
+
+    async def act() -> None:
+        known = Slow()
+        counting = asyncio.create_task(count())
+        await Sweeper(known, known, ("ALIQUOT_TENANT",)).look()
+        counting.cancel()
+
+    monkeypatch.setattr("aliquot.services.machine.sweeper.procscan.scan", lambda *_, **__: Scan())
+    asyncio.run(act())
+    assert [name.startswith("pages") for name in threads] == [True]
+    assert len(ended) == 10
+    for earlier, later in pairwise(ended):
+        assert any(earlier < turn < later for turn in turns), "others had no turn between the ends of two tenants"
+
+
 def test_user_whose_processes_cannot_all_be_read_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """One who starts processes faster than they can be read."""
     restless, calm = 1, 2
@@ -129,23 +220,18 @@ def test_user_whose_processes_cannot_all_be_read_delays_no_other(monkeypatch: py
 
     seen: list[set[str]] = []
 
-    class Suspects:
+    class Two(Suspects):
         def suspects(self) -> dict[str, int]:
             return {"a": restless, "b": calm}
 
-        def to_clear(self) -> dict[str, int]:
-            return {}
-
-        def sweep(self, now: float, found: Scan, tenants: Collection[str]) -> None:
+        def without_processes(self, found: Scan, tenants: Collection[str]) -> Iterator[None]:
             seen.append(set(tenants))
-
-        def clear(self, found: Scan, uids: Collection[str]) -> None:
-            pass
+            yield
 
     monkeypatch.setattr("aliquot.services.machine.sweeper.procscan.scan", scan)
 
     async def act() -> None:
-        known = Suspects()
+        known = Two()
         sweeper = Sweeper(known, known, ("ALIQUOT_TENANT",))
         await sweeper.look()
         assert (asked, seen) == ([{restless, calm}], [{"a", "b"}])

@@ -44,7 +44,7 @@ _MOVE_SIZE = 64
 _MOVE = struct.Struct("<4I2Q2I3Q")
 SIZE = _MOVE_AT + SLOTS * CARDS * _MOVE_SIZE
 
-_SWEEP = 0.02  # seconds of the processor for one sweep; one of all slots takes about a thousandth
+LOOK = 0.02  # seconds of the processor for one sweep; one of all slots takes about a thousandth
 _REST = 100  # times what a longer one took, before the next
 _FLOCK = struct.Struct("@2h2qi4x")  # struct flock
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -276,19 +276,20 @@ class Page:
         """The second."""
         return self.totals(card)[1]
 
-    def sweep(self, *, slots: int = SLOTS) -> list[int]:
+    def sweep(self, *, slots: int = SLOTS, seconds: float = LOOK) -> list[int]:
         """Clear the slots of dead processes among the first so many; returns the slots of living ones.
 
         A living process holds the lock of its byte. If we get the lock, the process is dead, and no other takes the
         slot while we hold it. The kernel goes through all locks of the file each time, and its owner may have taken any
-        number of them (3 ms with 20,000): beyond some time the rest of the slots counts as living, for a while.
+        number of them (3 ms with 20,000): beyond so many seconds of the processor the rest of the slots counts as
+        living, and where that took the usual time, for a while.
         """
         living, taken = [], _taken(self._read(_SLOT_AT, slots * _SLOT_SIZE))
         if time.monotonic() < self._not_before:
             return taken
         began = time.thread_time()
         for at, slot in enumerate(taken):
-            if time.thread_time() - began > _SWEEP:
+            if time.thread_time() - began >= seconds:
                 living += taken[at:]
                 break
             try:
@@ -300,19 +301,19 @@ class Page:
             self._write(self._move_at(slot, 0), bytes(CARDS * _MOVE_SIZE))
             self._write(_SLOT_AT + slot * _SLOT_SIZE, bytes(_U32.size))
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
-        if (took := time.thread_time() - began) > _SWEEP:
+        if (took := time.thread_time() - began) > LOOK:
             self._not_before = time.monotonic() + _REST * took
         return living
 
-    def may_be_held(self, slots: Sequence[int], by: Callable[[int], bool]) -> bool:
+    def may_be_held(self, slots: Sequence[int], by: Callable[[int], bool], *, seconds: float = LOOK) -> bool:
         """Whether one of the processes that `by` says yes to may hold the lock of one of these slots: one that is not
-        visible may. A look has as long as a sweep. The next one goes on with the slots that are left; until all are
-        seen the answer is yes."""
+        visible may. A look has so many seconds of the processor. The next one goes on with the slots that are left;
+        until all are seen the answer is yes."""
         spent = 0.0
         for slot in slots:
             if slot in self._not_held:
                 continue
-            if spent > _SWEEP:
+            if spent > seconds:
                 return True
             began = time.thread_time()
             pid = self.holder(slot)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _STEP = 0.01  # seconds of work after which others have their turn
+_AT_ONCE = 0.005  # seconds of the processor for one thing in a look: others may need its lock
+_SLOW = 0.001  # seconds of the processor: who looked for longer lets others have the locks,
+_PAUSE = 0.0005  # for so long
 
 
 class Pace:
@@ -79,3 +85,69 @@ class Steps:
         self._not_before = self._loop.time() + max(self._every, 3 * self._spent)
         if self._wanted:
             self._loop.call_at(self._not_before, self._begin)
+
+
+async def in_steps(steps: Iterator[T]) -> list[T]:
+    """What the steps yield. Others have their turn in between."""
+    found: list[T] = []
+    began = time.perf_counter()
+    for one in steps:
+        found.append(one)
+        if time.perf_counter() - began > _STEP:
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+    return found
+
+
+class Together:
+    """Work in the running event loop, once for all who ask for it before it begins. Between two it rests as long as
+    the last one took, but not long."""
+
+    def __init__(self, work: Callable[[], Awaitable[None]], *, longest_rest: float = 0.1) -> None:
+        self._work, self._longest = work, longest_rest
+        self._lock = asyncio.Lock()
+        self._next: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+
+    async def __call__(self) -> None:
+        """Returns when work that began after this call is done."""
+        if self._next is None or self._next.done():  # done: it was cancelled before it began
+            self._next = asyncio.create_task(self._run())
+        await asyncio.shield(self._next)
+
+    async def _run(self) -> None:
+        async with self._lock:
+            clock = asyncio.get_running_loop().time
+            await asyncio.sleep(max(0.0, self._not_before - clock()))
+            self._next, began = None, clock()
+            try:
+                await self._work()
+            finally:
+                self._not_before = clock() + min(self._longest, clock() - began)
+
+
+class Turns:
+    """Looks at the things of many owners, where those of one owner may take so many seconds of the processor in each.
+    What there was no time for comes first in the next one, and so does what was not there in the last. Any thread."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last: dict[str, int] = {}  # by thing: the number of the look that had time for it
+        self._looks = 0
+
+    def look(self, owners: Mapping[str, Hashable]) -> Iterator[tuple[str, float]]:
+        """Each thing, with the seconds that there are for it: 0 if its owner has none left."""
+        self._looks += 1
+        number = self._looks
+        self._last = {thing: at for thing, at in list(self._last.items()) if thing in owners}
+        spent: dict[Hashable, float] = {}
+        for thing in sorted(owners, key=lambda thing: self._last.get(thing, 0)):
+            owner, began = owners[thing], time.thread_time()
+            left = max(0.0, self._seconds - spent.get(owner, 0.0))
+            if left:
+                self._last[thing] = number
+            yield thing, min(left, _AT_ONCE)
+            took = time.thread_time() - began
+            spent[owner] = spent.get(owner, 0.0) + took
+            if took > _SLOW:
+                time.sleep(_PAUSE)  # else a thread that waits for the lock of these things may not get it in between

@@ -93,6 +93,7 @@ class ControlServer:
         self._stopping = asyncio.Event()
         self._orphaned = asyncio.Event()  # the root process of a tenant has ended
         machine.tenant_orphaned = self._orphaned.set
+        self._one_by_one = asyncio.Lock()  # in each round of the loop one of the runs that have waited for their name
         self._for_good = False  # `aliquot down`; over a restart, queued runs keep waiting
         self._clients = Clients()
         self._next_status: asyncio.Future[bytes] | None = None  # for all who ask before it is made
@@ -211,11 +212,15 @@ class ControlServer:
     async def _until_free(self, name: str | None) -> None:
         """The run of that name, if its first process has ended, keeps it until the last one is seen to have ended: in a
         loop of a shell the next run of the name may ask before that."""
-        deadline, pause = time.monotonic() + _NAME_PATIENCE, _FIRST_PAUSE
+        deadline, pause, waited = time.monotonic() + _NAME_PATIENCE, _FIRST_PAUSE, False
         while name is not None and self.machine.is_ending(name) and time.monotonic() < deadline:
             await self.pods.sweeper.look()
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
+            waited = True
+        if waited:
+            async with self._one_by_one:  # all who have waited go on at one moment
+                await asyncio.sleep(0)
 
     # --- operations --------------------------------------------------------------------------------------------
 

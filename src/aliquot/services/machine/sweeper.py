@@ -11,7 +11,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -19,6 +20,8 @@ from typing import Protocol
 from aliquot.adapters.host.process import procscan
 from aliquot.adapters.host.process.procscan import Reading, Scan
 from aliquot.adapters.host.users import account_of
+from aliquot.model.tenancy import Tenancy
+from aliquot.services.daemon.pace import Together, in_steps
 
 _PATIENCE = procscan.SECONDS + 2.0  # for the thread; after that it hangs in one process
 
@@ -128,7 +131,9 @@ class Tenants(Protocol):
     """tenants/machine.py."""
 
     def suspects(self) -> dict[str, int]: ...
-    def sweep(self, now: float, found: Scan, tenants: Collection[str]) -> None: ...
+    def without_processes(self, found: Scan, tenants: Collection[str]) -> Iterator[Tenancy | None]: ...
+    def without_page(self, tenancies: Collection[Tenancy]) -> list[Tenancy]: ...
+    def release(self, now: float, tenancies: Collection[Tenancy]) -> Iterator[None]: ...
 
 
 class Pods(Protocol):
@@ -145,13 +150,21 @@ class Sweeper:
         self._tenants, self._pods = tenants, pods
         self._scanner = Scanner(names)
         self._apart: dict[int, asyncio.Task[None]] = {}  # looks at restless users, by account
+        self._look_together = Together(self._look)
+        self._asking = ThreadPoolExecutor(1, thread_name_prefix="pages")
 
     async def look(self, waiting: int | None = None) -> None:
-        """Look for the processes of those that may have none left, and let go of those without. Those of restless users
-        are looked at meanwhile, and only the user `waiting` waits for the look at their own."""
+        """Look for the processes of those that may have none left, and let go of those without: one look for all who
+        ask meanwhile. Those of restless users are looked at beside it, and only the user `waiting` waits for the look
+        at their own."""
         account = None if waiting is None else account_of(waiting)
         if (earlier := self._look_of(account)) is not None:  # it does not look for what has ended since it began
             await asyncio.wait({earlier})
+        await self._look_together()
+        if (own := self._look_of(account)) is not None:
+            await asyncio.wait({own})
+
+    async def _look(self) -> None:
         suspects, pods = self._tenants.suspects(), self._pods.to_clear()
         users = {*suspects.values(), *pods.values()}
         apart = self._scanner.restless(users)
@@ -161,8 +174,6 @@ class Sweeper:
                 self._apart[other].add_done_callback(partial(self._looked, other))
         if users - apart:
             await self._look_at(users - apart, suspects, pods)
-        if (own := self._look_of(account)) is not None:
-            await asyncio.wait({own})
 
     def _look_of(self, account: int | None) -> asyncio.Task[None] | None:
         return None if account is None else self._apart.get(account)
@@ -174,7 +185,12 @@ class Sweeper:
 
     async def _look_at(self, users: Set[int], suspects: Mapping[str, int], pods: Mapping[str, int]) -> None:
         found = await self._scanner.scan(users)
-        self._tenants.sweep(time.time(), found, {one: user for one, user in suspects.items() if user in users})
+        own = [one for one, user in suspects.items() if user in users]
+        bare = [one for one in await in_steps(self._tenants.without_processes(found, own)) if one is not None]
+        if bare:
+            ask = asyncio.get_running_loop().run_in_executor
+            ended = await ask(self._asking, self._tenants.without_page, bare)
+            await in_steps(self._tenants.release(time.time(), ended))
         self._pods.clear(found, {one: user for one, user in pods.items() if user in users})
 
     async def scan(self, uids: Set[int]) -> Scan:

@@ -7,9 +7,7 @@ ancestors, or its cgroup where tenants are Pods). What the process says of itsel
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import resource
 import sys
 import threading
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aliquot.adapters.gpu.nvml import Nvml
-from aliquot.adapters.gpu.page import SLOTS
+from aliquot.adapters.gpu.page import LOOK
 from aliquot.adapters.storage import tenantfolder
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.arbiter.roster import Member
@@ -40,11 +38,10 @@ from aliquot.services.runtime.limits.audit import Auditor, PageSlot, Registry
 from aliquot.services.runtime.limits.hardlimits import HardLimits
 from aliquot.services.runtime.limits.memoryquota import MemoryQuota
 from aliquot.services.runtime.limits.owners import ProcessOwners, as_owner
+from aliquot.services.runtime.limits.pagesweep import PageSweep
 from aliquot.services.runtime.processes.anchors import Anchors
-from aliquot.services.runtime.processes.registration import Registrar, Tenancy, log_fault
+from aliquot.services.runtime.processes.registration import Registrar, Tenancy
 from aliquot.wording.control import why_gated
-
-_WHOLE, _BEYOND = 8, 4  # every so many sweeps all slots; else this far beyond the last that a process had
 
 _SWITCH = 0.0005  # seconds after which a thread that computes lets another go on
 
@@ -106,13 +103,13 @@ class Arbiterd:
         self._tenancies: dict[str, Tenancy] = {}
         self._former: dict[str, tuple[float, Tenant]] = {}  # when they were removed
         self._bills = False  # whether stretches are taken
-        self._sweeps = 0
         self._lock = threading.RLock()  # guards the tenancies and everything they hold
         anchors = Anchors()
         self._owners = ProcessOwners(self._lock, self._tenancies, whose, claims_of, anchors)
         self._registrar = Registrar(
             self._lock, self._loops, simulated=simulated, refusal=self._owners.refusal, anchors=anchors
         )
+        self._sweep = PageSweep(self._lock, self._tenancies).run
         registry = Registry(self._lock, self._registered, self._owners.owner_of, self._sweep, pods=whose is not None)
         self._quota = MemoryQuota(self._owners.candidates, spares_all=whose is not None)
         self._quota.kill_after = rules.kill_after
@@ -344,15 +341,24 @@ class Arbiterd:
                 for uuid in tenancy.page.uuids[:1]
             ]
 
-    def alive(self, tenant_id: str) -> bool:
-        """Whether any of its processes that registered still lives."""
+    def connected(self, tenant_id: str) -> bool:
+        """Whether a process of it has registered and is there now."""
+        with self._lock:
+            tenancy = self._tenancies.get(tenant_id)
+            return tenancy is not None and bool(tenancy.processes)
+
+    def alive(self, tenant_id: str, seconds: float = LOOK) -> bool:
+        """Whether any of its processes that registered still lives. The tenant decides how long it takes to find out
+        (page.py): after so many seconds of the processor it counts as alive, and the next look goes on."""
         with self._lock:
             tenancy = self._tenancies.get(tenant_id)
             if tenancy is None or tenancy.processes:
                 return tenancy is not None
             # A Pod may have passed its page to another Pod, which would then keep its place after its end.
             page, is_own = tenancy.page, partial(self._owners.may_be, tenant_id)
-            return page.may_be_held(page.sweep(), is_own)
+            began = time.thread_time()
+            slots = page.sweep(seconds=seconds)
+            return page.may_be_held(slots, is_own, seconds=seconds - (time.thread_time() - began))
 
     # --- what the audit asks -----------------------------------------------------------------------------------
 
@@ -383,22 +389,6 @@ class Arbiterd:
         with self._lock:
             tenants = [tenancy.tenant for tenancy in self._tenancies.values()]
         self._hard_limits.refresh([one for one in tenants if not self._quota.spares(one.id)], time.monotonic())
-
-    def _sweep(self) -> list[int]:
-        """Each second, so it is cheap: a shim takes the first free slot, so what lies past those that we know of is
-        swept only now and then."""
-        too_long = []
-        self._sweeps += 1
-        for tenancy in self._tenancies.values():
-            slots = [process.slot for process in tenancy.processes if process.slot is not None]
-            tenancy.reach = max([tenancy.reach, *(slot + 1 for slot in slots)])
-            whole = self._sweeps % _WHOLE == 0
-            tenancy.page.sweep(slots=SLOTS if whole else min(SLOTS, tenancy.reach + _BEYOND))
-            if tenancy.page.is_longer():
-                log_fault(tenancy, "page_truncated", why="the tenant made it longer, which fills the host's memory")
-                with contextlib.suppress(OSError):  # no number is free: the next sweep finds it again
-                    too_long.append(os.dup(tenancy.page.fileno()))
-        return too_long
 
 
 def _member(tenant: Tenant, allotment: Allotment) -> Member:

@@ -121,7 +121,7 @@ def test_other_users_are_served_while_all_runs_of_one_are_muted(
 ) -> None:
     """A user has hundreds of runs, each with a budget of its own."""
     monkeypatch.setattr(budgets, "_MOST_ACCEPTED", 5)
-    monkeypatch.setattr(registration, "_owner", lambda tenancy: tenancy.tenant.id[0])
+    monkeypatch.setattr(registration, "owner_of", lambda tenancy: tenancy.tenant.id[0])
     bad, good = [rig.tenant(f"b{number}") for number in range(6)], rig.tenant("good")
     for run in bad * 2:
         rig.connect(run)
@@ -143,7 +143,7 @@ def test_other_users_are_served_while_all_runs_of_one_are_muted(
 def test_pending_groups_of_one_user_leave_files_for_others(rig: RegistrarRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is an open file, and a user has hundreds of runs."""
     monkeypatch.setattr(registration, "_MOST_RECEIVED", 100)
-    monkeypatch.setattr(registration, "_owner", lambda tenancy: tenancy.tenant.id[0])
+    monkeypatch.setattr(registration, "owner_of", lambda tenancy: tenancy.tenant.id[0])
     rig.registrar._unchecked = FairShare(20, 5)
 
     def send(run: Tenancy) -> socket.socket:
@@ -219,7 +219,7 @@ def test_tenant_whose_files_hang_is_not_read_until_they_are_closed(
     bad, good = rig.tenant("bad"), rig.tenant("good")
     behind: set[int | str] = set()
     monkeypatch.setattr(registration, "is_behind", behind.__contains__)
-    monkeypatch.setattr(registration, "_owner", lambda tenancy: tenancy.tenant.id)  # else both are of one user
+    monkeypatch.setattr(registration, "owner_of", lambda tenancy: tenancy.tenant.id)  # else both are of one user
     shim = rig.connect(bad)
     rig.turns(2)
     behind.add("bad")

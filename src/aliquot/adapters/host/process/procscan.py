@@ -52,32 +52,50 @@ class Scan:
     processes: dict[int, Seen] = field(default_factory=dict)
     unfinished: set[int] = field(default_factory=set)  # users
 
+    _by_mark: dict[tuple[str, str], list[int]] | None = None
+    _by_parent: dict[int, list[int]] | None = None
+
+    def has(self, pid: int, started: int) -> bool:
+        """Whether it found that very process."""
+        seen = self.processes.get(pid)
+        return seen is not None and seen.started == started
+
     def marked(self, name: str, value: str, uid: int | None = None) -> dict[int, int]:
         """The processes with that mark, with their start times; only of that user, if one is given."""
-        return {
-            pid: seen.started
-            for pid, seen in self.processes.items()
-            if seen.marks.get(name) == value and uid in (None, seen.uid)
-        }
+        by_mark, _ = self.indexed()
+        marked = [(pid, self.processes[pid]) for pid in by_mark.get((name, value), ())]
+        return {pid: seen.started for pid, seen in marked if uid in (None, seen.uid)}
 
     def below(self, roots: Mapping[int, int], mark: tuple[str, str], uid: int, *, without: int) -> dict[int, int]:
         """The children of these processes (pid: start time), their children and so on. A process of that user belongs
         to its parent unless it carries the mark with another value. The process `without` and what is below it do not
         belong to them."""
         name, value = mark
-        known = {pid for pid, started in roots.items() if pid in self.processes and self._is(pid, started)}
-        children: dict[int, list[int]] = {}
-        for pid, seen in self.processes.items():
-            if seen.uid == uid and seen.marks.get(name, value) == value and pid != without:
-                children.setdefault(seen.parent, []).append(pid)
+        _, by_parent = self.indexed()
+        known = {pid for pid, started in roots.items() if self.has(pid, started)}
+
+        def belongs(pid: int) -> bool:
+            seen = self.processes[pid]
+            return seen.uid == uid and seen.marks.get(name, value) == value and pid != without
+
         found, fresh = set[int](), known
         while fresh:
-            fresh = {child for pid in fresh for child in children.get(pid, ())} - found - known
+            children = {child for pid in fresh for child in by_parent.get(pid, ())} - found - known
+            fresh = {pid for pid in children if belongs(pid)}
             found |= fresh
         return {pid: self.processes[pid].started for pid in found}
 
-    def _is(self, pid: int, started: int) -> bool:
-        return self.processes[pid].started == started
+    def indexed(self) -> tuple[dict[tuple[str, str], list[int]], dict[int, list[int]]]:
+        """Its processes by mark and by parent. Made once, when nothing more is found: many tenants ask."""
+        if self._by_mark is None or self._by_parent is None:
+            by_mark: dict[tuple[str, str], list[int]] = {}
+            by_parent: dict[int, list[int]] = {}
+            for pid, seen in self.processes.items():
+                by_parent.setdefault(seen.parent, []).append(pid)
+                for mark in seen.marks.items():
+                    by_mark.setdefault(mark, []).append(pid)
+            self._by_mark, self._by_parent = by_mark, by_parent
+        return self._by_mark, self._by_parent
 
 
 def with_environment(name: str, value: str, *, uid: int | None = None) -> dict[int, int]:
@@ -135,6 +153,7 @@ class _Scanning:
                 self._look(entry)
         for _, owner in self._owners(self._in_exec & self._again.keys()):  # which mark it will have is not known
             self._leave_out(owner)
+        self._found.indexed()  # here, which may be a thread, and not where it is asked
         return self._found
 
     def _late(self) -> bool:

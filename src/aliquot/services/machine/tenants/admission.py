@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -248,12 +249,11 @@ class Admission:
         have a limit of their own."""
         of_one = self._most_runs // 4
         share = FairShare(self._most_runs, of_one)
-        for tenancy in self._registry.tenancies.values():
-            if tenancy.user is not None and "/" not in tenancy.tenant.name:
-                share.hold(account_of(tenancy.user))
-        for entry in self._queue:
-            if "/" not in entry.name:
-                share.hold(account_of(entry.uid))
+        users = Counter(one.user for one in self._registry.tenancies.values() if "/" not in one.key)
+        users.update(entry.uid for entry in self._queue if "/" not in entry.name)
+        for uid, count in users.items():
+            if uid is not None:
+                share.hold(account_of(uid), count)
         if share.take(user):
             return
         if share.held(user) < of_one:
@@ -271,9 +271,7 @@ class Admission:
         )
 
     def _name(self, request: RunRequest) -> str:
-        taken = {tenancy.tenant.name for tenancy in self._registry.tenancies.values()} | {
-            entry.name for entry in self._queue
-        }
+        taken = {tenancy.key for tenancy in self._registry.tenancies.values()} | {entry.name for entry in self._queue}
         return self._names.new(request, taken)
 
 

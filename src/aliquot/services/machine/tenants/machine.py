@@ -4,7 +4,8 @@
     admission a run or a Pod requests a slice, or a queued request gives up (admission.py)
     move_on   a process that has a tenant asks again: it leaves that tenant
     ended     the root process of a tenant has ended
-    sweep     ends the tenants without a root process that have no other process left, by a scan of /proc
+    release   ends the tenants without a root process that have no other process left, by a scan of /proc and their
+              pages
 
 Single-threaded; callers pass the time in. A tenant stays in the ledger until none of its processes is alive.
 """
@@ -13,12 +14,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from aliquot.adapters.gpu.page import LOOK
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
 from aliquot.adapters.host.process.procscan import Scan, scan
+from aliquot.adapters.host.users import account_of
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
@@ -29,6 +32,7 @@ from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.daemon.control import Caller, RefusedError
+from aliquot.services.daemon.pace import Turns
 from aliquot.services.machine.queue import Queue, QueuedRequest
 from aliquot.services.machine.settings import Factors, keep_rules, stored_rules
 from aliquot.services.machine.tenants.admission import Admission
@@ -77,6 +81,7 @@ class LocalMachine:
         self.tenancies, self.history = self._registry.tenancies, self._registry.history
         self.group_members = self._registry.group_members
         self.queue.preferred = self.group_members.cards
+        self._turns = Turns(LOOK)  # of looks at the pages of one user's tenants
         self._places = {card.uuid: (node.name, card.index) for node in self.nodes for card in node.cards}
         self._watch = watch  # arranges that `ended` is called when the root process ends
         self.rules = stored_rules(store)
@@ -157,37 +162,59 @@ class LocalMachine:
     def is_ending(self, name: str) -> bool:
         """Whether the run of that name has lost its first process, and others may be left."""
         return any(
-            tenancy.tenant.name == name and not self._registry.orphans.has_root(tenancy)
-            for tenancy in self.tenancies.values()
+            tenancy.key == name and not self._registry.orphans.has_root(tenancy) for tenancy in self.tenancies.values()
         )
 
     def suspects(self) -> dict[str, int]:
         """Tenants that may have no process left, and their users."""
         return self._registry.orphans.suspects(self.tenancies)
 
-    def sweep(self, now: float, found: Scan, tenants: Collection[str]) -> None:
-        """End those of the tenants that have no process left. They were suspects before the scan began."""
+    def without_processes(self, found: Scan, tenants: Collection[str]) -> Iterator[Tenancy | None]:
+        """Those of the tenants of which the scan has found no process, one tenant at a step. They were suspects before
+        the scan began."""
+        on_cards = self._registry.on_cards()
         for tenant_id in tenants:
             tenancy = self.tenancies.get(tenant_id)
             if tenancy is None or tenant_id not in self._registry.orphans or user_of(tenancy) in found.unfinished:
                 continue
-            left = self.members(tenancy, found)
-            if left or self.arbiter.alive(tenant_id):
-                self._registry.orphans.set_seen(tenant_id, left)
-            else:
-                if self._registry.orphans.ever_ran(tenant_id):
-                    self.history.add(tenancy, now)
-                self._registry.discard(tenancy)
-                self.admission.look_at_queue()
+            left = self._registry.members(tenancy, found, on_cards)
+            self._registry.orphans.set_seen(tenant_id, left)
+            yield None if left else tenancy
+
+    def without_page(self, tenancies: Collection[Tenancy]) -> list[Tenancy]:
+        """Those of the tenancies whose pages no process holds either, as far as the time of their owners goes: the
+        others are asked about at the next look. Any thread: it takes long where a tenant wants it to."""
+        by_id = {tenancy.id: tenancy for tenancy in tenancies}
+        owners = {tenancy.id: account_of(user_of(tenancy)) for tenancy in tenancies}
+        turns = self._turns.look(owners)
+        return [by_id[one] for one, seconds in turns if seconds and not self.arbiter.alive(one, seconds)]
+
+    def release(self, now: float, tenancies: Collection[Tenancy]) -> Iterator[None]:
+        """End those that have no process left, one at a step. One that has come meanwhile keeps its tenant."""
+        on_cards = self._registry.on_cards() if tenancies else {}
+        for tenancy in tenancies:
+            tenant_id = tenancy.id
+            if self.tenancies.get(tenant_id) is not tenancy or tenant_id not in self._registry.orphans:
+                continue
+            if on_cards.get(tenant_id) or self.arbiter.connected(tenant_id):
+                continue
+            if self._registry.orphans.ever_ran(tenant_id):
+                self.history.add(tenancy, now)
+            self._registry.discard(tenancy)
+            self.admission.look_at_queue()
+            yield
 
     def sweep_now(self) -> None:
-        """The same with a scan here and now."""
+        """End the tenants that have no process left, by a scan here and now."""
         suspects = self.suspects()
-        self.sweep(time.time(), scan((TENANT_VARIABLE,), set(suspects.values())), suspects)
+        found = scan((TENANT_VARIABLE,), set(suspects.values()))
+        bare = [tenancy for tenancy in self.without_processes(found, suspects) if tenancy is not None]
+        for _ in self.release(time.time(), self.without_page(bare)):
+            pass
 
     def members(self, tenancy: Tenancy, found: Scan) -> dict[int, int]:
         """Its live processes, with their start times (members.py)."""
-        return self._registry.members(tenancy, found)
+        return self._registry.members(tenancy, found, self._registry.on_cards())
 
     # --- questions ---------------------------------------------------------------------------------------------
 

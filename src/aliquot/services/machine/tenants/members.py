@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from aliquot.adapters.host.home import TENANT_VARIABLE
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.procscan import Scan
 from aliquot.model.tenancy import Tenancy
+
+_MOST_ENDED = 500  # processes of a user that one look for suspects finds ended: the next one goes on
 
 
 def user_of(tenancy: Tenancy) -> int:
@@ -38,7 +41,9 @@ def members(
     root: dict[int, int] = {}
     if tenancy.root is not None and tenancy.started is not None and processes.lives(tenancy.root, tenancy.started):
         root[tenancy.root] = tenancy.started
-    own = found.marked(*mark, user) | {pid: at for pid, at in (seen or {}).items() if processes.lives(pid, at)}
+    own = found.marked(*mark, user) | {
+        pid: at for pid, at in (seen or {}).items() if found.has(pid, at) or processes.lives(pid, at)
+    }
     if not root_left:
         own |= {**on_cards, **root}
         own.pop(daemon, None)
@@ -51,9 +56,10 @@ def members(
 class Orphans:
     """Tenants without a root process: it has ended, or it has asked again and is another tenant's now."""
 
-    def __init__(self, directory: Callable[[str], Path], on_cards: Callable[[str], Mapping[int, int]]) -> None:
-        self._directory, self._on_cards = directory, on_cards  # both by the tenant's id
+    def __init__(self, directory: Callable[[str], Path]) -> None:
+        self._directory = directory  # by the tenant's id
         self._seen: dict[str, dict[int, int] | None] = {}  # processes seen last; None: no look yet
+        self._ran: set[str] = set()  # tenants of which a look has found processes
         self._left: set[str] = set()  # tenants whose root process lives and has asked again
 
     def __contains__(self, tenant_id: str) -> bool:
@@ -66,6 +72,7 @@ class Orphans:
     def discard(self, tenant_id: str) -> None:
         """The tenant has ended."""
         self._seen.pop(tenant_id, None)
+        self._ran.discard(tenant_id)
         self._left.discard(tenant_id)
 
     def mark_left(self, tenant_id: str) -> None:
@@ -83,6 +90,7 @@ class Orphans:
             if tenant_id not in self._left:
                 self._left.add(tenant_id)
                 self._seen[tenant_id] = None
+                self._ran.discard(tenant_id)
         return bool(earlier)
 
     def root_ended(self, tenancy: Tenancy) -> None:
@@ -96,24 +104,45 @@ class Orphans:
         return tenancy.id not in self._left and processes.lives(tenancy.root, tenancy.started)
 
     def suspects(self, tenancies: Mapping[str, Tenancy]) -> dict[str, int]:
-        """Tenants that may have no process left, and their users. Nearly free while known processes are alive."""
-        return {
-            tenant_id: user_of(tenancies[tenant_id])
-            for tenant_id, seen in self._seen.items()
-            if tenant_id in tenancies
-            and not any(processes.lives(pid, started) for pid, started in (seen or {}).items())
-        }
+        """Tenants that may have no process left, and their users. Nearly free while known processes are alive: those
+        that have ended are looked at once, so many of a user at a time."""
+        found: dict[str, int] = {}
+        left = Counter[int]()  # by user: processes that have ended and may still be looked at
+        for tenant_id, seen in self._seen.items():
+            if tenant_id in tenancies:
+                user = user_of(tenancies[tenant_id])
+                left.setdefault(user, _MOST_ENDED)
+                living, dropped = _drop_ended(seen or {}, left[user])
+                left[user] -= dropped
+                if not living:
+                    found[tenant_id] = user
+        return found
 
     def set_seen(self, tenant_id: str, found: dict[int, int]) -> None:
         """These processes of it are alive."""
         self._seen[tenant_id] = found
+        if found:
+            self._ran.add(tenant_id)
 
     def ever_ran(self, tenant_id: str) -> bool:
         """Whether anything ran in it before its root process asked again."""
-        return tenant_id not in self._left or bool(self._seen[tenant_id])
+        return tenant_id not in self._left or tenant_id in self._ran
 
-    def members(self, tenancy: Tenancy, found: Scan) -> dict[int, int]:
+    def members(self, tenancy: Tenancy, found: Scan, on_cards: Mapping[int, int]) -> dict[int, int]:
         """Its live processes, with their start times."""
-        folder, on_cards = str(self._directory(tenancy.id)), self._on_cards(tenancy.id)
+        folder = str(self._directory(tenancy.id))
         seen, left = self._seen.get(tenancy.id, {}), tenancy.id in self._left
         return members(tenancy, found, folder, on_cards=on_cards, seen=seen, root_left=left)
+
+
+def _drop_ended(seen: dict[int, int], most: int) -> tuple[bool, int]:
+    """Drop those that have ended, up to the first that lives and at most so many. Whether any may live, and how many
+    were dropped."""
+    dropped = 0
+    while seen:
+        pid, started = next(iter(seen.items()))
+        if dropped >= most or processes.lives(pid, started):
+            return True, dropped
+        del seen[pid]
+        dropped += 1
+    return False, dropped

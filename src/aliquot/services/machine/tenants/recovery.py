@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from aliquot.adapters.gpu.page import LOOK
 from aliquot.adapters.host.home import TENANT_VARIABLE
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.procscan import Scan, scan
@@ -63,10 +64,10 @@ class Recovery:
         if registry.orphans.has_root(tenancy):
             return True
         registry.orphans.add(tenant.id)
-        if registry.members(tenancy, found) or user_of(tenancy) in found.unfinished:
+        if registry.members(tenancy, found, {}) or user_of(tenancy) in found.unfinished:
             return True
         # The arbiter sees which processes have a slot on the tenant's page.
-        return registry.register(tenant) and registry.arbiter.alive(tenant.id)
+        return registry.register(tenant) and registry.arbiter.alive(tenant.id, LOOK)
 
     def _adopt(self, tenancy: Tenancy) -> None:
         tenant = tenancy.tenant  # with its missing cards: they are on its page

@@ -4,7 +4,7 @@ the arbiter, processes."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -39,7 +39,8 @@ class Arbiter(Protocol):
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
     def controls(self) -> Mapping[str, CardControl]: ...
-    def alive(self, tenant_id: str) -> bool: ...
+    def connected(self, tenant_id: str) -> bool: ...
+    def alive(self, tenant_id: str, seconds: float) -> bool: ...  # after so many seconds it is not known: True
     def request_move(self, tenant_id: str, *, leave: bool) -> str | None: ...  # why not, in a sentence
     def residencies(self, tenant_id: str) -> list[Residency]: ...
 
@@ -52,7 +53,7 @@ class Registry:
     ) -> None:
         self.home, self.store, self.arbiter, self.ledger, self.groups = home, store, arbiter, ledger, groups
         self.tenancies: dict[str, Tenancy] = {}
-        self.orphans = Orphans(self.directory, self._on_cards)
+        self.orphans = Orphans(self.directory)
         self.group_members = GroupMembers(groups, self.tenancies, queue)
         self.history = RunHistory(store.history, store.writer, self.directory)
 
@@ -94,11 +95,14 @@ class Registry:
         if tenancy.group and self.groups is not None:
             self.groups.left(tenancy.group_id, self.group_members.of(tenancy.group_id))
 
-    def members(self, tenancy: Tenancy, found: Scan) -> dict[int, int]:
-        """Its live processes, with their start times (members.py)."""
-        return self.orphans.members(tenancy, found)
+    def on_cards(self) -> dict[str, list[int]]:
+        """The processes on cards, by tenant."""
+        found: dict[str, list[int]] = {}
+        for standing in self.arbiter.standings():
+            if standing.processes:
+                found.setdefault(standing.tenant, []).extend(standing.processes)
+        return found
 
-    def _on_cards(self, tenant_id: str) -> dict[int, int]:
-        return processes.identities(
-            pid for standing in self.arbiter.standings() if standing.tenant == tenant_id for pid in standing.processes
-        )
+    def members(self, tenancy: Tenancy, found: Scan, on_cards: Mapping[str, Iterable[int]]) -> dict[int, int]:
+        """Its live processes, with their start times (members.py). `on_cards`: as above, once for many tenants."""
+        return self.orphans.members(tenancy, found, processes.identities(on_cards.get(tenancy.id, ())))

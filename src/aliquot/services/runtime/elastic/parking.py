@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
-from aliquot.adapters.host.handedfiles import owner_of, release
+from aliquot.adapters.gpu.page import LOOK
+from aliquot.adapters.host.handedfiles import release
 from aliquot.adapters.host.hostmemory import room_of
 from aliquot.arbiter.residency import (
     Hearing,
@@ -30,6 +31,7 @@ from aliquot.model.device import reserve_mib
 from aliquot.model.residency import ParkReason, Residency
 from aliquot.model.tenant import SharingRules, Tenant
 from aliquot.services.daemon.connections import FairShare, most_files
+from aliquot.services.daemon.pace import Turns
 from aliquot.services.mover import control
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cards.cardloop import CardLoop
@@ -37,7 +39,7 @@ from aliquot.services.runtime.elastic.checkpoints import Checkpoints
 from aliquot.services.runtime.elastic.ordering import Ordering
 from aliquot.services.runtime.elastic.permits import Permits
 from aliquot.services.runtime.elastic.sightings import Sightings, stay
-from aliquot.services.runtime.processes.registration import Tenancy
+from aliquot.services.runtime.processes.registration import Tenancy, owner_of
 from aliquot.wording.parking import cannot_words, reason_words
 
 ROOM_WAIT = 30.0  # seconds that an allocation waits for room that others have
@@ -76,6 +78,7 @@ class Parking:
         self._handed: Counter[str] = Counter()  # connections in the inbox, by tenant
         self._shares = FairShare(most_files() // 16, most_files() // 32)  # the same, by user or Pod
         self._handed_lock = threading.Lock()
+        self._turns = Turns(LOOK)
         self._asked: dict[str, bool] = {}  # by hand: tenant to leave (True) or return
         self._reserves: dict[str, int] = {}
         self._looked: dict[str, float] = {}  # by card: when its pages were read
@@ -127,7 +130,7 @@ class Parking:
 
     def hand_over(self, tenancy: Tenancy, connection: socket.socket, slot: int, serial: int, card: int) -> None:
         """A shim's connection for the mover. One too many is closed: an honest process has one for each card."""
-        owner = owner_of(connection)
+        owner = owner_of(tenancy)
         with self._handed_lock:
             if self._handed[tenancy.tenant.id] >= _MOST_HANDED or not self._shares.take(owner):
                 connection.close()
@@ -269,17 +272,25 @@ class Parking:
             cards = {uuid for tenancy in there if self._may_leave(tenancy.tenant) for uuid in tenancy.page.uuids}
             if not cards and self.mover.state is None and not self.mover.keeps():
                 return
-            living = [
-                (tenancy.tenant.id, slot, tenancy.page.serial(slot))
-                for tenancy in there
-                for slot in tenancy.page.sweep()
-            ]
+        living = self._living(there)
         self._told = now
         known = [tenancy.tenant.id for tenancy in there]
         complete = now - self._began > _SETTLED
         claimed = self._sightings.parked_elsewhere(None)  # before the answer: what leaves meanwhile is in that
         self.mover.living(control.Living(living, known, complete, sorted(cards & self._loops.keys())))
         self._unfounded.append(0 if self.mover.state is None else max(0, claimed - self.mover.state.parked))
+
+    def _living(self, tenancies: list[Tenancy]) -> list[tuple[str, int, int]]:
+        """Their slots that are taken, with the tenant's id and the serial of each; without time for a page, all that
+        its tenant claims."""
+        living: list[tuple[str, int, int]] = []
+        by_id = {tenancy.tenant.id: tenancy for tenancy in tenancies}
+        for tenant_id, seconds in self._turns.look({one: owner_of(tenancy) for one, tenancy in by_id.items()}):
+            with self._lock:  # not for all together: others wait for it
+                page = by_id[tenant_id].page
+                if page.fileno() >= 0:
+                    living += [(tenant_id, slot, page.serial(slot)) for slot in page.sweep(seconds=seconds)]
+        return living
 
     def _memory(self, uuid: str, occupants: Mapping[str, Occupant]) -> Memory | None:
         """What is free by the driver's figure, on top of what we know to be used: others may use the card as well."""

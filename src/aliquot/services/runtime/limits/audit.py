@@ -44,7 +44,7 @@ class PageSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What arbiterd knows. Call these with the lock held."""
+    """What arbiterd knows. Call these with the lock held, but `sweep`."""
 
     lock: threading.RLock
     registered: Callable[[str], dict[int, PageSlot]]  # the processes of one card, by pid
@@ -94,9 +94,7 @@ class Auditor:
                 log.exception("hard_limits_failed")
 
     def _sweep(self) -> None:
-        with self._register.lock:
-            too_long = self._register.sweep()
-        for file in too_long:
+        for file in self._register.sweep():
             cut(file)  # without the lock: the tenant that makes it longer keeps us waiting
             with self._register.lock:
                 os.close(file)  # with it: closing drops our locks on the page

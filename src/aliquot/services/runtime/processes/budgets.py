@@ -38,6 +38,10 @@ class OwnerBudgets:
         spent.accepted += accepted
         spent.received += received
 
+    def forget(self, owner: Owner) -> None:
+        """It is gone."""
+        self._spent.pop(owner, None)
+
     def is_over(self, owner: Owner, second: int) -> bool:
         """Whether the owner has nothing left in that second. Logged once."""
         spent = self._spent.get(owner) if self._second == second else None

@@ -93,7 +93,7 @@ class Registrar:
     def add(self, tenancy: Tenancy) -> None:
         """Accept its processes from now on. Any thread."""
         if isinstance(tenancy.listener, Listener):  # also for connections that are never accepted
-            tenancy.listener.owner = _owner(tenancy)
+            tenancy.listener.owner = owner_of(tenancy)
         tenant = tenancy.tenant
         with self._lock:
             self._anchors.admit(tenant.id)
@@ -111,6 +111,8 @@ class Registrar:
             if tenancy.tenant.root is not None:
                 self._anchors.drop(tenancy, tenancy.tenant.root)
             self._anchors.forget(tenancy.tenant.id)
+            if tenancy.tenant.uid is None:  # else its user may have other tenants
+                self._budgets.forget(owner_of(tenancy))
             self._unwatch(tenancy.listener)
             tenancy.listener.close()
 
@@ -160,7 +162,7 @@ class Registrar:
     # --- a tenant's budget -------------------------------------------------------------------------------------
 
     def _charge(self, tenancy: Tenancy, *, accepted: int = 0, received: int = 0) -> None:
-        second, owner = int(self._clock()), _owner(tenancy)
+        second, owner = int(self._clock()), owner_of(tenancy)
         _begin_second(tenancy, second)
         tenancy.accepted += accepted
         tenancy.received += received
@@ -178,7 +180,7 @@ class Registrar:
         if tenancy in self._muted:
             return True
         second = int(self._clock())
-        if not self._budgets.is_over(_owner(tenancy), second):
+        if not self._budgets.is_over(owner_of(tenancy), second):
             return False
         _begin_second(tenancy, second)
         self._mute(tenancy)
@@ -194,7 +196,7 @@ class Registrar:
         """Listen again to those whose second is over. One pass for all: no tenant has a timer of its own."""
         second = int(self._clock())
         with self._lock:
-            over = [one for one in self._muted if one.second != second and not is_behind(_owner(one))]
+            over = [one for one in self._muted if one.second != second and not is_behind(owner_of(one))]
             for tenancy in over:
                 self._muted.discard(tenancy)
                 self._watch_listener(tenancy)
@@ -247,13 +249,13 @@ class Registrar:
             return
         for silent in [other for other in tenancy.processes if other.pid == pid and other.slot is None]:
             self._disconnect(tenancy, silent)  # a process has one connection, and at most one more for the mover
-        if len(tenancy.processes) >= _MOST_PROCESSES or not self._connections.take(_owner(tenancy)):
+        if len(tenancy.processes) >= _MOST_PROCESSES or not self._connections.take(owner_of(tenancy)):
             log_fault(tenancy, "process_refused", pid=pid, why="its tenant or user has too many connections")
             connection.close()
             os.close(pidfd)
             return
         fault = partial(log_fault, tenancy)
-        groups = ChannelGroups(simulated=self._simulated, log_fault=fault, owner=_owner(tenancy))
+        groups = ChannelGroups(simulated=self._simulated, log_fault=fault, owner=owner_of(tenancy))
         process = Process(tenancy.tenant.id, pid, connection, pidfd, groups, started=started)
         tenancy.processes.add(process)
         if pid != tenancy.tenant.root:
@@ -297,8 +299,8 @@ class Registrar:
             process.messages, process.counted = 0, now
         process.messages += 1
         if isinstance(message, GroupSeen):
-            if not self._unchecked.take(_owner(tenancy)):
-                discard(message.fd, _owner(tenancy))
+            if not self._unchecked.take(owner_of(tenancy)):
+                discard(message.fd, owner_of(tenancy))
                 raise LinkError("too many channel groups of its user are pending")
             process.pending.append(message)
             tenancy.pending += 1
@@ -356,13 +358,13 @@ class Registrar:
             placement = process.groups.place(groups, cards)
         finally:
             with self._lock:
-                self._unchecked.give_back(_owner(tenancy), len(groups))
+                self._unchecked.give_back(owner_of(tenancy), len(groups))
         with self._lock:
             if process in tenancy.processes:
                 self._join(tenancy, process, placement)
             else:  # it was disconnected meanwhile
                 for group in (group for on_card in placement.by_card.values() for group in on_card):
-                    discard(group.fd, _owner(tenancy))
+                    discard(group.fd, owner_of(tenancy))
 
     def _join(self, tenancy: Tenancy, process: Process, placement: Placement) -> None:
         assert process.slot is not None
@@ -403,16 +405,16 @@ class Registrar:
         process.connection.close()
         os.close(process.pidfd)
         for seen in process.pending:
-            discard(seen.fd, _owner(tenancy))
+            discard(seen.fd, owner_of(tenancy))
         tenancy.pending -= len(process.pending)
-        self._unchecked.give_back(_owner(tenancy), len(process.pending))
+        self._unchecked.give_back(owner_of(tenancy), len(process.pending))
         for uuid in process.cards:
             self._loops[uuid].leave(context_name(process))
 
     def _remove(self, tenancy: Tenancy, process: Process) -> None:
         tenancy.processes.discard(process)
         self._anchors.drop(process, process.pid)
-        self._connections.give_back(_owner(tenancy))
+        self._connections.give_back(owner_of(tenancy))
         self._unwatch(process.connection)
         self._unwatch(process.pidfd)
 
@@ -430,7 +432,7 @@ def log_fault(tenancy: Tenancy, key: str, **fields: object) -> None:
         log.warning(key, extra={"data": {"tenant": tenancy.tenant.name, **fields}})
 
 
-def _owner(tenancy: Tenancy) -> int | str:
+def owner_of(tenancy: Tenancy) -> int | str:
     """Whose processes they are: a user's, over all their runs, or one Pod's."""
     tenant = tenancy.tenant
     return tenant.id if tenant.uid is None else account_of(tenant.uid)

@@ -47,3 +47,4 @@ class Tenancy:
     received: int = 0  # messages
     pending: int = 0  # groups of all its processes
     reach: int = 0  # how many slots of the page its processes have used, up to the last one
+    sweeps: int = 0  # of its page
