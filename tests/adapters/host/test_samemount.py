@@ -79,3 +79,12 @@ def test_file_system_that_never_answers_is_not_asked(tmp_path: Path, folder: int
         assert time.monotonic() - began < 10
         assert mounts_below(tmp_path) == []
     assert place.exists()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_name_that_no_file_can_have_is_no_other_file(tmp_path: Path, name: str) -> None:
+    """C would open what comes before the zero."""
+    (tmp_path / "a").touch()
+    assert not samemount.exists(f"{tmp_path}/{name}")
+    with pytest.raises(ValueError, match="null byte|surrogates not allowed"):
+        samemount.lstat(f"{tmp_path}/{name}")

@@ -34,6 +34,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def open_in(folder: int, name: str, flags: int, mode: int = 0o600) -> int:
     """Open what has this name in the folder, which is open. Links are not followed. Raises OSError: EXDEV if something
     is mounted there."""
+    if "\0" in name:  # C would see its first part only
+        raise ValueError("embedded null byte")
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     how = ctypes.create_string_buffer(_HOW.pack(flags, mode if flags & os.O_CREAT else 0, _WHERE), _HOW.size)
     words = (ctypes.c_char_p(os.fsencode(name)), how, ctypes.c_size_t(_HOW.size))
@@ -105,6 +107,8 @@ def exists(path: str | os.PathLike[str]) -> bool:
         lstat(path)
     except OSError as error:
         return error.errno == errno.EXDEV
+    except ValueError:  # no file can have that name
+        return False
     return True
 
 

@@ -326,7 +326,7 @@ class ControlServer:
         path: str | None = None
         writer = None
         if "/" not in name and "\0" not in name:  # the name must stay in the folder
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # ValueError: no file can have that name
                 writer = samemount.lstat(self.machine.home.log_of(name)).st_uid
                 path = self.machine.home.log_of(name)
         run = self.machine.history.last(name, path)

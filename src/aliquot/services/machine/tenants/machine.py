@@ -20,6 +20,7 @@ from pathlib import Path
 
 from aliquot.adapters.gpu.page import LOOK
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
+from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.procscan import Scan, scan
 from aliquot.adapters.host.users import account_of
 from aliquot.adapters.storage.store import Store, StoreError
@@ -196,8 +197,8 @@ class LocalMachine:
             tenant_id = tenancy.id
             if self.tenancies.get(tenant_id) is not tenancy or tenant_id not in self._registry.orphans:
                 continue
-            if on_cards.get(tenant_id) or self.arbiter.connected(tenant_id):
-                continue
+            if processes.identities(on_cards.get(tenant_id, ())) or self.arbiter.connected(tenant_id):
+                continue  # not those that have ended: their cards may not know it yet
             if self._registry.orphans.ever_ran(tenant_id):
                 self.history.add(tenancy, now)
             self._registry.discard(tenancy)
