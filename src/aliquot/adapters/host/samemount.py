@@ -73,8 +73,9 @@ def _open_without(folder: int, name: str, flags: int, mode: int) -> int:
 
 
 def _mount_of(opened: int) -> str:
+    """Empty where the kernel does not say it, as gVisor may not."""
     with open(f"/proc/self/fdinfo/{opened}") as file:
-        return next(line for line in file if line.startswith("mnt_id:"))
+        return next((line for line in file if line.startswith("mnt_id:")), "")
 
 
 def _error(number: int, name: str) -> OSError:
