@@ -17,13 +17,24 @@ from testbed.plane import ControlPlane
 from testbed.programs.product import AliquotScheduler
 
 PODS = "/api/v1/namespaces/default/pods"
+
+
+def _held_by(container: str, cpu: str) -> dict[str, Any]:
+    about = {"name": container, "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    return {**about, "resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}, "state": {"waiting": {"reason": "x"}}}
+
+
 STATUS = {
     "phase": "Running",
     "startTime": "2026-02-28T23:59:59Z",
     "nominatedNodeName": "n2",
     "conditions": [
-        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": '0/3 nodes: "größer"\t\\o/'}
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": '0/3 nodes: "größer"\t\\o/'},
+        # Only with this one the lists as protobuf have what containers hold.
+        {"type": "PodResizePending", "status": "True", "reason": "Infeasible"},
     ],
+    "containerStatuses": [_held_by("main", "250m"), _held_by("second", "1")],
+    "initContainerStatuses": [_held_by("first", "2"), _held_by("side", "10m")],
     "resourceClaimStatuses": [{"name": "one", "resourceClaimName": "p-one-x7"}, {"name": "none"}],
     "extendedResourceClaimStatus": {
         "resourceClaimName": "extended",
