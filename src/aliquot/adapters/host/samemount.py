@@ -1,7 +1,7 @@
-"""Opens what lies in a folder of ours, but nothing that somebody has mounted over it.
+"""Opens files and folders in our folders, but nothing that a user has mounted over them.
 
 A user may mount a file system of theirs (FUSE, by fusermount) over each folder and file that they own, also where it
-lies in our folders. If its server never answers, whoever as much as asks for the size of what is there waits for ever.
+lies in our folders. If its server never answers, a program that only asks for the size of what is there waits for ever.
 The kernel sees the mount before it asks the server: openat2(2) ends at once with EXDEV.
 
 Only the last part of a path is looked at so: its folder is ours, or was opened by this module.

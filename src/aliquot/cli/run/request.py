@@ -28,8 +28,8 @@ _SPREAD = 20  # of 0.1 s: not all runs that waited start a daemon at the same mo
 _FIRST_ANSWER = 30.0  # seconds within which the daemon reports at least the position
 _MOST_TRIES = 10  # daemons in a row that die within _LIVED
 _LIVED = 60.0
-# Options of a daemon that the next one must be told. The others are stored, and `aliquot policy` may have changed them.
-_TOLD = ("--simulate", "--listen", "--token-file", "--control", "--log-limit", "--keep-usage", "--metrics-names")
+# Options of a daemon with which the next one is started. The others are stored, and `aliquot policy` may change them.
+_NOT_STORED = ("--simulate", "--listen", "--token-file", "--control", "--log-limit", "--keep-usage", "--metrics-names")
 _HELLO = 2.0  # seconds within which a daemon says what options it has
 
 
@@ -172,7 +172,7 @@ def _options_of(daemon: Connection, up: list[str]) -> list[str]:
         asking.close()
     if not isinstance(options, dict):  # an older release
         return up
-    return [word for flag in _TOLD if isinstance(value := options.get(flag), str) for word in (flag, value)]
+    return [word for flag in _NOT_STORED if isinstance(value := options.get(flag), str) for word in (flag, value)]
 
 
 def _next(connection: Connection, deadline: float | None, answered: bool) -> JsonObject:

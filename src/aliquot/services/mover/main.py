@@ -188,7 +188,7 @@ class Process:
 
     def _begin_session(self, shim: Connection, request: control.Serve) -> None:
         """One for each slot and card, and of one process: the one before is ended, and waited for in the new one's
-        thread. The daemon waits for nobody: what one tenant does must not hold up the others."""
+        thread. The daemon does not wait: what one tenant does must not hold up the others."""
         shim.owner = request.tenant
         which = request.tenant, request.slot, request.card
         owner = request.tenant if request.owner is None else request.owner

@@ -10,21 +10,21 @@ _LONGEST = 4096  # bytes of the first line that are read
 
 def why_not_executed(error: OSError, program: str) -> str:
     """What went wrong, without the program's name."""
-    told = error.strerror or str(error)
+    usual = error.strerror or str(error)
     if error.errno != errno.ENOENT or not os.path.isfile(program):
-        return told
+        return usual
     try:
         with open(program, "rb") as file:
             first, _, _ = file.read(_LONGEST).partition(b"\n")
     except OSError:
-        return told
+        return usual
     if not first.startswith(b"#!"):
-        return told
+        return usual
     word = (first[2:].strip(b" \t").replace(b"\t", b" ").split(b" ") or [b""])[0]
     if word.endswith(b"\r"):
         return "its lines end as on Windows: convert it, for instance with dos2unix"
     if not word or os.path.exists(word):  # what the interpreter itself needs is missing
-        return told
+        return usual
     interpreter = word.decode(errors="replace")
     moved = " (was its folder moved? then install it again)" * os.path.basename(interpreter).startswith("python")
     return f"its first line names {interpreter}, which does not exist{moved}"

@@ -1,7 +1,7 @@
 """Frees the slots of dead processes on all tenants' pages, each second.
 
 How long a look at a page takes is up to its tenant, who may take any number of locks there (page.py). So the pages of
-one owner have one budget for all of them, and nobody who needs the arbiter's lock waits for more than one page.
+one owner have one budget for all of them, and a thread that needs the arbiter's lock waits for one page at most.
 """
 
 from __future__ import annotations
