@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from aliquot.dialects.registry import render_assigned
 from kit.values.builders import a_claim

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from aliquot.dialects import PodReader, Rules, parse_pod, render_pod
 from aliquot.dialects.registry import MOST_CONTAINERS, claim_for
@@ -37,7 +37,7 @@ OTHER: dict[str, Any] = {  # a value of its own for every field that has a defau
 
 def test_claim_of_another_pod_of_the_template_differs_in_its_names_alone() -> None:
     template = replace(a_claim(a_container(a_slice(2, 10))), **OTHER)
-    optional = {field.name for field in fields(Claim)} - {"uid", "namespace", "name", "dialect", "offer", "containers"}
+    optional = {*Claim.__struct_fields__} - {"uid", "namespace", "name", "dialect", "offer", "containers"}
     assert optional == OTHER.keys(), "every field is tried"
     found = claim_for(Names("uid", "ns", "pod", "ReplicaSet/ns/owner"), template)
     assert found == replace(template, uid="uid", namespace="ns", name="pod", owner="ReplicaSet/ns/owner")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from aliquot.model.claim import AppClass, Claim, Role, Usage
 from aliquot.model.device import Card

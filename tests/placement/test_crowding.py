@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aliquot.model.claim import AppClass, Usage
 from aliquot.model.device import CORE_MILLI, Card

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from aliquot.model.choice import Rule
 from aliquot.model.claim import AppClass, Claim, Usage
@@ -31,8 +32,8 @@ CONTEXT = 512  # MiB that a parked tenant has on the card
 def a_stretched(factor: float, *sizes: int, pool: int = 1000, name: str = "n1") -> Node:
     """A node with cards of those GiB, and a pool of so many."""
     plain = a_node(name, *sizes)
-    cards = tuple(replace(card, oversubscribe=factor) for card in plain.cards)
-    return replace(plain, cards=cards, pool_mib=pool * GIB)
+    cards = tuple(structs.replace(card, oversubscribe=factor) for card in plain.cards)
+    return structs.replace(plain, cards=cards, pool_mib=pool * GIB)
 
 
 def parkable(memory_gib: int, name: str, count: int = 1) -> Claim:
@@ -141,9 +142,9 @@ def test_without_a_pool_nothing_is_booked_beyond_the_card() -> None:
 
 def test_a_card_held_whole_is_not_shared_at_any_factor() -> None:
     scene = Scene(a_board(a_stretched(4.0, CARD)))
-    whole = replace(asking(0, name="whole", park_after=1.0))
+    whole = structs.replace(asking(0, name="whole", park_after=1.0))
     part = replace(whole.containers[0].slice, memory_percent=100, exclusive=True)
-    whole = replace(whole, containers=(replace(whole.containers[0], slice=part),))
+    whole = structs.replace(whole, containers=(replace(whole.containers[0], slice=part),))
     assert scene.book(whole, parkable(1, "a")) == [0, None]
     assert scene.board.used_parkable[0, 0] == 0
 
@@ -291,11 +292,11 @@ def scene_fits(scene: Scene, claim: Claim) -> tuple[bool, set[int]]:
 @given(nodes("n1"), st.lists(claims(), max_size=6))
 def test_without_a_factor_parkable_claims_go_where_others_go(node: Node, coming: list[Claim]) -> None:
     """With the factor 1 nothing changes."""
-    node = replace(node, cards=tuple(replace(card, oversubscribe=1.0) for card in node.cards))
+    node = structs.replace(node, cards=tuple(structs.replace(card, oversubscribe=1.0) for card in node.cards))
     first, second = Scene(a_board(node)), Scene(a_board(node))
     for at, claim in enumerate(coming):
-        plain = replace(claim, uid=f"p{at}", name=f"p{at}", park_after=None)
-        parked = replace(plain, park_after=30.0)
+        plain = structs.replace(claim, uid=f"p{at}", name=f"p{at}", park_after=None)
+        parked = structs.replace(plain, park_after=30.0)
         assert first.book(plain) == second.book(parked)
         assert first.chooser.refusals(plain) == second.chooser.refusals(parked)
 
@@ -304,7 +305,7 @@ def test_without_a_factor_parkable_claims_go_where_others_go(node: Node, coming:
 def test_whatever_the_search_seats_the_ledger_takes(node: Node, coming: list[Claim]) -> None:
     scene = Scene(a_board(node))
     for at, claim in enumerate(coming):
-        named = replace(claim, uid=f"p{at}", name=f"p{at}")
+        named = structs.replace(claim, uid=f"p{at}", name=f"p{at}")
         grant = scene.chooser.choose(named)
         if grant is None:
             assert scene.chooser.refusals(named)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from aliquot.model.claim import CardFilter, Claim, ContainerClaim, Role, Slice, Usage
 from aliquot.model.device import Card

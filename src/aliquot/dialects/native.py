@@ -18,10 +18,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from aliquot.dialects import elastic
 from aliquot.dialects.nodes import MOST_CARDS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from aliquot.dialects import dra, elastic, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit

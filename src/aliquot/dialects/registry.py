@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
 from msgspec import structs
 
 from aliquot.dialects import elastic, gpushare, hami, kai, latency, native, podrendering, pods, qgpu, t9k
@@ -26,7 +27,6 @@ from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.grant import Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
-from aliquot.model.value import value
 
 # What a node needs for each offer, in words.
 ENABLED_BY = {**qgpu.ENABLED_BY, **t9k.ENABLED_BY, **gpushare.ENABLED_BY, **hami.ENABLED_BY, **kai.ENABLED_BY}
@@ -173,12 +173,12 @@ def _parse(view: Pod, rules: Rules, *, created: bool) -> tuple[Claim | tuple[Inv
         if isinstance(park_after, Invalid):
             problems.append(park_after)
         elif park_after is not None:
-            claim = replace(claim, park_after=park_after)
+            claim = structs.replace(claim, park_after=park_after)
         accepted = latency.accepted_latency(view, claim)
         if isinstance(accepted, Invalid):
             problems.append(accepted)
         elif accepted is not None:
-            claim = replace(claim, latency=accepted)
+            claim = structs.replace(claim, latency=accepted)
     return tuple(problems) if problems or isinstance(claim, list) else claim, view
 
 
@@ -195,11 +195,10 @@ def _with_models(claim: Claim, view: Pod, problems: list[Invalid]) -> Claim:
         problems.append(
             Invalid(pods.annotation_field(native.CARD_MODELS), view.annotation(native.CARD_MODELS), allowed)
         )
-    return replace(claim, cards=replace(cards, models=models)) if models else claim
+    return structs.replace(claim, cards=structs.replace(cards, models=models)) if models else claim
 
 
-@value
-class PodRequest:
+class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """What a Pod requests: cards, and CPU and memory of its node."""
 
     claim: Claim | tuple[Invalid, ...] | None
@@ -238,7 +237,7 @@ class PodReader:
             return known
         given, claim = with_requests(pod_view(as_given(pod))), known.claim
         cpu, memory = given.cpu_milli, given.memory_mib
-        claim = replace(claim, cpu_milli=cpu, memory_mib=memory) if isinstance(claim, Claim) else claim
+        claim = structs.replace(claim, cpu_milli=cpu, memory_mib=memory) if isinstance(claim, Claim) else claim
         return PodRequest(claim, cpu, memory)
 
     def _read_spec(self, pod: PodObject) -> PodRequest:
@@ -319,13 +318,9 @@ def _resources_shape(resources: Resources | None) -> object:
 
 
 def claim_for(names: Names, template: Claim) -> Claim:
-    """The claim with a Pod's names. By position: with names of its fields it takes a third longer."""
+    """The claim with a Pod's names."""
     uid, namespace, name, owner = names
-    return Claim(
-        uid, namespace, name, template.dialect, template.offer, template.containers, template.app_class,
-        template.together, template.whole_node, template.models, template.cards, template.preference, owner,
-        template.cpu_milli, template.memory_mib, template.park_after, template.group, template.user, template.latency,
-    )  # fmt: skip
+    return structs.replace(template, uid=uid, namespace=namespace, name=name, owner=owner)
 
 
 def misplaced(pod: Pod) -> list[Invalid]:
@@ -387,7 +382,7 @@ def _parse_grant(
     if granted is not None:
         return granted
     if claim.whole_node:
-        return None if node is None else replace(t9k.whole_node_grant(claim, node), node=name)
+        return None if node is None else structs.replace(t9k.whole_node_grant(claim, node), node=name)
     if claim.dialect == hami.DIALECT:
         containers = hami.parse_grant(annotations, claim, node)
     elif claim.dialect == gpushare.DIALECT:

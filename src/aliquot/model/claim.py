@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from aliquot.model.decoding.opencode import OpenCode
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Offer, Order
-from aliquot.model.value import value
 
 
 class AppClass(OpenCode):
@@ -64,8 +65,7 @@ class ContainerClaim:
         return self.count or 1
 
 
-@value
-class CardFilter:
+class CardFilter(msgspec.Struct, frozen=True, gc=False):
     """Which cards a claim may have, by parts of their model's name (in upper case) and by UUID. Empty: any."""
 
     models: tuple[str, ...] = ()  # one of these
@@ -93,8 +93,7 @@ class Preference:
     cards: Order
 
 
-@value
-class Claim:
+class Claim(msgspec.Struct, frozen=True, gc=False):
     """One Pod's request. `containers` holds those that ask for GPU, init containers first, in the Pod's order."""
 
     uid: str
@@ -139,8 +138,7 @@ class Claim:
         return len(self.containers) > 1 or any(container.count != 1 for container in self.containers)
 
 
-@value
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """What is taken of one card."""
 
     memory_mib: int = 0

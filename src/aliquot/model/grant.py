@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from aliquot.model.claim import Role, Usage, peak
-from aliquot.model.value import value
 
 
-@value
-class Share:
+class Share(msgspec.Struct, frozen=True, gc=False):
     """A part of one card, with percentages already turned into MiB."""
 
     card: int
@@ -22,8 +22,7 @@ class Share:
         return Usage(self.memory_mib, self.core_milli or 0, self.greedy_milli or 0, 1, int(self.exclusive))
 
 
-@value
-class ContainerGrant:
+class ContainerGrant(msgspec.Struct, frozen=True, gc=False):
     """What one container got."""
 
     name: str
@@ -32,8 +31,7 @@ class ContainerGrant:
     shares: tuple[Share, ...]
 
 
-@value
-class Grant:
+class Grant(msgspec.Struct, frozen=True, gc=False):
     """What one Pod got. `containers` in the Pod's order, init containers and sidecars first."""
 
     uid: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from aliquot.model.claim import Claim
-from aliquot.model.value import value
 
 
-@value
-class Group:
+class Group(msgspec.Struct, frozen=True, gc=False):
     """A PodGroup of any API. Members count once they have a node, or have ended well."""
 
     key: str  # API group/namespace/name
@@ -29,8 +29,7 @@ class Group:
         return -self.priority, self.created, self.key
 
 
-@value
-class Membership:
+class Membership(msgspec.Struct, frozen=True, gc=False):
     """Which group a Pod names, and where. `keys`: the objects that may be meant, the likeliest first."""
 
     keys: tuple[str, ...]
@@ -39,8 +38,7 @@ class Membership:
     role: str = ""
 
 
-@value
-class Shortfall:
+class Shortfall(msgspec.Struct, frozen=True, gc=False):
     """What a waiting group has and what it lacks."""
 
     group: str  # namespace/name

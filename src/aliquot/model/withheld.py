@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from aliquot.model.decoding.opencode import OpenCode
-from aliquot.model.value import value
 
 
 class WithheldCode(OpenCode):
@@ -14,8 +15,7 @@ class WithheldCode(OpenCode):
     UNKNOWN_HOLDERS = "unknown-holders"  # the kubelet does not say which cards such Pods hold
 
 
-@value
-class CardHolder:
+class CardHolder(msgspec.Struct, frozen=True, gc=False):
     """A Pod that holds a card by another device plugin's resource."""
 
     pod: str  # namespace/name
@@ -23,8 +23,7 @@ class CardHolder:
     more: int = 0  # other holders of the same card
 
 
-@value
-class Withheld:
+class Withheld(msgspec.Struct, frozen=True, gc=False):
     """The code, and of a held card its holder."""
 
     code: WithheldCode

@@ -19,12 +19,12 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from aliquot.model.claim import AppClass, Usage
 from aliquot.model.device import CONTEXT_MIB, Card
 from aliquot.model.node import Node, Offer
-from aliquot.model.value import value
 from aliquot.placement.columns import CLOSED, Bools, Floats, Ints
 from aliquot.placement.remaining import Remaining
 
@@ -38,8 +38,7 @@ TOGETHER_BIT = 1 << (len(Offer) + 1)  # groups of Pods run side by side there
 OTHERS_BIT = 1 << len(Offer)  # of the `offers` column: other plugins hand out the node's cards, so it offers nothing
 
 
-@value
-class Occupant:
+class Occupant(msgspec.Struct, frozen=True, gc=False):
     """What one Pod takes of its node. A Pod that uses no GPU has an empty `usage`."""
 
     usage: Mapping[int, Usage]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import msgspec
 import numpy as np
 
 from aliquot.model.claim import AppClass, Claim
@@ -20,14 +21,12 @@ from aliquot.model.device import CONTEXT_MIB, CORE_MILLI, reserve_mib
 from aliquot.model.grant import Grant
 from aliquot.model.node import LIMITED_SHARING
 from aliquot.model.refusal import Reason, Refusal
-from aliquot.model.value import value
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.fit import short_of
 from aliquot.placement.rooms import beyond_cards, booked_pool
 
 
-@value
-class Booking:
+class Booking(msgspec.Struct, frozen=True, gc=False):
     """One Pod's place. `deadline` is None once confirmed."""
 
     uid: str

@@ -10,6 +10,8 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.node import Node, Offer
@@ -66,10 +68,10 @@ class PodSpec:
 def oversubscribed(nodes: Sequence[Node], pods: Sequence[PodSpec], factor: float) -> tuple[list[Node], list[PodSpec]]:
     """The same with cards that may be booked up to `factor` times their memory, and a pool for all that is beyond."""
     stretched = [
-        replace(
+        structs.replace(
             node,
-            cards=tuple(replace(card, oversubscribe=factor) for card in node.cards),
-            pool_mib=sum(card.bookable_mib for card in (replace(card, oversubscribe=factor) for card in node.cards)),
+            cards=tuple(structs.replace(card, oversubscribe=factor) for card in node.cards),
+            pool_mib=sum(structs.replace(card, oversubscribe=factor).bookable_mib for card in node.cards),
         )
         for node in nodes
     ]

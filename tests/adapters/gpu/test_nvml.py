@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError, Xid
 from aliquot.model.status.machine import HardwareStatus

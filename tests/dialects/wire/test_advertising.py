@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aliquot.dialects import MemoryUnit, Rules, parse_node
 from aliquot.dialects.wire.advertising import MOST_DEVICES, Advert, Token, adverts, counted_amount, tokens

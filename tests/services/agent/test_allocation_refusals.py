@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from aliquot.adapters.gpu.driverfile import DriverFileError
 from aliquot.adapters.storage.podstore import PodStore, StoreError

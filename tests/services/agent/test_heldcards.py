@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from aliquot.model.withheld import MIG_MODE
 from aliquot.services.agent.devices.plugins import Refused

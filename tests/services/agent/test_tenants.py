@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from aliquot.adapters.storage.cdifolder import CdiError
 from aliquot.adapters.storage.podstore import PodStore, StoreError
@@ -134,7 +135,7 @@ class TestAdmit:
     def test_admit_writes_a_changed_grant_before_it_removes_the_old(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.events.clear()
-        scene.tenants.admit(a_tenancy("u1", replace(SHARE, memory_mib=8 * GIB)))
+        scene.tenants.admit(a_tenancy("u1", structs.replace(SHARE, memory_mib=8 * GIB)))
         assert scene.events == ["add in the database", "remove u1", "add u1"]
         assert scene.arbiter.tenants["u1"].allotments[0].memory_bytes == 8 << 30
 
@@ -143,14 +144,14 @@ class TestAdmit:
         scene.arbiter.living.add("u1")
         scene.events.clear()
         with pytest.raises(AdmissionError, match="create it again"):
-            scene.tenants.admit(a_tenancy("u1", replace(SHARE, uuid="GPU-1")))
+            scene.tenants.admit(a_tenancy("u1", structs.replace(SHARE, uuid="GPU-1")))
         assert scene.events == []
 
     def test_admit_writes_a_renumbered_card_and_removes_nothing(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.living.add("u1")
         scene.events.clear()
-        scene.tenants.admit(a_tenancy("u1", replace(SHARE, card=3)))
+        scene.tenants.admit(a_tenancy("u1", structs.replace(SHARE, card=3)))
         assert scene.events == ["add in the database", "add u1"]
 
     def test_admit_of_an_ended_pod_keeps_it(self, scene: Scene) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.dialects import Rules
@@ -36,7 +37,7 @@ def offered(agent_node: AgentNode) -> dict[str, dict[str, bool]]:
 
 
 def falls_sick(agent_node: AgentNode, card: int) -> None:
-    cards = tuple(replace(known, healthy=known.index != card) for known in agent_node.health.cards)
+    cards = tuple(structs.replace(known, healthy=known.index != card) for known in agent_node.health.cards)
     agent_node.health.cards, agent_node.health.why = cards, {f"GPU-{card}": "Xid 79"}
 
 

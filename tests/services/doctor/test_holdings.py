@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from aliquot.dialects import Rules
 from aliquot.dialects.wire.objects import NodeObject

@@ -9,8 +9,9 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from aliquot.model.cardstate.health import DOUBLE_BIT_ECC
 from aliquot.model.device import Card

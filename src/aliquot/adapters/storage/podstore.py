@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import ClassVar
+
+from msgspec.structs import astuple
 
 from aliquot.adapters.storage.database import STRICT, Database, StoreError
 from aliquot.adapters.storage.database import examine as examine_database

@@ -10,8 +10,9 @@ import json
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
 from typing import Any, ClassVar
+
+from msgspec.structs import asdict
 
 from aliquot.adapters.storage.database import Database
 from aliquot.model.claim import AppClass
@@ -20,7 +21,7 @@ from aliquot.model.tenancy import Tenancy
 
 Row = dict[str, str | int | float | None]  # what SQLite keeps, by column
 
-_SHARE_COLUMNS = tuple(field.name for field in fields(Share))
+_SHARE_COLUMNS = Share.__struct_fields__
 _CLASSES = frozenset(AppClass)
 
 

@@ -7,7 +7,7 @@ over four cards; a container that asks for gpu-count alone has so many whole car
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from aliquot.dialects import native
 from aliquot.dialects.gpushare.names import CORE, COUNT, DIALECT, MEMORY, RESOURCES, MemoryUnit

@@ -7,7 +7,8 @@ that match Pods by size and age confuse Pods of one size. Device IDs say nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from aliquot.dialects import native
 from aliquot.dialects.wire.cdi import VENDOR

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from aliquot.model.device import Card
 
 PATIENCE = 2  # checks in a row without an answer that take a card out
@@ -117,13 +119,14 @@ def inventory(remembered: Sequence[Card], listed: Sequence[Card]) -> tuple[Card,
     """
     now = {card.uuid: card for card in listed}
     merged = {
-        card.uuid: replace(now.get(card.uuid, replace(card, healthy=False)), index=card.index) for card in remembered
+        card.uuid: structs.replace(now.get(card.uuid, structs.replace(card, healthy=False)), index=card.index)
+        for card in remembered
     }
     for card in listed:
         if card.uuid not in merged:
             taken = {known.index for known in merged.values()}
             index = card.index if card.index not in taken else max(taken) + 1
-            merged[card.uuid] = replace(card, index=index)
+            merged[card.uuid] = structs.replace(card, index=index)
     sized = {card.uuid: card for card in remembered if card.memory_mib}
     return tuple(
         sorted((_with_size(card, sized.get(card.uuid)) for card in merged.values()), key=lambda card: card.index)
@@ -134,4 +137,4 @@ def _with_size(card: Card, before: Card | None) -> Card:
     """The size and model from before, for a card that does not answer."""
     if card.memory_mib or before is None:
         return card
-    return replace(card, memory_mib=before.memory_mib, model=card.model or before.model)
+    return structs.replace(card, memory_mib=before.memory_mib, model=card.model or before.model)

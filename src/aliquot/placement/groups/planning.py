@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.refusal import Refusal
-from aliquot.model.value import value
 from aliquot.placement.board import Ints
 from aliquot.placement.book import Ledger
 from aliquot.placement.choose import Chooser
 from aliquot.placement.demand import demand_of
 
 
-@value
-class Member:
+class Member(msgspec.Struct, frozen=True, gc=False):
     """A claim without a place. `rows`: the nodes that it may go to; None: any."""
 
     claim: Claim
@@ -29,8 +29,7 @@ class Member:
     rows: Ints | None = None
 
 
-@value
-class Need:
+class Need(msgspec.Struct, frozen=True, gc=False):
     """How many must get a place: of all, and of each role."""
 
     total: int

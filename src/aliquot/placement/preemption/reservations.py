@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+
+import msgspec
+from msgspec.structs import replace
 
 from aliquot.model.claim import Usage
-from aliquot.model.value import value
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger
 
 
-@value
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True, gc=False):
     """What a Pod will take of its node."""
 
     uid: str

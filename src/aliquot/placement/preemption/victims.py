@@ -18,9 +18,10 @@ from contextlib import contextmanager, nullcontext
 from itertools import combinations
 from math import comb
 
+import msgspec
+
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.grant import Grant
-from aliquot.model.value import value
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.choose import Chooser
 from aliquot.placement.demand import demand_of
@@ -33,8 +34,7 @@ Importance = tuple[bool, int, int]
 _NOBODY: Importance = (False, -(1 << 31) - 1, 0)  # less than any Pod's
 
 
-@value
-class Tenant:
+class Tenant(msgspec.Struct, frozen=True, gc=False):
     """A Pod that may be evicted; `protected`: a PodDisruptionBudget forbids it now."""
 
     uid: str
@@ -48,8 +48,7 @@ class Tenant:
         return (self.protected, self.priority, _CLASS_ORDER[self.occupant.app_class])
 
 
-@value
-class Plan:
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """What the claim gets on a node once the victims are gone; without victims, once what leaves anyway is gone."""
 
     grant: Grant
@@ -61,8 +60,7 @@ class Plan:
         return _cost(self.victims)
 
 
-@value
-class Outlook:
+class Outlook(msgspec.Struct, frozen=True, gc=False):
     """What changes on a node anyway: Pods that leave it, and Pods for which room is kept there."""
 
     leaving: tuple[Occupant, ...] = ()

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from msgspec import structs
+
 from aliquot import dialects
 from aliquot.adapters.gpu.driverfile import DriverFileError
 from aliquot.adapters.kubelet.channel import KubeletError
@@ -316,7 +318,8 @@ class Allocator:
         # A tenant that was admitted stays, also if its node's factor of oversubscription was lowered since.
         known = pod.metadata.uid in self._tenants.tenancies
         cards: dict[str, Card] = {
-            card.uuid: replace(card, oversubscribe=MOST_FACTOR) if known else card for card in self._node().cards
+            card.uuid: structs.replace(card, oversubscribe=MOST_FACTOR) if known else card
+            for card in self._node().cards
         }
         others = [tenancy for tenancy in self._tenants.tenancies.values() if tenancy.id != pod.metadata.uid]
         refusal = crowded(

@@ -24,6 +24,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 import aliquot
 from aliquot.adapters.host.process.processes import own_number
 from aliquot.adapters.kubelet.holders import Kubelet
@@ -307,7 +309,7 @@ class Agent:
         cards, held = self.parts.health.cards, self.held_cards.why
         if not held:
             return cards
-        return tuple(replace(card, withheld=card.withheld or held.get(card.uuid)) for card in cards)
+        return tuple(structs.replace(card, withheld=card.withheld or held.get(card.uuid)) for card in cards)
 
     def _why_unhealthy(self, uuid: str) -> str | None:
         health = self.parts.health

@@ -8,7 +8,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from aliquot.adapters.storage.podstore import StoreError
 from aliquot.dialects import Rules

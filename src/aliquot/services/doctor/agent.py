@@ -4,8 +4,8 @@ out. Whether Pods hold what they were granted is checked in holdings.py."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
+from msgspec.structs import replace
 from msgspec.structs import replace as replace_fields
 
 from aliquot import dialects

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import structs
 
 from aliquot import dialects
 from aliquot.dialects import Rules
@@ -263,7 +264,7 @@ class Snapshot:
             if claim.uid in cluster.held:  # with the other members of its group
                 cluster.assume(claim, grant.node)
             else:
-                self._book(replace(claim, uid=self._new_uid(claim)), grant)
+                self._book(structs.replace(claim, uid=self._new_uid(claim)), grant)
             self._there().add(grant.node, terms)
         preemption = None
         if grant is None and who_goes:  # also where others hold the resources of cards: those go with them

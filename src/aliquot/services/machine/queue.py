@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from aliquot.model.choice import Choice
 from aliquot.model.claim import CardFilter, Claim, Slice

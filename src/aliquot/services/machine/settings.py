@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection
 from dataclasses import replace
 
+from msgspec import structs
+
 from aliquot.adapters.storage.store import Store
 from aliquot.model.device import LEAST_FACTOR
 from aliquot.model.node import Isolation, Node
@@ -23,8 +25,10 @@ class Factors:
 
     def applied(self, node: Node) -> Node:
         """The node with the factors of its cards."""
-        cards = tuple(replace(card, oversubscribe=self.by_uuid.get(card.uuid, LEAST_FACTOR)) for card in node.cards)
-        return replace(node, cards=cards)
+        cards = tuple(
+            structs.replace(card, oversubscribe=self.by_uuid.get(card.uuid, LEAST_FACTOR)) for card in node.cards
+        )
+        return structs.replace(node, cards=cards)
 
     def changed(self, factor: float, uuids: Collection[str]) -> dict[str, float]:
         """All factors, with this one for those cards."""

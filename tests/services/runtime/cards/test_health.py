@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from aliquot.adapters.gpu.nvml import NvmlError, Xid
 from aliquot.model.device import Card

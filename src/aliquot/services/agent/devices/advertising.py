@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from aliquot.dialects import Rules, hami
 from aliquot.dialects.wire.advertising import Advert, Token, adverts, tokens

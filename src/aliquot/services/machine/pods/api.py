@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from aliquot.adapters.host.users import account_of, user_name
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.dialects.kube.manifests import WORKLOADS
@@ -128,11 +130,11 @@ class PodApi:
             raise invalid(Invalid(f"{label}: {zone.field}", zone.value, zone.allowed))
         pod = template_pod_of(item.manifest)
         claim = accepted_claim(pod)
-        why = None if claim is None else machine.why_never(replace(claim, cpu_milli=0, memory_mib=0))
+        why = None if claim is None else machine.why_never(structs.replace(claim, cpu_milli=0, memory_mib=0))
         if claim is not None and why is not None:
             chosen = chosen_cards(pod)
             # Where any card would do, it is the choice that nothing here meets.
-            if chosen and machine.why_never(replace(claim, cards=None, cpu_milli=0, memory_mib=0)) is None:
+            if chosen and machine.why_never(structs.replace(claim, cards=None, cpu_milli=0, memory_mib=0)) is None:
                 (field, value), here = chosen, card_names(machine.cards)
             else:
                 (field, value), here = largest_request(pod, claim), card_sizes(machine.cards)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from aliquot import dialects
 from aliquot.adapters.host.home import CONTAINER_VARIABLE, OF_A_TENANT, POD_VARIABLE

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from aliquot.adapters.host.home import POD_VARIABLE, TENANT_VARIABLE
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.supervisors import SupervisorError, Supervisors, make_log_folder
@@ -293,7 +295,7 @@ class PodManager(PodRecords):
             return None
         self._remember(replace(pod, state=replace(pod.state, node=None)))  # an earlier grant never reached it
         if claim.group:  # Pods of one user, namespace and class: only these can be one tenant
-            claim = replace(claim, group=f"{claim.namespace}/{claim.group}/{claim.app_class.value}")
+            claim = structs.replace(claim, group=f"{claim.namespace}/{claim.group}/{claim.app_class.value}")
         listener = _QueuedPod(self, pod.uid, send)
         return self.machine.admission.submit_pod(
             claim, launchspec.run_request_of(pod, claim), caller, self._since[pod.uid], time.time(), listener

@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from aliquot.adapters.gpu.page import LOOK
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
 from aliquot.adapters.host.process import processes
@@ -65,7 +67,9 @@ class LocalMachine:
     ) -> None:
         self.factors = Factors(store)
         dealt = deal(cards, names)
-        self.nodes = tuple(replace(self.factors.applied(node), pool_mib=pool_mib // len(dealt)) for node in dealt)
+        self.nodes = tuple(
+            structs.replace(self.factors.applied(node), pool_mib=pool_mib // len(dealt)) for node in dealt
+        )
         self.cards = tuple(card for node in self.nodes for card in node.cards)  # numbered per node
         self.pool_mib = pool_mib
         self.home = home

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from msgspec import structs
+
 from aliquot.adapters.gpu.page import LOOK
 from aliquot.adapters.host.home import TENANT_VARIABLE
 from aliquot.adapters.host.process import processes
@@ -85,7 +87,7 @@ class Recovery:
 def placed(tenancy: Tenancy, places: Places) -> tuple[str | None, Tenancy]:
     """The node of its cards that are there (None: none is), and the tenancy with these cards as they are numbered."""
     here = [(share, *places[share.uuid]) for share in tenancy.shares if share.uuid in places]
-    shares = tuple(replace(share, card=index) for share, _, index in here)
+    shares = tuple(structs.replace(share, card=index) for share, _, index in here)
     return here[0][1] if here else None, replace(tenancy, shares=shares)
 
 

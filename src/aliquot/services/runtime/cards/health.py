@@ -11,9 +11,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from aliquot.adapters.gpu.nvml import NvmlError, Xid
 from aliquot.model.cardstate.health import PATIENCE, Health, answered, hit, inventory, missed

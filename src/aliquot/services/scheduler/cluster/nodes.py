@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from aliquot.dialects import NodeReader, dra, gpushare, hami, native
 from aliquot.dialects.kube.conditions import closing_taints

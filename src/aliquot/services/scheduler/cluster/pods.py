@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+from msgspec import structs
+
 from aliquot import dialects
 from aliquot.dialects import PodReader, Rules, kai, native
 from aliquot.dialects.registry import PodRequest, claim_for
@@ -16,12 +19,10 @@ from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
-from aliquot.model.value import value
 from aliquot.placement.board import Occupant
 
 
-@value
-class Placed:
+class Placed(msgspec.Struct, frozen=True, gc=False):
     """A Pod of ours on a node."""
 
     claim: Claim
@@ -103,10 +104,10 @@ class BoundPodReader:
         if isinstance(grant, Grant):
             return Placed(claim, grant)
         if assumed is not None and assumed.grant.node == name:
-            return replace(assumed, doubt="its annotations were taken away")
+            return structs.replace(assumed, doubt="its annotations were taken away")
         why = grant[0].sentence() if grant else "no annotation names its cards"
         if known is not None and known.grant.node == name and known.grant.containers:
-            return replace(known, doubt=why)  # it stays where it was counted before
+            return structs.replace(known, doubt=why)  # it stays where it was counted before
         return claim, why
 
 
@@ -119,7 +120,7 @@ def _unreadable(
         return None
     why = asked.claim[0].sentence() if asked.claim else "its request was taken away"
     if known is not None and known.grant.node == name:
-        return replace(known, doubt=why)
+        return structs.replace(known, doubt=why)
     annotations = pod.metadata.annotations or {}
     if native.GRANT not in annotations:
         return None
@@ -130,4 +131,4 @@ def _unreadable(
         why = f"{why}; nor can its grant be read, so its node takes no other Pods"
         claim = Claim(names.uid, names.namespace, names.name, native.UNREADABLE, Offer.ANY, ())
         grant = Grant(names.uid, name, (), whole_node=True)
-    return Placed(replace(claim, cpu_milli=asked.cpu_milli, memory_mib=asked.memory_mib), grant, why)
+    return Placed(structs.replace(claim, cpu_milli=asked.cpu_milli, memory_mib=asked.memory_mib), grant, why)

@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import structs
 
 from aliquot import dialects
 from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules, gpushare
@@ -156,7 +157,7 @@ class Cluster:
                     continue
                 grant = _renumbered(placed.grant, today)
                 if grant != placed.grant:
-                    known[uid] = replace(placed, grant=grant)
+                    known[uid] = structs.replace(placed, grant=grant)
                     self.ledger.confirm(uid, node.name, occupant_of(placed.claim, grant))
 
     def set_unhealthy(self, config: ConfigMapObject) -> Invalid | None:
@@ -412,12 +413,14 @@ class Cluster:
 
 
 def _renumbered(grant: Grant, today: dict[str, int]) -> Grant:
-    return replace(
+    return structs.replace(
         grant,
         containers=tuple(
-            replace(
+            structs.replace(
                 container,
-                shares=tuple(replace(share, card=today.get(share.uuid, share.card)) for share in container.shares),
+                shares=tuple(
+                    structs.replace(share, card=today.get(share.uuid, share.card)) for share in container.shares
+                ),
             )
             for container in grant.containers
         ),
