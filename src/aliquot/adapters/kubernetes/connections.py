@@ -26,7 +26,7 @@ _UNACKNOWLEDGED = 10_000  # milliseconds that what was sent may take to reach th
 _KEPT = 15.0  # seconds without a request; the API server keeps a connection longer
 _FIRST_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[^\r\n]*")
 # Between two chunks: the end of the one, and the size of the next. Before the first one, the end of the head.
-_BETWEEN = re.compile(rb"\r\n([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
+BETWEEN_CHUNKS = re.compile(rb"\r\n([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
 _END = b"\r\n\r\n"
 
 
@@ -94,7 +94,7 @@ def read_body(head: Head, received: bytes | mmap, size: int) -> tuple[bytes, int
 
 def _read_chunks(received: bytes | mmap, at: int, size: int) -> tuple[bytes, int] | None:
     """The body that comes in chunks, and where it ends; None: the rest is still to come."""
-    view, pieces, between, stop = memoryview(received), [], _BETWEEN.match, at - 2
+    view, pieces, between, stop = memoryview(received), [], BETWEEN_CHUNKS.match, at - 2
     while True:  # thousands of times for a page of a list
         size_line = between(received, stop, size)
         if size_line is None:

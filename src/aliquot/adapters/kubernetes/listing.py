@@ -11,6 +11,7 @@ from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.adapters.kubernetes.paging import PagesAhead
 from aliquot.adapters.kubernetes.protobuf import ACCEPT, ProtobufError, as_json, can_read, is_protobuf
 from aliquot.adapters.kubernetes.receiving import Receiver
+from aliquot.adapters.kubernetes.wholelists import is_made_here
 
 log = logging.getLogger(__name__)
 _PATIENCE, _CONNECT = 60.0, 10.0  # seconds: for a page, for a connection
@@ -40,6 +41,8 @@ def request_pages(
         began = time.monotonic()
         if received is not None and (taken := await received.take()) is not None:
             return taken
+        if is_made_here(token):
+            raise ApiError(410, "Expired", "the process that received the list has ended")
         # What a silent API server took of the time for this page there is not waited for again.
         timeout = max(_CONNECT, _PATIENCE - (time.monotonic() - began))
         asked = {**(params or {}), "limit": str(limit), **({"continue": token} if token else {})}

@@ -1,8 +1,9 @@
-"""Receives the pages of a list in a process of its own, while the program that wants them is still being loaded.
+"""Receives a list in a process of its own, while the program that wants it is still being loaded.
 
 Decrypting and converting them takes as long as half of what applies them, and Python's threads would take turns. So a
-fork, made before much is loaded, requests them as `listing` does, and hands each one over as a file in memory. Whatever
-fails there ends that process: its list is then requested in the ordinary way, from the page on that has not come.
+fork, made before much is loaded, requests the whole list (wholelists.py), or its pages where the API server is older,
+and hands each page over as a file in memory. Whatever fails there ends that process: its list is then requested in the
+ordinary way, from the page on that has not come, or anew if the API server knows no such page.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, mono
 from aliquot.adapters.kubernetes.paging import next_page
 from aliquot.adapters.kubernetes.privatememory import private_memory
 from aliquot.adapters.kubernetes.protobuf import ACCEPT, as_json, can_read, is_protobuf
+from aliquot.adapters.kubernetes.wholelists import Body, ListCutter, writes_lists_in_parts
 
 _PATIENCE, _CONNECT = 60.0, 10.0  # seconds: for a page, for a connection
-_AHEAD, _BYTES_AHEAD = 2, 1 << 26  # pages that wait until they are taken, and bytes in them
+_AHEAD, _CUT_AHEAD, _BYTES_AHEAD = 2, 64, 1 << 26  # pages that wait until they are taken, and bytes in them
+_PIECE = 1 << 18  # bytes of a whole list that are received at once
 _ROOM, _LARGEST = 1 << 25, 1 << 30  # bytes of an answer: that there is room for at first, and at most
 _END = b"\r\n\r\n"
 
@@ -108,8 +111,8 @@ def start_receiving(
     except (KubeConfigError, OSError):  # the ordinary request says what is wrong
         return None
 
-    def request(after: str) -> bytes:
-        asked = {"limit": str(limit), **({"continue": after} if after else {})}
+    def request(after: str | None) -> bytes:
+        asked = {} if after is None else {"limit": str(limit), **({"continue": after} if after else {})}
         return address.request("GET", f"{path}?{urlencode(asked)}", (), None)
 
     parent = os.getpid()
@@ -132,11 +135,59 @@ def start_receiving(
     return Receiver(process, ours)
 
 
-def _receive(server: Server, address: Address, request: Callable[[str], bytes], channel: socket.socket) -> None:
-    """The work of that process: all pages, one after the other."""
+def _receive(server: Server, address: Address, request: Callable[[str | None], bytes], channel: socket.socket) -> None:
+    """The work of that process: the whole list at once where the API server can write it so, else page by page."""
     connection = _connect(server, address)
+    connection.sendall(address.request("GET", "/version", (), None))
+    version, keep = _answer(connection)
+    connection = connection if keep else _connect(server, address)
+    if writes_lists_in_parts(version):
+        _receive_whole(connection, request(None), _HandedOver(channel, pages=_CUT_AHEAD))
+    else:
+        _receive_pages(server, address, connection, request, _HandedOver(channel, pages=_AHEAD))
+
+
+def _receive_whole(connection: socket.socket, request: bytes, handed_over: _HandedOver) -> None:
+    connection.sendall(request)
+    received, filled, head = bytearray(_PIECE), 0, None
+    view = memoryview(received)
+    while head is None:
+        count = connection.recv_into(view[filled:])
+        if not count:  # or there is no room left for more of a head
+            raise AnswerError("the answer has no head")
+        filled += count
+        head = read_head(bytes(received[:filled]))
+    if head.status != 200:
+        raise AnswerError(f"status {head.status}")
+    body, cutter = Body(head), ListCutter()
+    at = body.start
+    while True:
+        at = body.move(received, at, filled, cutter.held)
+        for page in cutter.pages():
+            handed_over.add(as_json(page))
+        if cutter.ended:
+            break
+        if body.ended:
+            raise AnswerError("the answer ended before the list")
+        received[: filled - at] = received[at:filled]
+        at, filled = 0, filled - at
+        while filled < _PIECE and not body.is_there(received, filled):  # 4 KB at a time
+            count = connection.recv_into(view[filled:])
+            if not count:
+                raise AnswerError("the API server closed the connection")
+            filled += count
+    connection.close()
+    handed_over.wait()
+
+
+def _receive_pages(
+    server: Server,
+    address: Address,
+    connection: socket.socket,
+    request: Callable[[str | None], bytes],
+    handed_over: _HandedOver,
+) -> None:
     connection.sendall(request(""))
-    waiting: deque[int] = deque()  # bytes of each page that was handed over and not taken
     while True:
         raw, keep = _answer(connection)
         raw = as_json(raw) if is_protobuf(raw) else raw
@@ -146,16 +197,11 @@ def _receive(server: Server, address: Address, request: Callable[[str], bytes], 
         if more:  # the API server works on it meanwhile
             connection = connection if keep else _connect(server, address)
             connection.sendall(request(more))
-        while waiting and (len(waiting) >= _AHEAD or sum(waiting) + len(raw) > _BYTES_AHEAD) and channel.recv(1):
-            waiting.popleft()
-        _hand_over(raw, channel)
-        waiting.append(len(raw))
+        handed_over.add(raw)
+        del raw
         if not more:
             break
-    del raw
-    # What was not read when one side of a channel ends takes along what the other side has not read yet.
-    while waiting and channel.recv(1):
-        waiting.popleft()
+    handed_over.wait()
 
 
 def _connect(server: Server, address: Address) -> socket.socket:
@@ -193,12 +239,34 @@ def _answer(connection: socket.socket) -> tuple[bytes, bool]:
                 return found[0], head.keep and found[1] == filled
 
 
-def _hand_over(raw: bytes, channel: socket.socket) -> None:
-    file = os.memfd_create("page")
-    try:
-        left = memoryview(raw)
-        while left:
-            left = left[os.write(file, left) :]
-        socket.send_fds(channel, [b"\0"], [file])
-    finally:
-        os.close(file)
+class _HandedOver:
+    """Pages that were handed over; of those, at most so many wait until they are taken."""
+
+    def __init__(self, channel: socket.socket, *, pages: int) -> None:
+        self._channel, self._most = channel, pages
+        self._waiting: deque[int] = deque()  # the bytes of each
+
+    def add(self, raw: bytes) -> None:
+        """Hand over one more as soon as there is room for it."""
+        while self._waiting and (len(self._waiting) >= self._most or sum(self._waiting) + len(raw) > _BYTES_AHEAD):
+            self._wait_for_one()
+        file = os.memfd_create("page")
+        try:
+            left = memoryview(raw)
+            while left:
+                left = left[os.write(file, left) :]
+            socket.send_fds(self._channel, [b"\0"], [file])
+        finally:
+            os.close(file)
+        self._waiting.append(len(raw))
+
+    def wait(self) -> None:
+        """Until all are taken: what was not read when one side of a channel ends takes along what the other side has
+        not read yet."""
+        while self._waiting:
+            self._wait_for_one()
+
+    def _wait_for_one(self) -> None:
+        if not self._channel.recv(1):
+            raise AnswerError("nobody takes the pages")
+        self._waiting.popleft()
