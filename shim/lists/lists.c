@@ -28,6 +28,8 @@ enum kind {
     AMOUNTS,       /* map<string, Quantity> */
     MESSAGES,      /* repeated */
     MESSAGES_KEPT, /* repeated; written also if there are none */
+    MESSAGES_WITH_REASON, /* repeated; those without a `reason` are left out, and all where none has one */
+    MESSAGES_IF_UNBOUND, /* repeated; left out of a PodSpec with a `nodeName` */
     MESSAGES_IF_RESIZED, /* repeated; left out unless a condition beside them says that a resize is pending */
 };
 
@@ -63,18 +65,17 @@ MESSAGE_OF(object_meta, "ObjectMeta", FIELD(1, TEXT, "name"), FIELD(2, TEXT, "ge
            FIELD(9, TIME, "deletionTimestamp"), FIELD(11, TEXTS, "labels"), FIELD(12, TEXTS, "annotations"),
            FIELD_OF(13, MESSAGES, "ownerReferences", &owner));
 MESSAGE_OF(list_meta, "ListMeta", FIELD(2, TEXT, "resourceVersion"), FIELD(3, TEXT, "continue"));
-MESSAGE_OF(condition, "Condition", FIELD(1, TEXT_KEPT, "type"), FIELD(2, TEXT_KEPT, "status"), FIELD(5, TEXT, "reason"),
+enum { CONDITION_TYPE = 1, CONDITION_REASON = 5 };
+MESSAGE_OF(condition, "PodCondition", FIELD(CONDITION_TYPE, TEXT_KEPT, "type"), FIELD(2, TEXT_KEPT, "status"), FIELD(CONDITION_REASON, TEXT, "reason"),
            FIELD(6, TEXT, "message"));
 
 MESSAGE_OF(taint, "Taint", FIELD(1, TEXT_KEPT, "key"), FIELD(2, TEXT, "value"), FIELD(3, TEXT_KEPT, "effect"),
            FIELD(4, TIME, "timeAdded"));
 MESSAGE_OF(node_spec, "NodeSpec", FIELD(4, FLAG, "unschedulable"), FIELD_OF(5, MESSAGES, "taints", &taint));
-MESSAGE_OF(node_info, "NodeSystemInfo", FIELD(6, TEXT_KEPT, "containerRuntimeVersion"),
-           FIELD(7, TEXT_KEPT, "kubeletVersion"));
+MESSAGE_OF(node_condition, "NodeCondition", FIELD(1, TEXT_KEPT, "type"), FIELD(2, TEXT_KEPT, "status"));
 MESSAGE_OF(address, "NodeAddress", FIELD(1, TEXT_KEPT, "type"), FIELD(2, TEXT_KEPT, "address"));
 MESSAGE_OF(node_status, "NodeStatus", FIELD(1, AMOUNTS, "capacity"), FIELD(2, AMOUNTS, "allocatable"),
-           FIELD_OF(4, MESSAGES, "conditions", &condition), FIELD_OF(5, MESSAGES, "addresses", &address),
-           FIELD_OF(7, MESSAGE, "nodeInfo", &node_info));
+           FIELD_OF(4, MESSAGES, "conditions", &node_condition), FIELD_OF(5, MESSAGES, "addresses", &address));
 MESSAGE_OF(node, "Node", FIELD_OF(1, MESSAGE_NEEDED, "metadata", &object_meta), FIELD_OF(2, MESSAGE, "spec", &node_spec),
            FIELD_OF(3, MESSAGE, "status", &node_status));
 MESSAGE_OF(node_list, "NodeList", FIELD_OF(1, MESSAGE_NEEDED, "metadata", &list_meta), FIELD_OF(2, MESSAGES_KEPT, "items", &node));
@@ -95,9 +96,10 @@ MESSAGE_OF(toleration, "Toleration", FIELD(1, TEXT, "key"), FIELD(2, TEXT, "oper
 MESSAGE_OF(gate, "PodSchedulingGate", FIELD(1, TEXT_KEPT, "name"));
 MESSAGE_OF(pod_claim, "PodResourceClaim", FIELD(1, TEXT_KEPT, "name"), FIELD(3, TEXT_KEPT, "resourceClaimName"));
 MESSAGE_OF(group, "PodSchedulingGroup", FIELD(1, TEXT_KEPT, "podGroupName"));
+enum { NODE_NAME = 10 };
 MESSAGE_OF(pod_spec, "PodSpec", FIELD_OF(2, MESSAGES, "containers", &container), FIELD(8, TEXT, "serviceAccountName"),
-           FIELD(10, TEXT, "nodeName"), FIELD_OF(14, MESSAGE, "securityContext", &pod_security), FIELD(19, TEXT, "schedulerName"),
-           FIELD_OF(20, MESSAGES, "initContainers", &container), FIELD_OF(22, MESSAGES, "tolerations", &toleration),
+           FIELD(NODE_NAME, TEXT, "nodeName"), FIELD_OF(14, MESSAGE, "securityContext", &pod_security), FIELD(19, TEXT, "schedulerName"),
+           FIELD_OF(20, MESSAGES, "initContainers", &container), FIELD_OF(22, MESSAGES_IF_UNBOUND, "tolerations", &toleration),
            FIELD(25, NUMBER, "priority"), FIELD(31, TEXT_KEPT, "preemptionPolicy"), FIELD(32, AMOUNTS, "overhead"),
            FIELD(37, FLAG_KEPT, "hostUsers"), FIELD_OF(38, MESSAGES, "schedulingGates", &gate),
            FIELD_OF(39, MESSAGES, "resourceClaims", &pod_claim), FIELD_OF(40, MESSAGE, "resources", &resources),
@@ -107,8 +109,8 @@ MESSAGE_OF(claim_status, "PodResourceClaimStatus", FIELD(1, TEXT_KEPT, "name"),
 MESSAGE_OF(extended_status, "PodExtendedResourceClaimStatus", FIELD(2, TEXT_KEPT, "resourceClaimName"));
 MESSAGE_OF(container_status, "ContainerStatus", FIELD(1, TEXT_KEPT, "name"),
            FIELD_OF(11, MESSAGE, "resources", &resources));
-enum { CONDITIONS = 2, CONDITION_TYPE = 1 };
-MESSAGE_OF(pod_status, "PodStatus", FIELD(1, TEXT, "phase"), FIELD_OF(CONDITIONS, MESSAGES, "conditions", &condition),
+enum { CONDITIONS = 2 };
+MESSAGE_OF(pod_status, "PodStatus", FIELD(1, TEXT, "phase"), FIELD_OF(CONDITIONS, MESSAGES_WITH_REASON, "conditions", &condition),
            FIELD(7, TIME, "startTime"), FIELD_OF(8, MESSAGES_IF_RESIZED, "containerStatuses", &container_status),
            FIELD_OF(10, MESSAGES_IF_RESIZED, "initContainerStatuses", &container_status),
            FIELD(11, TEXT, "nominatedNodeName"),
@@ -399,6 +401,19 @@ static int is_text(const struct token *token, const char *text)
     return (size_t)(token->end - token->start) == size && !memcmp(token->start, text, size);
 }
 
+/* Whether the message has a text of that number which is not empty. If it is not well-formed, that has failed. */
+static int has_text(struct work *work, const struct token *message, uint32_t number)
+{
+    struct token token;
+    int found = 0;
+    for (const uint8_t *at = message->start; at != message->end;) {
+        if (!take(work, &at, message->end, &token))
+            return 0;
+        found |= token.number == number && token.wire == BYTES && token.start != token.end;
+    }
+    return found;
+}
+
 /* Whether a condition of a PodStatus says so: then its containers have other resources than their spec says. */
 static int is_resized(struct work *work, const struct token *status)
 {
@@ -434,11 +449,15 @@ static int put_all(struct work *work, struct token token, const uint8_t *at, con
         if (token.number == number) {
             if (!is_written_so(work, at, &token, BYTES, in, field->name))
                 return 0;
-            if (!first)
-                put_char(work, ',');
-            first = 0;
-            if (!(list ? put_message(work, &token, field->of) : put_entry(work, &token, field->kind == AMOUNTS)))
+            if (field->kind != MESSAGES_WITH_REASON || has_text(work, &token, CONDITION_REASON)) {
+                if (!first)
+                    put_char(work, ',');
+                first = 0;
+                if (!(list ? put_message(work, &token, field->of) : put_entry(work, &token, field->kind == AMOUNTS)))
+                    return 0;
+            } else if (work->why[0]) {
                 return 0;
+            }
         }
         if (at == end)
             break;
@@ -514,13 +533,15 @@ static int put_message(struct work *work, const struct token *whole, const struc
                 return 0;
             break;
         case MESSAGES_IF_RESIZED:
-            if (!is_resized(work, whole))
+        case MESSAGES_IF_UNBOUND:
+            if (field->kind == MESSAGES_IF_RESIZED ? !is_resized(work, whole) : has_text(work, whole, NODE_NAME))
                 break;
             /* fall through */
         case TEXTS:
         case AMOUNTS:
         case MESSAGES:
         case MESSAGES_KEPT:
+        case MESSAGES_WITH_REASON:
             put_name(work, &first, field);
             if (!put_all(work, token, at, whole->end, field, form))
                 return 0;

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aliquot.adapters.kubernetes import protobuf as module
 from aliquot.adapters.kubernetes.paging import next_page
 from aliquot.adapters.kubernetes.protobuf import ProtobufError, as_json, is_protobuf
-from aliquot.dialects.wire.objects import HeldByContainer, NodeObject, PodObject, PodStatus, Resources
+from aliquot.dialects.wire.objects import Condition, HeldByContainer, NodeObject, PodObject, PodStatus, Resources
 from kit.clusters import gowriting
 from kit.clusters.gowriting import Go, Nodes, Pods, blank, page, values, varint
 
@@ -54,9 +54,38 @@ def test_both_forms_of_any_list_are_read_alike(kind: str, data: st.DataObject) -
 
 
 def _forget_what_is_not_written(item: NodeObject | PodObject) -> None:
-    status, pending = item.status, "PodResizePending"
-    if isinstance(status, PodStatus) and pending not in [about.type for about in status.conditions or ()]:
+    if isinstance(item, NodeObject):
+        item.status.node_info = None
+        for about in item.status.conditions or ():
+            about.reason = about.message = None
+        return
+    if item.spec.node_name:
+        item.spec.tolerations = None
+    if (status := item.status) is None:
+        return
+    if "PodResizePending" not in [about.type for about in status.conditions or ()]:
         status.container_statuses = status.init_container_statuses = None
+    if status.conditions is not None:
+        status.conditions = [about for about in status.conditions if about.reason]
+
+
+def test_tolerations_are_written_of_pods_without_a_node() -> None:
+    """They decide where a Pod goes, and most Pods are there."""
+    tolerations = [blank("Toleration", key="a")]
+    pods = [blank("Pod", spec=blank("PodSpec", nodeName=node, tolerations=tolerations)) for node in ("", "n")]
+    found = msgspec.json.decode(as_json(page("PodList", blank("PodList", items=pods))), type=Pods).items
+    assert [pod.spec.tolerations for pod in found] == [[{"key": "a"}], None]
+
+
+def test_conditions_without_a_reason_are_left_out() -> None:
+    """Each Pod that runs has five that say so."""
+    waits = blank("Condition", type="PodScheduled", status="False", reason="Unschedulable", message="m")
+    conditions = [blank("Condition", type="Initialized", status="True"), waits, blank("Condition", type="Ready")]
+    raw = page("PodList", blank("PodList", items=[blank("Pod", status=blank("PodStatus", conditions=conditions))]))
+    (pod,) = msgspec.json.decode(as_json(raw), type=Pods).items
+    assert pod.status is not None
+    assert pod.status.conditions == [Condition("PodScheduled", "False", "Unschedulable", "m")]
+    assert pod.refused
 
 
 @pytest.mark.parametrize(("about", "written"), [("PodResizePending", True), ("PodScheduled", False)])

@@ -124,7 +124,7 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
     overhead: Amounts | None = None
     resources: Resources | None = None
     scheduling_gates: list[Any] | None = None
-    tolerations: list[Any] | None = None
+    tolerations: list[Any] | None = None  # of first lists only where there is no node yet
     resource_claims: list[PodClaim] | None = None
     scheduling_group: SchedulingGroup | None = None
     security_context: SecurityContext | None = None
@@ -161,7 +161,7 @@ class PodStatus(msgspec.Struct, rename="camel", gc=False):
     phase: str | None = None
     start_time: str | None = None
     nominated_node_name: str | None = None
-    conditions: list[Condition] | None = None
+    conditions: list[Condition] | None = None  # of first lists only those with a reason
     container_statuses: Sequence[HeldByContainer] | None = None  # of first lists only where a resize is pending
     init_container_statuses: Sequence[HeldByContainer] | None = None
     resource_claim_statuses: list[PodClaim] | None = None
@@ -262,8 +262,8 @@ class NodeStatus(msgspec.Struct, rename="camel", gc=False):
 
     capacity: Amounts | None = None
     allocatable: Amounts | None = None
-    conditions: list[Condition] | None = None
-    node_info: NodeInfo | None = None
+    conditions: list[Condition] | None = None  # of first lists only their types and statuses
+    node_info: NodeInfo | None = None  # not of first lists
     addresses: list[NodeAddress] | None = None
 
 
