@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aliquot.dialects import MemoryUnit, Rules, advertised_gpushare_unit, nodes, parse_node, render_inventory
 from aliquot.dialects.nodereading import NodeReader, UnitPoll, qgpu_bars_whole_cards
@@ -243,6 +246,27 @@ def test_readers_keep_every_kind_until_there_are_too_many(monkeypatch: pytest.Mo
 def test_reader_refuses_what_parsing_refuses() -> None:
     for wrong in (a_node(""), node(inventory="{")):
         assert NodeReader(Rules()).read(as_node(wrong)) == parse_node(as_node(wrong), Rules())
+
+
+def test_machines_that_differ_in_cpu_and_memory_are_one_kind() -> None:
+    """The memory of equal machines differs by some KiB: each of 15,000 would be parsed."""
+    reader = NodeReader(Rules())
+    for at in range(9):
+        read = as_node(node({MEM: 64, "cpu": "96", "memory": f"{1 << 20 + at}Ki"}))
+        assert reader.read(read) == parse_node(read)
+    assert len(reader._known) == 1
+
+
+AMOUNTS = st.sampled_from(["1", "1500m", "0.5", "8Gi", "1e3", "x", "-1", "1" * 99, 3, 2.5, 10**100, 1e300])
+
+
+@given(st.lists(st.fixed_dictionaries({}, optional={"cpu": AMOUNTS, "memory": AMOUNTS}), min_size=2, max_size=6))
+def test_reader_reads_any_cpu_and_memory_as_parsing_does(sides: list[dict[str, Any]]) -> None:
+    reader = NodeReader(Rules())
+    for capacity, allocatable in pairwise(sides):
+        status = {"capacity": {MEM: 64, **capacity}, "allocatable": allocatable}
+        read = as_node({"metadata": {"name": "n1"}, "status": status})
+        assert reader.read(read) == parse_node(read)
 
 
 def test_reader_keeps_nothing_of_an_inventory_that_cannot_be_read() -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
+from math import floor
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from aliquot.dialects import dra, elastic, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.nodes import Capacity, NodeView, cards_from
+from aliquot.dialects.pods import MIB, amount_at
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objectreading import read_object
-from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.objects import NodeObject, NodeStatus
 from aliquot.dialects.wire.views import node_view
 from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.device import LEAST_FACTOR, Card
@@ -120,7 +124,7 @@ def _is_short(kind: object) -> bool:
 
 
 class NodeReader:
-    """Reads the Nodes of one cluster. Most differ in names and cards only: each kind is read once.
+    """Reads the Nodes of one cluster. Most differ in names, cards, CPU and memory only: each kind is read once.
 
     Those with very long texts are not kept: an agent could fill our memory with them.
     """
@@ -136,22 +140,25 @@ class NodeReader:
         name, annotations = node.metadata.name, node.metadata.annotations or {}
         problems: list[Invalid] = []
         inventory = native.parse_inventory(annotations, problems)
-        if problems or not name:
+        cpu, memory = _amount(node.status, "cpu", 1000), _amount(node.status, "memory", 1)
+        if problems or not name or _UNREADABLE in (cpu, memory):
             return parse_node(node, self.rules)
         key = self._kind(node, inventory)
         known = self._known.get(key)
         if known is None:
-            known = parse_node(node, self.rules)
+            known = parse_node(_without_machine(node), self.rules)
             if len(self._known) >= self._MOST:
                 self._known.clear()
             if _is_short(key):
                 self._known[key] = known
         if not isinstance(known, Node):
             return known
+        mib = None if memory is None else memory // MIB
         if inventory is None:
-            return known.named(name, known.cards)
+            return replace(known, name=name, cpu_milli=cpu, memory_mib=mib)
         factor = known.cards[0].oversubscribe if known.cards else LEAST_FACTOR
-        found = known.named(name, _limited(inventory, known.offers, self.rules, factor))
+        cards = _limited(inventory, known.offers, self.rules, factor)
+        found = replace(known, name=name, cards=cards, cpu_milli=cpu, memory_mib=mib)
         if self.rules.gpushare_unit is MemoryUnit.GIB or Offer.GPUSHARE not in known.offers:
             return found
         counted = native.counts(annotations, gpushare.MEMORY)
@@ -170,6 +177,39 @@ class NodeReader:
         )
 
 
+_MACHINE = ("cpu", "memory")
+_UNREADABLE = -1
+_LONGEST_AMOUNT = 64  # characters
+
+
+def _amount(status: NodeStatus, resource: str, scale: int) -> int | None:
+    """As `NodeView.amount` says it; _UNREADABLE where it is to be asked itself."""
+    for amounts in (status.allocatable, status.capacity):
+        if amounts and resource in amounts:
+            amount = amounts[resource]
+            if isinstance(amount, str) and len(amount) <= _LONGEST_AMOUNT:  # what an API server writes
+                return _scaled(amount, scale)
+            return _UNREADABLE
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _scaled(amount: str, scale: int) -> int:
+    problems: list[Invalid] = []
+    found = floor(amount_at(amount, "", problems) * scale)
+    return _UNREADABLE if problems else found
+
+
+def _without_machine(node: NodeObject) -> NodeObject:
+    """The Node as if it had no CPU and memory, which differ from node to node."""
+    status = node.status
+    capacity, allocatable = (
+        {name: "0" if name in _MACHINE else amount for name, amount in (amounts or {}).items()}
+        for amounts in (status.capacity, status.allocatable)
+    )
+    return structs.replace(node, status=structs.replace(status, capacity=capacity, allocatable=allocatable))
+
+
 _NODE_LABELS = (
     *qgpu.LABELS,
     *t9k.LABELS,
@@ -181,7 +221,7 @@ _NODE_LABELS = (
     elastic.OVERSUBSCRIBE,
 )
 _NODE_ANNOTATIONS = (elastic.POOL, elastic.OVERSUBSCRIBE, native.TOGETHER, native.COUNTED)
-_NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.COUNTED)
+_NODE_AMOUNTS = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.COUNTED)
 
 
 def _capacities(node: NodeView, rules: Rules, notes: list[NodeNote], problems: list[Invalid]) -> list[Capacity]:
@@ -238,10 +278,12 @@ class UnitPoll:
         marks = node.metadata.annotations or {}
         kind = (
             marks.get(native.COUNTED),
-            node.agent_away,
+            marks.get(native.AGENT),
             elastic.factor_of(node.metadata.labels or {}, marks, []),
-            *map(capacity.get, gpushare.RESOURCES),
-            *map(allocatable.get, gpushare.RESOURCES),
+            capacity.get(gpushare.MEMORY),
+            capacity.get(gpushare.COUNT),
+            allocatable.get(gpushare.MEMORY),
+            allocatable.get(gpushare.COUNT),
         )
         if kind in self._known:
             return self._known[kind]

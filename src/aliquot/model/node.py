@@ -103,10 +103,6 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     pool_mib: int = 0  # host memory for what does not fit on its cards; 0: nothing is parked
     together: bool = False  # whether its agent or daemon starts MPS servers for groups (docs/together.md)
 
-    def named(self, name: str, cards: tuple[Card, ...]) -> Node:
-        """The same node with another name and other cards."""
-        return replace(self, name=name, cards=cards)
-
     @property
     def offer_names(self) -> tuple[str, ...]:
         """The ways of use it offers, in a fixed order. Whole cards go without saying where the agent reports them."""
