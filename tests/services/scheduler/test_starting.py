@@ -62,8 +62,15 @@ def test_first_lists_are_those_that_other_processes_receive(monkeypatch: pytest.
             ended.append(self._path)
 
     def start(
-        server: Server, headers: list[tuple[str, str]], path: str, *, limit: int, beside: Receiver | None = None
+        server: Server,
+        headers: list[tuple[str, str]],
+        path: str,
+        *,
+        limit: int,
+        beside: Receiver | None = None,
+        yields: int,
     ) -> Receiver:
+        assert yields > 0, "what applies the lists comes first"
         assert ("User-Agent", "aliquot-scheduler") in headers
         assert (beside is None) == (not started), "the second process must close the channel of the first"
         started.append((path, limit))

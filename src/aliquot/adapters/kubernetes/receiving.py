@@ -92,12 +92,19 @@ async def _readable(channel: socket.socket) -> None:
 
 
 def start_receiving(
-    server: Server, headers: Iterable[tuple[str, str]], path: str, *, limit: int, beside: Receiver | None = None
+    server: Server,
+    headers: Iterable[tuple[str, str]],
+    path: str,
+    *,
+    limit: int,
+    beside: Receiver | None = None,
+    yields: int = 0,
 ) -> Receiver | None:
     """Begin to receive the list of Nodes or of Pods; None where that needs more than a connection and a token.
 
     To be called before there are threads and an event loop: a fork has none of their locks' owners. `beside`: one that
-    was started before, whose channel is not for this one.
+    was started before, whose channel is not for this one. `yields`: its niceness; the program that wants the list has
+    more to do than to wait for it.
     """
     login = server.credential
     if not (can_connect(server) and can_read()) or login.by_program or threading.active_count() > 1:
@@ -127,6 +134,7 @@ def start_receiving(
             ours.close()
             if beside is not None and beside._channel is not None:
                 beside._channel.close()
+            os.nice(yields)
             if end_with(parent):
                 _receive(server, address, request, theirs)
         os._exit(0)

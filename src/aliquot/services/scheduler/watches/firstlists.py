@@ -15,6 +15,8 @@ AGENT = "aliquot-scheduler"
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 _NODE_PAGE, _POD_PAGE = 2000, 5000  # objects, 10 to 15 MB: with smaller pages the API server works longer on a list
 
+_NODES_YIELD, _PODS_YIELD = 5, 15  # niceness: Pods are applied after the Nodes
+
 
 @dataclass(frozen=True, slots=True)
 class FirstLists:
@@ -55,8 +57,9 @@ class Received:
 def receive_first_lists(server: Server) -> Received:
     """Begin to receive both in processes of their own. To be called before there are threads and an event loop."""
     headers = headers_of(server, AGENT)
-    nodes = start_receiving(server, headers, NODES, limit=_NODE_PAGE)
-    return Received(nodes, start_receiving(server, headers, PODS, limit=_POD_PAGE, beside=nodes))
+    nodes = start_receiving(server, headers, NODES, limit=_NODE_PAGE, yields=_NODES_YIELD)
+    pods = start_receiving(server, headers, PODS, limit=_POD_PAGE, beside=nodes, yields=_PODS_YIELD)
+    return Received(nodes, pods)
 
 
 def request_first_lists(kube: Kube, received: Received | None = None) -> FirstLists:
