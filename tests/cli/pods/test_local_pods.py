@@ -27,7 +27,7 @@ def stateful(name: str, replicas: int, *command: str, gib: int = 3) -> Json:
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
         "metadata": {"name": name},
-        "spec": {"replicas": replicas, "template": template},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template},
     }
 
 

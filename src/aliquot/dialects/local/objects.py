@@ -17,6 +17,7 @@ from aliquot.dialects.kube.podfields import OBJECT_NAME, OBJECT_NAME_ALLOWED, un
 from aliquot.dialects.local.claims import local_remarks, parse_local_pod
 from aliquot.dialects.local.cron import ALLOWED, parse_schedule
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of
+from aliquot.dialects.local.selectors import selector_problem
 from aliquot.dialects.pods import read_pod
 from aliquot.dialects.registry import misplaced
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
@@ -162,6 +163,9 @@ def _checked(manifest: JsonObject, kind: str, rules: Rules) -> list[str] | Broke
     notes = _pod_notes(pod_of(manifest, "x" * 63), rules, "spec.template.spec")
     if isinstance(notes, tuple):
         return _under("spec.template.", notes)  # an invalid field of the Pod is one of the template
+    wrong = selector_problem(manifest, kind)
+    if wrong is not None:
+        return (wrong,)
     spec = manifest["spec"]
     policy = spec["template"]["spec"].get("restartPolicy")
     if kind == "Job" and policy not in ("Never", "OnFailure"):
