@@ -229,20 +229,25 @@ def down() -> None:
 
     Tenants keep running unpaused and with their memory limits; the next daemon adopts them. Memory that is parked stays
     in the host's memory, and its tenants wait for the next daemon. Simulated cards end, and with them everything that
-    runs on them.
+    runs on them. Without a daemon it names the runs and Pods that a killed one left behind.
 
     \b
     aliquot down
     """
     from aliquot.adapters.gpu import player
     from aliquot.adapters.host.process import processes
+    from aliquot.cli.machine.leftbehind import left_behind, left_behind_words
 
-    simulated = any(player.known(home) for home in homes())
+    playing = next(filter(None, map(player.known, homes())), None)
+    simulated = playing is not None
     try:
         answer = ask({"op": "down"})
     except NoDaemonRunsError:
         ended = [player.end(home) for home in homes()]
         click.echo("no daemon runs; simulated cards stopped" if simulated or any(ended) else "no daemon runs")
+        names, pods = left_behind(homes())
+        if names or pods:
+            click.echo(left_behind_words(names, pods, None if playing is None else playing.spec))
         return
     pid = answer.get("pid")
     started = None if pid is None else processes.start_time(pid)
