@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from aliquot.adapters.host import control
 from aliquot.adapters.host.home import Home
 from aliquot.cli.errors import InputError
-from aliquot.cli.machine.leftbehind import left_behind_words
+from aliquot.cli.machine.leftbehind import left_behind, left_behind_words
 from aliquot.cli.machine.running import differences
 from aliquot.cli.machine.up import _check_no_system_daemon
 from aliquot.model.node import Isolation
@@ -189,6 +190,22 @@ def test_down_without_daemon_names_what_a_killed_one_left(own: Machine) -> None:
     pods.clear()
     own.kill()
     assert own.aliquot("down").stdout == "no daemon runs\n"
+
+
+def test_nothing_was_left_in_a_home_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who starts a daemon of their own books the same cards again."""
+    home = Home(str(tmp_path), str(tmp_path))
+    with subprocess.Popen(
+        ["sleep", "600"], env={"ALIQUOT_TENANT": f"{home.tenants}/x", "ALIQUOT_NAME": "a"}
+    ) as process:
+        try:
+            assert left_behind(home) == (["a"], 0)
+            monkeypatch.setattr(os, "stat", lambda path: Mock(st_uid=os.geteuid() + 1))
+            assert left_behind(home) == ([], 0)
+        finally:
+            process.kill()
+    monkeypatch.undo()
+    assert left_behind(Home("/nowhere", "/nowhere")) == ([], 0)
 
 
 @pytest.mark.parametrize(

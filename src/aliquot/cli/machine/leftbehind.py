@@ -9,18 +9,23 @@ from aliquot.adapters.host.home import NAME_VARIABLE, POD_VARIABLE, TENANT_VARIA
 from aliquot.adapters.host.process.procscan import scan
 
 
-def left_behind(homes: Sequence[Home]) -> tuple[list[str], int]:
-    """The names of runs and Pods that have processes, and how many Pods without a card have some. Of other users only
-    root sees them."""
+def left_behind(home: Home) -> tuple[list[str], int]:
+    """The names of runs and Pods of this home that have processes, and how many Pods without a card have some. None in
+    another user's home: its daemon is not ours to start."""
     user = os.geteuid()
+    try:
+        if os.stat(home.run).st_uid != user:
+            return [], 0
+    except OSError:
+        return [], 0
     found = scan((TENANT_VARIABLE, NAME_VARIABLE, POD_VARIABLE), None if user == 0 else {user})
     names, on_cards, pods = set[str](), set[str](), set[str]()
     for seen in found.processes.values():
         folder, pod = seen.marks.get(TENANT_VARIABLE, ""), seen.marks.get(POD_VARIABLE)
-        if any(os.path.dirname(folder) == home.tenants for home in homes):
+        if os.path.dirname(folder) == home.tenants:
             names.add(seen.marks.get(NAME_VARIABLE) or os.path.basename(folder))
             on_cards.add(pod or "")
-        elif pod is not None and any(os.path.isdir(os.path.join(home.pod_logs, pod)) for home in homes):
+        elif pod is not None and os.path.isdir(os.path.join(home.pod_logs, pod)):
             pods.add(pod)
     return sorted(names), len(pods - on_cards)
 

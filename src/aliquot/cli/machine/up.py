@@ -245,7 +245,7 @@ def down() -> None:
     except NoDaemonRunsError:
         ended = [player.end(home) for home in homes()]
         click.echo("no daemon runs; simulated cards stopped" if simulated or any(ended) else "no daemon runs")
-        names, pods = left_behind(homes())
+        names, pods = left_behind(own_home())
         if names or pods:
             click.echo(left_behind_words(names, pods, None if playing is None else playing.spec))
         return
