@@ -146,7 +146,12 @@ def test_logs_follow_to_the_end_of_the_run_without_a_daemon(daemon: FakeDaemon) 
     with subprocess.Popen(["sleep", "600"]) as process:
         answer = {"name": "train", "log": str(log), "running": True, "id": "7", "pid": process.pid}
         asked = threading.Event()
-        daemon.answers["logs"] = lambda request: asked.set() or answer
+
+        def answered(request: Json) -> Json:
+            asked.set()
+            return answer
+
+        daemon.answers["logs"] = answered
         command = subprocess.Popen([*ALIQUOT, "logs", "-f", "train"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert asked.wait(30)
         time.sleep(0.5)  # until it follows
