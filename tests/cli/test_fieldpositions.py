@@ -47,6 +47,8 @@ items:
         (1, "spec.containers[0].resources.limits is missing", "20:35"),
         (1, "spec.template.spec.containers[0].resources.limits is missing", "20:35"),
         (1, "status.x", "15:3"),
+        (1, "Deployment default/b: spec.selector is missing", "17:3"),
+        (1, 'Deployment default/b: apiVersion: "v1" is not allowed', "15:3"),
     ],
 )
 def test_error_names_the_line_of_the_field(tmp_path: Path, number: int, message: str, position: str) -> None:

@@ -12,6 +12,7 @@ from aliquot.cli.yamlvalues import Position
 _FIELD = re.compile(r"""\b(?:apiVersion|kind|metadata|spec)\b(?:\.\w+|\[\d+\]|\["[^"]*"\])*""")
 _STEP = re.compile(r"""(?:^|\.)(\w+)|\[(\d+)\]|\["([^"]*)"\]""")
 _TEMPLATES = ("", "spec.template.", "spec.jobTemplate.spec.template.", "spec.jobTemplate.")  # where a workload's Pod is
+_LABEL = re.compile(r"\w+ [^\s:]+/[^\s:]+: ")  # the object that the message is about: its paths begin there
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -24,7 +25,7 @@ def position_in(raw: bytes, at: Position, message: str) -> Position:
     root = _object(raw, at) if named else None
     if named is None or root is None:
         return at
-    found = [_walk(root, prefix + named[0]) for prefix in _TEMPLATES]
+    found = [_walk(root, prefix + named[0]) for prefix in (_TEMPLATES if not _LABEL.match(message) else ("",))]
     deepest = max(found, key=lambda steps: steps[0])
     return deepest[1] if deepest[0] else at
 

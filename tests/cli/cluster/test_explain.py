@@ -362,6 +362,27 @@ def test_explain_refuses_scheduler_options_of_another_version(cluster: FakeClust
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "here"),
+    [
+        (("-f", "{file}"), "`aliquot apply --dry-run -f {file}` checks the manifest for this machine"),
+        (("web-0",), "`aliquot describe pod NAME` explains a Pod of this machine"),
+    ],
+)
+def test_explain_without_a_cluster_names_what_works_without(
+    cluster: FakeCluster, tmp_path: Path, words: tuple[str, ...], here: str
+) -> None:
+    file = tmp_path / "pod.json"
+    file.write_text(json.dumps(gpushare_pod("p", 4)))
+    cluster.answer("/api/v1/nodes", "The connection to the server localhost:8080 was refused")
+    result = invoked(explain, *(word.format(file=file) for word in words))
+    assert result.exit_code == 2
+    assert ". Without a cluster: --cluster FILE has its nodes and Pods (see --help); " in result.output
+    assert here.format(file=file) in result.output
+    cluster.answer("/api/v1/nodes", "Error from server (Forbidden): no")
+    assert "Without a cluster" not in invoked(explain, *(word.format(file=file) for word in words)).output
+
+
 def test_annotation_on_a_deployment_instead_of_its_template_is_noted(tmp_path: Path) -> None:
     deployment = replicas(1, a_pod("p", a_container("main", {})))
     deployment["metadata"]["annotations"] = {APP_CLASS: "offline"}

@@ -6,17 +6,20 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from aliquot.adapters.host import control
 from aliquot.adapters.host.home import Home
 from aliquot.cli.errors import InputError
+from aliquot.cli.machine.leftbehind import left_behind, left_behind_words
 from aliquot.cli.machine.running import differences
 from aliquot.cli.machine.up import _check_no_system_daemon
 from aliquot.model.node import Isolation
 from aliquot.model.status.machine import DaemonStatus, PoolStatus, RulesStatus, Status
 from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, paper
+from kit.machines.machinepods import Pods, container, pod
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -167,6 +170,59 @@ def test_commands_without_daemon_say_how_to_start_it(own: Machine, words: list[s
 def test_down_without_daemon(own: Machine) -> None:
     result = own.aliquot("down")
     assert (result.returncode, result.stdout, result.stderr) == (0, "no daemon runs\n", "")
+
+
+def test_down_without_daemon_names_what_a_killed_one_left(own: Machine) -> None:
+    own.up()
+    pods = Pods(own)
+    pods.apply(pod("held"), pod("bare", container(gib=None)))
+    pods.until_all(["Running"] * 2)
+    own.detach("--name", "left", "--memory", "1", "--", *FOREVER)
+    own.kill()
+    result = own.aliquot("down")
+    assert result.stdout == (
+        "no daemon runs\n"
+        "default/held, left, 1 Pod without a card: still running; `aliquot up -d` adopts them, then "
+        "`aliquot stop NAME` and `aliquot delete pod NAME` end them\n"
+    )
+    own.up()
+    own.aliquot("stop", "left")
+    pods.clear()
+    own.kill()
+    assert own.aliquot("down").stdout == "no daemon runs\n"
+
+
+def test_nothing_was_left_in_a_home_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who starts a daemon of their own books the same cards again."""
+    home = Home(str(tmp_path), str(tmp_path))
+    with subprocess.Popen(
+        ["sleep", "600"], env={"ALIQUOT_TENANT": f"{home.tenants}/x", "ALIQUOT_NAME": "a"}
+    ) as process:
+        try:
+            assert left_behind(home) == (["a"], 0)
+            monkeypatch.setattr(os, "stat", lambda path: Mock(st_uid=os.geteuid() + 1))
+            assert left_behind(home) == ([], 0)
+        finally:
+            process.kill()
+    monkeypatch.undo()
+    assert left_behind(Home("/nowhere", "/nowhere")) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("names", "pods", "cards", "words"),
+    [
+        (["a"], 0, None, "a: still running; `aliquot up -d` adopts it, then `aliquot stop NAME` ends it"),
+        (
+            ["default/p"],
+            2,
+            "1x24GiB",
+            "default/p, 2 Pods without a card: still running; `aliquot up -d --simulate 1x24GiB` adopts them, then "
+            "`aliquot delete pod NAME` ends them",
+        ),
+    ],
+)
+def test_words_of_what_was_left(names: list[str], pods: int, cards: str | None, words: str) -> None:
+    assert left_behind_words(names, pods, cards) == words
 
 
 def test_damaged_database_is_rebuilt(own: Machine) -> None:

@@ -41,6 +41,16 @@ def test_delete_prints_like_kubectl(daemon: FakeDaemon) -> None:
     assert asked(daemon) == [("Pod", "default", "train"), ("StatefulSet", "team", "web")]
 
 
+def test_delete_by_label(daemon: FakeDaemon) -> None:
+    web: Json = {"labels": {"app": "web"}}
+    owner = {"kind": "StatefulSet", "name": "web"}
+    pods = [a_pod("a", **web), a_pod("b"), a_pod("c", "team", **web), a_pod("web-0", owner=owner, **web)]
+    daemon.answers["status"] = a_status(*pods, workloads=[a_workload("StatefulSet", "web", **web)])
+    assert delete("sts,pods", "-l", "app=web").exit_code == 0
+    assert asked(daemon) == [("Pod", "default", "a"), ("StatefulSet", "default", "web")]
+    assert delete("pods", "-l", "app=api").stderr == "nothing to delete\n"
+
+
 @pytest.mark.parametrize(
     ("words", "grace"), [([], None), (["--grace", "90s"], 90.0), (["--grace-period", "0"], 0.0), (["--now"], 1.0)]
 )
@@ -119,8 +129,12 @@ def test_delete_dry_run_deletes_nothing(daemon: FakeDaemon) -> None:
     ("words", "result"),
     [
         ([], "give either -f FILE or TYPE NAME"),
-        (["pods"], "pods: give a NAME or --all"),
-        (["pod", "a", "--all"], "give either --all or a NAME"),
+        (["pods"], "pods: give a NAME, -l or --all"),
+        (["pod", "a", "--all"], "give a NAME without -l and --all"),
+        (["pod", "a", "-l", "app"], "give a NAME without -l and --all"),
+        (["pods", "--all", "-l", "app"], "give either -l or --all"),
+        (["-f", "x.yaml", "-l", "app"], "give either -l or -f"),
+        (["pods", "-l", "app in (web)"], "-l: app in (web) is not allowed: KEY=VALUE"),
         (["node", "box"], "nodes cannot be deleted: they are this machine; `aliquot down` stops the daemon"),
         (["pod", "a", "--now", "--grace", "3"], "give either --now or --grace"),
         (["pod", "a", "--grace", "25h"], "--grace: 90000s is not allowed: 0 to 24h"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from aliquot.cli.client import NoDaemonRunsError, NotServedError
 from aliquot.cli.main import cli
 from aliquot.cli.pods import get as module
 from aliquot.cli.pods.get import Changes, Seen
-from aliquot.cli.pods.kinds import POD, targets
+from aliquot.cli.pods.kinds import BY_NAME, POD, targets
 from aliquot.cli.pods.rows import state_of
 from aliquot.model.status.machine import Status
 from kit.machines.fakedaemon import (
@@ -68,6 +69,47 @@ def test_get_all_shows_workloads_and_pods(daemon: FakeDaemon) -> None:
     shown = rows(get("all").stdout)
     assert [row[0] for row in shown if row] == ["NAME", "pod/web-0", "NAME", "statefulset.apps/web"]
     assert shown[-1][1] == "2/3"
+
+
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        ({"phase": "Succeeded"}, "Complete"),
+        ({"phase": "Failed"}, "Failed"),
+        ({"phase": "Failed", "suspended": True}, "Failed"),
+        ({"phase": "Pending", "suspended": True}, "Suspended"),
+        ({"phase": "Running"}, "Running"),
+        ({"phase": "Pending"}, "Running"),
+    ],
+)
+def test_get_and_describe_say_whether_a_job_failed(daemon: FakeDaemon, more: dict[str, Any], state: str) -> None:
+    daemon.answers["status"] = a_status(workloads=[a_workload("Job", "j", **more)])
+    head, row = rows(get("jobs").stdout)
+    assert (head, row[:3]) == (["NAME", "STATUS", "COMPLETIONS", "AGE"], ["j", state, "2/3"])
+    described = CliRunner().invoke(cli, ["describe", "job", "j"]).stdout
+    assert f"Status:       {state}\n" in described
+
+
+def test_get_cron_jobs_shows_kubectl_columns(daemon: FakeDaemon) -> None:
+    often = a_workload("CronJob", "often", schedule="*/5 * * * *", last_run=time.time() - 90, created=time.time() - 700)
+    held = a_workload("CronJob", "held", schedule="@daily", suspended=True, ready=0, created=time.time() - 60)
+    daemon.answers["status"] = a_status(workloads=[often, held])
+    head, first, second = rows(get("cj").stdout)
+    assert head == ["NAME", "SCHEDULE", "SUSPEND", "ACTIVE", "LAST", "SCHEDULE", "AGE"]
+    assert first[:5] == ["held", "@daily", "True", "0", "<none>"]
+    assert [*second[:1], *second[6:9]] == ["often", "False", "2", "1m30s"]
+
+
+def test_watch_prints_no_line_when_the_last_run_grows_older() -> None:
+    seen = Seen(BY_NAME["CronJob"], wide=False, everywhere=False, prefixed=False)
+    lines = []
+    for ago in (10, 90):
+        often = a_workload("CronJob", "often", schedule="@hourly", last_run=time.time() - ago)
+        status = machine_status(a_status(workloads=[often]))
+        lines.append(seen.changes(status, status.workloads or [], headed=False).lines)
+    assert [len(printed) for printed in lines] == [2, 0]
+    gone = seen.changes(machine_status(a_status()), [], headed=False).lines
+    assert gone[0].split()[3] == "gone"
 
 
 def test_get_output_name_prints_type_and_name(daemon: FakeDaemon) -> None:

@@ -27,7 +27,7 @@ def stateful(name: str, replicas: int, *command: str, gib: int = 3) -> Json:
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
         "metadata": {"name": name},
-        "spec": {"replicas": replicas, "template": template},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template},
     }
 
 
@@ -154,8 +154,12 @@ def test_get_and_describe_show_cron_jobs_and_suspended_jobs(machine: Machine) ->
     cron = {"kind": "CronJob", "metadata": {"name": "yearly"}, "spec": spec}
     code, printed, _ = apply(machine, job, cron)
     assert (code, printed) == (0, "job.batch/once created\ncronjob.batch/yearly created\n")
-    assert cells(machine, "jobs")[0][:3] == ["once", "0/1,", "suspended"]
-    assert cells(machine, "cj")[0][:2] == ["yearly", "0/0"]
+    assert cells(machine, "jobs")[0][:3] == ["once", "Suspended", "0/1"]
+    head, row = machine.aliquot("get", "cj").stdout.splitlines()
+    assert head.split() == ["NAME", "SCHEDULE", "SUSPEND", "ACTIVE", "LAST", "SCHEDULE", "AGE"]
+    assert row.startswith("yearly  0 0 1 1 *  False")
+    assert row.split()[7:9] == ["0", "<none>"]
+    assert yaml.safe_load(machine.aliquot("get", "cj", "yearly", "-o", "yaml").stdout)["status"] == {"active": []}
     shown = machine.aliquot("describe", "cronjob", "yearly").stdout
     assert "Schedule:     0 0 1 1 *" in shown
     assert "-01-01 00:00:00" in shown

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,34 @@ def test_logs_follow_beside_an_older_daemon_says_how_the_run_ended(daemon: FakeD
     daemon.answers["logs"] = lambda request: next(answers, {**run, "running": False, "ended": ended})
     result = logs("train", "-f")
     assert (result.stdout, result.stderr) == ("a run\n", "aliquot: train ended with exit code 3\n")
+
+
+def test_logs_follow_to_the_end_of_the_run_without_a_daemon(daemon: FakeDaemon) -> None:
+    """The daemon was killed and none follows: the output goes on, and ends with its run."""
+    log = daemon.home / "run.log"
+    log.write_text("first\n")
+    with subprocess.Popen(["sleep", "600"]) as process:
+        answer = {"name": "train", "log": str(log), "running": True, "id": "7", "pid": process.pid}
+        asked = threading.Event()
+
+        def answered(request: Json) -> Json:
+            asked.set()
+            return answer
+
+        daemon.answers["logs"] = answered
+        command = subprocess.Popen([*ALIQUOT, "logs", "-f", "train"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert asked.wait(30)
+        time.sleep(0.5)  # until it follows
+        daemon.close()
+        with log.open("a") as output:
+            output.write("last\n")
+        time.sleep(1)
+        assert command.poll() is None, "its run has not ended"
+        process.kill()
+    printed, said = command.communicate(timeout=30)
+    daemon.listen()  # for what tidies up
+    assert (command.returncode, printed) == (0, b"first\nlast\n")
+    assert said == b"aliquot: train has ended; its exit code is not known, for no daemon runs\n"
 
 
 def test_logs_of_unknown_name_lists_runs_and_pods() -> None:

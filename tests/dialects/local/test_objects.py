@@ -23,12 +23,14 @@ SPEC = {"containers": [{"name": "main", "command": ["true"]}]}
 
 
 def a_pod(name: str = "p", **metadata: Any) -> dict[str, Any]:
-    return {"kind": "Pod", "metadata": {"name": name, **metadata}, "spec": SPEC}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": SPEC}
 
 
 def a_workload(kind: str, **spec: Any) -> dict[str, Any]:
     policy = {"restartPolicy": "Never"} if kind == "Job" else {}
-    return {"kind": kind, "metadata": {"name": "web"}, "spec": {"template": {"spec": {**SPEC, **policy}}, **spec}}
+    spec = {"template": {"spec": {**SPEC, **policy}}, **spec}
+    api = "batch/v1" if kind in ("Job", "CronJob") else "extensions/v1beta1"  # which needs no selector
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": "web"}, "spec": spec}
 
 
 def read(*objects: Any) -> list[LocalObject]:
@@ -58,6 +60,33 @@ def test_what_another_operator_makes_pods_of_is_refused(api: str, kind: str) -> 
     found = refused({"apiVersion": api, "kind": kind, "metadata": {"name": "x"}, "spec": {}})
     assert (found.field, found.value) == (f"{kind} x: apiVersion", api)
     assert "runs on a cluster" in found.allowed
+
+
+@pytest.mark.parametrize(
+    ("kind", "api", "allowed"),
+    [
+        ("Deployment", "v1", "apps/v1 for a Deployment"),
+        ("Pod", "apps/v1", "v1 for a Pod"),
+        ("Job", "apps/v1", "batch/v1 for a Job"),
+        ("StatefulSet", 1, "apps/v1 for a StatefulSet"),
+    ],
+)
+def test_kind_that_an_api_version_does_not_have_is_refused(kind: str, api: object, allowed: str) -> None:
+    found = refused({**(a_pod() if kind == "Pod" else a_workload(kind)), "apiVersion": api})
+    assert (found.field.partition(": ")[2], found.value, found.allowed) == ("apiVersion", api, allowed)
+
+
+@pytest.mark.parametrize("api", ["apps/v1", "apps/v1beta1", "extensions/v1beta1"])
+def test_any_version_of_its_group_is_accepted(api: str) -> None:
+    labelled = {"metadata": {"labels": {"app": "web"}}, "spec": SPEC}
+    selector = {"matchLabels": {"app": "web"}}
+    (found,) = read({**a_workload("Deployment", template=labelled, selector=selector), "apiVersion": api})
+    assert not any("apiVersion" in note for note in found.notes)
+
+
+def test_missing_api_version_is_a_note() -> None:
+    (found,) = read({**a_pod(), "apiVersion": None})
+    assert "apiVersion is missing: a cluster refuses the object without v1" in found.notes
 
 
 def test_what_makes_no_pods_is_passed_over_and_that_is_said() -> None:

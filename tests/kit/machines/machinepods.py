@@ -22,6 +22,7 @@ def container(name: str = "main", *command: str, gib: int | None = 4, **more: An
 
 def pod(name: str, *containers: Json, **spec: Any) -> Json:
     return {
+        "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name},
         "spec": {"containers": list(containers or [container()]), **spec},

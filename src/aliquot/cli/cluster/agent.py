@@ -151,7 +151,7 @@ def _enforcement(command: Any) -> Any:
     help="How long online work keeps a card after its last kernel; 0: release it at once; auto: learned from its gaps",
 )
 @_enforcement
-@control_option
+@control_option("auto")
 @click.option(
     "--host-pool",
     type=HostPool(),

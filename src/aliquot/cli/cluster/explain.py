@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError
+from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.kubectl import kubectl_options, reach
 from aliquot.cli.tables import printable
@@ -165,15 +166,26 @@ def _given(
     if str(filename) == str(cluster) == "-":
         raise InputError("-f and --cluster cannot both be read from stdin")
     manifests = [] if filename is None else read_manifests(filename)
-    objects = (
-        reach(lambda: cluster_objects(kubectl))
-        if cluster is None
-        else [manifest.value for manifest in read_manifests(cluster, of_cluster=True)]
-    )
+    if cluster is not None:
+        objects = [manifest.value for manifest in read_manifests(cluster, of_cluster=True)]
+    else:
+        try:
+            objects = cluster_objects(kubectl)
+        except KubectlError as error:
+            raise InputError(f"{error}{_without_cluster(error, filename)}") from error
     if pod is None:
         return _in_namespaces(manifests, namespace, None if cluster else kubectl), [], objects
     where = namespace or ("default" if cluster is not None else reach(kubectl.namespace))
     return [], [_named(pod, where, objects)], objects
+
+
+def _without_cluster(error: KubectlError, filename: Path | None) -> str:
+    """What those can do who have no cluster."""
+    if error.trouble not in (Trouble.NO_KUBECTL, Trouble.UNREACHABLE):
+        return ""
+    here = "describe pod NAME" if filename is None else f"apply --dry-run -f {shlex.quote(str(filename))}"
+    what = "explains a Pod of this machine" if filename is None else "checks the manifest for this machine"
+    return f". Without a cluster: --cluster FILE has its nodes and Pods (see --help); `aliquot {here}` {what}"
 
 
 def _in_namespaces(manifests: list[Manifest], namespace: str | None, kubectl: Kubectl | None) -> list[Manifest]:

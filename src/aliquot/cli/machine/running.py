@@ -10,7 +10,7 @@ from aliquot.cli.amounts import AmountError, parse_cards
 from aliquot.cli.errors import InputError
 from aliquot.cli.options.dashboard import LOOPBACK, split_address
 from aliquot.cli.options.enforcement import GRACE
-from aliquot.model.status.machine import Status
+from aliquot.model.status.machine import DaemonStatus, Status
 
 _USUAL = {
     "--listen": f"{LOOPBACK}:9478",
@@ -37,6 +37,17 @@ def differences(asked: Mapping[str, str], status: Status) -> Iterator[str]:
             yield f"{flag} {value} (it is of an older release and does not say what it has)"
         elif has is None or _plain(flag, value) != _plain(flag, has):
             yield f"{flag} {value} (it has {'none' if has is None else has})"
+
+
+def dashboard_words(daemon: DaemonStatus) -> str:
+    """Where the dashboard is, or why there is none."""
+    if daemon.dashboard:
+        return f"dashboard on {daemon.dashboard}"
+    asked = None if daemon.options is UNSET else daemon.options.get("--listen")
+    if asked is not None and _plain("--listen", asked) == 0:
+        return "no dashboard"
+    why = "the default port is in use" if asked is None else f"daemon.log says why {asked}, as set last, is not used"
+    return f"no dashboard: {why}; choose another with --listen"
 
 
 def _running(status: Status) -> dict[str, str]:

@@ -70,7 +70,8 @@ def install(user: bool, only_print: bool, **options: Any) -> None:
     """Write the unit, enable and start it.
 
     The options after `install` are those of `aliquot up`. Without systemd (in a container, for example) the unit is
-    written, and the commands to run later are printed. Run it again to change the options.
+    written, and the commands to run later are printed. Run it again to change the options: those that are not given
+    stay as they were set last.
 
     \b
     sudo aliquot service install --policy burst-share

@@ -27,7 +27,7 @@ from aliquot.adapters.host.home import (
 from aliquot.cli.amounts import SIMULATED, AmountError, Cards, parse_memory
 from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
 from aliquot.cli.errors import InputError
-from aliquot.cli.machine.running import differences, flags_of
+from aliquot.cli.machine.running import dashboard_words, differences, flags_of
 from aliquot.cli.options.control import control_mode, control_option
 from aliquot.cli.options.dashboard import parse_listen
 from aliquot.cli.options.elastic import HostPool, check_host_pool
@@ -37,7 +37,7 @@ from aliquot.wording.amounts import memory
 
 if TYPE_CHECKING:
     from aliquot.model.status.machine import Status
-    from aliquot.services.dashboard.access import Listen
+    from aliquot.services.proof.startup import Mode
 
 POLICY_CHOICES = ("best-effort", "fixed-share", "burst-share")
 NO_CARD = (
@@ -69,7 +69,7 @@ _OPTIONS = (
         "100ms, or 0 to release it at once  [default: as set last, at first auto]",
     ),
     *enforce_options("as set last, at first report"),
-    control_option,
+    control_option("as set last, at first auto"),
     click.option(
         "--rules",
         type=click.Choice(["seed", "2026"]),
@@ -91,23 +91,25 @@ _OPTIONS = (
     click.option(
         "--log-limit",
         type=LogLimit(),
-        help="Largest size of the log of each run, of each container and of the daemon; 0: no limit  [default: 64MiB]",
+        help="Largest size of the log of each run, of each container and of the daemon; 0: no limit  "
+        "[default: as set last, at first 64MiB]",
     ),
     click.option(
         "--keep-usage",
         type=click.IntRange(1, 3650),
         metavar="DAYS",
-        help="Days for which `aliquot usage` keeps hours  [default: 30]",
+        help="Days for which `aliquot usage` keeps hours  [default: as set last, at first 30]",
     ),
     click.option(
         "--metrics-names",
         type=click.Choice(["aliquot", "qgpu"]),
-        help="qgpu: also the metrics of qGPU's exporter, under its names  [default: aliquot]",
+        help="qgpu: also the metrics of qGPU's exporter, under its names  [default: as set last, at first aliquot]",
     ),
     click.option(
         "--listen",
         metavar="[ADDRESS:]PORT",
-        help="Address of the dashboard and the Prometheus metrics; 0: none  [default: 127.0.0.1:9478]",
+        help="Address of the dashboard and the Prometheus metrics; 0: none  "
+        "[default: as set last, at first 127.0.0.1:9478]",
     ),
     click.option(
         "--token-file",
@@ -161,7 +163,7 @@ def up_words(
     rules: str | None,
     simulate: str | None,
     listen: str | None,
-    token_file: Path | None,
+    token_file: Path | str | None,
     enforce: str | None = None,
     enforce_grace: float | None = None,
     log_limit: int | None = None,
@@ -177,7 +179,7 @@ def up_words(
         ("--rules", rules),
         ("--simulate", simulate),
         ("--listen", listen),
-        ("--token-file", None if token_file is None else token_file.absolute()),
+        ("--token-file", None if token_file is None else os.path.abspath(token_file)),
         ("--release-delay", f"{release_delay * 1000:g}ms" if isinstance(release_delay, float) else release_delay),
         ("--log-limit", None if log_limit is None else f"{log_limit >> 20}MiB" if log_limit else "0"),
         ("--host-pool", None if host_pool is None else f"{host_pool}MiB" if host_pool else "0"),
@@ -208,13 +210,9 @@ def up(
     aliquot up --policy fixed-share
     aliquot up --simulate 2x24GiB -d
     """
-    spec = parse_simulation(simulate)
-    where = parse_listen(listen, token_file, option="--listen")
-    check_enforcement(options["enforce"], options["enforce_grace"])
-    check_host_pool(options["host_pool"], simulated=spec is not None)
-    words = up_words(simulate=simulate, listen=listen, token_file=token_file, **options)
+    check_up_options(simulate, listen, token_file, **options)
     if detach:
-        _in_background(words, listen)
+        _in_background(up_words(simulate=simulate, listen=listen, token_file=token_file, **options))
         return
     for name in (TENANT_VARIABLE, NAME_VARIABLE, POD_VARIABLE, CONTAINER_VARIABLE):  # what it starts is not the run's
         os.environ.pop(name, None)
@@ -222,7 +220,7 @@ def up(
     if home not in homes()[:1]:
         _check_no_system_daemon(homes()[0])
     with or_no_player(home) as came_up:
-        _serve(home, options, spec, where, came_up, flags_of(words))
+        _serve(home, options, simulate, listen, token_file, came_up)
 
 
 @click.command()
@@ -231,20 +229,25 @@ def down() -> None:
 
     Tenants keep running unpaused and with their memory limits; the next daemon adopts them. Memory that is parked stays
     in the host's memory, and its tenants wait for the next daemon. Simulated cards end, and with them everything that
-    runs on them.
+    runs on them. Without a daemon it names the runs and Pods that a killed one left behind.
 
     \b
     aliquot down
     """
     from aliquot.adapters.gpu import player
     from aliquot.adapters.host.process import processes
+    from aliquot.cli.machine.leftbehind import left_behind, left_behind_words
 
-    simulated = any(player.known(home) for home in homes())
+    playing = next(filter(None, map(player.known, homes())), None)
+    simulated = playing is not None
     try:
         answer = ask({"op": "down"})
     except NoDaemonRunsError:
         ended = [player.end(home) for home in homes()]
         click.echo("no daemon runs; simulated cards stopped" if simulated or any(ended) else "no daemon runs")
+        names, pods = left_behind(own_home())
+        if names or pods:
+            click.echo(left_behind_words(names, pods, None if playing is None else playing.spec))
         return
     pid = answer.get("pid")
     started = None if pid is None else processes.start_time(pid)
@@ -280,7 +283,7 @@ def _check_no_system_daemon(machine: Home) -> None:
     raise InputError(f"the system's daemon runs already ({machine.run}): see `aliquot ps`")
 
 
-def _in_background(words: list[str], listen: str | None) -> None:
+def _in_background(words: list[str]) -> None:
     from aliquot.adapters.host.control import ControlError, NoDaemonError, connect
     from aliquot.cli.run.autostart import StartError, start
 
@@ -297,7 +300,7 @@ def _in_background(words: list[str], listen: str | None) -> None:
         start(words)[0].close()
     except StartError as error:
         raise InputError(str(error), code=error.code) from error
-    _print_ready("ready", read_status(), listen)
+    _print_ready("ready", read_status())
 
 
 def _check_options(words: list[str]) -> None:
@@ -311,45 +314,41 @@ def _check_options(words: list[str]) -> None:
         by_policy = all(text.startswith(("--policy ", "--release-delay ")) for text in others)
         change = "change it with `aliquot policy`" if by_policy else "for other options stop it with `aliquot down`"
         raise InputError(f"{found}, without {', '.join(others)}; {change}", code=1)
-    _print_ready("already running", status, (daemon.options or {}).get("--listen"))
+    _print_ready("already running", status)
 
 
-def _print_ready(what: str, status: Status, listen: str | None) -> None:
+def _print_ready(what: str, status: Status) -> None:
     kinds = Counter(f"{card.model} {memory(card.memory_mib)}" for card in status.cards)
     cards = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     nodes = len(status.nodes or [])
     cards += f" on {nodes} nodes" if nodes > 1 else ""
-    url = status.daemon.dashboard
-    where = f"dashboard on {url}" if url else "no dashboard"
-    if not url and listen is None:
-        where += ": the default port is in use; choose another with --listen"
+    where = dashboard_words(status.daemon)
     click.echo(f"aliquot: {what}: pid {status.daemon.pid}; {cards}; {where}", err=True)
 
 
 def _serve(
     home: Home,
     options: UpOptions,
-    spec: Cards | None,
-    where: Listen | None,
+    simulate: str | None,
+    listen: str | None,
+    token_file: Path | None,
     came_up: Callable[[], None],
-    flags: dict[str, str],
 ) -> None:
+    import msgspec
+
     from aliquot.adapters.gpu import player
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
     from aliquot.adapters.host.logfiles import USUAL_LIMIT
     from aliquot.adapters.host.logs import start_text_logging
     from aliquot.adapters.host.systemd import notify_ready
     from aliquot.adapters.storage.store import StoreError
+    from aliquot.cli.machine.keptoptions import kept_listen, with_given
     from aliquot.dialects import QgpuRules
     from aliquot.model.node import Isolation
     from aliquot.services.daemon import home as daemon_home
     from aliquot.services.machine import service
+    from aliquot.services.machine.settings import stored_options
     from aliquot.services.runtime.usage.billing import KEEP_DAYS
-
-    # A log file needs timestamps; a terminal does not, and systemd's journal adds its own.
-    to_file = not sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
-    limit = USUAL_LIMIT if options["log_limit"] is None else options["log_limit"] or None
-    start_text_logging(with_time=to_file, path=home.daemon_log, limit=limit)
 
     def on_ready(text: str) -> None:
         came_up()
@@ -357,12 +356,19 @@ def _serve(
             click.echo(f"aliquot: {text}", err=True)
         notify_ready()
 
-    playing = player.known(home)
+    spec, playing = parse_simulation(simulate), player.known(home)
     if spec is None and playing is not None:  # a home stays simulated until `aliquot down`
         spec = Cards(playing.cards, playing.memory_mib, playing.nodes)
     try:
         daemon_home.make_home(home)
         os.close(daemon_home.take_lock(home))  # report a running daemon before anything else
+        kept = with_given(stored_options(home.database), {**options, "listen": listen, "token_file": token_file})
+        limit = USUAL_LIMIT if kept.log_limit is None else kept.log_limit or None
+        # A log file needs timestamps; a terminal does not, and systemd's journal adds its own.
+        to_file = not sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
+        start_text_logging(with_time=to_file, path=home.daemon_log, limit=limit)
+        mode = control_mode(options["control"], kept.control)
+        flags = flags_of(up_words(simulate=simulate, **{**options, **msgspec.structs.asdict(kept), "control": mode}))
         if spec is not None:
             playing = with_stand_ins(home, spec)
         if not os.path.exists(player.shim()):
@@ -376,9 +382,7 @@ def _serve(
         setup = service.Setup(
             home=home,
             nvml=nvml,
-            make_arbiter=_arbiter(
-                nvml, home, front["LD_PRELOAD"][0], simulated=playing is not None, control=options["control"]
-            ),
+            make_arbiter=_arbiter(nvml, home, front["LD_PRELOAD"][0], simulated=playing is not None, mode=mode),
             on_ready=on_ready,
             environment={} if playing is None else {SIM_VARIABLE: playing.socket},
             front=front,
@@ -390,12 +394,13 @@ def _serve(
             simulated=None if playing is None else playing.spec,
             stand_ins=None if playing is None else player.simulation(),
             nodes=1 if playing is None else playing.nodes,
-            listen=where or service.USUAL,
+            listen=parse_listen(listen, token_file, option="--listen") or kept_listen(kept),
             log_limit=limit,
             host_pool=options["host_pool"],
-            usage_days=options["keep_usage"] or KEEP_DAYS,
-            qgpu_names=options["metrics_names"] == "qgpu",
+            usage_days=kept.keep_usage or KEEP_DAYS,
+            qgpu_names=kept.metrics_names == "qgpu",
             options=flags,
+            kept_options=kept,
         )
         service.run_daemon(setup)
     except NvmlError as error:
@@ -408,9 +413,7 @@ def _serve(
         raise InputError(f"{error.filename or home.state}: {error.strerror or error}") from error
 
 
-def _arbiter(nvml: Any, home: Home, shim: str, *, simulated: bool, control: str | None) -> Any:
-    mode = control_mode(control)
-
+def _arbiter(nvml: Any, home: Home, shim: str, *, simulated: bool, mode: Mode) -> Any:
     def make(cards: Any, rules: Any) -> Any:
         from aliquot.services.mover.client import MoverClient, pool_folder
         from aliquot.services.proof.startup import plan_control

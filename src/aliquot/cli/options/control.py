@@ -16,21 +16,24 @@ if TYPE_CHECKING:
 _CHOICES = ("auto", "prove", "trust", "gate")
 _VARIABLE = "ALIQUOT_CONTROL"
 
-control_option: Callable[[Any], Any] = click.option(
-    "--control",
-    type=click.Choice(_CHOICES),
-    help="What holds tenants to their shares. auto: the card's time slices and pauses, tried for half a second while "
-    "the card is idle, and the gate (kernel launches wait) where they have no effect; prove: the same, also tried with "
-    f"competing tenants; trust: slices and pauses, never tried; gate: always the gate  [default: ${_VARIABLE}, else "
-    "auto]",
-)
+
+def control_option(default: str) -> Callable[[Any], Any]:
+    """`--control`; the help names the default."""
+    return click.option(
+        "--control",
+        type=click.Choice(_CHOICES),
+        help="What holds tenants to their shares. auto: the card's time slices and pauses, tried for half a second "
+        "while the card is idle, and the gate (kernel launches wait) where they have no effect; prove: the same, also "
+        "tried with competing tenants; trust: slices and pauses, never tried; gate: always the gate  "
+        f"[default: ${_VARIABLE}, else {default}]",
+    )
 
 
-def control_mode(given: str | None) -> Mode:
-    """The mode that the option names, else the environment. Raises InputError."""
+def control_mode(given: str | None, kept: str | None = None) -> Mode:
+    """The mode that the option names, else the environment, else as set last. Raises InputError."""
     from aliquot.services.proof.startup import Mode
 
-    found = given or os.environ.get(_VARIABLE) or Mode.AUTO
+    found = given or os.environ.get(_VARIABLE) or kept or Mode.AUTO
     if found not in _CHOICES:
         raise InputError(f"{_VARIABLE}: {found} is not allowed: one of {', '.join(_CHOICES)}")
     return Mode(found)

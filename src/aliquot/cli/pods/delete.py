@@ -12,7 +12,8 @@ from aliquot.cli.client import Duration, NoDaemonRunsError, NotFoundError, event
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import types_and_names
 from aliquot.cli.pods.kinds import APPLIED, DEFAULT_NAMESPACE, NODE, POD, Kind, targets
-from aliquot.cli.pods.rows import listed, local_status, namespace_in, selected
+from aliquot.cli.pods.rows import labels_of, listed, local_status, namespace_in, selected
+from aliquot.cli.pods.selectors import Selector, label_selector
 from aliquot.model.status.machine import PodStatus
 
 _NOW = 1.0  # seconds, as in kubectl
@@ -33,6 +34,9 @@ _AT_ONCE = 16  # objects deleted in parallel: each may take its grace period
 @click.option("-n", "--namespace", help="Namespace of objects that name none  [default: default]")
 @click.option("--all", "everything", is_flag=True, help="Delete all objects of that TYPE in the namespace")
 @click.option(
+    "-l", "--selector", callback=label_selector, help="Delete all of that TYPE with these labels: app=web,tier!=front"
+)
+@click.option(
     "--grace",
     "--grace-period",
     "grace",
@@ -47,6 +51,7 @@ def delete(
     files: Sequence[Path],
     namespace: str | None,
     everything: bool,
+    selector: Selector | None,
     grace: float | None,
     now: bool,
     dry_run: bool,
@@ -62,11 +67,15 @@ def delete(
     aliquot delete sts binpack-1
     aliquot delete pod/train pod/serve --now
     aliquot delete pods --all
+    aliquot delete deploy,pods -l app=web
     """
     patience = _patience(grace, now)
     if bool(files) == bool(what):
         raise click.UsageError("give either -f FILE or TYPE NAME")
-    chosen = _in_files(files, namespace) if files else _by_name(what, namespace, everything, ignore_not_found)
+    if selector is not None and (files or everything):
+        raise InputError(f"give either -l or {'-f' if files else '--all'}")
+    every = (lambda _labels: True) if everything else selector
+    chosen = _in_files(files, namespace) if files else _by_name(what, namespace, every, ignore_not_found)
     if not chosen:
         click.echo("nothing to delete", err=True)
         return
@@ -148,17 +157,20 @@ def _in_files(files: Sequence[Path], namespace: str | None) -> list[tuple[Kind, 
     return [named(manifest, namespace) for manifest in reversed(manifests)]
 
 
-def _by_name(what: Sequence[str], namespace: str | None, everything: bool, ignore: bool) -> list[tuple[Kind, str, str]]:
+def _by_name(
+    what: Sequence[str], namespace: str | None, every: Selector | None, ignore: bool
+) -> list[tuple[Kind, str, str]]:
+    """The named objects, or all that `every` accepts."""
     wanted = targets(what)
     if NODE in [kind for target in wanted for kind in target.kinds]:
         raise InputError("nodes cannot be deleted: they are this machine; `aliquot down` stops the daemon")
     unnamed = any(target.name is None for target in wanted)
-    if unnamed and not everything:
-        raise InputError(f"{what[0]}: give a NAME or --all")
-    if everything and not unnamed:
-        raise InputError("give either --all or a NAME")
+    if unnamed and every is None:
+        raise InputError(f"{what[0]}: give a NAME, -l or --all")
+    if every is not None and not unnamed:
+        raise InputError("give a NAME without -l and --all")
     where = namespace or DEFAULT_NAMESPACE
-    if not unnamed:
+    if every is None:
         return [(target.kinds[0], target.namespace or where, str(target.name)) for target in wanted]
     try:
         status = local_status()
@@ -166,7 +178,7 @@ def _by_name(what: Sequence[str], namespace: str | None, everything: bool, ignor
         if ignore:
             return []
         raise
-    found = [chosen for target in wanted for chosen in selected(status, target, where)]
+    found = [chosen for target in wanted for chosen in selected(status, target, where) if every(labels_of(chosen[1]))]
     # A selected workload deletes its Pods.
     owners = {(kind.name, item.name) for kind, item in found if kind in APPLIED and kind is not POD}
     return [

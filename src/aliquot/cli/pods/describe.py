@@ -15,6 +15,7 @@ from aliquot.cli.pods.rows import (
     cards_on,
     compute,
     core,
+    job_state,
     local_status,
     namespace_of,
     owner_of,
@@ -176,10 +177,14 @@ def _workload(status: Status, workload: WorkloadStatus) -> Iterator[str]:
     yield _line("Kind", workload.kind)
     counted = {"Job": "Succeeded", "CronJob": "Active Jobs"}.get(workload.kind, "Ready")
     yield _line(counted, f"{workload.ready} of {workload.replicas}")
+    if workload.kind == "Job":
+        yield _line("Status", job_state(workload))
     if workload.suspended:
         yield _line("Suspended", "yes: no new Pods until it is applied with suspend: false")
     if workload.schedule is not None:
         yield _line("Schedule", workload.schedule)
+    if workload.last_run is not None:
+        yield _line("Last run", _when(workload.last_run))
     if workload.next_run is not None:
         yield _line("Next run", date_time(workload.next_run))
     yield _line("Created", _when(workload.created))

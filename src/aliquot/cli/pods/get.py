@@ -36,6 +36,7 @@ Found = list[tuple[Kind, Object]]
 
 _EVERY = 0.5  # seconds from look to look
 _RIGHT = frozenset({"RESTARTS", "FREE"})
+_GROWING = frozenset({"AGE", "LAST SCHEDULE"})
 _DROPPABLE = ("ON ONE CARD", "POLICY", "NODE", "CLASS", "RESTARTS", "AGE", "CORE", "READY")  # on a narrow terminal
 
 
@@ -65,10 +66,10 @@ def get(
 ) -> None:
     """Show the Pods, workloads and nodes of this machine.
 
-    TYPE is pods (po), deployments (deploy), statefulsets (sts), replicasets (rs), jobs, nodes (no) or all; several with
-    commas; pods when there is none. NAME is one of them; TYPE/NAME does too. It reads like kubectl's, but there is no
-    cluster behind it: nodes are this machine, or the nodes of `--simulate 2x8x24GiB`, and what `aliquot run` started is
-    no Pod (`aliquot ps` shows both).
+    TYPE is pods (po), deployments (deploy), statefulsets (sts), replicasets (rs), jobs, cronjobs (cj), nodes (no)
+    or all; several with commas; pods when there is none. NAME is one of them; TYPE/NAME does too. It reads like
+    kubectl's, but there is no cluster behind it: nodes are this machine, or the nodes of `--simulate 2x8x24GiB`,
+    and what `aliquot run` started is no Pod (`aliquot ps` shows both).
 
     \b
     aliquot get pods
@@ -244,9 +245,9 @@ class Seen:
 
     def _ageless(self, cells: Sequence[str]) -> tuple[str, ...]:
         """A row that only grew older has not changed."""
-        return tuple(cell for name, cell in zip(self.columns, cells, strict=False) if name != "AGE")
+        return tuple(cell for name, cell in zip(self.columns, cells, strict=False) if name not in _GROWING)
 
     def _gone(self, cells: Sequence[str]) -> tuple[str, ...]:
         """Its last row."""
-        last = next(name for name in ("STATUS", "READY", "COMPLETIONS") if name in self.columns)
+        last = next(name for name in ("STATUS", "READY", "ACTIVE") if name in self.columns)
         return tuple("gone" if name == last else cell for name, cell in zip(self.columns, cells, strict=True))

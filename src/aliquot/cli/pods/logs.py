@@ -16,7 +16,16 @@ import click
 from msgspec import UNSET
 
 from aliquot.adapters.host.logfiles import OLDER
-from aliquot.cli.client import NotFoundError, Watch, ask, parse_answer, read_status
+from aliquot.adapters.host.process import processes
+from aliquot.cli.client import (
+    NoDaemonRunsError,
+    NotFoundError,
+    NotServedError,
+    Watch,
+    ask,
+    parse_answer,
+    read_status,
+)
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import pods_and_runs
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Target, targets
@@ -28,6 +37,7 @@ from aliquot.model.status.machine import EndedStatus, OwnerStatus, PodStatus
 
 _PIECE = 1 << 16
 _EVERY = 0.2  # seconds between checks
+_DAEMONS_RETURN = 3.0  # seconds for which a run that has ended waits for a daemon that knows its exit code
 _FARTHEST = 64 << 20  # bytes from the end of a log: how far back lines are counted
 _NOT_OURS = {errno.ELOOP: "it is a symbolic link, not a regular file"}
 _NO_PREVIOUS = "--previous is not supported: the log also contains the output from before the restart"
@@ -149,10 +159,12 @@ def _of_run(run: RunLog) -> _Output:
 
 
 class _Following:
-    """One run: another one may have its name as soon as it has ended."""
+    """One run: another one may have its name as soon as it has ended. Its output goes on without a daemon."""
 
     def __init__(self, run: RunLog) -> None:
         self._run = run
+        self._started = processes.start_time(run.pid) if run.pid else None
+        self._ended: float | None = None  # when it was seen to have ended, while no daemon ran
 
     def is_running(self) -> bool:
         """Whether this run still waits or runs."""
@@ -160,10 +172,21 @@ class _Following:
             now = _log_of(self._run.name)
         except NotFoundError:  # it was stopped while it waited
             return False
+        except (NoDaemonRunsError, NotServedError):
+            if self._started is None:
+                raise
+            if processes.lives(self._run.pid or None, self._started):
+                return True
+            self._ended = self._ended or time.monotonic()
+            if time.monotonic() - self._ended < _DAEMONS_RETURN:
+                raise
+            return False
         # After a restart of the daemon a run that waits has the same process and another id.
         same = now.id == self._run.id or (now.pid and now.pid == self._run.pid)
         if not now.running or not same:
             return False
+        if now.pid and now.pid != self._run.pid:
+            self._started = processes.start_time(now.pid)
         self._run = now
         return True
 
@@ -173,7 +196,10 @@ class _Following:
             return _how_ended(self._run)
         if self._run.id is UNSET:  # a daemon from before runs had ids
             return _how_ended(_log_of(self._run.name))
-        ended = parse_answer(ask({"op": "ended"}), EndedRuns).ended
+        try:
+            ended = parse_answer(ask({"op": "ended"}), EndedRuns).ended
+        except (NoDaemonRunsError, NotServedError):
+            return f"{self._run.name} has ended; its exit code is not known, for no daemon runs"
         return next((_how_it_ended(run) for run in ended if run.id == self._run.id), None)
 
 

@@ -195,6 +195,10 @@ def _of_each(amounts: Sequence[str]) -> str:
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 _POD_HEAD = ("NAME", "READY", "STATUS", "RESTARTS", "AGE", "NODE", "CARDS", "MEMORY", "CORE", "CLASS")
+_WORKLOAD_HEADS = {
+    "Job": ("NAME", "STATUS", "COMPLETIONS", "AGE"),
+    "CronJob": ("NAME", "SCHEDULE", "SUSPEND", "ACTIVE", "LAST SCHEDULE", "AGE"),
+}
 _NODE_HEAD = ("NAME", "STATUS", "CARDS", "FREE", "MEMORY FREE", "ON ONE CARD", "CORE FREE", "PODS", "POLICY")
 
 
@@ -202,11 +206,10 @@ def head(kind: Kind, *, wide: bool, everywhere: bool) -> tuple[str, ...]:
     """The columns of a kind."""
     if kind is NODE:
         return (*_NODE_HEAD, *(("OFFERS", "MODEL", "FREE ON EACH (GiB)") if wide else ()))
-    made = "COMPLETIONS" if kind.name == "Job" else "READY"
     columns = (
         (*_POD_HEAD, *(("USER", "DIALECT", "OWNER", "PID") if wide else ()))
         if kind is POD
-        else ("NAME", made, "AGE", *(("USER",) if wide else ()))
+        else (*_WORKLOAD_HEADS.get(kind.name, ("NAME", "READY", "AGE")), *(("USER",) if wide else ()))
     )
     return ("NAMESPACE", *columns) if everywhere else columns
 
@@ -242,8 +245,19 @@ def owner_of(pod: PodStatus) -> str | None:
 
 
 def _workload_row(workload: WorkloadStatus, name: str, wide: bool) -> tuple[str, ...]:
-    made = f"{workload.ready}/{workload.replicas}{', suspended' * workload.suspended}"
-    return (name, made, age(workload.created), *((user_name(workload.user),) if wide else ()))
+    made: tuple[str, ...] = (f"{workload.ready}/{workload.replicas}",)
+    if workload.kind == "Job":
+        made = (job_state(workload), *made)
+    elif workload.kind == "CronJob":
+        suspend, last = str(workload.suspended), workload.last_run
+        made = (workload.schedule or "-", suspend, str(workload.ready), "<none>" if last is None else age(last))
+    return (name, *made, age(workload.created), *((user_name(workload.user),) if wide else ()))
+
+
+def job_state(job: WorkloadStatus) -> str:
+    """The state as in kubectl's STATUS column."""
+    over = {"Succeeded": "Complete", "Failed": "Failed"}.get(job.phase or "")
+    return over or ("Suspended" if job.suspended else "Running")
 
 
 def cards_on(status: Status, node: NodeStatus) -> list[CardStatus]:

@@ -28,9 +28,6 @@ _SPREAD = 20  # of 0.1 s: not all runs that waited start a daemon at the same mo
 _FIRST_ANSWER = 30.0  # seconds within which the daemon reports at least the position
 _MOST_TRIES = 10  # daemons in a row that die within _LIVED
 _LIVED = 60.0
-# Options of a daemon with which the next one is started. The others are stored, and `aliquot policy` may change them.
-_NOT_STORED = ("--simulate", "--listen", "--token-file", "--control", "--log-limit", "--keep-usage", "--metrics-names")
-_HELLO = 2.0  # seconds within which a daemon says what options it has
 
 
 class RunError(Exception):
@@ -87,8 +84,7 @@ def wait_for_grant(
     on_waiting: Callable[[WaitingEvent], None],
     up: list[str],
 ) -> Granted:
-    """Send the request and wait for the grant. If the daemon dies, ask the next one (see `reconnect`): one that is
-    started has the options of the daemon that it follows, or `up` if that did not say."""
+    """Send the request and wait for the grant. If the daemon dies, ask the next one (see `reconnect`)."""
     position: Position | None = None
     tries = 0
     while tries < _MOST_TRIES:
@@ -106,12 +102,10 @@ def wait_for_grant(
                     return granted
                 if "waiting" in message:
                     event = cast("WaitingEvent", message)
-                    first, position = not shown, event["waiting"]
+                    position = event["waiting"]
                     if (line := waiting_line(position)) != shown:  # the change may not be visible in the line
                         shown = line
                         on_waiting(event)
-                    if first:  # now that there is time
-                        up = _options_of(connection, up)
         except AnswerError as error:
             raise _refused(error) from error
         except TimeoutError:
@@ -153,26 +147,6 @@ def reconnect(lost: Connection, up: list[str], deadline: float | None = None, *,
 def _is_ours(daemon: Connection) -> bool:
     """Whether a run may start the next daemon in its place."""
     return daemon.user == os.geteuid() and daemon.path == own_home().control and POD_VARIABLE not in os.environ
-
-
-def _options_of(daemon: Connection, up: list[str]) -> list[str]:
-    """The options with which to start the daemon that follows this one, if it is ours; `up` if it does not say."""
-    if not _is_ours(daemon):
-        return up
-    try:
-        asking = Connection(daemon.path)
-    except (NoDaemonError, ControlError):
-        return up
-    try:
-        asking.send({"op": "hello"})
-        options = next(asking.events(_HELLO))["ok"]["options"] if _is_ours(asking) else None
-    except (AnswerError, ControlError, TimeoutError, KeyError, TypeError):
-        return up
-    finally:
-        asking.close()
-    if not isinstance(options, dict):  # an older release
-        return up
-    return [word for flag in _NOT_STORED if isinstance(value := options.get(flag), str) for word in (flag, value)]
 
 
 def _next(connection: Connection, deadline: float | None, answered: bool) -> JsonObject:

@@ -138,11 +138,11 @@ def _pod_terms(affinity: object, pod: Pod) -> tuple[PodTerm, ...]:
 
 def _pod_term(term: JsonView, pod: Pod) -> PodTerm:
     names = frozenset(map(as_text, sequence(term.get("namespaces"))))
-    of_namespaces = _selector(term.get("namespaceSelector"))
+    of_namespaces = selector_of(term.get("namespaceSelector"))
     if not names and of_namespaces.conditions is None:
         names = frozenset({pod.namespace})
     return PodTerm(
-        selector=_selector(
+        selector=selector_of(
             term.get("labelSelector"), pod.labels, term.get("matchLabelKeys"), term.get("mismatchLabelKeys")
         ),
         topology_key=as_text(term.get("topologyKey")),
@@ -156,7 +156,7 @@ def _spread(spec: JsonView, labels: Labels) -> Iterable[SpreadTerm]:
         if term.get("whenUnsatisfiable") == "ScheduleAnyway":
             continue
         yield SpreadTerm(
-            selector=_selector(term.get("labelSelector"), labels, term.get("matchLabelKeys")),
+            selector=selector_of(term.get("labelSelector"), labels, term.get("matchLabelKeys")),
             topology_key=as_text(term.get("topologyKey")),
             max_skew=_whole(term.get("maxSkew")),
             min_domains=_whole(term.get("minDomains")),
@@ -168,7 +168,7 @@ def _whole(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
 
 
-def _selector(selector: object, labels: Labels | None = None, same: object = None, other: object = None) -> Selector:
+def selector_of(selector: object, labels: Labels | None = None, same: object = None, other: object = None) -> Selector:
     """A labelSelector; `same` and `other` are keys whose value in `labels` Pods must have, or must not have."""
     if not isinstance(selector, dict):
         return Selector(None)

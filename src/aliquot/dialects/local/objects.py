@@ -1,7 +1,8 @@
 """Validates the Kubernetes objects that one machine runs, and creates Pods from workloads.
 
 Accepts Pods, Deployments, ReplicaSets, StatefulSets, ReplicationControllers, DaemonSets, Jobs and CronJobs of any
-apiVersion, and Lists of them. Objects that create no Pods (a Service, a ConfigMap) are skipped with a note.
+version of their API groups, and Lists of them. Objects that create no Pods (a Service, a ConfigMap) are skipped with a
+note.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from aliquot.dialects.kube.podfields import OBJECT_NAME, OBJECT_NAME_ALLOWED, un
 from aliquot.dialects.local.claims import local_remarks, parse_local_pod
 from aliquot.dialects.local.cron import ALLOWED, parse_schedule
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of
+from aliquot.dialects.local.selectors import selector_problem
 from aliquot.dialects.pods import read_pod
 from aliquot.dialects.registry import misplaced
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
@@ -41,6 +43,12 @@ _NOTES = {
     "activeDeadlineSeconds": "activeDeadlineSeconds is ignored",
     "ttlSecondsAfterFinished": "ttlSecondsAfterFinished is ignored: remove finished Jobs with `aliquot delete`",
     "completionMode": "completionMode is ignored: Pods have no index",
+}
+# The API groups of each kind, the present one first. Old manifests are read in any version of theirs.
+_GROUPS = {
+    **dict.fromkeys((POD, "ReplicationController"), ("",)),
+    **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"), ("apps", "extensions")),
+    **dict.fromkeys(("Job", CRON_JOB), ("batch", "extensions")),
 }
 
 
@@ -126,11 +134,21 @@ def _read(manifest: JsonObject, kind: str, rules: Rules) -> LocalObject | Invali
     if not isinstance(namespace, str) or not LABEL.fullmatch(namespace):
         return Invalid(f"{kind} {name}: metadata.namespace", namespace, NAME_ALLOWED)
     label = f"{kind} {namespace}/{name}"
+    version, groups = manifest.get("apiVersion"), _GROUPS[kind]
+    if version is not None and (not isinstance(version, str) or version.rpartition("/")[0] not in groups):
+        return Invalid(f"{label}: apiVersion", version, f"{_version(kind)} for a {kind}")
     manifest = {**manifest, "metadata": {**metadata, "namespace": namespace}}
     notes = _checked(manifest, kind, rules)
     if isinstance(notes, tuple):
         return _in_one(label, notes)
+    if version is None:
+        notes = [*notes, f"apiVersion is missing: a cluster refuses the object without {_version(kind)}"]
     return LocalObject(kind, namespace, name, manifest, tuple(notes))
+
+
+def _version(kind: str) -> str:
+    group = _GROUPS[kind][0]
+    return f"{group}/v1" if group else "v1"
 
 
 Broken = tuple[Invalid, ...]  # the invalid fields of an object, at least one
@@ -162,6 +180,9 @@ def _checked(manifest: JsonObject, kind: str, rules: Rules) -> list[str] | Broke
     notes = _pod_notes(pod_of(manifest, "x" * 63), rules, "spec.template.spec")
     if isinstance(notes, tuple):
         return _under("spec.template.", notes)  # an invalid field of the Pod is one of the template
+    wrong = selector_problem(manifest, kind)
+    if wrong is not None:
+        return (wrong,)
     spec = manifest["spec"]
     policy = spec["template"]["spec"].get("restartPolicy")
     if kind == "Job" and policy not in ("Never", "OnFailure"):

@@ -43,6 +43,17 @@ def render_workload(
             "failed": sum(pod.state.phase is Phase.FAILED for pod in pods),
             **({"conditions": [_OVER[phase]]} if phase in _OVER else {}),
         }
+    return _with_status(workload, status, stamp)
+
+
+def render_cron_job(workload: Workload, active: Sequence[str], last_run: float | None, stamp: Stamp) -> JsonView:
+    """`active`: the names of its Jobs that are not over."""
+    jobs = [{"kind": "Job", "namespace": workload.namespace, "name": name} for name in active]
+    when = {} if last_run is None else {"lastScheduleTime": stamp(last_run)}
+    return _with_status(workload, {"active": jobs, **when}, stamp)
+
+
+def _with_status(workload: Workload, status: JsonView, stamp: Stamp) -> JsonView:
     metadata = {**workload.manifest["metadata"], "creationTimestamp": stamp(workload.created)}
     return {**workload.manifest, "metadata": metadata, "status": status}
 

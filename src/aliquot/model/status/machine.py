@@ -327,8 +327,8 @@ class PodStatus(Struct):
 
 class WorkloadStatus(Struct):
     """A Deployment, StatefulSet, ReplicaSet, DaemonSet, Job or CronJob of local Pods. Of a CronJob, `replicas` and
-    `ready` are its Jobs and those of them that are not over; `next_run` is in seconds since 1970. `phase` is a Job's:
-    it is over with Succeeded or Failed."""
+    `ready` are its Jobs and those of them that are not over; `last_run` and `next_run` are in seconds since 1970.
+    `phase` is a Job's: it is over with Succeeded or Failed."""
 
     kind: str
     namespace: str
@@ -341,6 +341,7 @@ class WorkloadStatus(Struct):
     suspended: bool = False
     schedule: str | None = None
     next_run: float | None = None
+    last_run: float | None = None
     phase: str | None = None
 
 

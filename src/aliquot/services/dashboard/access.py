@@ -27,7 +27,7 @@ class Listen:
     address: str
     port: int
     token: str | None = None
-    usual: bool = False  # the default port: where another program has it, there is no dashboard
+    usual: bool = False  # nobody asks for it now: where another program has the port, there is no dashboard
     token_file: str | None = None  # where people find the token
 
 

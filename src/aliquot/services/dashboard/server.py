@@ -21,7 +21,8 @@ _UNHURRIED = 3.0  # seconds until it is loaded without a connection: the first v
 
 
 def bind(listen: Listen, option: str) -> tuple[socket.socket, Access] | None:
-    """A socket; None where there should be none, or the usual port is taken. Raises OSError for any other port."""
+    """A socket; None where there should be none, or where another program has a port that nobody asks for now. Raises
+    OSError for any other port."""
     if listen.port == 0:
         return None
     family = socket.AF_INET6 if ":" in listen.address else socket.AF_INET

@@ -45,6 +45,7 @@ from aliquot.services.machine.control import ControlServer, watch_root
 from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.logs import RunLogs
 from aliquot.services.machine.pods.manager import PodManager
+from aliquot.services.machine.settings import KeptOptions, keep_options
 from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.services.machine.tenants.registry import Arbiter
 from aliquot.services.runtime.cards.meter import CardMeter
@@ -92,7 +93,8 @@ class Setup:
     host_pool: int | None = None  # MiB of host memory for what is parked
     usage_days: int = KEEP_DAYS  # how long hours of the bill are kept
     qgpu_names: bool = False  # whether /metrics has those of qGPU's exporter too
-    options: Mapping[str, str] = field(default_factory=dict)  # of the command line, by flag: for `aliquot up -d`
+    options: Mapping[str, str] = field(default_factory=dict)  # given now or before, by flag: for `aliquot up -d`
+    kept_options: KeptOptions = field(default_factory=KeptOptions)  # for the next daemon
     log_limit: int | None = USUAL_LIMIT  # bytes of the log of one run or container; None: without a limit
 
 
@@ -156,6 +158,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         rules=qgpu.value,
         options=dict(setup.options),
     )
+    keep_options(store, setup.kept_options)  # only now: with a port that is in use no daemon starts
     if listening:
         _add_access(info, setup.listen, listening[1])
     billing = open_billing(home.usage, arbiter, keep_days=setup.usage_days)

@@ -1,19 +1,62 @@
-"""What users set, kept over restarts: how the cards are shared, and the factors of their oversubscription."""
+"""What users set, kept over restarts: how the cards are shared, the factors of their oversubscription, and options of
+the daemon."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
+import sqlite3
 from collections.abc import Collection
+from contextlib import closing
 from dataclasses import replace
+from typing import Literal
+from urllib.parse import quote
 
+import msgspec
 from msgspec import structs
 
-from aliquot.adapters.storage.store import Store
+from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.device import LEAST_FACTOR
 from aliquot.model.node import Isolation, Node
 from aliquot.model.tenant import AUTO, SharingRules
 
 _KEY = "oversubscribe"
+_OPTIONS = "options"
+_LOG = logging.getLogger("aliquot")
+
+
+class KeptOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Options of `aliquot up` that the next daemon has too, unless it is given others. None: never given."""
+
+    listen: str | None = None
+    token_file: str | None = None
+    log_limit: int | None = None  # bytes; 0: no limit
+    keep_usage: int | None = None  # days
+    metrics_names: Literal["aliquot", "qgpu"] | None = None
+    control: Literal["auto", "prove", "trust", "gate"] | None = None
+
+
+def stored_options(database: str) -> KeptOptions:
+    """Those of the last daemon. They are needed before the store is opened, which may move a damaged file aside: here a
+    file that cannot be read has none."""
+    if not os.path.exists(database):
+        return KeptOptions()
+    try:
+        with closing(sqlite3.connect(f"file:{quote(database)}?mode=ro", uri=True)) as connection:
+            row = connection.execute("SELECT value FROM settings WHERE key = ?", (_OPTIONS,)).fetchone()
+        return msgspec.json.decode(row[0], type=KeptOptions) if row else KeptOptions()
+    except (sqlite3.Error, msgspec.MsgspecError, TypeError) as error:
+        _LOG.warning("stored_options_not_read", extra={"data": {"error": str(error)}})
+        return KeptOptions()
+
+
+def keep_options(store: Store, options: KeptOptions) -> None:
+    """For the next daemon."""
+    try:
+        store.set(_OPTIONS, msgspec.json.encode(options).decode())
+    except StoreError as error:
+        _LOG.error("settings_not_stored", extra={"data": {"error": str(error)}})
 
 
 class Factors:

@@ -134,11 +134,16 @@ def test_a_cron_job_runs_at_its_time_and_goes_with_its_jobs(pods: Pods) -> None:
     statuses = {entry["name"]: entry for entry in pods.machine.status()["workloads"] if entry["kind"] == "CronJob"}
     assert statuses["often"]["ready"] >= 1
     assert statuses["often"]["next_run"] > time.time() - 5
+    assert found[0]["created"] - 60 < statuses["often"]["last_run"] <= found[0]["created"]
+    shown = pods.ask("object", kind="CronJob", namespace="default", name="often")["object"]["status"]
+    assert shown["active"][0]["name"] == found[0]["owner"]["name"]
+    assert shown["lastScheduleTime"].endswith(":00Z")
     assert (statuses["held"]["suspended"], statuses["held"]["next_run"], statuses["held"]["replicas"]) == (
         True,
         None,
         0,
     )
+    assert statuses["held"]["last_run"] is None
     pods.delete("CronJob", "often")
     assert pods.all() == []
     assert [entry["kind"] for entry in pods.machine.status()["workloads"]] == ["CronJob"]

@@ -83,6 +83,15 @@ class CronJobs:
         ]
         return [job for _, job in sorted(found, key=lambda entry: entry[0])]
 
+    def active(self, cron_job: Workload) -> list[Workload]:
+        """Those that are not over."""
+        return [job for job in self.jobs(cron_job) if not self._outcome(job).over]
+
+    def last_run(self, cron_job: Workload) -> float | None:
+        """When its newest Job was to begin, in seconds since 1970. That Job stays as long as the CronJob."""
+        runs = [scheduled_of(job.manifest, cron_job.name) or 0 for job in self.jobs(cron_job)]
+        return max(runs) * 60.0 if runs else None
+
     def tick(self, now: float) -> None:
         """Start the runs that are due, and remove Jobs beyond the limits. Hundreds of CronJobs are looked at in several
         ticks: a user may have that many to keep the event loop busy."""
@@ -106,7 +115,7 @@ class CronJobs:
         if deadline is not None and now - due > deadline:
             self._passed[workload_key(cron_job)] = due
             return
-        active = [job for job in self.jobs(cron_job) if not self._outcome(job).over]
+        active = self.active(cron_job)
         if policy == "Forbid" and active:
             return
         for job in active if policy == "Replace" else ():
@@ -128,8 +137,7 @@ class CronJobs:
 
     def _due(self, cron_job: Workload, now: float) -> float | None:
         """The latest run that should have begun by now, and did not."""
-        runs = [scheduled_of(job.manifest, cron_job.name) or 0 for job in self.jobs(cron_job)]
-        last = max(cron_job.created, self._passed.get(workload_key(cron_job), 0.0), *(run * 60.0 for run in runs), 0.0)
+        last = max(cron_job.created, self._passed.get(workload_key(cron_job), 0.0), self.last_run(cron_job) or 0.0)
         due = next_run(cron_job, last)
         if due is None or due > now:
             return None

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from aliquot.dialects.kube.podterms import scheduling_gates
 from aliquot.dialects.local.objects import CRON_JOB, amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
-from aliquot.dialects.local.status import render_pod, render_workload
+from aliquot.dialects.local.status import render_cron_job, render_pod, render_workload
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.containers.localpod import ContainerState, LocalPod, Phase, Workload
 from aliquot.model.decoding.openjson import JsonView
@@ -111,20 +111,19 @@ def _workload(pods: PodManager, workload: Workload) -> WorkloadStatus:
 
 def _cron_job(pods: PodManager, workload: Workload) -> WorkloadStatus:
     """Its Jobs, and those of them that are not over."""
-    jobs = CronJobs(pods).jobs(workload)
-    over = sum(outcome(amounts_of(job.manifest), pods.owned(job)).over for job in jobs)
-    suspended = amounts_of(workload.manifest).suspended
+    cron_jobs, suspended = CronJobs(pods), amounts_of(workload.manifest).suspended
     return WorkloadStatus(
         kind=workload.kind,
         namespace=workload.namespace,
         name=workload.name,
-        replicas=len(jobs),
-        ready=len(jobs) - over,
+        replicas=len(cron_jobs.jobs(workload)),
+        ready=len(cron_jobs.active(workload)),
         created=workload.created,
         user=workload.applier.user,
         labels=_labels(workload.manifest),
         suspended=suspended,
         schedule=workload.manifest["spec"]["schedule"],
+        last_run=cron_jobs.last_run(workload),
         next_run=None if suspended else next_run(workload, time.time()),
     )
 
@@ -209,6 +208,9 @@ def pod_object(pods: PodManager, pod: LocalPod) -> JsonView:
 def workload_object(pods: PodManager, workload: Workload) -> JsonView:
     """The workload as it was applied, with its status."""
     status = _workload(pods, workload)
+    if workload.kind == CRON_JOB:
+        active = [job.name for job in CronJobs(pods).active(workload)]
+        return render_cron_job(workload, active, status.last_run, _stamp)
     return render_workload(workload, pods.owned(workload), status.ready, _stamp, phase=status.phase)
 
 
