@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -152,3 +153,16 @@ def test_end_kills_a_process_that_ignores_sigterm() -> None:
 
 def test_ancestors_start_with_the_process_itself(child: subprocess.Popen[bytes]) -> None:
     assert os.getpid() in processes.ancestors(child.pid)
+
+
+def test_ancestors_of_a_long_chain_are_not_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may make thousands, each the parent of the next."""
+    looked: list[str] = []
+
+    def opened(path: str, mode: str) -> io.BytesIO:
+        looked.append(path)
+        assert len(looked) < 100
+        return io.BytesIO(b"%d (x) S %d" % (len(looked), 1000 + len(looked)))
+
+    monkeypatch.setattr(processes, "open", opened, raising=False)
+    assert len(processes.ancestors(1000)) == len(looked) == 32

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 # We, or the machine, have no more files or memory: the error says nothing about the process.
 _SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _AGAIN = 0.5  # seconds until the next attempt after such an error
+_MOST_ANCESTORS = 32
 
 
 def is_shortage(error: OSError) -> bool:
@@ -230,10 +231,11 @@ def identities(pids: Iterable[int]) -> dict[int, int]:
     return {pid: started for pid, started in found.items() if started is not None}
 
 
-def ancestors(pid: int) -> list[int]:
-    """The process, its parent, the parent's parent and so on, as far as they are alive."""
+def ancestors(pid: int, most: int = _MOST_ANCESTORS) -> list[int]:
+    """The process, its parent, the parent's parent and so on, as far as they are alive, and at most so many: anybody
+    can make a chain as long as they may have processes."""
     chain: list[int] = []
-    while pid > 1 and pid not in chain:
+    while pid > 1 and pid not in chain and len(chain) < most:
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 parent = int(file.read().rpartition(b")")[2].split()[1])

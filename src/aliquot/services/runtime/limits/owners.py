@@ -33,7 +33,8 @@ class ProcessOwners:
         self._impostors: dict[str, Finding] = {}  # by group: the last process that claimed to be its MPS server
 
     def refusal(self, tenancy: Tenancy, pid: int, uid: int) -> str | None:
-        """Why this process may not register with this tenant."""
+        """Why this process may not register with this tenant. Call it without the lock: its user decides how many
+        ancestors there are to read."""
         if tenancy.tenant.id not in self._tenancies:
             return "the tenant is gone"
         if pid <= 0:  # in a pid namespace that is not below ours
@@ -57,14 +58,13 @@ class ProcessOwners:
         return self._whose is None or tenant_id in self._ids(pid)
 
     def owner_of(self, pid: int) -> Owner | None:
-        """The tenant that a process on a card belongs to."""
+        """The tenant that a process on a card belongs to. Call it without the lock, as `refusal`."""
         owners = self._ids(pid)
         return self._owner(owners[-1]) if owners else None
 
     def candidates(self, pid: int) -> list[Owner]:
         """The tenants that it may belong to, for the thread that ends processes."""
-        with self._lock:
-            return [self._owner(name) for name in self._ids(pid)]
+        return [self._owner(name) for name in self._ids(pid)]
 
     def impostors(self) -> list[Finding]:
         """Live processes that claimed to be the MPS server of a group, and are not."""
@@ -83,7 +83,10 @@ class ProcessOwners:
         why = members.not_the_server(group, pid)
         if why is not None:
             text = f"has tried to register as the MPS server of {group.name}, and was refused: {why}"
-            self._impostors[group.id] = Finding(group.allotments[0].uuid, pid, FindingKind.UNREGISTERED, text, group.id)
+            found = Finding(group.allotments[0].uuid, pid, FindingKind.UNREGISTERED, text, group.id)
+            with self._lock:
+                if group.id in self._tenancies:  # else it has ended meanwhile, and nobody would forget this
+                    self._impostors[group.id] = found
         return why
 
     def _ids(self, pid: int) -> list[str]:

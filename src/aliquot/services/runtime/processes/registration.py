@@ -60,7 +60,7 @@ class Contexts(Protocol):
 class Registrar:
     """See the head of the file. `lock` guards the tenancies and everything they hold.
 
-    `refusal` returns why a process (pid, uid) may not register with a tenant; None: it may.
+    `refusal` returns why a process (pid, uid) may not register with a tenant; None: it may. It may take long.
     """
 
     def __init__(
@@ -226,12 +226,6 @@ class Registrar:
                 time.sleep(0.01)
             return
         connection.setblocking(False)
-        with self._lock:
-            self._admit(tenancy, connection)
-            if tenancy.listener.fileno() >= 0:
-                self._charge(tenancy, accepted=1)
-
-    def _admit(self, tenancy: Tenancy, connection: socket.socket) -> None:
         pid, uid = link.peer(connection)
         try:
             pidfd = link.watch(connection)
@@ -241,6 +235,22 @@ class Registrar:
         why = self._refusal(tenancy, pid, uid)
         if why is None and (pidfd < 0 or has_ended(pidfd)):  # the refusal may have been about another process
             why = "it is gone already"
+        with self._lock:
+            is_there = tenancy.listener.fileno() >= 0  # its end did not wait for that look
+            self._admit(tenancy, connection, pid, pidfd, started, why if is_there else "the tenant is gone")
+            if is_there:
+                self._charge(tenancy, accepted=1)
+
+    def _admit(
+        self,
+        tenancy: Tenancy,
+        connection: socket.socket,
+        pid: int,
+        pidfd: int,
+        started: int | None,
+        why: str | None,
+    ) -> None:
+        """`why`: why it is refused."""
         if why is not None:
             log_fault(tenancy, "process_refused", pid=pid, why=why)
             connection.close()
