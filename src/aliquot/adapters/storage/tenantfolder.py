@@ -80,18 +80,19 @@ def _check_layout(folder: int, directory: Path) -> None:
 
 
 def is_whole(directory: Path, page: Page) -> bool:
-    """Whether the folder still has this page, and a socket."""
+    """Whether the folder still has this page, and a socket. Raises OSError if that cannot be found out, as without a
+    free file: what is there must not be replaced then."""
     try:
         folder = samemount.open_path(directory, os.O_PATH | os.O_DIRECTORY)
-    except OSError:
+        try:
+            is_page = os.path.samestat(samemount.lstat_in(folder, "page"), os.fstat(page.fileno()))
+            return is_page and stat.S_ISSOCK(samemount.lstat_in(folder, "sock").st_mode)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if error.errno not in (*samemount.NO_SUCH, errno.ELOOP, errno.EXDEV):
+            raise
         return False
-    try:
-        is_page = os.path.samestat(samemount.lstat_in(folder, "page"), os.fstat(page.fileno()))
-        return is_page and stat.S_ISSOCK(samemount.lstat_in(folder, "sock").st_mode)
-    except OSError:
-        return False
-    finally:
-        os.close(folder)
 
 
 def _open_folder(folder: int) -> None:

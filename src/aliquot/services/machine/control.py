@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -326,9 +327,14 @@ class ControlServer:
         path: str | None = None
         writer = None
         if "/" not in name and "\0" not in name:  # the name must stay in the folder
-            with contextlib.suppress(OSError, ValueError):  # ValueError: no file can have that name
-                writer = samemount.lstat(self.machine.home.log_of(name)).st_uid
-                path = self.machine.home.log_of(name)
+            log = self.machine.home.log_of(name)
+            try:
+                writer, path = samemount.lstat(log).st_uid, log
+            except ValueError:  # no file can have that name
+                pass
+            except OSError as error:
+                if error.errno not in (*samemount.NO_SUCH, errno.EXDEV):
+                    raise RefusedError("failed", text=f"{log}: {error.strerror}") from error
         run = self.machine.history.last(name, path)
         owner = writer if path else run.user if run else None
         if owner is None:
