@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from aliquot.model.status.answers import Answer
 from aliquot.model.tenant import Standing
 from aliquot.services.daemon.control import RefusedError
 from aliquot.services.machine.requests import RunRequest
+from aliquot.services.machine.tenants import recovery
+from kit.machines.machine import PaperArbiter
 from kit.machines.tenantrig import Rig, tenant_rig
 
 
@@ -209,3 +212,58 @@ def test_pods_do_not_count_as_runs(rig: Rig) -> None:
     assert len(list(rig.machine.queue)) > 2
     rig.submit(replace(rig.process(), uid=70001), memory_mib=1)
     rig.submit(replace(rig.process(), uid=70002), memory_mib=1)
+
+
+def _spend(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_start_looks_at_pages_for_a_second_in_all_and_at_the_rest_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may take its owner's 20 ms: the daemon served nobody until it had looked at all of them."""
+    monkeypatch.setattr(recovery, "_LOOKS", 0.1)
+    ended = {_ended_run(rig, os.geteuid()) for _ in range(12)}
+    asked: list[str] = []
+
+    def alive(_: PaperArbiter, tenant_id: str, seconds: float) -> bool:
+        asked.append(tenant_id)
+        _spend(0.02)
+        return False
+
+    monkeypatch.setattr(PaperArbiter, "alive", alive)
+    rig.restart()
+    assert len(asked) in (4, 5)  # to look at a folder takes a moment too
+    assert {*rig.machine.tenancies} == {*rig.arbiter.tenants} == ended - {*asked}
+    monkeypatch.setattr(PaperArbiter, "alive", lambda *_: False)
+    rig.machine.sweep_now()
+    assert not rig.machine.tenancies
+    assert rig.folders() == set()
+
+
+def test_tenants_whose_folders_could_not_be_opened_for_lack_of_files_are_kept_and_registered_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root process of one is gone, but nobody can tell who holds its page."""
+    rig.submit(memory_mib=1024)
+    (living,) = rig.machine.tenancies
+    ended = _ended_run(rig, os.geteuid())
+    add = PaperArbiter.add
+
+    def lacks_files(*_: object) -> None:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    monkeypatch.setattr(PaperArbiter, "add", lacks_files)
+    rig.restart()
+    assert {*rig.machine.tenancies} == {living, ended}
+    rig.machine.register_again()
+    rig.machine.sweep_now()
+    assert {*rig.machine.tenancies} == {living, ended}
+    assert not rig.arbiter.tenants
+    monkeypatch.setattr(PaperArbiter, "add", add)
+    rig.machine.register_again()
+    assert rig.arbiter.tenants.keys() == {living, ended}
+    rig.machine.sweep_now()
+    assert [*rig.machine.tenancies] == [living]

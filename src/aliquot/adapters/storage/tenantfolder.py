@@ -29,6 +29,7 @@ from aliquot.model.tenant import Allotment
 
 LAYOUT = "version"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_FIRST_SWEEP = 0.001  # seconds of the processor: a daemon that starts adopts hundreds of pages. The arbiter sweeps on
 
 
 def prepare_folder(
@@ -51,7 +52,7 @@ def prepare_folder(
         page = Page(directory / "page", allotments, folder=folder)
         undo_page = undo.enter_context(contextlib.ExitStack())
         undo_page.callback(page.close)
-        page.sweep()
+        page.sweep(seconds=_FIRST_SWEEP)
         listener = undo_page.enter_context(_listen(folder, uid))
         if uid is None:
             os.fchmod(page.fileno(), 0o666)

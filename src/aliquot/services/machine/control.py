@@ -137,6 +137,7 @@ class ControlServer:
                     await self._orphaned.wait()
             self._orphaned.clear()
             try:
+                self.machine.register_again()
                 await self.pods.sweeper.look()
                 self._cron_jobs.tick(time.time())
                 self.pods.tick(time.time())
