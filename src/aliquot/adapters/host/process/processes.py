@@ -233,13 +233,17 @@ def identities(pids: Iterable[int]) -> dict[int, int]:
 
 def ancestors(pid: int, most: int = _MOST_ANCESTORS) -> list[int]:
     """The process, its parent, the parent's parent and so on, as far as they are alive, and at most so many: anybody
-    can make a chain as long as they may have processes."""
+    can make a chain as long as they may have processes. Raises OSError where we lack files to read that."""
     chain: list[int] = []
     while pid > 1 and pid not in chain and len(chain) < most:
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 parent = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
+        except OSError as error:
+            if is_shortage(error):
+                raise
+            break
+        except (ValueError, IndexError):
             break
         chain.append(pid)
         pid = parent

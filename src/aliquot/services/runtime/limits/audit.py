@@ -6,6 +6,7 @@ A thread of its own, since NVML may hang.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -115,7 +116,11 @@ class Auditor:
         if half:
             half -= self._nvml.mps_clients(uuid)  # their contexts are the server's
         unknown = (on_card.keys() - after.keys() - {own_number()} - self.own()) | half
-        owners = {pid: registry.owner(pid) for pid in unknown}
+        owners: dict[int, Owner | None] = {}
+        for pid in unknown:
+            with contextlib.suppress(OSError):  # no file is left: the next round finds it again
+                owners[pid] = registry.owner(pid)
+        unknown, half = unknown & owners.keys(), half & owners.keys()
         now = time.monotonic()
         with registry.lock:
             if unknown:  # that took a while

@@ -14,6 +14,7 @@ from aliquot.services.runtime.processes.anchors import Anchors
 from aliquot.services.runtime.processes.registration import Tenancy
 from aliquot.services.runtime.together import members
 
+_NO_FILES = "no file is left to find out to whom it belongs"
 _UNSEEN = "its process ID is not visible here: an agent in a container needs the host's PID namespace (hostPID: true)"
 
 
@@ -43,9 +44,14 @@ class ProcessOwners:
             return f"it runs as user {uid}, the tenant belongs to user {tenancy.tenant.uid}"
         if len(tenancy.processes) >= SLOTS:
             return f"the tenant has {SLOTS} processes already"
-        if tenancy.tenant.is_group:
-            return self._not_the_server(tenancy.tenant, pid)
-        owners = self._ids(pid)
+        try:
+            if tenancy.tenant.is_group:
+                return self._not_the_server(tenancy.tenant, pid)
+            owners = self._ids(pid)
+        except OSError:
+            if tenancy.tenant.is_group or self._whose is not None:
+                return _NO_FILES
+            owners = []
         if not owners and self._whose is not None:
             return "it is in no Pod's cgroup"
         if owners and tenancy.tenant.id not in owners:
@@ -54,16 +60,20 @@ class ProcessOwners:
         return None
 
     def may_be(self, tenant_id: str, pid: int) -> bool:
-        """Whether the process may be the tenant's; not known where tenants are no Pods."""
-        return self._whose is None or tenant_id in self._ids(pid)
+        """Whether the process may be the tenant's; not known where tenants are no Pods, or no file is left."""
+        try:
+            return self._whose is None or tenant_id in self._ids(pid)
+        except OSError:
+            return True
 
     def owner_of(self, pid: int) -> Owner | None:
-        """The tenant that a process on a card belongs to. Call it without the lock, as `refusal`."""
+        """The tenant that a process on a card belongs to. Call it without the lock, as `refusal`. Raises
+        OSError where no file is left to find it out."""
         owners = self._ids(pid)
         return self._owner(owners[-1]) if owners else None
 
     def candidates(self, pid: int) -> list[Owner]:
-        """The tenants that it may belong to, for the thread that ends processes."""
+        """The tenants that it may belong to, for the thread that ends processes. Raises OSError as `owner_of`."""
         return [self._owner(name) for name in self._ids(pid)]
 
     def impostors(self) -> list[Finding]:
