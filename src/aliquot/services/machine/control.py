@@ -395,5 +395,5 @@ async def _signal_all(start_times: dict[int, int], number: signal.Signals, user:
             processes.send_signal(pid, number, started, user=user)
             if number is signal.SIGTERM:
                 processes.send_signal(pid, signal.SIGCONT, started, user=user)  # a stopped one reacts to nothing else
-        except PermissionError as error:
+        except OSError as error:  # also without a file to look
             _LOG.warning("signal_failed", extra={"data": {"pid": pid, "error": str(error)}})

@@ -41,9 +41,8 @@ def test_process_is_not_taken_for_gone_while_files_lack(child: subprocess.Popen[
         assert processes.lives(child.pid, started)
         with pytest.raises(OSError, match="Too many open files"):
             processes.identities([child.pid])
-    with scarce_files(1):  # for a handle, not for what proves whose it is
-        assert not processes.send_signal(child.pid, signal.SIGKILL, started + 1)
-        assert not processes.kill_proven(child.pid, started + 1, lambda: True)
+    assert not processes.send_signal(child.pid, signal.SIGKILL, started + 1)
+    assert not processes.kill_proven(child.pid, started + 1, lambda: True)
     assert processes.lives(child.pid, started)
 
 
@@ -141,6 +140,22 @@ def test_a_signal_goes_to_that_very_process_or_to_none(child: subprocess.Popen[b
     assert processes.send_signal(child.pid, signal.SIGKILL, started)
     assert child.wait(PATIENCE) == -signal.SIGKILL
     assert not processes.send_signal(child.pid, signal.SIGKILL, started)
+
+
+def test_signal_that_could_not_be_sent_for_lack_of_files_is_no_process_that_is_gone(
+    child: subprocess.Popen[bytes],
+) -> None:
+    started = processes.start_time(child.pid) or 0
+    for free in range(2):
+        with scarce_files(free):
+            with pytest.raises(OSError, match="Too many open files"):
+                processes.send_signal(child.pid, signal.SIGKILL, started)
+            with pytest.raises(OSError, match="Too many open files"):
+                processes.kill_proven(child.pid, started, lambda: True)
+            processes.kill_all({child.pid: started})
+    assert processes.lives(child.pid, started)
+    assert not processes.send_signal(child.pid, signal.SIGKILL, None)
+    assert processes.kill_proven(child.pid, started, lambda: True)
 
 
 def test_end_kills_a_process_that_ignores_sigterm() -> None:

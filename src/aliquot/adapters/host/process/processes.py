@@ -104,9 +104,12 @@ def may_signal(user: int, pid: int) -> bool:
     """Whether the kernel lets that user signal it: by its real or saved user, which a server that acts for another user
     (seteuid) keeps. False if it is gone, or we lack files to read that."""
     try:
-        users = _users_of(pid)
+        return _may_signal(user, _users_of(pid))
     except OSError:
         return False
+
+
+def _may_signal(user: int, users: list[int]) -> bool:
     return bool(users) and (user == 0 or user in (users[0], users[2]))
 
 
@@ -149,14 +152,13 @@ def output_of(pid: int) -> str | None:
 
 def send_signal(pid: int, number: int, started: int | None, *, user: int = 0) -> bool:
     """Send it to that very process. False when it is gone. Raises PermissionError, also where we may and `user` may
-    not: the process has become another user's (sudo)."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
+    not: the process has become another user's (sudo). Raises OSError where we lack files to look."""
+    handle = _opened(pid)
+    if handle is None:
         return False
     try:
-        permitted = may_signal(user, pid)
-        if not is_proven(pid, started):  # the handle is not that process, or it is gone
+        permitted = _may_signal(user, _users_of(pid))
+        if started is None or _start_time(pid) != started:  # the handle is not that process, or it is gone
             return False
         if not permitted:
             raise PermissionError(errno.EPERM, f"user {user} may not signal it")
@@ -168,16 +170,25 @@ def send_signal(pid: int, number: int, started: int | None, *, user: int = 0) ->
     return True
 
 
+def _opened(pid: int) -> int | None:
+    """A pidfd; None if the process is gone. Raises OSError where we lack files."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if is_shortage(error):
+            raise
+        return None
+
+
 def kill_proven(pid: int, started: int, proof: Callable[[], bool]) -> bool:
     """SIGKILL to that very process, if `proof` holds while we have a handle of it. False when it is gone, or the proof
-    fails. Raises PermissionError."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
+    fails. Raises PermissionError; OSError where we lack files to look."""
+    handle = _opened(pid)
+    if handle is None:
         return False
     try:
         # In this order: from here on the handle is of the process whose start time and proof we read, or that is dead.
-        if not is_proven(pid, started) or not proof():
+        if _start_time(pid) != started or not proof():
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     except ProcessLookupError:
@@ -190,7 +201,7 @@ def kill_proven(pid: int, started: int, proof: Callable[[], bool]) -> bool:
 def end(pid: int, started: int | None, *, patience: float) -> bool:
     """SIGTERM, then SIGKILL if it does not end in time; whether it is gone now."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             send_signal(pid, number, started)
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
@@ -219,9 +230,9 @@ def wait_ended(pid: int, started: int, *, look: float) -> None:
 
 
 def kill_all(started: Mapping[int, int], *, user: int = 0) -> None:
-    """SIGKILL to these processes (pid: start time) that the user may signal."""
+    """SIGKILL to these processes (pid: start time) that the user may signal, as far as there are files to look."""
     for pid in started:
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             send_signal(pid, signal.SIGKILL, started[pid], user=user)
 
 
