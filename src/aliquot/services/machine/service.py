@@ -25,6 +25,7 @@ from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
 from aliquot.adapters.host.hostmemory import host_memory_mib, pool_room_mib
 from aliquot.adapters.host.logfiles import USUAL_LIMIT
 from aliquot.adapters.host.process.supervisors import Supervisors
+from aliquot.adapters.host.users import read_lent
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.arbiter.timeline import Record
 from aliquot.dialects import QgpuRules
@@ -101,6 +102,7 @@ def run_daemon(setup: Setup) -> None:
     home = setup.home
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # every process on a card and every queued run needs some
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    read_lent()
     make_home(home)
     lock = take_lock(home)
     try:
