@@ -69,6 +69,28 @@ def test_end_is_awaited_also_where_files_lack_at_first(
     assert len(asyncio.run(ends())) == 1
 
 
+def test_exit_code_is_read_when_there_are_files_again(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_AGAIN", 0.01)
+    monkeypatch.setattr(exitcodes, "_of_pidfd", lambda _: None)  # as on a kernel before 6.15
+    started = processes.start_time(child.pid)
+
+    async def ends() -> list[int | None]:
+        codes: list[int | None] = []
+        processes.when_ended(child.pid, started, codes.append)
+        child.kill()
+        with scarce_files(0):
+            await asyncio.sleep(0.2)
+            assert not codes
+        async with asyncio.timeout(PATIENCE):
+            while not codes:
+                await asyncio.sleep(0.01)
+        return codes
+
+    assert asyncio.run(ends()) == [-signal.SIGKILL]
+
+
 def test_a_process_whose_first_thread_has_ended_is_alive_and_can_be_killed() -> None:
     with headless() as process:
         started = processes.start_time(process.pid)

@@ -280,7 +280,11 @@ def when_ended(pid: int | None, started: int | None, then: Callable[[int | None]
 
     def ended() -> None:
         loop.remove_reader(handle)
-        code = exit_code(pid or 0, started, handle if alive else None)  # else it may be another process by now
+        try:
+            code = exit_code(pid or 0, started, handle if alive else None)  # else it may be another process by now
+        except OSError:
+            loop.call_later(_AGAIN, ended)
+            return
         os.close(handle)
         then(code)
 
