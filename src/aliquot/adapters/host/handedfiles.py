@@ -295,5 +295,7 @@ class Listener(socket.socket):
                 self.shutdown(socket.SHUT_RDWR)  # from now on connecting fails
                 self.setblocking(False)
                 while True:
-                    self.accept()[0].close()
+                    with _reserve:
+                        connection, _ = self.accept()
+                    connection.close()
         super().close()
