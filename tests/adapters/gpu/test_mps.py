@@ -14,6 +14,7 @@ from aliquot.adapters.gpu.mps import CONTROL, Mps, MpsError, logs, pipes, shm
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.procscan import with_environment
 from kit.machines.machine import eventually
+from kit.running.scarcefiles import scarce_files
 
 PROGRAM = """#!/bin/sh
 [ "$1" = -f ] || exit 1
@@ -99,6 +100,20 @@ def test_control_that_cannot_be_ended_stays_known(mps: Mps, folder: Path, monkey
     mps.stop(folder)
     assert not processes.lives(*control)
     assert not any(path.name.startswith(folder.name) for path in folder.parent.iterdir())
+
+
+def test_control_and_its_folder_stay_while_no_file_is_left_to_look_for_it(mps: Mps, folder: Path) -> None:
+    """Else it runs on for ever, and nobody knows of it."""
+    control = mps.start(folder, os.geteuid(), ["GPU-0"])
+    with scarce_files(0):
+        with pytest.raises(OSError, match="Too many open files"):
+            mps.running(folder)
+        with pytest.raises(OSError, match="Too many open files"):
+            mps.stop(folder)
+    assert mps.running(folder) == control
+    mps.stop(folder)
+    assert not processes.lives(*control)
+    assert not folder.exists()
 
 
 def test_user_of_a_control_is_the_noted_one_and_not_the_folder_s(mps: Mps, folder: Path) -> None:

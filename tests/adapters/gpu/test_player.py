@@ -18,6 +18,7 @@ from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.player import PlayerError
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.process import processes
+from kit.running.scarcefiles import scarce_files
 
 
 @pytest.fixture
@@ -123,6 +124,13 @@ def test_keep_starts_the_next_player_until_the_simulation_is_ended(home: Home) -
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert player.known(home) is None
+
+
+def test_player_is_not_taken_for_ended_while_no_file_is_left(home: Home) -> None:
+    found = player.play(home, 1, 8192)
+    with scarce_files(0), pytest.raises(OSError, match="Too many open files"):
+        player.known(home)
+    assert player.known(home) == found
 
 
 def test_a_player_of_another_boot_is_not_known(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

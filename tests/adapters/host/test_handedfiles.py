@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from aliquot.adapters.host import handedfiles
-from aliquot.adapters.host.handedfiles import Connection, Listener, close_here, discard, is_behind, release
+from aliquot.adapters.host.handedfiles import Connection, Listener, close_here, discard, is_behind, limit_files, release
 from kit.running.lingering import SECONDS, hand_over, lingering, nested
+from kit.running.scarcefiles import scarce_files
 
 KINDS = {"stream": socket.SOCK_STREAM, "packets": socket.SOCK_SEQPACKET}
 
@@ -43,6 +45,20 @@ def test_received_file_is_closed_without_waiting(ends: tuple[Connection, socket.
         hand_over(theirs, b"message", file, *[null.fileno()] * 100)
         with at_once():
             assert ours.recv(100) == b"message"
+
+
+@pytest.mark.parametrize("receives", [True, False], ids=["received", "in the queue at the end"])
+def test_file_that_comes_while_no_file_is_left_does_not_hold_us_up(
+    ends: tuple[Connection, socket.socket], receives: bool
+) -> None:
+    """The kernel closes what it has no number for, inside of our call."""
+    ours, theirs = ends
+    with lingering() as file, open(os.devnull) as null:
+        hand_over(theirs, b"message", file, *[null.fileno()] * 100)
+        with scarce_files(0), at_once():
+            if receives:
+                assert ours.recv(100) == b"message"
+            ours.close()
 
 
 def test_file_of_a_message_that_nobody_received_does_not_hold_up_the_close(
@@ -82,14 +98,15 @@ def test_many_files_whose_close_hangs_are_all_left_to_threads() -> None:
             discard(nested(stack.enter_context(lingering())).detach(), 1)
 
 
-def test_connection_that_nobody_accepted_does_not_hold_up_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_scarce", [False, True], ids=["usual", "no file is left"])
+def test_connection_that_nobody_accepted_does_not_hold_up_the_end(tmp_path: Path, is_scarce: bool) -> None:
     listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(tmp_path / "sock"))
     listener.listen()
     with socket.socket(socket.AF_UNIX) as stranger, lingering() as file:
         stranger.connect(str(tmp_path / "sock"))
         hand_over(stranger, b"message", file)
-        with at_once():
+        with scarce_files(0) if is_scarce else contextlib.nullcontext(), at_once():
             listener.close()
 
 
@@ -315,3 +332,21 @@ def test_file_of_ones_own_session_is_closed_in_its_thread() -> None:
     close_here(writes)
     assert os.read(reads, 1) == b""
     os.close(reads)
+
+
+def test_reserve_is_there_again_after_each_message(ends: tuple[Connection, socket.socket]) -> None:
+    ours, theirs = ends
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 4096:
+        pytest.skip("too few files are allowed to keep some, or any number")
+    try:
+        limit_files()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert (soft, hard) == (before[1] - 512, before[1])
+        theirs.send(b"message")
+        assert ours.recv(100) == b"message"
+        with pytest.raises(BlockingIOError):
+            ours.recv(100, socket.MSG_DONTWAIT)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

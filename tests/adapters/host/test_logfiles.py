@@ -63,3 +63,24 @@ def test_log_is_cut_on_a_full_disk_too(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.undo()
     assert log.stat().st_size == 0
     assert os.listdir(tmp_path) == ["x.log"]
+
+
+def test_log_is_not_cut_while_no_file_is_left_for_its_older_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "x.log"
+    log.write_bytes(b"x" * 5000)
+    opened = os.open
+
+    def scarce(path: str, flags: int, *more: int, **named: int) -> int:
+        if flags & os.O_EXCL:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", scarce)
+    with pytest.raises(OSError, match="Too many open files"):
+        bound(str(log), 1000)
+    assert log.stat().st_size == 5000
+    monkeypatch.undo()
+    assert bound(str(log), 1000)
+    assert sorted(os.listdir(tmp_path)) == ["x.log", "x.log.1"]

@@ -13,6 +13,7 @@ import pytest
 
 from aliquot.adapters.host import samemount
 from kit.machines.silentmount import mounts_below, silent_mount
+from kit.running.scarcefiles import scarce_files
 
 
 @pytest.fixture(params=["openat2", "without"])
@@ -88,3 +89,14 @@ def test_name_that_no_file_can_have_is_no_other_file(tmp_path: Path, name: str) 
     assert not samemount.exists(f"{tmp_path}/{name}")
     with pytest.raises(ValueError, match=r"null byte|surrogates not allowed"):
         samemount.lstat(f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_nothing_is_taken_for_absent_while_no_file_is_left(tmp_path: Path, folder: int, free: int) -> None:
+    """With one file the folder is opened, and what lies in it is not."""
+    (tmp_path / "there").touch()
+    with scarce_files(free), pytest.raises(OSError, match="Too many open files"):
+        samemount.exists(tmp_path / "there")
+    assert samemount.exists(tmp_path / "there")
+    assert not samemount.exists(tmp_path / "there" / "below")
+    assert not samemount.exists(tmp_path / ("x" * 300))

@@ -11,6 +11,7 @@ import pytest
 
 from aliquot.adapters.host import users
 from aliquot.adapters.host.users import account_of, node_account
+from kit.running.scarcefiles import scarce_files
 
 
 def test_account_of_the_node_is_known_by_its_number() -> None:
@@ -69,6 +70,16 @@ def test_file_is_read_again_when_it_was_changed(lent: Path, monkeypatch: pytest.
         patched.setattr(Path, "open", None)  # it is not read again
         assert account_of(200_001) == 70001
     lent.write_text("70001:200000:65536\n70002:300000:10\n")
+    assert account_of(300_001) == 70002
+
+
+def test_numbers_stay_lent_while_no_file_is_left_to_read_that(lent: Path) -> None:
+    """What is said of a number is remembered for ever: each would be a user of its own."""
+    lent.write_text("70001:200000:65536\n")
+    users.read_lent()
+    lent.write_text("70001:200000:65536\n70002:300000:10\n")
+    with scarce_files(0):
+        assert account_of(200_000) == 70001
     assert account_of(300_001) == 70002
 
 

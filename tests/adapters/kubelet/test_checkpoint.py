@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint: what it says of devices, or nothing at all; never an error."""
+"""The kubelet's checkpoint: what it says of devices, or nothing at all; an error only where no file is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
+from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.checkpoint import CachedResponse, Entry, device_resources, read_checkpoint
+from kit.running.scarcefiles import scarce_files
 from kit.values.anyjson import any_json
 
 CORE = "tke.cloud.tencent.com/qgpu-core"
@@ -116,3 +118,12 @@ def test_checkpoint_of_endless_brackets_is_none(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(b'{"Data":' + b"[" * 200_000)
     assert read_checkpoint(path) is None
+
+
+def test_checkpoint_is_not_taken_for_missing_while_no_file_is_left(tmp_path: Path) -> None:
+    """The cards that another plugin gave away would look free."""
+    path = written(tmp_path, [ENTRY])
+    for read in (read_checkpoint, device_resources):
+        with scarce_files(0), pytest.raises(KubeletError, match="Too many open files"):
+            read(path)
+        assert read(path)

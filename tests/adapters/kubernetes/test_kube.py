@@ -10,10 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from aliquot.adapters.kubernetes.credentials import Credential, ExecPlugin
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Server, Unreachable
+from aliquot.adapters.kubernetes.protobuf import ACCEPT
 from kit.clusters.apiserver import PATH, ApiServer, half_an_answer, hang_up, no_answer, status, text
+from kit.clusters.gowriting import blank, page
 from kit.running.waiting import until
 from kit.values.deepjson import MANAGED, with_deep_fields
 
@@ -100,6 +103,23 @@ def test_apierror_has_status_reason_and_message() -> None:
         error = refused.value
         assert (error.status, error.reason, error.message) == (409, "Conflict", "the object has been modified")
         assert str(error) == "409 Conflict: the object has been modified"
+
+    play(scene)
+
+
+def test_refusal_in_protobuf_is_read_as_well() -> None:
+    """The API server answers in the form that was asked for, also when it refuses."""
+    said = "rpc error: code = Unavailable desc = etcdserver: request timed out"
+    raw = page("Status", blank("Status", status="Failure", message=said, reason="InternalError", code=500))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=500, body=raw)
+
+    async def scene(server: ApiServer, kube: Kube) -> None:
+        server.faults.append(answer)
+        with pytest.raises(ApiError) as refused:
+            await kube.get(POD, into=bytes, accept=ACCEPT)
+        assert str(refused.value) == f"500 InternalError: {said}"
 
     play(scene)
 

@@ -109,11 +109,10 @@ def test_another_refusal_is_passed_on() -> None:
 
 
 def test_what_may_not_be_listed_is_refused_in_words() -> None:
-    """As protobuf the reason could not be read."""
-    server = Answering(ApiError(403, "", "HTTP 403"), ApiError(403, "Forbidden", "pods is forbidden"))
+    server = Answering(ApiError(403, "Forbidden", "pods is forbidden"))
     with pytest.raises(ApiError, match="pods is forbidden"):
         taken(server)
-    assert server.asked == [("", EITHER), ("", JSON)]
+    assert server.asked == [("", EITHER)]
 
 
 def test_a_python_without_ctypes_is_served_json(monkeypatch: pytest.MonkeyPatch) -> None:

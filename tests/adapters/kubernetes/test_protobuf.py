@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aliquot.adapters.kubernetes import protobuf as module
 from aliquot.adapters.kubernetes.paging import next_page
-from aliquot.adapters.kubernetes.protobuf import ProtobufError, as_json, is_protobuf
+from aliquot.adapters.kubernetes.protobuf import ProtobufError, as_json, is_protobuf, status_of
 from aliquot.dialects.wire.objects import Condition, HeldByContainer, NodeObject, PodObject, PodStatus, Resources
 from kit.clusters import gowriting
 from kit.clusters.gowriting import Go, Nodes, Pods, blank, page, values, varint
@@ -228,6 +228,23 @@ def test_the_error_names_what_is_wrong(raw: bytes, why: str) -> None:
     with pytest.raises(ProtobufError) as caught:
         as_json(raw)
     assert why in str(caught.value)
+
+
+def test_status_has_its_reason_and_message() -> None:
+    details = blank("StatusDetails", name="p", kind="pods", retryAfterSeconds=5)
+    said = blank("Status", metadata=blank("ListMeta"), message="größe", reason="Timeout", details=details, code=504)
+    assert status_of(page("Status", said)) == ("Timeout", "größe")
+    assert status_of(page("Status", blank("Status"))) == ("", "")
+    assert status_of(page("PodList", two_pods())) == ("", "")
+    assert len(status_of(page("Status", blank("Status", message="x" * 100_000)))[1]) == 4096
+
+
+@given(st.binary(max_size=40), st.integers(0, 60))
+def test_status_that_cannot_be_read_has_none(more: bytes, size: int) -> None:
+    raw = page("Status", blank("Status", message="refused", reason="Forbidden"))
+    for odd in (raw[:size] + more, b"k8s\0" + more, b"k8s\0" + b"\x0a\x00" * 1000, b"k8s\0" + b"\xff" * 1000):
+        assert len(status_of(odd)) == 2
+    assert status_of(raw[:-20]) == ("", "")
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error_of_the_list(

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aliquot.adapters.storage import folders
 from aliquot.adapters.storage.folders import ASIDE, remove_file, remove_folder, wait_removed
 from kit.machines.silentmount import mounts_below, silent_mount
+from kit.running.scarcefiles import scarce_files
 
 
 def nested(folder: Path, depth: int) -> None:
@@ -55,6 +57,21 @@ def test_many_files_are_removed_aside_in_another_thread(tmp_path: Path) -> None:
     assert not folder.exists()
     wait_removed()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("free", [0, 1, 2])
+def test_folder_is_removed_when_there_are_files_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free: int
+) -> None:
+    monkeypatch.setattr(folders, "_AGAIN", 0.01)
+    folder = tmp_path / "tenant"
+    (folder / "inner" / "inner").mkdir(parents=True)
+    with scarce_files(free):
+        remove_folder(folder)
+        assert not folder.exists()
+    wait_removed()
+    assert list(tmp_path.iterdir()) == []
+    assert not caplog.records
 
 
 def large(path: Path) -> None:

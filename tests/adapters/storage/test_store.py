@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -100,6 +101,24 @@ def test_store_reads_copies_after_damage(folder: Path, damage: bytes) -> None:
     else:  # an empty file is a new database: nothing is damaged, but the tenants are there
         assert "was missing or empty" in mended.notes[0]
         assert not list(folder.glob("state.db.damaged-*"))
+
+
+def test_store_that_lacks_files_for_the_copies_loses_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon would start without the run, and remove its folder and its copy."""
+    store = a_store(folder)
+    store.add(tenancy("a"))
+    store.close()
+    for path in folder.glob("state.db*"):
+        path.unlink()
+
+    def lacks_files(path: Path, *_: object, **__: object) -> str:
+        raise OSError(errno.ENFILE, "Too many open files in system", str(path))
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(Path, "read_text", lacks_files)
+        with pytest.raises(StoreError, match=r"id-a.json: Too many open files in system"):
+            a_store(folder)
+    assert a_store(folder).tenancies() == [tenancy("a")]
 
 
 def test_store_reads_copies_if_the_file_is_gone(folder: Path) -> None:

@@ -12,6 +12,7 @@ from aliquot.adapters.gpu.page import MAGIC, VERSION, PageError
 from aliquot.adapters.storage import tenantfolder
 from aliquot.model.tenant import Allotment
 from kit.machines.silentmount import silent_mount
+from kit.running.scarcefiles import scarce_files
 
 CARD = [Allotment("GPU-0", 1 << 30)]
 
@@ -82,5 +83,20 @@ def test_folder_with_a_mount_that_never_answers_is_unusable_at_once(tmp_path: Pa
         with pytest.raises((OSError, PageError), match=r"somebody has mounted|busy"):
             tenantfolder.prepare_folder(folder, CARD, 65533)
         assert time.monotonic() - began < 5
+    page.close()
+    door.close()
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_folder_is_not_taken_for_broken_while_no_file_is_left(tmp_path: Path, free: int) -> None:
+    """It would be made anew, and its processes would be on a page that nobody reads."""
+    page, door = tenantfolder.prepare_folder(tmp_path / "uid", CARD, None)
+    with scarce_files(free), pytest.raises(OSError, match="Too many open files"):
+        tenantfolder.is_whole(tmp_path / "uid", page)
+    assert tenantfolder.is_whole(tmp_path / "uid", page)
+    (tmp_path / "uid" / "sock").unlink()
+    assert not tenantfolder.is_whole(tmp_path / "uid", page)
+    (tmp_path / "uid").rename(tmp_path / "elsewhere")
+    assert not tenantfolder.is_whole(tmp_path / "uid", page)
     page.close()
     door.close()

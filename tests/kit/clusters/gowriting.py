@@ -59,6 +59,10 @@ def _type(text: str) -> dict[str, Field]:
 
 
 TYPES = {
+    "StatusDetails": _type("name:1:text kind:3:text retryAfterSeconds:5:int"),
+    "Status": _type(
+        "metadata:1:ListMeta status:2:text message:3:text reason:4:text details:5:StatusDetails* code:6:int"
+    ),
     "ListMeta": _type("selfLink:1:text resourceVersion:2:text continue:3:text remainingItemCount:4:int*"),
     "ObjectMeta": _type(
         "name:1:text generateName:2:text namespace:3:text selfLink:4:text uid:5:text resourceVersion:6:text"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.model.withheld import MIG_MODE
 from aliquot.services.agent.devices.plugins import Refused
 from aliquot.services.agent.heldcards import ClaimedDevices, HeldCards
@@ -56,6 +57,25 @@ def words(found: HeldCards) -> dict[str, str]:
 def test_card_of_another_plugins_pod_is_held(agent_node: AgentNode, device: str) -> None:
     theirs(agent_node, device)
     assert why(agent_node) == {"GPU-1": HELD}
+
+
+def test_card_stays_held_while_no_file_is_left_to_read_the_checkpoint(
+    agent_node: AgentNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An init container of another plugin's Pod is only there."""
+    theirs(agent_node, "GPU-1", role="init")
+    clock = Clock()
+    found = held(agent_node, clock=clock)
+    play(found.refresh())
+    assert words(found) == {"GPU-1": HELD}
+
+    def lacks_files() -> None:
+        raise KubeletError("kubelet_internal_checkpoint: Too many open files")
+
+    monkeypatch.setattr(agent_node.kubelet, "checkpoint", lacks_files)
+    clock.now += 600
+    play(found.refresh())
+    assert words(found) == {"GPU-1": HELD}
 
 
 def test_our_own_devices_of_nvidia_gpu_hold_no_card_against_us(agent_node: AgentNode) -> None:

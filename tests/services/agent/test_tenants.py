@@ -3,6 +3,7 @@ trace."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -278,6 +279,23 @@ class TestRelease:
         assert set(scene.tenants.tenancies) == {"u1", "u2"}
         scene.tenants.sweep()
         assert {tenancy.id for tenancy in scene.store.tenancies()} == {"u2"}
+
+
+def test_pods_whose_folders_could_not_be_opened_for_lack_of_files_are_restored_and_released_later(scene: Scene) -> None:
+    for uid in ("u1", "u2"):
+        scene.tenants.admit(a_tenancy(uid))
+    scene.arbiter.tenants.clear()
+    scene.arbiter.fails = OSError(errno.ENFILE, "Too many open files in system")
+    scene.another().restore()
+    scene.tenants.mark_ended("u2")
+    scene.tenants.sweep()
+    assert scene.tenants.tenancies.keys() == {"u1", "u2"}
+    scene.arbiter.fails = None
+    scene.tenants.sweep()
+    assert scene.tenants.tenancies.keys() == scene.arbiter.tenants.keys() == {"u1"}
+    scene.events.clear()
+    scene.tenants.sweep()
+    assert scene.events == []
 
 
 class TestWithARealArbiter:

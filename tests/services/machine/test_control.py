@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from aliquot.adapters.host import samemount
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, ask
 from aliquot.adapters.host.handedfiles import Listener
 from aliquot.adapters.host.home import Home
@@ -342,3 +344,25 @@ def test_of_a_run_with_many_processes_each_is_looked_at_until_it_has_ended(monke
 
     asyncio.run(act())
     assert len(read) == 2000 + 49
+
+
+def test_log_of_an_ended_run_is_not_taken_for_absent_while_no_file_is_left(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = daemon.home.log_of("ended")
+    Path(log).write_text("what it said")
+
+    def lacks_files(path: str) -> os.stat_result:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    async def scene() -> None:
+        async with daemon.serving():
+            assert (await daemon.ask(os.geteuid(), op="logs", name="ended"))["ok"]["log"] == log
+            monkeypatch.setattr(samemount, "lstat", lacks_files)
+            answer = await daemon.ask(os.geteuid(), op="logs", name="ended")
+            assert answer == {"error": {"kind": "failed", "text": f"{log}: Too many open files"}}
+            answer = await daemon.ask(os.geteuid(), op="run", command=["x"], memory_mib=1024, core=10)
+            assert answer["error"]["text"].endswith(".log: Too many open files")
+            assert list(daemon.machine.queue) == []
+
+    asyncio.run(scene())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,96 +11,34 @@ from typing import Any
 import msgspec
 import pytest
 
-from aliquot.adapters.host import users
-from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.process import processes
-from aliquot.adapters.host.process.procscan import Scan, Seen
 from aliquot.adapters.host.users import user_name
-from aliquot.adapters.storage.store import Store
 from aliquot.cli.machine.top import view
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
-from aliquot.model.status.answers import Answer
 from aliquot.model.status.machine import DaemonStatus
 from aliquot.model.status.reading import CardReading
-from aliquot.model.tenancy import Tenancy, TenantEnvironment
 from aliquot.model.tenant import Level, SharingRules, Standing, State
 from aliquot.placement.policies.waste import Waste
-from aliquot.services.daemon.control import Caller, RefusedError
+from aliquot.services.daemon.control import RefusedError
 from aliquot.services.daemon.metrics import exposition
 from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.status import status
 from aliquot.services.machine.tenants import admission, registry
-from aliquot.services.machine.tenants.machine import LocalMachine
 from kit.machines.fakeview import EMPTY
-from kit.machines.machine import PaperArbiter, cards
+from kit.machines.machine import cards
+from kit.machines.tenantrig import Rig, tenant_rig
 
 
 class KilledError(BaseException):
     """The daemon was killed here."""
 
 
-class Rig:
-    """A home and its LocalMachine, which may be killed and built again."""
-
-    def __init__(self, folder: str, gib: int = 24, count: int = 1) -> None:
-        self.home = Home(folder, folder)
-        for folder_of in (self.home.tenants, self.home.logs):
-            os.makedirs(folder_of, exist_ok=True)
-        self.cards = cards(count, gib)
-        self.children: list[subprocess.Popen[bytes]] = []
-        self.build()
-
-    def build(self) -> None:
-        self.arbiter = PaperArbiter()
-        self.watched: list[Tenancy] = []
-        self.machine = LocalMachine(
-            self.cards,
-            home=self.home,
-            store=Store(self.home.database, self.home.tenants),
-            arbiter=self.arbiter,
-            watch=self.watched.append,
-            environment=lambda tenancy, folder: TenantEnvironment({"ALIQUOT_TENANT": folder}),
-        )
-
-    def restart(self) -> None:
-        self.machine.store.close()
-        self.build()
-        self.machine.restore()
-
-    def process(self, **environment: str) -> Caller:
-        child = subprocess.Popen(["sleep", "600"], env={**os.environ, **environment})
-        self.children.append(child)
-        return Caller(child.pid, os.geteuid(), os.getegid(), processes.start_time(child.pid))
-
-    def end(self, caller: Caller) -> None:
-        child = next(child for child in self.children if child.pid == caller.pid)
-        child.kill()
-        child.wait()
-
-    def submit(self, caller: Caller | None = None, **more: Any) -> list[Any]:
-        """The messages to the run."""
-        messages: list[Any] = []
-        self.machine.admission.submit(RunRequest(("x",), **more), caller or self.process(), 1.0, messages.append)
-        return messages
-
-    def booked(self) -> int:
-        return int(self.machine.ledger.board.used_memory[0].sum())
-
-    def folders(self) -> set[str]:
-        return set(os.listdir(self.home.tenants))
-
-
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    with tempfile.TemporaryDirectory(prefix="alq") as folder:
-        found = Rig(folder)
+    with tenant_rig() as found:
         yield found
-        for child in found.children:
-            child.kill()
-            child.wait()
-        found.machine.store.close()
 
 
 def test_submit_starts_fitting_run_at_once(rig: Rig) -> None:
@@ -134,113 +69,6 @@ def test_tenant_ends_with_its_last_process(rig: Rig) -> None:
     rig.machine.sweep_now()
     assert (rig.booked(), rig.folders(), rig.arbiter.tenants) == (0, set(), {})
     assert rig.machine.store.tenancies() == []
-
-
-def _ended_run(rig: Rig, user: int) -> str:
-    """A tenant of that user whose root process has ended; no look has found that yet."""
-    caller = replace(rig.process(), uid=user)
-    there = set(rig.machine.tenancies)
-    rig.submit(caller, memory_mib=1)
-    (tenant_id,) = rig.machine.tenancies.keys() - there
-    rig.machine.tenant_orphaned = lambda: None
-    rig.end(caller)
-    rig.machine.ended(tenant_id, 2.0)
-    return tenant_id
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
-def test_pages_of_one_user_have_so_much_time_in_a_look_and_those_of_others_their_own(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Locks on the pages of 250 runs took 24 s in each look. A tenant that was not asked about keeps its booking."""
-    locked = [_ended_run(rig, 70001) for _ in range(4)]
-    own, of_other = _ended_run(rig, 70001), _ended_run(rig, 70002)
-    asked: list[str] = []
-
-    def alive(tenant_id: str, seconds: float = 0.02) -> bool:
-        asked.append(tenant_id)
-        end = time.thread_time() + (0.021 if tenant_id in locked else 0)
-        while time.thread_time() < end:
-            pass
-        return tenant_id in locked
-
-    monkeypatch.setattr(rig.arbiter, "alive", alive)
-    looks = []
-    for _ in range(5):
-        asked.clear()
-        rig.machine.sweep_now()
-        looks.append([*asked])
-    assert looks == [[locked[0], of_other], *([one] for one in locked[1:]), [own, locked[0]]]
-    assert [*rig.machine.tenancies] == locked, "they are not known to be dead"
-
-
-def test_tenant_whose_process_connects_after_the_look_keeps_its_booking(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tenant_id = _ended_run(rig, os.geteuid())
-
-    def connects(tenant_id: str, seconds: float) -> bool:
-        rig.arbiter.living.add(tenant_id)
-        return False
-
-    monkeypatch.setattr(rig.arbiter, "alive", connects)
-    rig.machine.sweep_now()
-    assert [*rig.machine.tenancies] == [tenant_id]
-    rig.arbiter.living = set()
-    monkeypatch.undo()
-    rig.machine.sweep_now()
-    assert [*rig.machine.tenancies] == []
-
-
-def test_a_look_walks_processes_and_standings_once_for_all_tenants(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It walked both for each tenant: 300 runs that ended at one moment held the loop up for 1.8 s."""
-
-    class Counted(dict[int, Seen]):
-        walks = 0
-
-        def items(self) -> Any:
-            Counted.walks += 1
-            return super().items()
-
-    for _ in range(8):
-        _ended_run(rig, os.geteuid())
-    standings = 0
-
-    def counted() -> list[Standing]:
-        nonlocal standings
-        standings += 1
-        return []
-
-    monkeypatch.setattr(rig.arbiter, "standings", counted)
-    found = Scan(Counted({70000 + at: Seen(1, 1, os.geteuid(), {}) for at in range(3)}))
-    suspects = rig.machine.suspects()
-    assert len(suspects) == 8
-    assert len([one for one in rig.machine.without_processes(found, suspects) if one]) == 8
-    assert (Counted.walks, standings) == (1, 1)
-
-
-def test_processes_that_have_ended_are_looked_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look read `/proc` for all that a tenant had ever had, and so many of one user at a time are enough."""
-    tenant_id = _ended_run(rig, os.geteuid())
-    living = rig.process()
-    gone = {4_194_304 + at: 1 for at in range(700)}  # above any pid
-    rig.machine._registry.orphans.set_seen(tenant_id, {**gone, living.pid: living.started or 0})
-    looked: list[int | None] = []
-    lives = processes.lives
-
-    def counted(pid: int | None, started: int | None) -> bool:
-        looked.append(pid)
-        return lives(pid, started)
-
-    monkeypatch.setattr(processes, "lives", counted)
-    counts = []
-    for _ in range(4):
-        looked.clear()
-        assert rig.machine.suspects() == {}
-        counts.append(len(looked))
-    assert counts == [500, 201, 1, 1]
-    rig.end(living)
-    assert rig.machine.suspects() == {tenant_id: os.geteuid()}
 
 
 def test_queued_run_starts_when_tenant_ends(rig: Rig) -> None:
@@ -488,80 +316,3 @@ def test_detached_log_belongs_to_its_owner(rig: Rig) -> None:
     log = Path(answer["ok"]["log"])
     assert log.parent == Path(rig.home.logs)
     assert oct(log.stat().st_mode & 0o777) == "0o600"
-
-
-def test_restore_survives_broken_tenant_folder(rig: Rig) -> None:
-    rig.submit(memory_mib=4096)
-    rig.submit(memory_mib=2048)
-    broken, _ = rig.machine.tenancies
-    page = rig.machine.directory(broken) / "page"
-    page.unlink()
-    page.mkdir()
-    rig.restart()
-    assert broken in rig.machine.tenancies
-    assert broken not in rig.arbiter.tenants  # beyond control, but its card is not given to others
-    assert rig.booked() == 6144
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
-def test_runs_of_one_user_leave_room_for_others(rig: Rig) -> None:
-    """Each takes files of the daemon, and a run can ask for 1 MiB."""
-    rig.machine.admission._most_runs = 16
-    root = rig.process()
-    for user, most in ((70001, 4), (70002, 4), (70003, 4)):
-        callers = [replace(rig.process(), uid=user) for _ in range(most + 1)]
-        for caller in callers[:-1]:
-            rig.submit(caller, memory_mib=1)
-        with pytest.raises(RefusedError) as refused:
-            rig.submit(callers[-1], memory_mib=1)
-        assert "too many runs" in refused.value.details["text"]
-    rig.submit(replace(rig.process(), uid=70004), memory_mib=1)
-    rig.submit(root, memory_mib=1)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
-def test_runs_under_numbers_that_are_lent_to_a_user_are_that_users(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "subuid").write_text("70001:200000:65536\n")
-    monkeypatch.setattr(users, "_LENT", tmp_path / "subuid")
-    users.account_of.cache_clear()
-    rig.machine.admission._most_runs = 16
-    for number in range(4):
-        rig.submit(replace(rig.process(), uid=200_000 + number), memory_mib=1)
-    for uid in (200_004, 70001):
-        with pytest.raises(RefusedError) as refused:
-            rig.submit(replace(rig.process(), uid=uid), memory_mib=1)
-        assert "too many runs" in refused.value.details["text"]
-    rig.submit(replace(rig.process(), uid=70002), memory_mib=1)
-    users.account_of.cache_clear()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
-def test_user_with_few_runs_reads_that_the_daemon_is_full_and_why(rig: Rig) -> None:
-    rig.machine.admission._most_runs = 4
-    for user in range(70001, 70005):
-        rig.submit(replace(rig.process(), uid=user), memory_mib=1)
-    with pytest.raises(RefusedError) as refused:
-        rig.submit(replace(rig.process(), uid=70005), memory_mib=1)
-    assert refused.value.details["text"] == (
-        "the daemon has no room for another run: 4 runs of all users are what its limit of open files allows. "
-        "Wait until some end, or raise that limit (LimitNOFILE of the systemd unit)"
-    )
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
-def test_pods_do_not_count_as_runs(rig: Rig) -> None:
-    class Silent:
-        def notify(self, message: Answer) -> None: ...
-        def on_grant(self, *granted: Any) -> None: ...
-
-    rig.machine.admission._most_runs = 8
-    request = RunRequest(("x",), memory_mib=1024)
-    for number in range(30):  # of which some wait
-        claim = request.claim(f"pod{number:07}", f"default/p-{number}")
-        caller = replace(rig.process(), uid=70001)
-        rig.machine.admission.submit_pod(claim, request, caller, float(number), 1.0, Silent())
-    assert len(list(rig.machine.queue)) > 2
-    rig.submit(replace(rig.process(), uid=70001), memory_mib=1)
-    rig.submit(replace(rig.process(), uid=70002), memory_mib=1)

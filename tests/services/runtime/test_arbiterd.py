@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -272,6 +273,18 @@ class TestAudit:
         rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1}
         (finding,) = rig.daemon._auditor.inspect(UUIDS[0])
         assert "has not registered" in finding.text
+
+    def test_audit_judges_no_process_whose_owner_cannot_be_read_for_lack_of_files(self, rig: Rig) -> None:
+        def lacks_files(pid: int) -> list[str]:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        rig.patch.setattr(audit, "_GRACE", -1.0)
+        rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1 << 30}
+        assert len(rig.daemon._auditor.inspect(UUIDS[0])) == 1
+        with pytest.MonkeyPatch.context() as scarce:
+            scarce.setattr(rig.daemon._owners, "_ids", lacks_files)
+            assert rig.daemon._auditor.inspect(UUIDS[0]) == []
+        assert len(rig.daemon._auditor.inspect(UUIDS[0])) == 1
 
     def test_findings_have_a_page_that_cannot_be_written_while_it_is_so(self, rig: Rig) -> None:
         rig.tenant("a")

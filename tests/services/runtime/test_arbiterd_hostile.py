@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -160,18 +159,3 @@ def test_endless_wakes_while_the_driver_hangs_fill_no_memory() -> None:
     assert loop._drain_inbox(0.0)
     loop.wake("bad/1")  # for something new
     assert loop._inbox.qsize() == 1
-
-
-def test_accept_without_free_file_descriptors_pauses(hostile: HostileTenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    tenancy = hostile.rig.daemon._tenancies["bad"]
-    naps: list[float] = []
-
-    class Full:
-        def accept(self) -> None:
-            raise OSError(24, "too many open files")
-
-    monkeypatch.setattr("aliquot.services.runtime.processes.registration.time.sleep", naps.append)
-    door: Any = Full()
-    full = registration.Tenancy(tenancy.tenant, tenancy.directory, tenancy.page, door)
-    hostile.rig.daemon._registrar._accept(full)
-    assert naps, "it does not ask again without a pause"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -169,6 +170,28 @@ class TestPodAlive:
         folder = add(rig)
         child = rig.child(folder, 11)
         assert (child.poll(), rig.daemon._tenancies[POD].page.sweep()) == (None, [0])
+        assert not rig.daemon.alive(POD)
+
+    def test_pod_counts_as_alive_while_no_file_is_left_to_see_whose_its_processes_are(
+        self, rig: Rig, pods: dict[int, str]
+    ) -> None:
+        pods[os.getpid()] = POD
+        child = rig.child(add(rig), 11)
+        until(lambda: rig.standing(POD).processes)
+        rig.daemon.stop()
+        rig.daemon = rig.another()
+        folder = add(rig)
+
+        def lacks_files(pid: int) -> str | None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with pytest.MonkeyPatch.context() as scarce:
+            scarce.setattr(rig.daemon._owners, "_whose", lacks_files)
+            assert rig.daemon.alive(POD)
+            shim = rig.shim(folder, 1)
+            until(shim.ended, "the refusal")
+        child.kill()
+        child.wait()
         assert not rig.daemon.alive(POD)
 
 

@@ -164,11 +164,14 @@ class Mps:
         return f"{CONTROL} does not come up: read {logs(folder)}/control.log, or run without --together"
 
     def running(self, folder: Path) -> tuple[int, int] | None:
-        """The pid and start time of the folder's control, if it lives. A child of ours that ended is waited for."""
+        """The pid and start time of the folder's control, if it lives. A child of ours that ended is waited for. Raises
+        OSError where we lack files to read that."""
         try:
             found = json.loads(_record(folder).read_text())
             pid, started = int(found["pid"]), int(found["started"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, OSError) and processes.is_shortage(error):
+                raise
             return None
         if processes.lives(pid, started) and found.get("boot") == processes.boot_id():
             return pid, started
@@ -179,7 +182,7 @@ class Mps:
 
     def stop(self, folder: Path) -> None:
         """End control and server, and remove the folder. Never raises for what is gone already; raises MpsError, and
-        keeps the record, if the control cannot be ended."""
+        keeps the record, if the control cannot be ended. Raises OSError where we lack files to find that out."""
         with contextlib.suppress(OSError):
             user = _user(folder)
             program = self.program()
@@ -248,10 +251,12 @@ def _record(folder: Path) -> Path:
 
 
 def _user(folder: Path) -> int:
-    """Whose control it is. Raises OSError if nothing is there."""
+    """Whose control it is. Raises OSError if nothing is there, or we lack files to read it."""
     try:
         return int(json.loads(_record(folder).read_text())["user"])
-    except (OSError, ValueError, KeyError, TypeError):  # of an older release
+    except (OSError, ValueError, KeyError, TypeError) as error:  # of an older release
+        if isinstance(error, OSError) and processes.is_shortage(error):
+            raise
         return os.lstat(folder).st_uid
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aliquot.adapters.host import samemount
+from aliquot.adapters.host.process.processes import is_shortage
 from aliquot.model.tenant import Allotment
 
 MAGIC = 0x54514C41
@@ -148,7 +149,7 @@ class Page:
     """One tenant's page, mapped. The daemon makes it, and the next daemon adopts it."""
 
     def __init__(self, path: Path, allotments: Sequence[Allotment], *, folder: int | None = None) -> None:
-        """`folder`: that of the path, open; None: it is ours."""
+        """`folder`: that of the path, open; None: it is ours. Raises PageError; OSError where we lack files."""
         if len(allotments) > CARDS:
             raise PageError(f"a tenant may have {CARDS} cards, not {len(allotments)}")
         self.path = path
@@ -164,6 +165,8 @@ class Page:
                 samemount.open_path(path, flags) if folder is None else samemount.open_in(folder, path.name, flags)
             )
         except OSError as error:
+            if is_shortage(error):
+                raise
             raise PageError(f"{path}: {error.strerror}") from error
         try:
             found = os.fstat(self._fd)
@@ -177,7 +180,9 @@ class Page:
             self._memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
         except (OSError, ValueError, PageError) as error:
             os.close(self._fd)
-            raise error if isinstance(error, PageError) else PageError(f"{path}: {error}") from error
+            if isinstance(error, PageError) or (isinstance(error, OSError) and is_shortage(error)):
+                raise
+            raise PageError(f"{path}: {error}") from error
         self._write(8, struct.pack("<2I", len(allotments), SLOTS))
         for at, allotment in enumerate(allotments):
             limit = UNLIMITED if allotment.memory_bytes is None else allotment.memory_bytes

@@ -90,10 +90,12 @@ def simulation() -> str:
 
 def known(home: Home) -> Playing | None:
     """The player of this home that was started since the machine was, alive or not. `aliquot down` forgets it. What
-    another user wrote is not believed: it may name any process."""
+    another user wrote is not believed: it may name any process. Raises OSError where we lack files to read it."""
     try:
         found = Playing(**json.loads(_read_own(home.player)))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, OSError) and processes.is_shortage(error):
+            raise
         return None
     return found if found.boot == _boot() else None
 
@@ -172,9 +174,9 @@ def _keep(home: Home, found: Playing) -> None:
         processes.wait_ended(found.pid, found.started, look=_LOOK)
         with contextlib.suppress(OSError):  # it may be our child
             os.waitpid(found.pid, os.WNOHANG)
-        if known(home) is None:  # ended on purpose
-            return
         try:
+            if known(home) is None:  # ended on purpose
+                return
             found = play(home, found.cards, found.memory_mib, nodes=found.nodes, node=found.node)
             log.warning("simulated_cards_restarted", extra={"data": {"pid": found.pid}})
         except (PlayerError, OSError) as error:

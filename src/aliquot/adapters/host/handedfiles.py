@@ -6,6 +6,9 @@ room for them, and files that were never received where the connection is closed
 every file is received, also at the end of a connection, and closed in a thread of its own. Each owner has its own
 threads. While too many files of an owner hang, nothing more is received of that owner.
 
+Where no file number is left, a file is closed in that call too. So a daemon keeps some numbers for what it receives:
+its soft limit is below its hard one (`limit_files`), and raised for that call alone.
+
 Nor may any other call be made on such a file before that thread has it: a TCP socket is locked while its maker sends
 from memory that is never there, and Python keeps all our threads waiting in some of its calls (getsockname, say).
 """
@@ -18,6 +21,7 @@ import ctypes
 import errno
 import os
 import queue
+import resource
 import socket
 import struct
 import threading
@@ -33,6 +37,8 @@ _PIECE = 1 << 16
 _MOST_QUEUED = 1 << 14  # messages in one connection; the kernel's limit on bytes allows some hundreds
 _MOST_THREADS = 8  # of one owner
 _MOST_WAITING = 512  # files of one owner that wait for a thread, before nothing more is received of that owner
+_RESERVED = 2 * _MOST_FILES + 6  # numbers: two messages at one moment
+_LEAST_LIMIT = 8 * _RESERVED  # where fewer are allowed, none are kept
 _IDLE = 10.0  # seconds until a thread without work ends
 _NO_LINGER = struct.pack("ii", 0, 0)
 _libc = ctypes.CDLL(None)
@@ -115,6 +121,42 @@ class _Owners:
 _owners = _Owners()
 
 
+class _Reserve:
+    """Numbers above the soft limit, for the files that come with a message. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._usual = (0, 0)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._usual = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+                self._set(soft + _RESERVED if hard == resource.RLIM_INFINITY else min(soft + _RESERVED, hard))
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._set(self._usual[0])
+
+    def _set(self, soft: int) -> None:
+        if self._usual[0] not in (resource.RLIM_INFINITY, self._usual[1]):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, self._usual[1]))
+
+
+_reserve = _Reserve()
+
+
+def limit_files() -> None:
+    """Open as many files from now on as this process may, but for those that are kept for what strangers hand over."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = hard if hard == resource.RLIM_INFINITY or hard < _LEAST_LIMIT else hard - _RESERVED
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def discard(file: int, owner: Owner) -> None:
     """Close a file that a stranger handed over, without waiting for that. `owner`: the stranger's user, or tenant."""
     _owners.close(file, owner)
@@ -138,7 +180,8 @@ def _end_linger(file: int) -> None:
 
 def receive(connection: socket.socket, size: int) -> tuple[bytes, list[int], int]:
     """A message, the files that came with it, which are the caller's to close, and the kernel's flags."""
-    data, ancillary, flags, _ = connection.recvmsg(size, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    with _reserve:
+        data, ancillary, flags, _ = connection.recvmsg(size, _ROOM, socket.MSG_CMSG_CLOEXEC)
     return data, _handed(ancillary), flags
 
 
@@ -177,7 +220,8 @@ class Connection(socket.socket):
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         """As a socket's. Raises ConnectionAbortedError for who hands over files faster than they can be closed."""
-        data, ancillary, _, _ = self.recvmsg(size, _ROOM, flags | socket.MSG_CMSG_CLOEXEC)
+        with _reserve:
+            data, ancillary, _, _ = self.recvmsg(size, _ROOM, flags | socket.MSG_CMSG_CLOEXEC)
         if ancillary:
             for file in _handed(ancillary):
                 discard(file, owner_of(self))
@@ -208,9 +252,10 @@ class Connection(socket.socket):
             for _ in range(_MOST_QUEUED):
                 if is_behind(owner) and self._has_files():
                     return False
-                data, ancillary, _, _ = self.recvmsg(
-                    _PIECE, _ROOM + _CREDENTIALS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-                )
+                with _reserve:
+                    data, ancillary, _, _ = self.recvmsg(
+                        _PIECE, _ROOM + _CREDENTIALS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                    )
                 for file in _handed(ancillary):
                     discard(file, owner)
                 if not data and not (packets and ancillary):
@@ -250,5 +295,7 @@ class Listener(socket.socket):
                 self.shutdown(socket.SHUT_RDWR)  # from now on connecting fails
                 self.setblocking(False)
                 while True:
-                    self.accept()[0].close()
+                    with _reserve:
+                        connection, _ = self.accept()
+                    connection.close()
         super().close()

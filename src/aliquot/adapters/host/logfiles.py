@@ -11,6 +11,7 @@ import os
 import stat
 
 from aliquot.adapters.host import samemount
+from aliquot.adapters.host.process.processes import is_shortage
 
 OLDER = ".1"
 USUAL_LIMIT = 64 << 20  # bytes of a log and its older part together
@@ -51,9 +52,11 @@ def _copied(log: int, fresh: str, found: os.stat_result, limit: int) -> bool:
                 at += os.write(copy, piece)
         finally:
             os.close(copy)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
+        if is_shortage(error):  # it is cut when there are files again
+            raise
         return False
     return True
 

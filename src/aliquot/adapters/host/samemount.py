@@ -23,6 +23,7 @@ _HOW = struct.Struct("3Q")  # struct open_how
 _ABSENT = (errno.ENOSYS, errno.EPERM)  # Linux before 5.6; EPERM is what older seccomp filters answer
 _DETACH = 0x2 | 0x8  # MNT_DETACH, UMOUNT_NOFOLLOW
 _DEEPEST = 64  # mounts on top of each other that are taken away
+NO_SUCH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # nothing has that name
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _SEEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -103,10 +104,13 @@ def lstat(path: str | os.PathLike[str]) -> os.stat_result:
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether anything has this name, a link or a mount too. The folder that it lies in must be ours."""
+    """Whether anything has this name, a link or a mount too. The folder that it lies in must be ours. Raises OSError if
+    that cannot be found out, as without a free file."""
     try:
         lstat(path)
     except OSError as error:
+        if error.errno not in (*NO_SUCH, errno.EXDEV):
+            raise
         return error.errno == errno.EXDEV
     except ValueError:  # no file can have that name
         return False

@@ -7,6 +7,8 @@ import os
 import pwd
 from pathlib import Path
 
+from aliquot.adapters.host.process.processes import is_shortage
+
 _LENT = Path("/etc/subuid")
 _MOST_LENT = 1 << 20  # bytes that are read of it
 
@@ -37,17 +39,33 @@ def account_of(uid: int) -> int:
     return uid
 
 
+class _Lent:
+    """What is lent, as it was read last: `account_of` remembers what it has made of it."""
+
+    ranges: tuple[tuple[str, int, int], ...] = ()
+    state: tuple[object, ...] = ()
+
+
 def _lent() -> tuple[tuple[str, int, int], ...]:
-    """The owner, by name or number, the first number and how many; what makes no sense is left out."""
+    """The owner, by name or number, the first number and how many; what makes no sense is left out. Where no file is
+    left, as it was before: a user who takes all files would be as many users as there are numbers."""
     try:
         found = _LENT.stat()
-        return _read_lent(_LENT, (found.st_mtime_ns, found.st_ino, found.st_size))
-    except OSError:
-        return ()
+        state = (_LENT, found.st_mtime_ns, found.st_ino, found.st_size)
+        if state != _Lent.state:
+            _Lent.ranges, _Lent.state = _read_lent(_LENT), state
+    except OSError as error:
+        if not is_shortage(error):
+            _Lent.ranges, _Lent.state = (), ()
+    return _Lent.ranges
 
 
-@functools.lru_cache(maxsize=1)
-def _read_lent(path: Path, _state: tuple[int, int, int]) -> tuple[tuple[str, int, int], ...]:
+def read_lent() -> None:
+    """Read what is lent as long as there are files: a daemon that starts calls it."""
+    _lent()
+
+
+def _read_lent(path: Path) -> tuple[tuple[str, int, int], ...]:
     with path.open("rb") as file:
         lines = file.read(_MOST_LENT).decode(errors="surrogateescape").splitlines()
     return tuple(

@@ -17,7 +17,9 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import DecodeError
 
+from aliquot.adapters.host.process.processes import is_shortage
 from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
+from aliquot.adapters.kubelet.channel import KubeletError
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 
@@ -80,7 +82,8 @@ class _Checkpoint(msgspec.Struct, rename={"data": "Data"}):
 
 
 def read_checkpoint(path: Path) -> tuple[Entry, ...] | None:
-    """The entries; None if the file is missing or in an unknown form."""
+    """The entries; None if the file is missing or in an unknown form. Raises KubeletError where we lack files to read
+    it: what another plugin gave away would look free."""
     found = _read(path)
     if found is None:
         return None
@@ -91,7 +94,8 @@ def read_checkpoint(path: Path) -> tuple[Entry, ...] | None:
 
 
 def device_resources(path: Path) -> frozenset[str]:
-    """The resources of which the kubelet has devices, or has given some to a Pod; none if the file cannot be read."""
+    """The resources of which the kubelet has devices, or has given some to a Pod; none if the file cannot be read.
+    Raises KubeletError as `read_checkpoint`."""
     found = _read(path)
     if found is None:
         return frozenset()
@@ -101,7 +105,9 @@ def device_resources(path: Path) -> frozenset[str]:
 def _read(path: Path) -> _Data | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Checkpoint).data
-    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        if isinstance(error, OSError) and is_shortage(error):
+            raise KubeletError(f"{path}: {error.strerror}") from error
         return None
 
 

@@ -26,7 +26,8 @@ class Kubelet:
         return await self._resources.holders()
 
     def checkpoint(self) -> tuple[Entry, ...] | None:
-        """The entries of the kubelet's checkpoint file; None if it cannot be read."""
+        """The entries of the kubelet's checkpoint file; None if it cannot be read. Raises KubeletError where we lack
+        files to read it, and so does `device_resources`."""
         return read_checkpoint(self.plugins / CHECKPOINT)
 
     def device_resources(self) -> frozenset[str]:

@@ -21,7 +21,7 @@ import msgspec
 
 from aliquot.adapters.kubernetes.connections import Connections, NotSentError, can_connect
 from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, find_server, monotonic
-from aliquot.adapters.kubernetes.protobuf import is_protobuf
+from aliquot.adapters.kubernetes.protobuf import is_protobuf, status_of
 from aliquot.model.decoding.shallowjson import decoded, shallow
 
 if TYPE_CHECKING:
@@ -308,13 +308,16 @@ async def read_json(decode: Callable[[bytes], _T], raw: bytes) -> _T:
 
 
 def _refusal(status: int, raw: bytes) -> ApiError:
+    if is_protobuf(raw):
+        reason, message = status_of(raw)
+        return ApiError(status, reason, message or f"HTTP {status}")
     try:
         answer = decoded(partial(msgspec.json.decode, type=_Status), raw)
     except (
         msgspec.MsgspecError,
         RecursionError,
-    ):  # not the API server itself: a proxy, or a server that is starting; or protobuf
-        answer = _Status(message="" if is_protobuf(raw) else raw[:200].decode(errors="replace").strip())
+    ):  # not the API server itself: a proxy, or a server that is starting
+        answer = _Status(message=raw[:200].decode(errors="replace").strip())
     return ApiError(status, answer.reason, answer.message or f"HTTP {status}", answer.details)
 
 

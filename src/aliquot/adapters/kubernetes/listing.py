@@ -15,7 +15,7 @@ from aliquot.adapters.kubernetes.wholelists import is_made_here
 
 log = logging.getLogger(__name__)
 _PATIENCE, _CONNECT = 60.0, 10.0  # seconds: for a page, for a connection
-_ASKED_AGAIN = (403, 406)  # the API server lacks the form; or it refuses, and its reason would be in that form too
+_LACKS_FORM = 406
 
 
 def request_pages(
@@ -30,8 +30,8 @@ def request_pages(
 ) -> PagesAhead:
     """Begin to list a collection: for the first list of a Reflector that may be made later.
 
-    `protobuf`: of Nodes and Pods, pages may come in that form too. If one cannot be read, or the API server refuses,
-    that page and those after it are requested as JSON. Whoever takes them gets JSON in any case.
+    `protobuf`: of Nodes and Pods, pages may come in that form too. If one cannot be read, or the API server lacks the
+    form, that page and those after it are requested as JSON. Whoever takes them gets JSON in any case.
     `received`: the pages of this list that come in another way, from the first one on; the others are requested.
     """
     as_protobuf = protobuf and can_read()
@@ -50,7 +50,7 @@ def request_pages(
             try:
                 return await ask_for_either(asked, timeout)
             except (ProtobufError, ApiError) as error:
-                if isinstance(error, ApiError) and error.status not in _ASKED_AGAIN:
+                if isinstance(error, ApiError) and error.status != _LACKS_FORM:
                     raise
                 log.warning("list_not_protobuf", extra={"data": {"path": path, "why": str(error)}})
             as_protobuf = False

@@ -1,4 +1,5 @@
-"""Lists of Nodes and Pods in Kubernetes' protobuf form: the API server writes them with less CPU than as JSON.
+"""Lists of Nodes and Pods in Kubernetes' protobuf form: the API server writes them with less CPU than as JSON. It
+writes why it refuses in the same form.
 
 `as_json` makes JSON of them again, with the fields of dialects/wire/objects.py and no others, so one decoder reads both
 forms. It is written in C (shim/lists): Python would take longer over a list than the API server saves.
@@ -18,6 +19,8 @@ _MAGIC = b"k8s\0"  # what comes first
 _LIBRARY = Path(aliquot.__file__).parent / "lib" / "liblists.so"
 _LONGEST = 200  # bytes of a reason
 _LARGEST = 1 << 30  # bytes of the JSON
+_MOST_FIELDS = 64  # of a Status, and of what is around it; a repeated one counts each time
+_LONGEST_TEXT = 4096  # bytes of a message
 
 _AsJson = Callable[[bytes, int, object, int, object, int], int]
 
@@ -43,6 +46,59 @@ def as_json(raw: bytes) -> bytes:
         return made if made.isascii() else _as_utf8(made)
     except (ImportError, OSError, MemoryError) as error:  # a Python without ctypes; a machine without memory
         raise ProtobufError(f"cannot convert it: {error}") from error
+
+
+def status_of(raw: bytes) -> tuple[str, str]:
+    """Reason and message of a metav1.Status; empty where it is none, or cannot be read."""
+    try:
+        envelope = _texts(raw[len(_MAGIC) :])
+        if _texts(envelope[1])[2] != b"Status":
+            return "", ""
+        status = _texts(envelope[2])
+    except (IndexError, KeyError, ValueError):
+        return "", ""
+    reason, message = (status.get(number, b"")[:_LONGEST_TEXT].decode(errors="replace") for number in (4, 3))
+    return reason, message
+
+
+def _texts(raw: bytes) -> dict[int, bytes]:
+    """The fields that have bytes, by number. Raises IndexError or ValueError if they are not well-formed."""
+    found: dict[int, bytes] = {}
+    at = 0
+    for _ in range(_MOST_FIELDS):
+        if at == len(raw):
+            return found
+        tag, at = _varint(raw, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(raw, at)
+                continue
+            case 1:
+                size = 8
+            case 5:
+                size = 4
+            case 2:
+                size, at = _varint(raw, at)
+            case _:
+                raise ValueError("a form that is not in use")
+        if size > len(raw) - at:
+            raise ValueError("a field that is cut short")
+        if tag & 7 == 2:
+            found[tag >> 3] = raw[at : at + size]
+        at += size
+    raise ValueError("too many fields")
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """The number that begins there, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = raw[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise ValueError("a number without an end")
 
 
 def _as_utf8(made: bytes) -> bytes:

@@ -3,6 +3,7 @@
 A small folder is gone when the call returns. A larger one is renamed aside at once, and a thread of its own removes it:
 no caller, and no start of a daemon, waits for it or fails by it. What a killed process left aside is found by the next
 one, which removes all folders that it does not know. The same for single files: the kernel takes 0.2 s to free 1 GiB.
+Where no file is left to open a folder, it is put aside as well, and tried again.
 
 What somebody has mounted over a folder, or within it, is never looked into (adapters/host/samemount.py): the server of
 such a file system may never answer. If we are root, a second thread takes such mounts away: only folders with mounts
@@ -24,12 +25,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aliquot.adapters.host import samemount
+from aliquot.adapters.host.process.processes import is_shortage
 
 _LOG = logging.getLogger(__name__)
 
 ASIDE = ".removed."  # how the names of folders begin that are being removed
 _AT_ONCE = 64  # files and folders that a caller removes itself
 _BYTES_AT_ONCE = 4 << 20  # of all these files together
+_AGAIN = 1.0  # seconds until the next attempt where no file is left
 _LONGEST = 120.0  # seconds for one folder: its owner may fill it faster than we empty it
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -39,8 +42,12 @@ def remove_folder(path: Path) -> None:
     """Remove the folder with all that is in it; the folder that it lies in must be ours. Never raises; logs what cannot
     be removed."""
     try:
-        if _Emptying(path, most=_AT_ONCE, most_bytes=_BYTES_AT_ONCE).run():
-            return
+        try:
+            if _Emptying(path, most=_AT_ONCE, most_bytes=_BYTES_AT_ONCE).run():
+                return
+        except OSError as error:
+            if not is_shortage(error):
+                raise
         aside = path if path.name.startswith(ASIDE) else path.with_name(ASIDE + secrets.token_hex(8))
         if aside != path:
             os.rename(path, aside)
@@ -48,11 +55,11 @@ def remove_folder(path: Path) -> None:
         return
     except OSError as error:
         if error.errno in (errno.EXDEV, errno.EBUSY) and os.geteuid() == 0:  # mounted before we looked, or after
-            _unmounter().put(path)
+            _unmounter.put(path)
         else:
             _log_left(path, str(error))
         return
-    _remover().put(aside)
+    _remover.put(aside)
 
 
 def remove_file(path: Path) -> None:
@@ -67,7 +74,7 @@ def put_aside_if_large(path: Path) -> bool:
         return False
     aside = path.with_name(ASIDE + secrets.token_hex(8))
     os.rename(path, aside)
-    _remover().put(aside)
+    _remover.put(aside)
     return True
 
 
@@ -103,7 +110,7 @@ class _Emptying:
         self._until = time.monotonic() + seconds
         self._moved = 0
         self._mounted, self._unmounts = mounted, unmounts
-        self.met_mount = False
+        self.met_mount = self.lacked_files = False
         self.why = ""  # what could not be removed
 
     def run(self) -> bool:
@@ -190,6 +197,7 @@ class _Emptying:
     def _failed(self, error: OSError, name: str, folder: int) -> int:
         """Note why something is left. 1 if it was a mount, which is gone now."""
         self.why = str(error)
+        self.lacked_files |= is_shortage(error)
         if error.errno not in (errno.EXDEV, errno.EBUSY):
             return 0
         self.met_mount = True
@@ -222,53 +230,58 @@ class _Emptying:
         return not full and time.monotonic() < self._until
 
 
-# One thread of each kind for the whole process, started when it is needed first.
-_lock = threading.Lock()
-_waiting: queue.Queue[Path] | None = None
-_with_mounts: queue.Queue[Path] | None = None
+class _Worker:
+    """A thread that does the work for one path after the other; for the whole process, started when it is needed first.
+    Where that lacked files, it is done again a little later: `work` returns False then."""
+
+    def __init__(self, work: Callable[[Path], bool], name: str) -> None:
+        self._work, self._name = work, name
+        self._paths: queue.Queue[Path] = queue.Queue()
+        self._lock = threading.Lock()
+        self._is_started = False
+
+    def put(self, path: Path) -> None:
+        with self._lock:
+            if not self._is_started:
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._is_started = True
+        self._paths.put(path)
+
+    def join(self) -> None:
+        """Wait until all is done."""
+        self._paths.join()
+
+    def _run(self) -> None:
+        while True:
+            path = self._paths.get()
+            if not self._work(path):
+                time.sleep(_AGAIN)
+                self._paths.put(path)
+            self._paths.task_done()
 
 
-def _remover() -> queue.Queue[Path]:
-    global _waiting
-    with _lock:
-        if _waiting is None:
-            _waiting = _served(_remove_all, "folders")
-        return _waiting
-
-
-def _unmounter() -> queue.Queue[Path]:
-    global _with_mounts
-    with _lock:
-        if _with_mounts is None:
-            _with_mounts = _served(_unmount_all, "mounts")
-        return _with_mounts
-
-
-def _served(work: Callable[[queue.Queue[Path]], None], name: str) -> queue.Queue[Path]:
-    waiting: queue.Queue[Path] = queue.Queue()
-    threading.Thread(target=work, args=(waiting,), name=name, daemon=True).start()
-    return waiting
-
-
-def _remove_all(waiting: queue.Queue[Path]) -> None:
-    while True:
-        path = waiting.get()
-        emptying = _Emptying(path)
-        if not _emptied(emptying):
-            if emptying.met_mount and os.geteuid() == 0:
-                _unmounter().put(path)
-            else:
-                _log_left(path, emptying.why)
-        waiting.task_done()
-
-
-def _unmount_all(waiting: queue.Queue[Path]) -> None:
-    while True:
-        path = waiting.get()
-        emptying = _Emptying(path, unmounts=True)
-        if not _emptied(emptying):
+def _remove(path: Path) -> bool:
+    emptying = _Emptying(path)
+    if not _emptied(emptying):
+        if emptying.lacked_files:
+            return False
+        if emptying.met_mount and os.geteuid() == 0:
+            _unmounter.put(path)
+        else:
             _log_left(path, emptying.why)
-        waiting.task_done()
+    return True
+
+
+def _unmount(path: Path) -> bool:
+    emptying = _Emptying(path, unmounts=True)
+    if not _emptied(emptying):
+        if emptying.lacked_files:
+            return False
+        _log_left(path, emptying.why)
+    return True
+
+
+_remover, _unmounter = _Worker(_remove, "folders"), _Worker(_unmount, "mounts")
 
 
 def _emptied(emptying: _Emptying) -> bool:
@@ -277,7 +290,7 @@ def _emptied(emptying: _Emptying) -> bool:
     except FileNotFoundError:
         return True
     except OSError as error:
-        emptying.why = str(error)
+        emptying.why, emptying.lacked_files = str(error), is_shortage(error)
         return False
 
 
@@ -287,6 +300,5 @@ def _log_left(path: Path, why: str) -> None:
 
 def wait_removed() -> None:
     """Wait until everything that was put aside is removed, or given up."""
-    for waiting in (_waiting, _with_mounts):
-        if waiting is not None:
-            waiting.join()
+    _remover.join()
+    _unmounter.join()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from aliquot.adapters.host.home import open_private
+from aliquot.adapters.host.process.processes import is_shortage
 from aliquot.adapters.storage.database import STRICT, Database, StoreError
 from aliquot.adapters.storage.history import STEP as HISTORY
 from aliquot.adapters.storage.history import History
@@ -99,7 +100,7 @@ class Store(TenantStore):
     def _rebuild(self) -> None:
         """Read those tenants from the copies beside their folders that the database does not have: it is new, a daemon
         was killed in here, or its log was lost. Or a daemon was killed between copy and row: such a run was never
-        granted, and asks again."""
+        granted, and asks again. Raises StoreError where we lack files to read them."""
         restored, known = 0, {f"{tenancy.id}.json" for tenancy in self.tenancies()}
         for path in sorted(self._copies.glob("*.json")):
             if path.name in known:
@@ -110,6 +111,8 @@ class Store(TenantStore):
                 super().add(self._parse({**row, "command": json.dumps(row["command"])}, shares))
                 restored += 1
             except (OSError, ValueError, KeyError, TypeError) as error:
+                if isinstance(error, OSError) and is_shortage(error):  # else copy and folder of a run would be removed
+                    raise StoreError(f"{path}: {error.strerror}") from error
                 self.notes.append(f"{path} could not be read: {error}")
         if restored and self.setting(BOOT) is None and not self._database.damage:
             self.notes.append(f"{self.path} was missing or empty; the policy is back to its default")

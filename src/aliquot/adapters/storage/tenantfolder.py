@@ -29,6 +29,7 @@ from aliquot.model.tenant import Allotment
 
 LAYOUT = "version"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_FIRST_SWEEP = 0.001  # seconds of the processor: a daemon that starts adopts hundreds of pages. The arbiter sweeps on
 
 
 def prepare_folder(
@@ -51,7 +52,7 @@ def prepare_folder(
         page = Page(directory / "page", allotments, folder=folder)
         undo_page = undo.enter_context(contextlib.ExitStack())
         undo_page.callback(page.close)
-        page.sweep()
+        page.sweep(seconds=_FIRST_SWEEP)
         listener = undo_page.enter_context(_listen(folder, uid))
         if uid is None:
             os.fchmod(page.fileno(), 0o666)
@@ -80,18 +81,19 @@ def _check_layout(folder: int, directory: Path) -> None:
 
 
 def is_whole(directory: Path, page: Page) -> bool:
-    """Whether the folder still has this page, and a socket."""
+    """Whether the folder still has this page, and a socket. Raises OSError if that cannot be found out, as without a
+    free file: what is there must not be replaced then."""
     try:
         folder = samemount.open_path(directory, os.O_PATH | os.O_DIRECTORY)
-    except OSError:
+        try:
+            is_page = os.path.samestat(samemount.lstat_in(folder, "page"), os.fstat(page.fileno()))
+            return is_page and stat.S_ISSOCK(samemount.lstat_in(folder, "sock").st_mode)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if error.errno not in (*samemount.NO_SUCH, errno.ELOOP, errno.EXDEV):
+            raise
         return False
-    try:
-        is_page = os.path.samestat(samemount.lstat_in(folder, "page"), os.fstat(page.fileno()))
-        return is_page and stat.S_ISSOCK(samemount.lstat_in(folder, "sock").st_mode)
-    except OSError:
-        return False
-    finally:
-        os.close(folder)
 
 
 def _open_folder(folder: int) -> None:

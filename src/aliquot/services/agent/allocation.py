@@ -180,12 +180,11 @@ class Allocator:
     async def _owner(self, resource: str, ids: frozenset[str]) -> _Owner:
         try:
             holders = await self._kubelet.holders()
+            self._held_cards.update(holders)
+            there = self._kubelet.checkpoint() or ()
         except KubeletError as error:
             raise Refused(f"the kubelet does not say which Pod holds these devices: {error}") from error
-        self._held_cards.update(holders)
-        entries = [
-            entry for entry in self._kubelet.checkpoint() or () if entry.resource == resource and entry.ids & ids
-        ]
+        entries = [entry for entry in there if entry.resource == resource and entry.ids & ids]
         uids = {entry.pod_uid for entry in entries}
         uid = uids.pop() if len(uids) == 1 else None
         foreign = self._foreign_pods.foreign_responses(entries).get(uid or "")

@@ -16,6 +16,7 @@ from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.player import Playing
 from aliquot.adapters.host.home import SIM_VARIABLE
 from aliquot.adapters.host.process import cgroups
+from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, read_checkpoint
 from aliquot.adapters.kubernetes.kube import Server
 from aliquot.adapters.storage import shims
@@ -130,7 +131,10 @@ def sweep_shims(settings: Settings, state: Path, more: Set[Path] = frozenset()) 
     """Remove versions of the shim that nothing needs: neither a CDI spec nor a response that the kubelet keeps refers
     to them, nor are they among `more`. Without CDI the kubelet reuses its responses even after a reboot. If they cannot
     be read, all versions stay."""
-    entries = read_checkpoint(settings.kubelet / "device-plugins" / CHECKPOINT)
+    try:
+        entries = read_checkpoint(settings.kubelet / "device-plugins" / CHECKPOINT)
+    except KubeletError:
+        return
     responses = [entry.response() for entry in entries or () if entry.resource in (*RESOURCES, *hami.COUNTED)]
     if entries is None or None in responses:
         return

@@ -113,17 +113,15 @@ class HeldCards:
         self._asked = now
         try:
             holders = await self._kubelet.holders()
+            await self._claimed.learn(_of_drivers(holders))
+            self.update(holders)
         except KubeletError as error:  # it restarts: the last answer is still the best guess
             log.warning("held_cards_unknown", extra={"data": {"why": str(error)}})
             if not self._answered and often:
                 self._set({card.uuid: UNKNOWN_HOLDERS for card in self._cards()})
-            return
-        await self._claimed.learn(_of_drivers(holders))
-        self.update(holders)
 
     def update(self, holders: Iterable[Holder]) -> None:
-        """These are the holders now."""
-        self._answered = True
+        """These are the holders now. Raises KubeletError, and changes nothing, if the checkpoint cannot be read."""
         cards = tuple(self._cards())
         mig = frozenset(card.uuid for card in cards if card.withheld)
         ids = CardIds({card.uuid: card.index for card in cards}, self._minors, mig, self._claimed.uuids)
@@ -131,6 +129,7 @@ class HeldCards:
         for pod, resource, devices in self._devices(holders):
             for uuid in {uuid for device in devices for uuid in ids.cards(resource, device)}:
                 found.setdefault(uuid, set()).add((pod, resource))
+        self._answered = True
         self._set({uuid: _held(holders) for uuid, holders in sorted(found.items())})
 
     def _set(self, why: Mapping[str, Withheld]) -> None:

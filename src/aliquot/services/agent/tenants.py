@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aliquot.adapters.gpu.page import PageError
+from aliquot.adapters.host.process.processes import is_shortage
 from aliquot.adapters.storage.cdifolder import CdiError
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.podstore import PodStore, StoreError
@@ -62,6 +63,7 @@ class PodTenants:
         self._store, self._arbiter, self._folder, self._clock = store, arbiter, folder, clock
         self._remove_injections = remove_injections  # removes what was injected into that Pod's containers
         self._ended: dict[str, _Ended] = {}
+        self._unrestored: set[str] = set()  # we lacked files to open their folders: nobody can tell whether they live
 
     def folder_of(self, uid: str) -> Path:
         """The host folder with the Pod's page and socket."""
@@ -71,12 +73,27 @@ class PodTenants:
         """Restore all tenants from the database, at once: running Pods must not wait for the API server."""
         for tenancy in self._store.tenancies():
             self.tenancies[tenancy.id] = tenancy
-            try:
-                self._arbiter.add(_tenant(tenancy), self.folder_of(tenancy.id))
-            except (PageError, OSError) as error:
-                # Nothing enforces its share until the Pod is created again.
-                log.warning("tenant_not_restored", extra={"data": {"pod": tenancy.key, "why": str(error)}})
+            self._restore(tenancy)
         return len(self.tenancies)
+
+    def _restore(self, tenancy: Tenancy) -> None:
+        self._unrestored.discard(tenancy.id)
+        try:
+            self._arbiter.add(_tenant(tenancy), self.folder_of(tenancy.id))
+        except (PageError, OSError) as error:
+            if isinstance(error, OSError) and is_shortage(error):
+                self._unrestored.add(tenancy.id)
+            # Otherwise nothing enforces its share until the Pod is created again.
+            log.warning("tenant_not_restored", extra={"data": {"pod": tenancy.key, "why": str(error)}})
+
+    def _restore_again(self) -> None:
+        """Those whose folders we lacked files for, up to the first for which we still do."""
+        for uid in sorted(self._unrestored):
+            if (tenancy := self.tenancies.get(uid)) is not None:
+                self._restore(tenancy)
+                if uid in self._unrestored:
+                    return
+            self._unrestored.discard(uid)
 
     def unknown_folders(self) -> set[str]:
         """UIDs that have a folder but are no tenants: the database was lost, or the agent was killed in between."""
@@ -118,9 +135,10 @@ class PodTenants:
 
     def sweep(self) -> list[Tenancy]:
         """Release the Pods that have ended. Returns, once each, those whose processes still run long after."""
+        self._restore_again()
         lingering = []
         for uid, ended in list(self._ended.items()):
-            if not self._arbiter.alive(uid):
+            if uid not in self._unrestored and not self._arbiter.alive(uid):
                 self._try_release(uid, ended)
             elif not ended.reported and self._clock() - ended.since > _LINGERS:
                 ended.reported = True

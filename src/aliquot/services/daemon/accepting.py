@@ -1,4 +1,4 @@
-"""Accepts the connections of a unix socket for an event loop.
+"""Accepts connections for an event loop.
 
 asyncio's own server tries a hundred times in a row where no file is left, and logs a traceback for each: a user who
 takes all files filled the log, and kept the loop busy.
@@ -18,23 +18,19 @@ _LOG_EVERY = 60.0  # seconds
 log = logging.getLogger(__name__)
 
 
-class StreamServer:
-    """Calls `connected` for each connection, as asyncio.start_unix_server does, until it is closed."""
+class Acceptor:
+    """Accepts connections on a socket until it is closed; `_take` serves each."""
 
-    def __init__(
-        self,
-        connected: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-        listener: socket.socket,
-        *,
-        limit: int,
-    ) -> None:
-        self._connected, self._listener, self._limit = connected, listener, limit
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._last_logged = float("-inf")
         listener.setblocking(False)
         self._start()
+
+    def _take(self, accepted: socket.socket) -> None:
+        raise NotImplementedError
 
     def close(self) -> None:
         """Accept no more. Those that are connected stay."""
@@ -56,9 +52,7 @@ class StreamServer:
             except OSError as error:  # no file is left; the connection stays in the queue
                 self._pause(error)
                 return
-            task = self._loop.create_task(self._serve(accepted))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._take(accepted)
 
     def _pause(self, error: OSError) -> None:
         if self._loop.time() - self._last_logged >= _LOG_EVERY:
@@ -66,6 +60,26 @@ class StreamServer:
             log.error("connection_accept_failed", extra={"data": {"why": str(error)}})
         self._loop.remove_reader(self._listener)
         self._retry = self._loop.call_later(_AGAIN, self._start)
+
+
+class StreamServer(Acceptor):
+    """Calls `connected` for each connection, as asyncio.start_unix_server does."""
+
+    def __init__(
+        self,
+        connected: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+        listener: socket.socket,
+        *,
+        limit: int,
+    ) -> None:
+        self._connected, self._limit = connected, limit
+        self._tasks: set[asyncio.Task[None]] = set()
+        super().__init__(listener)
+
+    def _take(self, accepted: socket.socket) -> None:
+        task = self._loop.create_task(self._serve(accepted))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, accepted: socket.socket) -> None:
         """The protocol calls `connected` in a task of its own."""

@@ -17,14 +17,13 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from aliquot.services.daemon.accepting import Acceptor
 from aliquot.wording.amounts import memory
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE = 5.0  # seconds
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # a comparison; who chooses it says why
 _BACKLOG = 1024
-_AT_ONCE = 64  # connections, before others have their turn
-_ACCEPT_AGAIN = 1.0  # seconds
 _UNREAD = 64 << 20  # bytes
 PIECE = 64 << 10  # bytes of an answer that are sent at once
 IDLE = 300.0  # seconds that a connection may be open without a request; Prometheus asks more often
@@ -278,38 +277,22 @@ def bind_port(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=_BACKLOG)
 
 
-class Accepting:
-    """Accepts connections on a socket until it is closed: asyncio's server would not count those in a handshake."""
+class Accepting(Acceptor):
+    """Accepts connections within limits: asyncio's server would not count those in a handshake."""
 
     def __init__(self, listener: socket.socket, server: Server, limits: Limits, tls: ssl.SSLContext | None) -> None:
-        self._listener, self._server, self._limits, self._tls = listener, server, limits, tls
-        self._loop = asyncio.get_running_loop()
-        self._retry: asyncio.TimerHandle | None = None
+        self._server, self._limits, self._tls = server, limits, tls
         self._waiting: set[socket.socket] = set()  # accepted, and without a protocol yet
-        listener.setblocking(False)
-        self._start()
+        super().__init__(listener)
 
-    def _start(self) -> None:
-        self._loop.add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
-            try:
-                accepted, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:  # no file descriptor is left; the socket stays readable
-                _log.error("connection_accept_failed", extra={"data": {"why": str(error)}})
-                self._loop.remove_reader(self._listener)
-                self._retry = self._loop.call_later(_ACCEPT_AGAIN, self._start)
-                return
-            if not self._limits.make_room(self._server.connections):
-                accepted.close()
-                continue
-            self._waiting.add(accepted)
-            task = self._loop.create_task(self._connect(accepted))
-            self._limits.join(task)
-            task.add_done_callback(partial(self._close_waiting, accepted))
+    def _take(self, accepted: socket.socket) -> None:
+        if not self._limits.make_room(self._server.connections):
+            accepted.close()
+            return
+        self._waiting.add(accepted)
+        task = self._loop.create_task(self._connect(accepted))
+        self._limits.join(task)
+        task.add_done_callback(partial(self._close_waiting, accepted))
 
     async def _connect(self, accepted: socket.socket) -> None:
         handshake = _HANDSHAKE if self._tls else None
@@ -337,14 +320,6 @@ class Accepting:
         if accepted in self._waiting:
             self._waiting.remove(accepted)
             accepted.close()
-
-    def close(self) -> None:
-        """Accept no more. Those that are connected stay."""
-        if self._retry is not None:
-            self._retry.cancel()
-        if self._listener.fileno() >= 0:
-            self._loop.remove_reader(self._listener)
-            self._listener.close()
 
 
 def listen(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -136,6 +137,7 @@ class ControlServer:
                     await self._orphaned.wait()
             self._orphaned.clear()
             try:
+                self.machine.register_again()
                 await self.pods.sweeper.look()
                 self._cron_jobs.tick(time.time())
                 self.pods.tick(time.time())
@@ -326,9 +328,14 @@ class ControlServer:
         path: str | None = None
         writer = None
         if "/" not in name and "\0" not in name:  # the name must stay in the folder
-            with contextlib.suppress(OSError, ValueError):  # ValueError: no file can have that name
-                writer = samemount.lstat(self.machine.home.log_of(name)).st_uid
-                path = self.machine.home.log_of(name)
+            log = self.machine.home.log_of(name)
+            try:
+                writer, path = samemount.lstat(log).st_uid, log
+            except ValueError:  # no file can have that name
+                pass
+            except OSError as error:
+                if error.errno not in (*samemount.NO_SUCH, errno.EXDEV):
+                    raise RefusedError("failed", text=f"{log}: {error.strerror}") from error
         run = self.machine.history.last(name, path)
         owner = writer if path else run.user if run else None
         if owner is None:
@@ -388,5 +395,5 @@ async def _signal_all(start_times: dict[int, int], number: signal.Signals, user:
             processes.send_signal(pid, number, started, user=user)
             if number is signal.SIGTERM:
                 processes.send_signal(pid, signal.SIGCONT, started, user=user)  # a stopped one reacts to nothing else
-        except PermissionError as error:
+        except OSError as error:  # also without a file to look
             _LOG.warning("signal_failed", extra={"data": {"pid": pid, "error": str(error)}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -37,7 +38,8 @@ class RunHistory:
             return
         known = exitcodes.read_file(str(self._directory(tenancy.id)))
         if code is None and tenancy.root is not None:
-            code = exitcodes.exit_code(tenancy.root, tenancy.started)
+            with contextlib.suppress(OSError):  # no file is left: the run is over all the same
+                code = exitcodes.exit_code(tenancy.root, tenancy.started)
         if known is not None and code is None:
             code = known[0]
         if known is not None and now is None:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import socket
 import time
 from collections import Counter
@@ -21,10 +20,12 @@ from typing import Any, Protocol
 
 import aliquot
 from aliquot.adapters.gpu.mps import Mps
+from aliquot.adapters.host.handedfiles import limit_files
 from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
 from aliquot.adapters.host.hostmemory import host_memory_mib, pool_room_mib
 from aliquot.adapters.host.logfiles import USUAL_LIMIT
 from aliquot.adapters.host.process.supervisors import Supervisors
+from aliquot.adapters.host.users import read_lent
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.arbiter.timeline import Record
 from aliquot.dialects import QgpuRules
@@ -101,8 +102,8 @@ class Setup:
 def run_daemon(setup: Setup) -> None:
     """Run until SIGTERM or `aliquot down`. Raises StartError, AlreadyRunningError, StoreError and NvmlError."""
     home = setup.home
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # every process on a card and every queued run needs some
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit_files()  # every process on a card and every queued run needs some
+    read_lent()
     make_home(home)
     lock = take_lock(home)
     try:

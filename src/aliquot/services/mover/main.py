@@ -26,6 +26,7 @@ from aliquot.adapters.gpu.page import Why
 from aliquot.adapters.host.handedfiles import Connection
 from aliquot.adapters.host.logs import start_text_logging
 from aliquot.adapters.host.peers import credentials
+from aliquot.adapters.host.users import read_lent
 from aliquot.services.daemon.connections import FairShare, most_files
 from aliquot.services.mover import control, wire
 from aliquot.services.mover.cuda import Card, CudaError
@@ -297,6 +298,7 @@ def main(folder: Path, size: int) -> None:
     except OSError:
         return
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing is lost: see the head of store.py
+    read_lent()
     process = Process(folder, size)
     path = folder / "sock"
     with contextlib.suppress(FileNotFoundError):

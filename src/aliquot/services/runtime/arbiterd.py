@@ -8,7 +8,6 @@ ancestors, or its cgroup where tenants are Pods). What the process says of itsel
 from __future__ import annotations
 
 import logging
-import resource
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.gpu.page import LOOK
+from aliquot.adapters.host.handedfiles import limit_files
 from aliquot.adapters.storage import tenantfolder
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.arbiter.roster import Member
@@ -134,8 +134,7 @@ class Arbiterd:
 
     def start(self) -> None:
         """Start all threads."""
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # several files for each process on the cards
+        limit_files()  # several files for each process on the cards
         # A card's loop gives the interpreter away in each RM call. By default a thread that computes, for a status say,
         # then keeps it for 5 ms, also between a pause and the resume that follows.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.host.process.cgroups import parse_cgroups, pod_folders, pod_of, pods_seen
+from kit.running.scarcefiles import scarce_files
 
 UID = "3f2a9c1e-8d47-4b6a-9e05-1c7d2b8f4a60"
 UNDERSCORED = UID.replace("-", "_")
@@ -171,3 +172,11 @@ def test_folder_of_a_pods_cgroup_that_cannot_be_seen(tmp_path: Path) -> None:
     (tmp_path / f"pod{OTHER}").write_text("not a folder")
     assert pod_folders(root=tmp_path) == {}
     assert pod_folders(root=tmp_path / "none") == {}
+
+
+def test_process_is_not_taken_for_one_of_no_pod_while_no_file_is_left(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cgroup").write_text(f"0::/kubepods/pod{UID}/{ID}\n")
+    with scarce_files(0), pytest.raises(OSError, match="Too many open files"):
+        pod_of(7, proc=tmp_path)
+    assert pod_of(7, proc=tmp_path) == UID

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -40,9 +41,8 @@ def test_process_is_not_taken_for_gone_while_files_lack(child: subprocess.Popen[
         assert processes.lives(child.pid, started)
         with pytest.raises(OSError, match="Too many open files"):
             processes.identities([child.pid])
-    with scarce_files(1):  # for a handle, not for what proves whose it is
-        assert not processes.send_signal(child.pid, signal.SIGKILL, started + 1)
-        assert not processes.kill_proven(child.pid, started + 1, lambda: True)
+    assert not processes.send_signal(child.pid, signal.SIGKILL, started + 1)
+    assert not processes.kill_proven(child.pid, started + 1, lambda: True)
     assert processes.lives(child.pid, started)
 
 
@@ -67,6 +67,28 @@ def test_end_is_awaited_also_where_files_lack_at_first(
         return codes
 
     assert len(asyncio.run(ends())) == 1
+
+
+def test_exit_code_is_read_when_there_are_files_again(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_AGAIN", 0.01)
+    monkeypatch.setattr(exitcodes, "_of_pidfd", lambda _: None)  # as on a kernel before 6.15
+    started = processes.start_time(child.pid)
+
+    async def ends() -> list[int | None]:
+        codes: list[int | None] = []
+        processes.when_ended(child.pid, started, codes.append)
+        child.kill()
+        with scarce_files(0):
+            await asyncio.sleep(0.2)
+            assert not codes
+        async with asyncio.timeout(PATIENCE):
+            while not codes:
+                await asyncio.sleep(0.01)
+        return codes
+
+    assert asyncio.run(ends()) == [-signal.SIGKILL]
 
 
 def test_a_process_whose_first_thread_has_ended_is_alive_and_can_be_killed() -> None:
@@ -142,6 +164,22 @@ def test_a_signal_goes_to_that_very_process_or_to_none(child: subprocess.Popen[b
     assert not processes.send_signal(child.pid, signal.SIGKILL, started)
 
 
+def test_signal_that_could_not_be_sent_for_lack_of_files_is_no_process_that_is_gone(
+    child: subprocess.Popen[bytes],
+) -> None:
+    started = processes.start_time(child.pid) or 0
+    for free in range(2):
+        with scarce_files(free):
+            with pytest.raises(OSError, match="Too many open files"):
+                processes.send_signal(child.pid, signal.SIGKILL, started)
+            with pytest.raises(OSError, match="Too many open files"):
+                processes.kill_proven(child.pid, started, lambda: True)
+            processes.kill_all({child.pid: started})
+    assert processes.lives(child.pid, started)
+    assert not processes.send_signal(child.pid, signal.SIGKILL, None)
+    assert processes.kill_proven(child.pid, started, lambda: True)
+
+
 def test_end_kills_a_process_that_ignores_sigterm() -> None:
     with subprocess.Popen(["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.05; done"], stdout=-1) as process:
         assert process.stdout is not None
@@ -152,3 +190,16 @@ def test_end_kills_a_process_that_ignores_sigterm() -> None:
 
 def test_ancestors_start_with_the_process_itself(child: subprocess.Popen[bytes]) -> None:
     assert os.getpid() in processes.ancestors(child.pid)
+
+
+def test_ancestors_of_a_long_chain_are_not_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may make thousands, each the parent of the next."""
+    looked: list[str] = []
+
+    def opened(path: str, mode: str) -> io.BytesIO:
+        looked.append(path)
+        assert len(looked) < 100
+        return io.BytesIO(b"%d (x) S %d" % (len(looked), 1000 + len(looked)))
+
+    monkeypatch.setattr(processes, "open", opened, raising=False)
+    assert len(processes.ancestors(1000)) == len(looked) == 32

@@ -31,21 +31,21 @@ def _by_value(name: str) -> dict[str, set[int]]:
     return found
 
 
-def test_with_environment_finds_processes(child: subprocess.Popen[bytes]) -> None:
-    eventually(lambda: with_environment("ALIQUOT_MARK", "of this test") == _identity(child.pid))
-    assert with_environment("ALIQUOT_MARK", "of this") == {}
-    assert with_environment("ALIQUOT_MARK", "of this test", uid=os.geteuid()) == _identity(child.pid)
-    assert with_environment("ALIQUOT_MARK", "of this test", uid=12345) == {}
+def test_with_environment_finds_processes(child: subprocess.Popen[bytes], mark: str) -> None:
+    eventually(lambda: with_environment("ALIQUOT_MARK", mark) == _identity(child.pid))
+    assert with_environment("ALIQUOT_MARK", mark[:-1]) == {}
+    assert with_environment("ALIQUOT_MARK", mark, uid=os.geteuid()) == _identity(child.pid)
+    assert with_environment("ALIQUOT_MARK", mark, uid=12345) == {}
 
 
-def test_a_process_is_found_in_the_middle_of_an_exec_too() -> None:
+def test_a_process_is_found_in_the_middle_of_an_exec_too(mark: str) -> None:
     again = "import os, sys; os.execv(sys.executable, [sys.executable, '-S', '-c', sys.orig_argv[3]])"
-    environment = {**os.environ, "ALIQUOT_MARK": "becoming"}
+    environment = {**os.environ, "ALIQUOT_MARK": mark}
     with subprocess.Popen([sys.executable, "-S", "-c", again], env=environment) as process:
-        eventually(lambda: with_environment("ALIQUOT_MARK", "becoming"))
+        eventually(lambda: with_environment("ALIQUOT_MARK", mark))
         end = time.monotonic() + 20  # a busy machine has many processes to look at
         looks = itertools.takewhile(lambda _: time.monotonic() < end, range(2000))
-        missed = sum(with_environment("ALIQUOT_MARK", "becoming") != _identity(process.pid) for _ in looks)
+        missed = sum(with_environment("ALIQUOT_MARK", mark) != _identity(process.pid) for _ in looks)
         process.kill()
     assert missed == 0
 
@@ -75,9 +75,9 @@ def test_user_whose_processes_could_not_be_read_for_lack_of_files_is_unfinished(
     assert own not in scan(("ALIQUOT_MARK",), {own}).unfinished
 
 
-def test_with_environment_finds_a_process_whose_first_thread_has_ended() -> None:
-    with headless({**os.environ, "HEADLESS": "x"}) as process:
-        assert with_environment("HEADLESS", "x") == _identity(process.pid)
+def test_with_environment_finds_a_process_whose_first_thread_has_ended(mark: str) -> None:
+    with headless({**os.environ, "HEADLESS": mark}) as process:
+        assert with_environment("HEADLESS", mark) == _identity(process.pid)
 
 
 def test_scan_has_the_value_of_a_mark() -> None:
@@ -91,17 +91,17 @@ def test_scan_has_the_value_of_a_mark() -> None:
         assert _by_value(name) == found
 
 
-def test_with_environment_finds_a_process_that_forks_and_exits_all_the_time() -> None:
+def test_with_environment_finds_a_process_that_forks_and_exits_all_the_time(mark: str) -> None:
     end = time.monotonic() + 10  # the processes go on for longer than we look, however long a look takes
     again = (
         f"import os, time\nwhile time.monotonic() < {end + 60}:\n    time.sleep(0.002)\n    if os.fork(): os._exit(0)"
     )
-    environment = {**os.environ, "ALIQUOT_MARK": "handing over"}
+    environment = {**os.environ, "ALIQUOT_MARK": mark}
     with subprocess.Popen([sys.executable, "-S", "-c", again], env=environment) as first:
         first.wait()
         looks = itertools.takewhile(lambda _: time.monotonic() < end, range(300))
-        missed = sum(not with_environment("ALIQUOT_MARK", "handing over") for _ in looks)
-        while left := with_environment("ALIQUOT_MARK", "handing over"):
+        missed = sum(not with_environment("ALIQUOT_MARK", mark) for _ in looks)
+        while left := with_environment("ALIQUOT_MARK", mark):
             processes.kill_all(left)
     assert missed == 0
 

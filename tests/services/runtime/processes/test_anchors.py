@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
@@ -63,6 +64,42 @@ def test_connection_reads_no_processes_of_others(rig: Rig) -> None:
     rig.registered(rig.tenant("own"), 11)
     assert not {shim.pid for shim in others} & set(looked)
     assert len(looked) < 20
+
+
+def test_ancestors_are_read_without_the_lock(rig: Rig) -> None:
+    """Of a connection, and of a process on a card: its user decides how many it has."""
+    asked: dict[int, bool] = {}
+    ancestors = processes.ancestors
+
+    def counted(pid: int) -> list[int]:
+        asked[pid] = asked.get(pid, False) or rig.daemon._lock._is_owned()  # type: ignore[attr-defined]
+        return ancestors(pid)
+
+    rig.patch.setattr(processes, "ancestors", counted)
+    shim = rig.registered(rig.tenant("a"), 11)
+    stranger = rig.pid("stranger")
+    rig.nvml.on_card["GPU-0"] = {shim.pid: 1 << 20, stranger: 1 << 20}
+    until(lambda: {shim.pid, stranger} <= asked.keys(), "the looks")
+    assert not any(asked.values())
+
+
+def test_tenant_that_ends_during_the_look_gets_no_process(rig: Rig) -> None:
+    folder, looks, ended = rig.tenant("a"), threading.Event(), threading.Event()
+
+    def slow(pid: int) -> list[int]:
+        looks.set()
+        ended.wait(60)
+        return []
+
+    rig.patch.setattr(processes, "ancestors", slow)
+    tenancy = rig.daemon._tenancies["a"]
+    shim = rig.shim(folder).hello()
+    assert looks.wait(60)
+    rig.daemon.remove("a")
+    rig.tenant("a")  # another of that name
+    ended.set()
+    until(shim.ended, "the refusal")
+    assert not tenancy.processes
 
 
 def test_anchors_leave_with_their_processes_and_tenants(rig: Rig) -> None:

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from aliquot.services.runtime.processes import budgets, registration
 from aliquot.services.runtime.processes.channelgroups import ChannelGroups
 from aliquot.services.runtime.processes.registration import Registrar, Tenancy
 from kit.running.logged import logged
+from kit.running.scarcefiles import scarce_files
 
 
 class RegistrarRig:
@@ -104,6 +106,26 @@ def test_messages_are_counted_per_tenant_over_all_its_connections(rig: Registrar
     rig.turns(8)
     assert bad.received == 4, "what was left unsaid"
     assert len(bad.processes) == 1
+
+
+def test_connections_that_wait_for_a_free_file_hold_up_no_messages(
+    rig: RegistrarRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waited for 10 ms: a user's 500 runs held up all others for five seconds in each look."""
+    good = rig.tenant("good")
+    shim = rig.connect(good)
+    rig.turns(2)
+    for at in range(20):
+        rig.connect(rig.tenant(f"bad{at}"))
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    say(shim, link.HELLO, 1, 4)
+    with scarce_files(0):
+        rig.turns(3)
+    assert [process.slot for process in good.processes] == [4]
+    assert len(pauses) == 3
+    rig.turns(1)
+    assert all(len(tenancy.processes) == 1 for tenancy in rig.tenancies)
 
 
 def test_other_tenants_are_served_while_one_is_muted(rig: RegistrarRig) -> None:

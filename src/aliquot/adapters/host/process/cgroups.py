@@ -6,11 +6,12 @@ own. Below user@N.service no name counts: there systemd lets an ordinary user of
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections import Counter
 from pathlib import Path
+
+from aliquot.adapters.host.process.processes import is_shortage
 
 # An API Pod's UID is a UUID; a static Pod's is the 32 hexadecimal digits of its manifest's hash. systemd reads a dash
 # in a slice's name as a step down, so the kubelet spells it as an underscore there.
@@ -27,20 +28,27 @@ _GONE = " (deleted)"  # what the kernel appends when the cgroup was removed and 
 
 def pod_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
     """The UID of the Pod; None if it is in no Pod, or gone. Of a process whose first thread has ended another thread
-    knows it: in version 1 the kernel says of an ended one that it is in no cgroup."""
+    knows it: in version 1 the kernel says of an ended one that it is in no cgroup. Raises OSError where no file is left
+    to read that."""
     folder = proc / str(pid)
     found = _pod_in(folder / "cgroup")
     if found is None:
-        with contextlib.suppress(OSError):
+        try:
             threads = [name for name in os.listdir(folder / "task") if name != str(pid)][:_MOST_THREADS]
-            found = next(filter(None, (_pod_in(folder / "task" / thread / "cgroup") for thread in threads)), None)
+        except OSError as error:
+            if is_shortage(error):
+                raise
+            return None
+        found = next(filter(None, (_pod_in(folder / "task" / thread / "cgroup") for thread in threads)), None)
     return found
 
 
 def _pod_in(file: Path) -> str | None:
     try:
         return parse_cgroups(read_cgroups(file))
-    except OSError:
+    except OSError as error:
+        if is_shortage(error):
+            raise
         return None
 
 

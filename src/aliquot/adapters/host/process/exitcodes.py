@@ -13,6 +13,8 @@ import fcntl
 import os
 import struct
 
+from aliquot.adapters.host.process.processes import is_shortage
+
 FILE = "exit"  # in the tenant's folder
 _GET_INFO, _INFO_EXIT = 0xC040FF0B, 1 << 3  # PIDFD_GET_INFO with the first size of struct pidfd_info
 _INFO_SIZE = 64
@@ -20,10 +22,11 @@ _LONGEST = 16  # bytes of the file
 
 
 def exit_code(pid: int, started: int | None, pidfd: int | None = None) -> int | None:
-    """The exit code; None: it is not known, or the process has not ended."""
-    status = _of_zombie(pid, started)
-    if status is None and pidfd is not None:
-        status = _of_pidfd(pidfd)
+    """The exit code; None: it is not known, or the process has not ended. Raises OSError where we lack files to read
+    it."""
+    status = None if pidfd is None else _of_pidfd(pidfd)
+    if status is None:
+        status = _of_zombie(pid, started)
     return None if status is None else os.waitstatus_to_exitcode(status)
 
 
@@ -31,7 +34,9 @@ def _of_zombie(pid: int, started: int | None) -> int | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+    except OSError as error:
+        if is_shortage(error):
+            raise
         return None
     is_it = fields[0] == b"Z" and started in (None, int(fields[19]))
     return int(fields[49]) if is_it else None

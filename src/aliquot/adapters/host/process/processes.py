@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 # We, or the machine, have no more files or memory: the error says nothing about the process.
 _SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _AGAIN = 0.5  # seconds until the next attempt after such an error
+_MOST_ANCESTORS = 32
 
 
 def is_shortage(error: OSError) -> bool:
@@ -103,9 +104,12 @@ def may_signal(user: int, pid: int) -> bool:
     """Whether the kernel lets that user signal it: by its real or saved user, which a server that acts for another user
     (seteuid) keeps. False if it is gone, or we lack files to read that."""
     try:
-        users = _users_of(pid)
+        return _may_signal(user, _users_of(pid))
     except OSError:
         return False
+
+
+def _may_signal(user: int, users: list[int]) -> bool:
     return bool(users) and (user == 0 or user in (users[0], users[2]))
 
 
@@ -148,14 +152,13 @@ def output_of(pid: int) -> str | None:
 
 def send_signal(pid: int, number: int, started: int | None, *, user: int = 0) -> bool:
     """Send it to that very process. False when it is gone. Raises PermissionError, also where we may and `user` may
-    not: the process has become another user's (sudo)."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
+    not: the process has become another user's (sudo). Raises OSError where we lack files to look."""
+    handle = _opened(pid)
+    if handle is None:
         return False
     try:
-        permitted = may_signal(user, pid)
-        if not is_proven(pid, started):  # the handle is not that process, or it is gone
+        permitted = _may_signal(user, _users_of(pid))
+        if started is None or _start_time(pid) != started:  # the handle is not that process, or it is gone
             return False
         if not permitted:
             raise PermissionError(errno.EPERM, f"user {user} may not signal it")
@@ -167,16 +170,25 @@ def send_signal(pid: int, number: int, started: int | None, *, user: int = 0) ->
     return True
 
 
+def _opened(pid: int) -> int | None:
+    """A pidfd; None if the process is gone. Raises OSError where we lack files."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if is_shortage(error):
+            raise
+        return None
+
+
 def kill_proven(pid: int, started: int, proof: Callable[[], bool]) -> bool:
     """SIGKILL to that very process, if `proof` holds while we have a handle of it. False when it is gone, or the proof
-    fails. Raises PermissionError."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
+    fails. Raises PermissionError; OSError where we lack files to look."""
+    handle = _opened(pid)
+    if handle is None:
         return False
     try:
         # In this order: from here on the handle is of the process whose start time and proof we read, or that is dead.
-        if not is_proven(pid, started) or not proof():
+        if _start_time(pid) != started or not proof():
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     except ProcessLookupError:
@@ -189,7 +201,7 @@ def kill_proven(pid: int, started: int, proof: Callable[[], bool]) -> bool:
 def end(pid: int, started: int | None, *, patience: float) -> bool:
     """SIGTERM, then SIGKILL if it does not end in time; whether it is gone now."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             send_signal(pid, number, started)
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
@@ -218,9 +230,9 @@ def wait_ended(pid: int, started: int, *, look: float) -> None:
 
 
 def kill_all(started: Mapping[int, int], *, user: int = 0) -> None:
-    """SIGKILL to these processes (pid: start time) that the user may signal."""
+    """SIGKILL to these processes (pid: start time) that the user may signal, as far as there are files to look."""
     for pid in started:
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             send_signal(pid, signal.SIGKILL, started[pid], user=user)
 
 
@@ -230,14 +242,19 @@ def identities(pids: Iterable[int]) -> dict[int, int]:
     return {pid: started for pid, started in found.items() if started is not None}
 
 
-def ancestors(pid: int) -> list[int]:
-    """The process, its parent, the parent's parent and so on, as far as they are alive."""
+def ancestors(pid: int, most: int = _MOST_ANCESTORS) -> list[int]:
+    """The process, its parent, the parent's parent and so on, as far as they are alive, and at most so many: anybody
+    can make a chain as long as they may have processes. Raises OSError where we lack files to read that."""
     chain: list[int] = []
-    while pid > 1 and pid not in chain:
+    while pid > 1 and pid not in chain and len(chain) < most:
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 parent = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
+        except OSError as error:
+            if is_shortage(error):
+                raise
+            break
+        except (ValueError, IndexError):
             break
         chain.append(pid)
         pid = parent
@@ -263,7 +280,11 @@ def when_ended(pid: int | None, started: int | None, then: Callable[[int | None]
 
     def ended() -> None:
         loop.remove_reader(handle)
-        code = exit_code(pid or 0, started, handle if alive else None)  # else it may be another process by now
+        try:
+            code = exit_code(pid or 0, started, handle if alive else None)  # else it may be another process by now
+        except OSError:
+            loop.call_later(_AGAIN, ended)
+            return
         os.close(handle)
         then(code)
 

@@ -60,10 +60,9 @@ class PodEnding:
         clock = time.monotonic()
         for uid, deadline in list(self._kill_at.items()):
             if deadline <= clock:
-                del self._kill_at[uid]
                 pod = self._pods.get(uid)
-                if pod is not None and pod.supervisor is not None:
-                    send_signal(pod.supervisor, signal.SIGKILL)
+                if pod is None or pod.supervisor is None or send_signal(pod.supervisor, signal.SIGKILL):
+                    del self._kill_at[uid]
 
     def forget(self, uid: str) -> None:
         """The Pod is not there any more."""
@@ -116,9 +115,11 @@ class PodEnding:
         self._removed(pod)
 
 
-def send_signal(supervisor: tuple[int, int], number: int) -> None:
-    """Send the signal to that process, if it is still there."""
+def send_signal(supervisor: tuple[int, int], number: int) -> bool:
+    """Send the signal to that process, if it is still there. False: no file is left to look, so try it again."""
     try:
         processes.send_signal(supervisor[0], number, supervisor[1])
-    except PermissionError as error:
+    except OSError as error:
         _LOG.warning("signal_failed", extra={"data": {"pid": supervisor[0], "error": str(error)}})
+        return not processes.is_shortage(error)
+    return True

@@ -189,8 +189,8 @@ class LocalMachine:
     def without_page(self, tenancies: Collection[Tenancy]) -> list[Tenancy]:
         """Those of the tenancies whose pages no process holds either, as far as the time of their owners goes: the
         others are asked about at the next look. Any thread: it takes long where a tenant wants it to."""
-        by_id = {tenancy.id: tenancy for tenancy in tenancies}
-        owners = {tenancy.id: account_of(user_of(tenancy)) for tenancy in tenancies}
+        by_id = {one.id: one for one in tenancies if not self._registry.is_unregistered(one.id)}
+        owners = {tenancy.id: account_of(user_of(tenancy)) for tenancy in by_id.values()}
         turns = self._turns.look(owners)
         return [by_id[one] for one, seconds in turns if seconds and not self.arbiter.alive(one, seconds)]
 
@@ -208,6 +208,10 @@ class LocalMachine:
             self._registry.discard(tenancy)
             self.admission.look_at_queue()
             yield
+
+    def register_again(self) -> None:
+        """Have the arbiter enforce the shares of those whose folders could not be opened for lack of files."""
+        self._registry.register_again()
 
     def sweep_now(self) -> None:
         """End the tenants that have no process left, by a scan here and now."""

@@ -53,6 +53,7 @@ class Registry:
     ) -> None:
         self.home, self.store, self.arbiter, self.ledger, self.groups = home, store, arbiter, ledger, groups
         self.tenancies: dict[str, Tenancy] = {}
+        self._unregistered: dict[str, Tenant] = {}  # we lacked files to open their folders
         self.orphans = Orphans(self.directory)
         self.group_members = GroupMembers(groups, self.tenancies, queue)
         self.history = RunHistory(store.history, store.writer, self.directory)
@@ -71,18 +72,33 @@ class Registry:
         self.store.add(tenancy)
 
     def register(self, tenant: Tenant) -> bool:
-        """False if the arbiter cannot use the folder. The tenant owns it and may have broken it; others go on."""
+        """False if the arbiter cannot use the folder. The tenant owns it and may have broken it; others go on. Where we
+        lack files to open it, `register_again` tries it again."""
+        self._unregistered.pop(tenant.id, None)
         try:
             self.arbiter.add(tenant, self.directory(tenant.id))
         except (PageError, OSError) as error:
             _LOG.warning("tenant_folder_unusable", extra={"data": {"tenant": tenant.name, "error": str(error)}})
+            if isinstance(error, OSError) and processes.is_shortage(error):
+                self._unregistered[tenant.id] = tenant
             return False
         return True
+
+    def is_unregistered(self, tenant_id: str) -> bool:
+        """Whether we lacked files to open its folder: its page may be held, and nobody can tell."""
+        return tenant_id in self._unregistered
+
+    def register_again(self) -> None:
+        """Those whose folders we lacked files for, up to the first for which we still do."""
+        for tenant in list(self._unregistered.values()):
+            if not self.register(tenant) and self.is_unregistered(tenant.id):
+                return
 
     def discard(self, tenancy: Tenancy) -> None:
         """Forget the tenant and remove everything it had. Must not stop half way."""
         tenant_id = tenancy.tenant.id
         self.tenancies.pop(tenant_id, None)
+        self._unregistered.pop(tenant_id, None)
         self.orphans.discard(tenant_id)
         self.ledger.forget(tenant_id)
         failed = log_error("tenant_cleanup_failed", tenancy.tenant.name)

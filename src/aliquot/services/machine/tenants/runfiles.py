@@ -96,8 +96,12 @@ class RunNames:
         while True:
             self._serial += 1
             name = f"{readable_name(request.command)}-{self._serial}"
-            if name not in taken and not samemount.exists(self._home.log_of(name)):
-                break
+            log = self._home.log_of(name)
+            try:
+                if name not in taken and not samemount.exists(log):
+                    break
+            except OSError as error:
+                raise RefusedError("failed", text=f"{log}: {error.strerror}") from error
         serial = str(self._serial)
         self._store.writer.put_newest(
             "serial", lambda: self._store.set("serial", serial), log_error("serial_not_stored", name)

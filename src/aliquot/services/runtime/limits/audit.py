@@ -6,6 +6,7 @@ A thread of its own, since NVML may hang.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -44,7 +45,7 @@ class PageSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What arbiterd knows. Call these with the lock held, but `sweep`."""
+    """What arbiterd knows. Call `registered` with the lock held, and the others without."""
 
     lock: threading.RLock
     registered: Callable[[str], dict[int, PageSlot]]  # the processes of one card, by pid
@@ -114,13 +115,18 @@ class Auditor:
         half = {pid for pid, slot in after.items() if not slot.proven}
         if half:
             half -= self._nvml.mps_clients(uuid)  # their contexts are the server's
+        unknown = (on_card.keys() - after.keys() - {own_number()} - self.own()) | half
+        owners: dict[int, Owner | None] = {}
+        for pid in unknown:
+            with contextlib.suppress(OSError):  # no file is left: the next round finds it again
+                owners[pid] = registry.owner(pid)
+        unknown, half = unknown & owners.keys(), half & owners.keys()
         now = time.monotonic()
         with registry.lock:
-            if half:  # that took a while
+            if unknown:  # that took a while
                 after = {pid: slot for pid, slot in registry.registered(uuid).items() if pid in on_card}
             half &= after.keys()
-            unknown = (on_card.keys() - after.keys() - {own_number()} - self.own()) | half
-            owners = {pid: registry.owner(pid) for pid in unknown}
+            unknown = half | (unknown - after.keys())
             settled = self._settled(uuid, unknown, now)
             unregistered = Counter[str]()  # bytes by tenant; a page has what those have that registered by half
             for pid in settled:
@@ -131,8 +137,8 @@ class Auditor:
         there = [OnCard(pid, on_card[pid], slot.owner, registered=pid not in half) for pid, slot in after.items()]
         there += [
             OnCard(pid, on_card[pid], owner, registered=False)
-            for pid, owner in owners.items()
-            if owner is not None and pid not in half
+            for pid in unknown - half
+            if (owner := owners[pid]) is not None
         ]
         found = [
             _unknown_finding(uuid, pid, owners[pid], on_card[pid], pods=registry.pods, half=pid in half)

@@ -121,6 +121,8 @@ class MemoryQuota:
             )
         except PermissionError:
             ended, text = False, f"could not be ended: we may not signal it (CAP_KILL is missing); {why}"
+        except OSError as error:  # no file is left to look at it: the next look tries again
+            ended, text = False, f"could not be ended: {error.strerror or error}; {why}"
         data = {"tenant": owner.name, "card": uuid, "pid": process.pid, "memory": process.memory, "why": why}
         log.warning("process_ended" if ended else "process_not_ended", extra={"data": data})
         return Finding(uuid, process.pid, FindingKind.ENDED, text, owner.id)

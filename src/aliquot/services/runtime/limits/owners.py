@@ -14,6 +14,7 @@ from aliquot.services.runtime.processes.anchors import Anchors
 from aliquot.services.runtime.processes.registration import Tenancy
 from aliquot.services.runtime.together import members
 
+_NO_FILES = "no file is left to find out to whom it belongs"
 _UNSEEN = "its process ID is not visible here: an agent in a container needs the host's PID namespace (hostPID: true)"
 
 
@@ -33,7 +34,8 @@ class ProcessOwners:
         self._impostors: dict[str, Finding] = {}  # by group: the last process that claimed to be its MPS server
 
     def refusal(self, tenancy: Tenancy, pid: int, uid: int) -> str | None:
-        """Why this process may not register with this tenant."""
+        """Why this process may not register with this tenant. Call it without the lock: its user decides how many
+        ancestors there are to read."""
         if tenancy.tenant.id not in self._tenancies:
             return "the tenant is gone"
         if pid <= 0:  # in a pid namespace that is not below ours
@@ -42,9 +44,14 @@ class ProcessOwners:
             return f"it runs as user {uid}, the tenant belongs to user {tenancy.tenant.uid}"
         if len(tenancy.processes) >= SLOTS:
             return f"the tenant has {SLOTS} processes already"
-        if tenancy.tenant.is_group:
-            return self._not_the_server(tenancy.tenant, pid)
-        owners = self._ids(pid)
+        try:
+            if tenancy.tenant.is_group:
+                return self._not_the_server(tenancy.tenant, pid)
+            owners = self._ids(pid)
+        except OSError:
+            if tenancy.tenant.is_group or self._whose is not None:
+                return _NO_FILES
+            owners = []
         if not owners and self._whose is not None:
             return "it is in no Pod's cgroup"
         if owners and tenancy.tenant.id not in owners:
@@ -53,18 +60,21 @@ class ProcessOwners:
         return None
 
     def may_be(self, tenant_id: str, pid: int) -> bool:
-        """Whether the process may be the tenant's; not known where tenants are no Pods."""
-        return self._whose is None or tenant_id in self._ids(pid)
+        """Whether the process may be the tenant's; not known where tenants are no Pods, or no file is left."""
+        try:
+            return self._whose is None or tenant_id in self._ids(pid)
+        except OSError:
+            return True
 
     def owner_of(self, pid: int) -> Owner | None:
-        """The tenant that a process on a card belongs to."""
+        """The tenant that a process on a card belongs to. Call it without the lock, as `refusal`. Raises
+        OSError where no file is left to find it out."""
         owners = self._ids(pid)
         return self._owner(owners[-1]) if owners else None
 
     def candidates(self, pid: int) -> list[Owner]:
-        """The tenants that it may belong to, for the thread that ends processes."""
-        with self._lock:
-            return [self._owner(name) for name in self._ids(pid)]
+        """The tenants that it may belong to, for the thread that ends processes. Raises OSError as `owner_of`."""
+        return [self._owner(name) for name in self._ids(pid)]
 
     def impostors(self) -> list[Finding]:
         """Live processes that claimed to be the MPS server of a group, and are not."""
@@ -83,7 +93,10 @@ class ProcessOwners:
         why = members.not_the_server(group, pid)
         if why is not None:
             text = f"has tried to register as the MPS server of {group.name}, and was refused: {why}"
-            self._impostors[group.id] = Finding(group.allotments[0].uuid, pid, FindingKind.UNREGISTERED, text, group.id)
+            found = Finding(group.allotments[0].uuid, pid, FindingKind.UNREGISTERED, text, group.id)
+            with self._lock:
+                if group.id in self._tenancies:  # else it has ended meanwhile, and nobody would forget this
+                    self._impostors[group.id] = found
         return why
 
     def _ids(self, pid: int) -> list[str]:

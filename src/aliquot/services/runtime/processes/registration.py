@@ -44,6 +44,7 @@ _MOST_RECEIVED = 2000  # messages of one tenant in a second
 _MOST_ACCEPTED = 100  # connections of one tenant in a second; an honest process makes one in its life
 _MOST_PROCESSES = 2 * SLOTS  # of one tenant: a page has a slot for each, and each may have a connection for the mover
 _LOG_EVERY = 1.0  # seconds between two logged faults of a tenant: it can provoke as many as it likes
+_NO_FILE_PAUSE = 0.01  # seconds
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Contexts(Protocol):
 class Registrar:
     """See the head of the file. `lock` guards the tenancies and everything they hold.
 
-    `refusal` returns why a process (pid, uid) may not register with a tenant; None: it may.
+    `refusal` returns why a process (pid, uid) may not register with a tenant; None: it may. It may take long.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Registrar:
         self._controlled: set[str] = set()  # cards on which the driver let us control some context
         self._refused: set[str] = set()  # cards on which it refused that for some
         self._muted: set[Tenancy] = set()  # not read until the next second
+        self._is_full = False  # a connection could not be accepted: no file is left
         self._connections = FairShare(most_files() // 4, most_files() // 16)  # each is two files
         self._unchecked = FairShare(most_files() // 4, most_files() // 16)  # groups that are pending
         self._selector = selectors.DefaultSelector()
@@ -152,6 +154,9 @@ class Registrar:
         wait = 1.0 - self._clock() % 1.0 if self._muted else 1.0
         for key, _ in self._selector.select(timeout=wait):
             key.data()
+        if self._is_full:  # one pause for all who wait: as long as one for each, others would not be heard
+            self._is_full = False
+            time.sleep(_NO_FILE_PAUSE)
         if self._muted:
             self._unmute()
 
@@ -222,16 +227,9 @@ class Registrar:
         try:
             connection, _ = tenancy.listener.accept()
         except OSError as error:
-            if error.errno in _FULL:  # the connection stays in the queue: do not spin
-                time.sleep(0.01)
+            self._is_full |= error.errno in _FULL  # the connection stays in the queue
             return
         connection.setblocking(False)
-        with self._lock:
-            self._admit(tenancy, connection)
-            if tenancy.listener.fileno() >= 0:
-                self._charge(tenancy, accepted=1)
-
-    def _admit(self, tenancy: Tenancy, connection: socket.socket) -> None:
         pid, uid = link.peer(connection)
         try:
             pidfd = link.watch(connection)
@@ -241,6 +239,22 @@ class Registrar:
         why = self._refusal(tenancy, pid, uid)
         if why is None and (pidfd < 0 or has_ended(pidfd)):  # the refusal may have been about another process
             why = "it is gone already"
+        with self._lock:
+            is_there = tenancy.listener.fileno() >= 0  # its end did not wait for that look
+            self._admit(tenancy, connection, pid, pidfd, started, why if is_there else "the tenant is gone")
+            if is_there:
+                self._charge(tenancy, accepted=1)
+
+    def _admit(
+        self,
+        tenancy: Tenancy,
+        connection: socket.socket,
+        pid: int,
+        pidfd: int,
+        started: int | None,
+        why: str | None,
+    ) -> None:
+        """`why`: why it is refused."""
         if why is not None:
             log_fault(tenancy, "process_refused", pid=pid, why=why)
             connection.close()

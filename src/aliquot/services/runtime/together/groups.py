@@ -98,7 +98,10 @@ class Groups:
     def left(self, group: str, members: Sequence[Tenancy]) -> None:
         """A member ended; these are left."""
         if members:
-            self._change(members)
+            try:
+                self._change(members)
+            except OSError as error:  # no file is left: its shares are those of before until another comes or goes
+                _log_error(group)(error)
         else:
             self._end(group)
 

@@ -24,7 +24,7 @@ def not_the_server(group: Tenant, pid: int) -> str | None:
     servers, and never hands them to another parent."""
     if not processes.lives(group.root, group.started):
         return "the group's control does not run"
-    if processes.ancestors(pid)[1:2] != [group.root]:
+    if processes.ancestors(pid, most=2)[1:] != [group.root]:
         return f"it was not started by the group's control, process {group.root}"
     return None
 
