@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aliquot.adapters.kubernetes import protobuf as module
 from aliquot.adapters.kubernetes.paging import next_page
 from aliquot.adapters.kubernetes.protobuf import ProtobufError, as_json, is_protobuf, status_of
-from aliquot.dialects.wire.objects import Condition, HeldByContainer, NodeObject, PodObject, PodStatus, Resources
+from aliquot.dialects.wire.objects import Condition, HeldByContainer, NodeObject, PodObject, Resources
 from kit.clusters import gowriting
 from kit.clusters.gowriting import Go, Nodes, Pods, blank, page, values, varint
 
