@@ -17,6 +17,7 @@ import pytest
 
 from aliquot.adapters.gpu import link
 from aliquot.adapters.host.process import processes
+from aliquot.adapters.storage import tenantfolder
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, FindingKind, Tenant
 from aliquot.services.runtime.limits import audit
@@ -102,6 +103,27 @@ class TestPodFolder:
         again = seated(rig, folder, 11)
         again.launch()
         assert rig.standing(POD).memory_limit == 10 << 30
+
+    def test_pod_whose_folder_cannot_be_made_anew_stays_as_it_was(
+        self, rig: Rig, pods: dict[int, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its processes would run without limits until somebody adds it again."""
+
+        def refused(*_: object, **__: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        folder = add(rig)
+        pods[rig.pid((folder, 0))] = POD
+        shim = seated(rig, folder, 11)
+        (folder / "page").unlink()
+        with monkeypatch.context() as patch:
+            patch.setattr(tenantfolder, "prepare_folder", refused)
+            with pytest.raises(OSError, match="Too many open files"):
+                add(rig)
+        assert rig.standing(POD).processes == (shim.pid,)
+        assert not shim.ended()
+        add(rig)
+        until(shim.ended, "the end of the former connection")
 
 
 def seated(rig: Rig, folder: Path, client: int, slot: int = 0) -> FakeShim:

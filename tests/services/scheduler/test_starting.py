@@ -14,7 +14,7 @@ from aliquot.adapters.kubernetes.receiving import Receiver
 from aliquot.services.scheduler.watches import firstlists
 from aliquot.services.scheduler.watches.firstlists import Received, receive_first_lists, request_first_lists
 
-HEAVY = ("numpy", "aiohttp", "aliquot.placement.board", "aliquot.services.scheduler.cluster")
+HEAVY = ("numpy", "aiohttp", "yaml", "aliquot.placement.board", "aliquot.services.scheduler.cluster")
 
 
 def test_what_requests_the_first_lists_loads_little() -> None:

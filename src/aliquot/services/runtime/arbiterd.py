@@ -173,10 +173,11 @@ class Arbiterd:
                 log.warning(
                     "tenant_folder_recreated", extra={"data": {"tenant": tenant.name, "folder": str(directory)}}
                 )
-                self._drop(self._tenancies.pop(tenant.id))
             page, listener = tenantfolder.prepare_folder(
                 directory, tenant.allotments, tenant.uid, folder_too=not tenant.is_group
             )
+            if there is not None:  # only now: where that failed, it goes on as it was
+                self._drop(self._tenancies.pop(tenant.id))
             tenancy = Tenancy(tenant, directory, page, listener)
             self._tenancies[tenant.id] = tenancy
             if self.parking is not None:
