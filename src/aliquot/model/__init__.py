@@ -1,4 +1,4 @@
-"""WHAT IS IT?  Frozen values with the names of the trade; the standard library only.
+"""WHAT IS IT?  Frozen values with the names of the trade; msgspec structs where there are a hundred thousand of them.
 
 A *card* is one GPU (`device`); its *health* says whether new work may go there (`cardstate`). A *node* has cards and
 offers ways to use them. A *claim* is what a Pod asks for, in any dialect. A *grant* is the answer: which cards of which
