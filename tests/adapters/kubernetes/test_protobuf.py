@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from aliquot.adapters.kubernetes import protobuf as module
 from aliquot.adapters.kubernetes.paging import next_page
 from aliquot.adapters.kubernetes.protobuf import ProtobufError, as_json, is_protobuf, status_of
-from aliquot.dialects.wire.objects import Condition, HeldByContainer, NodeObject, PodObject, Resources
+from aliquot.dialects.wire.objects import Condition, HeldByContainer, Resources
 from kit.clusters import gowriting
-from kit.clusters.gowriting import Go, Nodes, Pods, blank, page, values, varint
+from kit.clusters.gowriting import Go, Nodes, Pods, blank, forget_unwritten, page, values, varint
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,24 +49,8 @@ def test_both_forms_of_any_list_are_read_alike(kind: str, data: st.DataObject) -
     raw = page(kind, value)
     assert is_protobuf(raw)
     for item in from_json.items:
-        _forget_what_is_not_written(item)
+        forget_unwritten(item)
     assert msgspec.json.decode(as_json(raw), type=FORMS[kind]) == from_json
-
-
-def _forget_what_is_not_written(item: NodeObject | PodObject) -> None:
-    if isinstance(item, NodeObject):
-        item.status.node_info = None
-        for about in item.status.conditions or ():
-            about.reason = about.message = None
-        return
-    if item.spec.node_name:
-        item.spec.tolerations = None
-    if (status := item.status) is None:
-        return
-    if "PodResizePending" not in [about.type for about in status.conditions or ()]:
-        status.container_statuses = status.init_container_statuses = None
-    if status.conditions is not None:
-        status.conditions = [about for about in status.conditions if about.reason]
 
 
 def test_tolerations_are_written_of_pods_without_a_node() -> None:

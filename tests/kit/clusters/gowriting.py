@@ -36,6 +36,23 @@ class Pods(msgspec.Struct):
     items: list[PodObject]
 
 
+def forget_unwritten(item: NodeObject | PodObject) -> None:
+    """Take from it what our library leaves out of first lists: nothing there reads it."""
+    if isinstance(item, NodeObject):
+        item.status.node_info = None
+        for about in item.status.conditions or ():
+            about.reason = about.message = None
+        return
+    if item.spec.node_name:
+        item.spec.tolerations = None
+    if (status := item.status) is None:
+        return
+    if "PodResizePending" not in [about.type for about in status.conditions or ()]:
+        status.container_statuses = status.init_container_statuses = None
+    if status.conditions is not None:
+        status.conditions = [about for about in status.conditions if about.reason]
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One field: "text", "bool", "int", "time", "texts", "amounts", or the name of a type."""
