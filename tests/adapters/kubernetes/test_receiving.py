@@ -132,7 +132,7 @@ def taken(
     answers: list[Fault],
     deed: str = "",
     *,
-    release: str = "32",
+    release: str | None = "32",
     authority: Pair | None = None,
     meanwhile: Callable[[ApiServer], Awaitable[None]] | None = None,
 ) -> tuple[list[list[str]], list[tuple[str, str]]]:
@@ -141,7 +141,8 @@ def taken(
     async def scene() -> tuple[list[list[str]], list[tuple[str, str]]]:
         async with ApiServer(None if authority is None else serving(authority, "127.0.0.1")) as server:
             server.faults.extend(answers)
-            server.tokens, server.release = {"secret"}, {"major": "1", "minor": release}
+            server.tokens = {"secret"}
+            server.release = None if release is None else {"major": "1", "minor": release}
             trust = {} if authority is None else {"certificate-authority-data": b64(authority.certificate)}
             file = written(folder, config({"server": server.url, **trust}, {"token": "secret"}))
             words = (sys.executable, "-c", PROGRAM, str(file), deed)
@@ -159,8 +160,9 @@ def taken(
     return asyncio.run(asyncio.wait_for(scene(), 60))
 
 
-def test_another_process_receives_all_pages(tmp_path: Path) -> None:
-    found, calls = taken(tmp_path, pages(5))
+@pytest.mark.parametrize("release", ["32", None])
+def test_another_process_receives_all_pages(tmp_path: Path, release: str | None) -> None:
+    found, calls = taken(tmp_path, pages(5), release=release)
     assert found == [[f"pod-{at}"] for at in range(5)]
     assert calls == [("receiver", token) for token in ("", "t1", "t2", "t3", "t4")]
 

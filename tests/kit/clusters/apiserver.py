@@ -74,7 +74,8 @@ class ApiServer:
         self.watch_faults: deque[Fault] = deque()
         self.tokens: set[str] | None = None  # the bearer tokens that are accepted; None: anybody
         self.expired_in_stream = True  # how a watch gets 410: as an event, or as the answer
-        self.release: Json = {"major": "1", "minor": "32"}  # the answer to /version, which is not among the calls
+        # The answer to /version, which is not among the calls; None: refused.
+        self.release: Json | None = {"major": "1", "minor": "32"}
         self._oldest = 0
         self._history: list[tuple[int, bytes]] = []
         self._watches: list[tuple[web.Request, asyncio.Queue[bytes | None]]] = []
@@ -161,7 +162,7 @@ class ApiServer:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/version":
-            return web.json_response(self.release)
+            return web.json_response(self.release, status=403 if self.release is None else 200)
         self.calls.append(request)
         self.bodies.append(await request.read())
         if self.tokens is not None and request.headers.get("Authorization", "")[7:] not in self.tokens:

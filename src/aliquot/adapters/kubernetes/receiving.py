@@ -147,8 +147,13 @@ def _receive(server: Server, address: Address, request: Callable[[str | None], b
     """The work of that process: the whole list at once where the API server can write it so, else page by page."""
     connection = _connect(server, address)
     connection.sendall(address.request("GET", "/version", (), None))
-    version, keep = _answer(connection)
-    connection = connection if keep else _connect(server, address)
+    try:
+        version, keep = _answer(connection)
+    except AnswerError:  # refused
+        version, keep = b"", False
+    if not keep:
+        connection.close()
+        connection = _connect(server, address)
     if writes_lists_in_parts(version):
         _receive_whole(connection, request(None), _HandedOver(channel, pages=_CUT_AHEAD))
     else:
