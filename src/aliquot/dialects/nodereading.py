@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from functools import lru_cache
 from math import floor
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from aliquot.dialects import dra, elastic, gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
-from aliquot.dialects.nodes import Capacity, NodeView, cards_from
+from aliquot.dialects.nodes import Capacity, NodeView, amount_for_pods, cards_from
 from aliquot.dialects.pods import MIB, amount_at
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objectreading import read_object
@@ -184,13 +183,12 @@ _LONGEST_AMOUNT = 64  # characters
 
 def _amount(status: NodeStatus, resource: str, scale: int) -> int | None:
     """As `NodeView.amount` says it; _UNREADABLE where it is to be asked itself."""
-    for amounts in (status.allocatable, status.capacity):
-        if amounts and resource in amounts:
-            amount = amounts[resource]
-            if isinstance(amount, str) and len(amount) <= _LONGEST_AMOUNT:  # what an API server writes
-                return _scaled(amount, scale)
-            return _UNREADABLE
-    return None
+    _, amount = amount_for_pods(status.capacity or {}, status.allocatable or {}, resource)
+    if amount is None:
+        return None
+    if isinstance(amount, str) and len(amount) <= _LONGEST_AMOUNT:  # what an API server writes
+        return _scaled(amount, scale)
+    return _UNREADABLE
 
 
 @lru_cache(maxsize=4096)
@@ -207,7 +205,7 @@ def _without_machine(node: NodeObject) -> NodeObject:
         {name: "0" if name in _MACHINE else amount for name, amount in (amounts or {}).items()}
         for amounts in (status.capacity, status.allocatable)
     )
-    return structs.replace(node, status=structs.replace(status, capacity=capacity, allocatable=allocatable))
+    return replace(node, status=replace(status, capacity=capacity, allocatable=allocatable))
 
 
 _NODE_LABELS = (

@@ -42,11 +42,11 @@ class NodeView:
         return None
 
     def amount(self, resource: str, scale: int, problems: list[Invalid]) -> int | None:
-        """How much of CPU or memory Pods may have. Without allocatable it is the capacity, as in Kubernetes."""
-        for side, amounts in (("allocatable", self.allocatable), ("capacity", self.capacity)):
-            if resource in amounts:
-                return floor(amount_at(amounts[resource], f'status.{side}["{resource}"]', problems) * scale)
-        return None
+        """How much of CPU or memory Pods may have."""
+        side, amount = amount_for_pods(self.capacity, self.allocatable, resource)
+        if not side:
+            return None
+        return floor(amount_at(amount, f'status.{side}["{resource}"]', problems) * scale)
 
     def cpu_milli(self, problems: list[Invalid]) -> int | None:
         """Milli-CPU for Pods."""
@@ -56,6 +56,15 @@ class NodeView:
         """Host memory for Pods."""
         found = self.amount("memory", 1, problems)
         return None if found is None else found // MIB
+
+
+def amount_for_pods(capacity: JsonView, allocatable: JsonView, resource: str) -> tuple[str, object]:
+    """Which side of the status says how much of it Pods may have, and what it says; without allocatable it is the
+    capacity, as in Kubernetes. An empty side: neither does."""
+    for side, amounts in (("allocatable", allocatable), ("capacity", capacity)):
+        if resource in amounts:
+            return side, amounts[resource]
+    return "", None
 
 
 @dataclass(frozen=True, slots=True)

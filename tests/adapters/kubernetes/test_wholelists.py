@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aliquot.adapters.kubernetes.connections import AnswerError, Head
 from aliquot.adapters.kubernetes.paging import next_page
 from aliquot.adapters.kubernetes.protobuf import as_json
-from aliquot.adapters.kubernetes.wholelists import Body, ListCutter, is_made_here, writes_lists_in_parts
+from aliquot.adapters.kubernetes.wholelists import Body, ListCutter, is_made_here, writes_object_by_object
 from kit.clusters.gowriting import Nodes, Pods, blank, page, values
 
 FORMS: dict[str, Any] = {"NodeList": Nodes, "PodList": Pods}
@@ -85,7 +85,7 @@ def test_a_list_without_objects_is_one_page() -> None:
         b'{"kind":"NodeList","items":[]}',
         some_nodes(3).replace(b"k8s\0\x0a", b"k8s\0\x0b", 1),
         some_nodes(2).replace(b"\x12", b"\x13"),
-        b"k8s\0\x0a" + b"\xff" * 9,
+        b"k8s\0\x0a" + b"\xff" * 10,
     ],
 )
 def test_what_is_no_such_list_is_an_error(broken: bytes) -> None:
@@ -130,7 +130,7 @@ def test_a_chunk_without_a_right_size_is_an_error(broken: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "in_parts"),
+    ("version", "by_object"),
     [
         (b'{"major":"1","minor":"33"}', True),
         (b'{"major":"1","minor":"36+"}', True),
@@ -144,5 +144,5 @@ def test_a_chunk_without_a_right_size_is_an_error(broken: bytes) -> None:
         (b"\xff", False),
     ],
 )
-def test_only_newer_api_servers_are_asked_for_whole_lists(version: bytes, in_parts: bool) -> None:
-    assert writes_lists_in_parts(version) is in_parts
+def test_only_newer_api_servers_are_asked_for_whole_lists(version: bytes, by_object: bool) -> None:
+    assert writes_object_by_object(version) is by_object

@@ -51,34 +51,34 @@ def as_json(raw: bytes) -> bytes:
 def status_of(raw: bytes) -> tuple[str, str]:
     """Reason and message of a metav1.Status; empty where it is none, or cannot be read."""
     try:
-        envelope = _texts(raw[len(_MAGIC) :])
-        if _texts(envelope[1])[2] != b"Status":
+        envelope = texts_in(raw[len(_MAGIC) :])
+        if texts_in(envelope[1])[2] != b"Status":
             return "", ""
-        status = _texts(envelope[2])
+        status = texts_in(envelope[2])
     except (IndexError, KeyError, ValueError):
         return "", ""
     reason, message = (status.get(number, b"")[:_LONGEST_TEXT].decode(errors="replace") for number in (4, 3))
     return reason, message
 
 
-def _texts(raw: bytes) -> dict[int, bytes]:
+def texts_in(raw: bytes) -> dict[int, bytes]:
     """The fields that have bytes, by number. Raises IndexError or ValueError if they are not well-formed."""
     found: dict[int, bytes] = {}
     at = 0
     for _ in range(_MOST_FIELDS):
         if at == len(raw):
             return found
-        tag, at = _varint(raw, at)
+        tag, at = varint_at(raw, at)
         match tag & 7:
             case 0:
-                _, at = _varint(raw, at)
+                _, at = varint_at(raw, at)
                 continue
             case 1:
                 size = 8
             case 5:
                 size = 4
             case 2:
-                size, at = _varint(raw, at)
+                size, at = varint_at(raw, at)
             case _:
                 raise ValueError("a form that is not in use")
         if size > len(raw) - at:
@@ -89,8 +89,8 @@ def _texts(raw: bytes) -> dict[int, bytes]:
     raise ValueError("too many fields")
 
 
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends."""
+def varint_at(raw: bytes | bytearray, at: int) -> tuple[int, int]:
+    """The number that begins there, and where it ends. Raises IndexError if it goes on beyond `raw`, and ValueError."""
     value = 0
     for shift in range(0, 70, 7):
         byte = raw[at]

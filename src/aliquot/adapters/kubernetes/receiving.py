@@ -24,7 +24,7 @@ from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, mono
 from aliquot.adapters.kubernetes.paging import next_page
 from aliquot.adapters.kubernetes.privatememory import private_memory
 from aliquot.adapters.kubernetes.protobuf import ACCEPT, as_json, can_read, is_protobuf
-from aliquot.adapters.kubernetes.wholelists import Body, ListCutter, writes_lists_in_parts
+from aliquot.adapters.kubernetes.wholelists import Body, ListCutter, writes_object_by_object
 
 _PATIENCE, _CONNECT = 60.0, 10.0  # seconds: for a page, for a connection
 _AHEAD, _CUT_AHEAD, _BYTES_AHEAD = 2, 64, 1 << 26  # pages that wait until they are taken, and bytes in them
@@ -154,7 +154,7 @@ def _receive(server: Server, address: Address, request: Callable[[str | None], b
     if not keep:
         connection.close()
         connection = _connect(server, address)
-    if writes_lists_in_parts(version):
+    if writes_object_by_object(version):
         _receive_whole(connection, request(None), _HandedOver(channel, pages=_CUT_AHEAD))
     else:
         _receive_pages(server, address, connection, request, _HandedOver(channel, pages=_AHEAD))
@@ -281,5 +281,5 @@ class _HandedOver:
 
     def _wait_for_one(self) -> None:
         if not self._channel.recv(1):
-            raise AnswerError("nobody takes the pages")
+            raise AnswerError("the program that wanted the pages has closed the channel")
         self._waiting.popleft()

@@ -11,21 +11,20 @@ from collections.abc import Iterator
 from json import loads
 
 from aliquot.adapters.kubernetes.connections import BETWEEN_CHUNKS, AnswerError, Head
-from aliquot.adapters.kubernetes.protobuf import is_protobuf
+from aliquot.adapters.kubernetes.protobuf import is_protobuf, texts_in, varint_at
 
 _SINCE = (1, 33)  # the first release that writes lists object by object, if it is not configured otherwise
-_PART = 1 << 21  # bytes from which on a page ends
-_TOKEN = "received"  # continues a list of pages made here  # noqa: S105  # no secret
+_PAGE = 1 << 21  # bytes from which on a page ends
+_TOKEN = "received"  # noqa: S105  # how a page made here names the next one: no secret
 _LAST = b"0\r\n\r\n"  # of an answer in chunks
 _LONGEST_LINE = 1 << 12  # bytes
 _TYPE, _LIST = 0x0A, 0x12  # of the envelope: fields 1 and 2
 _META, _ITEM = 0x0A, 0x12  # of the list: fields 1 and 2
 _VERSION, _CONTINUE = 0x12, 0x1A  # of its metadata: fields 2 and 3
-_SIZE_BITS = 35
 
 
-def writes_lists_in_parts(version: bytes) -> bool:
-    """Whether that answer to /version is of an API server that can."""
+def writes_object_by_object(version: bytes) -> bool:
+    """Whether that answer to /version is of an API server that writes lists so."""
     try:
         said = loads(version)
         release = int(said["major"]), int("".join(filter(str.isdigit, said["minor"])))  # "33+" of some distributions
@@ -78,13 +77,13 @@ class Body:
 class ListCutter:
     """Cuts a list in protobuf form into pages of it in that form, each of which names the next one, as it comes."""
 
-    def __init__(self, size: int = _PART) -> None:
+    def __init__(self, size: int = _PAGE) -> None:
         self.held = bytearray()  # what has come of the list and is in no page yet
         self.ended = False
         self._size = size
         self._at = 0  # where the next object begins there
         self._left: int | None = None  # bytes of the list that no page has; None: its beginning has not come
-        self._type = self._meta = b""
+        self._type = self._meta = self._version = b""
         self._pages = 0
 
     def pages(self) -> Iterator[bytes]:
@@ -111,7 +110,11 @@ class ListCutter:
         whole = kind and _value_of(held, kind[1], _LIST)
         meta = whole and _value_of(held, whole[0], _META)
         if kind and whole and meta and meta[1] <= len(held):
-            self._type, self._meta = bytes(held[: kind[1]]), bytes(held[whole[0] : meta[1]])
+            self._type, self._meta = bytes(held[: kind[1]]), bytes(held[meta[0] : meta[1]])
+            try:
+                self._version = texts_in(self._meta).get(_VERSION >> 3, b"")
+            except (IndexError, ValueError) as error:
+                raise AnswerError(f"the metadata of the list cannot be read: {error}") from error
             self._left = whole[1] - meta[1]
             del held[: meta[1]]
 
@@ -119,24 +122,14 @@ class ListCutter:
         meta = self._meta
         if left > self._at:
             self._pages += 1
-            token = f"{_TOKEN}-{self._pages}".encode()
-            meta = _field(_META, _field(_VERSION, _version_in(meta)) + _field(_CONTINUE, token))
+            meta = _field(_VERSION, self._version) + _field(_CONTINUE, f"{_TOKEN}-{self._pages}".encode())
+        meta = _field(_META, meta)
         with memoryview(self.held) as held:
             page = b"".join((self._type, _begin_field(_LIST, len(meta) + self._at), meta, held[: self._at]))
         del self.held[: self._at]
         self._left, self._at = left - self._at, 0
         self.ended = not self._left
         return page
-
-
-def _version_in(meta: bytes) -> bytes:
-    """The resourceVersion in the metadata of a list; what comes before it are texts too. Raises AnswerError."""
-    at = (_value_of(meta, 0, _META) or (0, 0))[0]
-    while at < len(meta) and (value := _value_of(meta, at, meta[at])) is not None:
-        if meta[at] == _VERSION:
-            return meta[value[0] : value[1]]
-        at = value[1]
-    raise AnswerError("the list has no version")
 
 
 def _field(tag: int, value: bytes) -> bytes:
@@ -151,19 +144,14 @@ def _begin_field(tag: int, length: int) -> bytes:
     return bytes((tag, *size, length))
 
 
-def _value_of(held: bytes | bytearray, at: int, tag: int) -> tuple[int, int] | None:
+def _value_of(held: bytearray, at: int, tag: int) -> tuple[int, int] | None:
     """Where the value of the field at that place begins and ends; None: that is still to come. Raises AnswerError."""
-    length = shift = 0
     try:
         if held[at] != tag:
             raise AnswerError(f"the list has another form than is known here: field {held[at]} in place of {tag}")
-        while shift < _SIZE_BITS:
-            at += 1
-            byte = held[at]
-            length |= (byte & 127) << shift
-            if byte < 128:
-                return at + 1, at + 1 + length
-            shift += 7
+        size, start = varint_at(held, at + 1)
     except IndexError:
         return None
-    raise AnswerError("a field of the list has no size")
+    except ValueError as error:
+        raise AnswerError(f"a field of the list has no size: {error}") from error
+    return start, start + size

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
 _AT_ONCE = 64  # connections, before others have their turn
@@ -18,7 +19,7 @@ _LOG_EVERY = 60.0  # seconds
 log = logging.getLogger(__name__)
 
 
-class Acceptor:
+class Acceptor(ABC):
     """Accepts connections on a socket until it is closed; `_take` serves each."""
 
     def __init__(self, listener: socket.socket) -> None:
@@ -29,8 +30,8 @@ class Acceptor:
         listener.setblocking(False)
         self._start()
 
-    def _take(self, accepted: socket.socket) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _take(self, accepted: socket.socket) -> None: ...
 
     def close(self) -> None:
         """Accept no more. Those that are connected stay."""
