@@ -48,15 +48,10 @@ static int card_named(const char *entry, size_t length, const struct sim_card *c
     return end == entry + length && length && index >= 0 && index < count ? (int)index : -1;
 }
 
-/* Lists the cards that this process may see, in its order. As the real driver does, the list ends at the first entry
- * that names no card; a card named twice leaves none. Returns how many.
- *
- * NVIDIA's container runtime gives a container only the cards of NVIDIA_VISIBLE_DEVICES. No such runtime is between the
- * simulated cards and their containers: where only that variable names cards, it is obeyed here. */
-static int visible(const struct sim_card *cards, int count, int *order)
+/* Lists the cards that are wanted, in that order. As the real driver does, the list ends at the first entry that names
+ * no card; a card named twice leaves none. Returns how many. */
+static int choose(const char *wanted, const struct sim_card *cards, int count, int *order)
 {
-    const char *wanted = getenv("CUDA_VISIBLE_DEVICES"), *given = getenv("NVIDIA_VISIBLE_DEVICES");
-    if (!wanted && given && strncmp(given, "GPU-", 4) == 0) wanted = given;
     int n = 0;
     if (!wanted) {
         for (; n < count; n++) order[n] = n;
@@ -74,6 +69,25 @@ static int visible(const struct sim_card *cards, int count, int *order)
         while (*wanted == ' ') wanted++;
         if (*wanted++ != ',') break;
     }
+    return n;
+}
+
+/* The cards that this process may see. A client of MPS counts those of its server, not those of the machine.
+ *
+ * NVIDIA's container runtime gives a container only the cards of NVIDIA_VISIBLE_DEVICES. No such runtime is between the
+ * simulated cards and their containers: where only that variable names cards, it is obeyed here. */
+static int visible(const struct sim_card *cards, int count, int *order)
+{
+    const char *wanted = getenv("CUDA_VISIBLE_DEVICES"), *given = getenv("NVIDIA_VISIBLE_DEVICES");
+    struct sim_card served[DEVICES];
+    int first[DEVICES], own[DEVICES];
+    char list[DEVICES * 48] = "";
+    if (!wanted && given && strncmp(given, "GPU-", 4) == 0) wanted = given;
+    if (driver.mps) mps_cards(list, sizeof list);
+    count = choose(list[0] ? list : NULL, cards, count, first);
+    for (int i = 0; i < count; i++) served[i] = cards[first[i]];
+    int n = choose(wanted, served, count, own);
+    for (int i = 0; i < n; i++) order[i] = first[own[i]];
     return n;
 }
 

@@ -130,6 +130,7 @@ bool handle_drop(const void *object, enum handle kind); /* false: it was none */
 CUresult rm_open(void);
 bool mps_is_there(void);                              /* mps.c: CUDA_MPS_PIPE_DIRECTORY has a control that answers */
 CUresult mps_join(CUcontext context);                 /* its group works in the time of the server's */
+void mps_cards(char *list, size_t size);               /* the CUDA_VISIBLE_DEVICES of the server; empty: all */
 CUresult rm_make_device(struct device *device);
 CUresult rm_make_groups(CUcontext context);
 CUresult rm_add_channel(CUcontext context);

@@ -27,6 +27,14 @@ bool mps_is_there(void)
     return fd >= 0;
 }
 
+void mps_cards(char *list, size_t size)
+{
+    int fd = connect_control();
+    ssize_t length = fd >= 0 && send(fd, "cards", 5, MSG_NOSIGNAL) == 5 ? recv(fd, list, size - 1, 0) : 0;
+    list[length > 0 ? length : 0] = 0;
+    if (fd >= 0) close(fd);
+}
+
 CUresult mps_join(CUcontext context)
 {
     char question[64];

@@ -154,6 +154,9 @@ static void answer_one(int from)
     if (strncmp(question, "join ", UUID_AT) == 0) {
         ask_server(question, (size_t)length, answer);
         send(from, answer, sizeof answer, MSG_NOSIGNAL);
+    } else if (strncmp(question, "cards", 5) == 0) { /* what the server shows its clients: as the real one, its own list */
+        const char *cards = getenv("CUDA_VISIBLE_DEVICES");
+        send(from, cards ? cards : "", cards ? strlen(cards) : 0, MSG_NOSIGNAL);
     } else if (strncmp(question, "get_server_list", 15) == 0) {
         int n = server > 0 && kill(server, 0) == 0 ? snprintf(text, sizeof text, "%d\n", (int)server) : 0;
         send(from, text, (size_t)n, MSG_NOSIGNAL);

@@ -81,7 +81,8 @@ def test_run_environment_has_tenant_variables(machine: Machine) -> None:
     assert {name: value for name, value in after.items() if before.get(name) != value} == {
         "ALIQUOT_TENANT": after["ALIQUOT_TENANT"],
         "ALIQUOT_NAME": "env",
-        "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1",
         "LD_PRELOAD": "",
     }

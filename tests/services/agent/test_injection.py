@@ -27,7 +27,8 @@ PRELOAD = Mount("/host/ld.so.preload", "/etc/ld.so.preload")
 
 def a_place(uid: str = "u1", *, card: str = "GPU-0", env: dict[str, str] | None = None) -> Injection:
     tenancy = Tenancy(uid, "ml", f"pod-{uid}", AppClass.NORMAL, (Share(0, 1024, uuid=card),), 0.0)
-    return Injection(tenancy, "main", (card,), {"NVIDIA_VISIBLE_DEVICES": card} if env is None else env)
+    env = {"NVIDIA_VISIBLE_DEVICES": card} if env is None else env
+    return Injection(tenancy, "main", (card,), env, visible={"CUDA_VISIBLE_DEVICES": card[-1]})
 
 
 def a_pod(*, seen: bool = True, **cards: str) -> PodObject:
@@ -184,7 +185,7 @@ class TestEnvironmentByFile:
     def test_inject_writes_the_environment_of_the_container(self, by_file: MountInjector) -> None:
         file = self.file(by_file)
         by_file.inject(CORE, IDS, a_place(card="GPU-1", env={"NVIDIA_VISIBLE_DEVICES": "GPU-1", "X": "a=b"}), a_pod())
-        assert file.read_bytes() == b"CUDA_VISIBLE_DEVICES=GPU-1\0NVIDIA_VISIBLE_DEVICES=GPU-1\0X=a=b\0"
+        assert file.read_bytes() == b"CUDA_VISIBLE_DEVICES=1\0NVIDIA_VISIBLE_DEVICES=GPU-1\0X=a=b\0"
         assert file.stat().st_mode & 0o777 == 0o644
 
     def test_remove_deletes_the_files_of_the_pod_and_no_others(self, by_file: MountInjector) -> None:

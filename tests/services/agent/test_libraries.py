@@ -135,9 +135,9 @@ class TestOnSimulatedCards:
         assert edits.env == {
             "ALIQUOT_SIMGPU": "/run/aliquot/sim/sock",
             "LD_LIBRARY_PATH": "/usr/local/lib/aliquot",
-            "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+            "NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b",
         }
         assert edits.mounts == (Mount("/run/aliquot/sim", "/run/aliquot/sim"),)
 
     def test_simulated_cards_are_all_visible_while_the_cards_are_unknown(self, source: Path, tmp_path: Path) -> None:
-        assert "CUDA_VISIBLE_DEVICES" not in installed(tmp_path, playing=self.PLAYING).driver([]).env
+        assert "NVIDIA_VISIBLE_DEVICES" not in installed(tmp_path, playing=self.PLAYING).driver([]).env

@@ -35,6 +35,7 @@ from aliquot.dialects.registry import claim_for
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import Claim
+from aliquot.model.containers.visible import visible_cards
 from aliquot.model.device import MOST_FACTOR, Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
@@ -350,7 +351,8 @@ class Allocator:
         cards = tuple(share.uuid or numbers.get(share.card, "") for share in granted.shares)
         env = dialects.render_env(claim, grant, self._node(), granted.name, self._rules)
         env |= self._groups.environment(tenancy)
-        return Injection(tenancy, container, cards, env, self._groups.mounts(tenancy))
+        visible = visible_cards(cards, self._node().cards)
+        return Injection(tenancy, container, cards, env, self._groups.mounts(tenancy), visible)
 
 
 def _not_granted(pod: PodObject) -> str:

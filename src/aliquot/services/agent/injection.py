@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -43,6 +43,7 @@ class Injection:
     cards: tuple[str, ...]  # UUIDs
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()  # of its group
+    visible: Mapping[str, str] = field(default_factory=dict)  # names its cards where it can see all of the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class MountInjector:
                 link.unlink(missing_ok=True)
 
     def _write_environment(self, path: Path, injection: Injection) -> None:
-        found = {"CUDA_VISIBLE_DEVICES": ",".join(injection.cards), **injection.environment}
+        found = {**injection.visible, **injection.environment}
         _clear(path)
         path.write_bytes(b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in found.items()))
         path.chmod(0o644)  # containers run as any user

@@ -63,6 +63,6 @@ def _simulated(playing: Playing, uuids: Sequence[str]) -> Edits:
     makes a new socket there. Show only the granted cards, as a real driver with NVIDIA's runtime does."""
     env = {SIM_VARIABLE: playing.socket, "LD_LIBRARY_PATH": shims.IN_CONTAINERS}
     if uuids:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+        env["NVIDIA_VISIBLE_DEVICES"] = ",".join(uuids)
     folder = os.path.dirname(playing.socket)
     return Edits(env, mounts=(Mount(folder, folder),))

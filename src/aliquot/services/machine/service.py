@@ -29,6 +29,7 @@ from aliquot.adapters.host.users import read_lent
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.arbiter.timeline import Record
 from aliquot.dialects import QgpuRules
+from aliquot.model.containers.visible import visible_cards, visible_in_group
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
 from aliquot.model.status.machine import DaemonStatus
@@ -131,7 +132,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         store=store,
         arbiter=arbiter,
         watch=lambda tenancy: watch_root(machine, tenancy),
-        environment=lambda tenancy, folder: _environment(setup, tenancy, folder, groups),
+        environment=lambda tenancy, folder: _environment(setup, tenancy, folder, groups, cards),
         names=_names(setup.nodes),
         pool_mib=_host_pool(store, setup, cards),
         groups=groups,
@@ -140,7 +141,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         machine,
         store.objects,
         Supervisors(home.control),
-        lambda tenancy, folder: _environment(setup, tenancy, folder, groups),
+        lambda tenancy, folder: _environment(setup, tenancy, folder, groups, cards),
         setup.log_limit,
     )
     machine.configure(_rules(machine.rules, setup))
@@ -208,13 +209,15 @@ def _names(count: int) -> tuple[str, ...]:
     return (socket.gethostname(),) if count == 1 else tuple(f"node-{at}" for at in range(count))
 
 
-def _environment(setup: Setup, tenancy: Tenancy, folder: str, groups: Groups) -> TenantEnvironment:
-    cards = ",".join(share.uuid for share in tenancy.shares)
+def _environment(
+    setup: Setup, tenancy: Tenancy, folder: str, groups: Groups, cards: Sequence[Card]
+) -> TenantEnvironment:
+    uuids = [share.uuid for share in tenancy.shares]
     own = {
         TENANT_VARIABLE: folder,
         NAME_VARIABLE: tenancy.tenant.name,
-        "CUDA_VISIBLE_DEVICES": cards,
-        "NVIDIA_VISIBLE_DEVICES": cards,
+        **(visible_in_group(len(uuids)) if tenancy.group else visible_cards(uuids, cards)),
+        "NVIDIA_VISIBLE_DEVICES": ",".join(uuids),
     }
     return TenantEnvironment({**setup.environment, **own, **groups.environment(tenancy)}, setup.front)
 

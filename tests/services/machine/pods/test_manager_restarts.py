@@ -151,4 +151,4 @@ class TestNodes:
         result = two.machine.aliquot(
             "run", "--gpus", "2", "--memory", "20", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"
         )
-        assert result.stdout == "GPU-2,GPU-3\n"
+        assert result.stdout == "2,3\n"
