@@ -30,7 +30,12 @@
 #define ALQ_LONGEST_LASTING  250000u
 #define ALQ_LASTING_NS       300000000000ull
 
-/* One card of the tenant. Written by the daemon alone. */
+/* Lengths of gaps: the first is up to ALQ_GAP_NS, each next one up to the square root of two times as long, the last is of
+ * any length. */
+#define ALQ_GAPS    24
+#define ALQ_GAP_NS  50000ull
+
+/* One card of the tenant. Written by the daemon alone, but for `gaps`. */
 struct alq_card {
     char     uuid[48];      /* "GPU-xxxxxxxx-xxxx-...", NUL-terminated */
     uint64_t memory_limit;  /* bytes, ALQ_UNLIMITED: the whole card */
@@ -38,7 +43,8 @@ struct alq_card {
     uint32_t parkable;      /* 1: its memory may leave the card (movable.c) */
     uint32_t room_ms;       /* how long an allocation waits for room that others have; 0: not at all */
     uint64_t reserve;       /* bytes of the card that memory which may leave does not take: the mover starts there */
-    uint8_t  pad[48];
+    uint16_t gaps[ALQ_GAPS];    /* processes: how often they came back after so long: from seeing their work done to the
+                             * next launch. They count round; the daemon reads them often enough */
 };
 
 /* One process on one card: a cache line. Each field has one writer, named here. */

@@ -100,6 +100,7 @@ static void forget_all(void)
     alq_mover_forget();
     alq_parking_forget();
     alq_captures_forget();
+    alq_work_forget();
     alq_ordered_forget();
 }
 

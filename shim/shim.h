@@ -210,8 +210,9 @@ static inline void alq_note_fault(int result)
 
 /* ---- work.c ---- */
 void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream stream);
-void alq_busy_begin(struct alq_use *use, int ptsz, CUstream stream);
-void alq_busy_end(struct alq_use *use);
+void alq_busy_begin(struct alq_use *use, int card, int ptsz, CUstream stream);
+void alq_busy_end(struct alq_use *use, int card);
+void alq_work_forget(void);
 /* The line of the page on which work for the current card is noted; NULL: nothing to note. */
 static inline struct alq_use *alq_here(int *card)
 {
@@ -234,7 +235,7 @@ static inline struct alq_use *alq_work(bool gated, int ptsz, CUstream stream)
     if (ALQ_RARE(__atomic_load_n(&use->wake, __ATOMIC_RELAXED) | __atomic_load_n(&use->gate, __ATOMIC_RELAXED)))
         alq_work_slow(use, card, gated, ptsz, stream);
     if (gated && !__atomic_load_n(&use->busy_since_ns, __ATOMIC_RELAXED))
-        alq_busy_begin(use, ptsz, stream);
+        alq_busy_begin(use, card, ptsz, stream);
     return use;
 }
 /* One wait less. True: it was the last. Never below 0: the line may have been cleared meanwhile (the program closed our file,

@@ -1,6 +1,7 @@
 /* work.c - launches, when the daemon asked for something: tell it that there is work, or wait at the gate. */
 #define _GNU_SOURCE
 #include <linux/futex.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -8,6 +9,29 @@
 
 #define DRAIN_NS 300000L        /* between two looks whether the work before is done */
 #define ROUND_NS 100000000L     /* one sleep at the gate: a dead daemon is noticed that soon after ALQ_STALE_NS */
+
+/* When this process saw its work done; 0: it has work, or came back from that gap. */
+static uint64_t done_ns[ALQ_CARDS];
+
+/* It comes back: how long was it away? Before it waits at the gate, which is no gap of its own. */
+static void gap_ends(int card, uint64_t now)
+{
+    uint64_t done = __atomic_exchange_n(&done_ns[card], 0, __ATOMIC_RELAXED), edge = ALQ_GAP_NS;
+    struct alq_page *page = alq_page();
+    unsigned at = 0;
+    if (!done || now < done || !page)
+        return;
+    while (at < ALQ_GAPS - 1 && now - done > edge) {
+        at++;
+        edge = (at % 2 ? ALQ_GAP_NS * 181 / 128 : ALQ_GAP_NS) << at / 2;
+    }
+    __atomic_fetch_add(&page->card[card].gaps[at], 1, __ATOMIC_RELAXED);
+}
+
+void alq_work_forget(void)
+{
+    memset(done_ns, 0, sizeof done_ns);
+}
 
 /* Whether the work of the stream is done: CUDA_SUCCESS, CUDA_ERROR_NOT_READY, or an error: nobody can tell. */
 static int ask_stream(int ptsz, CUstream stream)
@@ -27,7 +51,7 @@ static void drain(struct alq_use *use, int card, int ptsz, CUstream stream)
     const struct timespec pause = { .tv_nsec = DRAIN_NS };
     int result = ask_stream(ptsz, stream);
     if (result == CUDA_ERROR_NOT_READY)
-        alq_busy_begin(use, ptsz, stream);
+        alq_busy_begin(use, card, ptsz, stream);
     while (result == CUDA_ERROR_NOT_READY) {
         if (__atomic_load_n(&use->gate, __ATOMIC_ACQUIRE) != 1 || alq_stale(card))
             return;
@@ -35,7 +59,7 @@ static void drain(struct alq_use *use, int card, int ptsz, CUstream stream)
         result = ask_stream(ptsz, stream);
     }
     if (result == CUDA_SUCCESS)
-        alq_busy_end(use);
+        alq_busy_end(use, ALQ_NO_CONTEXT);  /* it was told to stop: what follows is no gap of its own */
 }
 
 /* Waits while the gate is closed and the daemon lives. The word is shared with the daemon, so it is no private futex. */
@@ -58,22 +82,25 @@ static void wait_at_gate(struct alq_use *use, int card, int ptsz, CUstream strea
 }
 
 /* The first kernel or graph since the process last saw its work done. Copies do not count: shares are of the compute engine. */
-void alq_busy_begin(struct alq_use *use, int ptsz, CUstream stream)
+void alq_busy_begin(struct alq_use *use, int card, int ptsz, CUstream stream)
 {
     int saved = errno;
-    uint64_t idle = 0;
-    if (!alq_capturing(stream, ptsz))
-        __atomic_compare_exchange_n(&use->busy_since_ns, &idle, alq_now(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    uint64_t idle = 0, now = alq_now();
+    if (!alq_capturing(stream, ptsz) &&
+        __atomic_compare_exchange_n(&use->busy_since_ns, &idle, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        gap_ends(card, now);
     errno = saved;
 }
 
-void alq_busy_end(struct alq_use *use)
+void alq_busy_end(struct alq_use *use, int card)
 {
     uint64_t since = __atomic_load_n(&use->busy_since_ns, __ATOMIC_RELAXED);
     if (!since)
         return;
     int saved = errno;
     uint64_t now = alq_now();
+    if (card >= 0)  /* first: another thread may launch at once */
+        __atomic_store_n(&done_ns[card], now, __ATOMIC_RELAXED);
     if (__atomic_compare_exchange_n(&use->busy_since_ns, &since, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) && now > since)
         __atomic_fetch_add(&use->busy_ns, now - since, __ATOMIC_RELAXED);
     errno = saved;
@@ -85,7 +112,9 @@ void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream
     if (__atomic_load_n(&use->wake, __ATOMIC_RELAXED) && __atomic_exchange_n(&use->wake, 0, __ATOMIC_ACQ_REL))
         alq_link_wake(card);
     /* a launch on a capturing stream does not run: it becomes a node, and whoever captures may hold locks */
-    if (gated && __atomic_load_n(&use->gate, __ATOMIC_RELAXED) == 1 && !alq_capturing(stream, ptsz))
+    if (gated && __atomic_load_n(&use->gate, __ATOMIC_RELAXED) == 1 && !alq_capturing(stream, ptsz)) {
+        gap_ends(card, alq_now());
         wait_at_gate(use, card, ptsz, stream);
+    }
     errno = saved;
 }

@@ -39,7 +39,7 @@
     int result = ALQ_REAL_AS(name, symbol) args; \
     alq_note_fault(result); \
     if (use && alq_waited(use)) \
-        alq_busy_end(use);
+        alq_busy_end(use, card);
 
 #define WRAP_COPY(symbol, name, ptsz, params, args) \
     ALQ_EXPORT fn_##name symbol; \
@@ -84,7 +84,7 @@
         alq_note_fault(result); \
         struct alq_use *use = result == CUDA_SUCCESS ? alq_here(&card) : NULL; \
         if (use && !__atomic_load_n(&use->waiting, __ATOMIC_RELAXED)) \
-            alq_busy_end(use); \
+            alq_busy_end(use, card); \
         alq_done(caller); \
         return result; \
     }

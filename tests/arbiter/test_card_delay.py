@@ -6,10 +6,10 @@ import pytest
 
 from aliquot.arbiter.card import SAMPLE, CardArbiter
 from aliquot.arbiter.gaps import FIRST
-from aliquot.arbiter.roster import IDLE_AFTER, Member, Reading
+from aliquot.arbiter.roster import IDLE_AFTER, Member
 from aliquot.arbiter.timeline import Taken
 from aliquot.model.tenant import SharingRules
-from kit.cards.arbiters import BEST, IDLE, NORMAL, OFFLINE, ONLINE, card, look
+from kit.cards.arbiters import BEST, NORMAL, OFFLINE, ONLINE, card, look
 
 
 @pytest.mark.parametrize(
@@ -162,16 +162,5 @@ def test_nothing_is_taken_from_offline_work_that_has_none() -> None:
 @pytest.mark.parametrize(("busy", "contended"), [("", False), ("a", True), ("a b", True), ("n", False)])
 def test_gaps_cost_a_switch_only_while_some_offline_work_is_there_to_be_let_in(busy: str, contended: bool) -> None:
     arbiter = look(card(BEST, None, on=ONLINE, n=NORMAL, a=OFFLINE, b=OFFLINE), 1.0, busy)
-    look(arbiter, 1.001, busy)
-    assert arbiter._gaps["on"]._contended is contended
-
-
-@pytest.mark.parametrize(("before", "after", "read"), [(1.0, 1.0, 0), (1.0, 1.25, 1)])
-def test_gaps_are_read_from_what_passed_since_the_reading_before(before: float, after: float, read: int) -> None:
-    arbiter = card(BEST, None, on=ONLINE, a=OFFLINE)
-    arbiter.read({"on/1": Reading(3, False), "a/1": Reading(3, False)}, before)
-    arbiter.read({"on/1": Reading(3, False), "a/1": Reading(3, False), "nobody/1": IDLE}, after)
-    assert arbiter._gaps["on"]._open == ({"on/1": after - before} if read else {})
-    arbiter.read({"on/1": Reading(5, False, True, busy=0.25)}, after + 0.25)
-    assert arbiter._gaps["on"]._open == {}, "launches end a gap"
-    assert set(arbiter._gaps) == {"on"}
+    arbiter.read({}, 1.001, {"on": (*[0] * 23, 5)})
+    assert arbiter._gaps["on"]._switches == (5 if contended else 0)

@@ -21,6 +21,7 @@ _USE = [
 _MOVE = ["order", "state", "wanted", "why", "movable", "parked", "moves", "stays", "out_ns", "in_ns", "room"]
 _NUMBERS = [
     *("ALQ_MAGIC", "ALQ_VERSION", "ALQ_CARDS", "ALQ_SLOTS", "ALQ_CHANNELS", "ALQ_UNLIMITED", "ALQ_STALE_NS"),
+    *("ALQ_GAPS", "ALQ_GAP_NS"),
     *("ALQ_SHORTEST_LASTING", "ALQ_LONGEST_LASTING", "ALQ_LASTING_NS"),
     *("ALQ_HELLO", "ALQ_GROUP", "ALQ_DONE", "ALQ_WAKE", "ALQ_KEPT_SHIFT", "ALQ_KEPT_UNIT"),
     *("RM_IOC_CONTROL", "RM_SET_TIMESLICE", "RM_GET_TIMESLICE", "RM_DISABLE_CHANNELS", "RM_GET_GID_INFO"),
@@ -28,7 +29,7 @@ _NUMBERS = [
 ]
 _OFFSETS = {
     "struct alq_page": ["magic", "version", "cards", "slots", "card", "slot", "move"],
-    "struct alq_card": ["uuid", "memory_limit", "heartbeat_ns", "parkable", "room_ms", "reserve"],
+    "struct alq_card": ["uuid", "memory_limit", "heartbeat_ns", "parkable", "room_ms", "reserve", "gaps"],
     "struct alq_slot": ["pid", "serial", "ended", "exported", "use"],
     "struct alq_use": _USE,
     "struct alq_move": _MOVE,
@@ -72,6 +73,8 @@ def test_the_numbers_are_the_same(c: C) -> None:
         "ALQ_SLOTS": page.SLOTS,
         "ALQ_CHANNELS": link.CHANNELS,
         "ALQ_UNLIMITED": page.UNLIMITED,
+        "ALQ_GAPS": page.GAPS,
+        "ALQ_GAP_NS": page.GAP_NS,
         "ALQ_SHORTEST_LASTING": slices.SHORTEST,
         "ALQ_LONGEST_LASTING": slices.LONGEST,
         "ALQ_HELLO": link.HELLO,
@@ -92,8 +95,8 @@ def test_the_page_is_laid_out_the_same(c: C) -> None:
     assert c["struct alq_page"] == page.SIZE
     assert (c["struct alq_page.card"], c["struct alq_card"]) == (page._CARD_AT, page._CARD_SIZE)
     assert (c["struct alq_page.slot"], c["struct alq_slot"]) == (page._SLOT_AT, page._SLOT_SIZE)
-    card = ("memory_limit", "heartbeat_ns", "parkable", "room_ms", "reserve")
-    ours = [page.LIMIT, page.HEARTBEAT, page.PARKABLE, page.ROOM_MS, page.RESERVE]
+    card = ("memory_limit", "heartbeat_ns", "parkable", "room_ms", "reserve", "gaps")
+    ours = [page.LIMIT, page.HEARTBEAT, page.PARKABLE, page.ROOM_MS, page.RESERVE, page.GAPS_AT]
     assert ours == [c[f"struct alq_card.{field}"] for field in card]
     assert (c["struct alq_page.move"], c["struct alq_move"]) == (page._MOVE_AT, page._MOVE_SIZE)
     assert page.Page._move_at(3, 2) == page._MOVE_AT + (3 * page.CARDS + 2) * page._MOVE_SIZE

@@ -19,15 +19,15 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aliquot.arbiter import slices
+from aliquot.arbiter import pieces, slices
 from aliquot.arbiter.debts import Debts
 from aliquot.arbiter.differing import Ordered, difference
 from aliquot.arbiter.gaps import LATENCY, Gaps
-from aliquot.arbiter.orders import Order, Pause, Resume
+from aliquot.arbiter.orders import Hold, Open, Order, Pause, Resume
 from aliquot.arbiter.proof import Phase, Trial
 from aliquot.arbiter.roster import BUSY, IDLE_AFTER, NEVER_DRY, STILL_BUSY, Context, Member, Reading, Roster
 from aliquot.arbiter.timeline import Taken
-from aliquot.arbiter.turns import FOREVER, Rotation, Windows
+from aliquot.arbiter.turns import FOREVER, Rotation, Rounds, Windows
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules, State
@@ -57,8 +57,10 @@ class CardArbiter:
     _behind: Rotation = field(default_factory=Rotation)  # offline contexts beside online ones, and ordinary ones
     _capped: Windows = field(default_factory=Windows)  # the same, under fixed-share
     _debts: Debts = field(default_factory=Debts)
-    _gaps: dict[str, Gaps] = field(default_factory=dict)  # of online tenants
-    _former: tuple[str | None, ...] = (None, None, None)  # whose windows it was before the last step
+    _gaps: dict[str, Gaps] = field(default_factory=dict)  # by tenant
+    _brief: Rounds = field(default_factory=Rounds)  # those in front, where all wait for short pieces of work
+    _pieces: bool = False  # they take turns so
+    _former: tuple[str | None, ...] = (None, None, None, None)  # whose windows it was before the last step
     _first: dict[str, str] = field(default_factory=dict)  # by tenant: its context that began its last window in front
     _lent: str | None = None  # the ordinary context that left a part of its turn to offline work
     _online_was_active: bool = False
@@ -69,8 +71,7 @@ class CardArbiter:
 
     def admit(self, member: Member) -> None:
         """A tenant of this card, or what changed about it."""
-        if member.app_class is AppClass.ONLINE:
-            self._gaps.setdefault(member.tenant, Gaps()).latency = member.latency or LATENCY
+        self._gaps.setdefault(member.tenant, Gaps()).latency = member.latency or LATENCY
         self.roster.members[member.tenant] = member
 
     def dismiss(self, tenant: str) -> None:
@@ -108,8 +109,6 @@ class CardArbiter:
     def leave(self, name: str, now: float = -FOREVER) -> None:
         """The context is gone. What it had since the last reading cannot be read any more."""
         context = self.roster.contexts.pop(name, None)
-        if context is not None and context.tenant in self._gaps:
-            self._gaps[context.tenant].forget(name)
         if context is not None and context.settling and context.has_work and self._bound(context):
             self._debts.charge(context.tenant, min(SAMPLE, self.roster.unread(now)))
         self._ordered.pop(name, None)
@@ -125,28 +124,29 @@ class CardArbiter:
             self._ordered[name].armed = False
         self.roster.touch(name, now)
 
-    def read(self, readings: Mapping[str, Reading], now: float) -> None:
-        """What the pages say now."""
-        self._read_gaps(readings, now)
+    def read(
+        self, readings: Mapping[str, Reading], now: float, gaps: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        """What the pages say now. `gaps`: those of each tenant that ended since the last reading, by length."""
+        self._read_gaps(readings, gaps or {}, now)
         self.roster.read(readings, [name for name, was in self._ordered.items() if was.enabled is not False], now)
         for name, reading in readings.items():
             context = self.roster.contexts.get(name)
             if context is not None and context.settling and self._bound(context):
                 self._debts.charge(context.tenant, reading.had)
-                (self._capped if self._has_online() else self._front).refund(reading.had)
+                (self._capped if self._has_online() else self._brief if self._pieces else self._front).refund(
+                    reading.had
+                )
 
-    def _read_gaps(self, readings: Mapping[str, Reading], now: float) -> None:
-        """Read the gaps of online contexts from what they did since the last reading."""
+    def _read_gaps(self, readings: Mapping[str, Reading], gaps: Mapping[str, Sequence[int]], now: float) -> None:
         elapsed = self.roster.unread(now)
         contended = any(context.has_work for context in self.roster.of_class(AppClass.OFFLINE))
+        busy: dict[str, float] = {}
         for name, reading in readings.items():
-            context = self.roster.contexts.get(name)
-            if context is None or context.reading is None or context.tenant not in self._gaps or elapsed <= 0:
-                continue
-            launches = reading.launches - context.reading.launches
-            self._gaps[context.tenant].read(
-                name, elapsed, reading.busy, launches, reading.outstanding, contended=contended
-            )
+            if (context := self.roster.contexts.get(name)) is not None:
+                busy[context.tenant] = max(busy.get(context.tenant, 0.0), reading.busy)
+        for tenant, learned in self._gaps.items():
+            learned.read(gaps.get(tenant, ()), busy.get(tenant, 0.0), elapsed, contended=contended)
 
     # --- decision --------------------------------------------------------------------------------------------
 
@@ -157,17 +157,23 @@ class CardArbiter:
         settled = min(
             (context.settles for context in self.roster.contexts.values() if context.settling), default=FOREVER
         )
-        self._former = (self._front.turn, self._capped.turn, self._gated.turn)
+        self._former = (self._front.turn, self._capped.turn, self._gated.turn, self._brief.turn)
         front, behind = self._ranks()
         self._step_debts([*front, *behind], now)
-        self._dry = self._runs_dry(front)
+        lengths_of_work = {tenant: gaps.piece for tenant, gaps in self._gaps.items()}
+        self._pieces = (
+            not self._has_online()
+            and self.trial is None
+            and pieces.take_turns(front, lengths_of_work, before=self._pieces)
+        )
+        self._dry = not self._pieces and self._runs_dry(front)
         lengths = self._lengths(front, behind, now)
         enabled = self._enabled_front(front, now) | {context.name for context in behind}
         enabled -= self._waiting_behind(front, behind, now)
         enabled -= {context.name for context in (*front, *behind) if context.settling and self._pays(context)}
         if self.trial is not None:
             enabled = self._impose(self.trial, lengths, enabled)
-        turns = (self._front, self._gated, self._behind, self._capped)
+        turns = (self._front, self._gated, self._behind, self._capped, self._brief)
         interval = now + self._interval(front, behind)
         self.deadline = min(interval, settled, self._release, self._debts.until, *(turn.until for turn in turns))
         if self.trial is not None:
@@ -175,8 +181,9 @@ class CardArbiter:
         online = {context.name for context in front if self._class_of(context) is AppClass.ONLINE}
         first = self._begins_window(front)
         return difference(
-            self._ordered, [*front, *behind], lengths, enabled, online=online, held=self.held, first=first
-        )
+            self._ordered, [*front, *behind], lengths, enabled,
+            online=online, held=self.held, first=first, at_gate=self._pieces,
+        )  # fmt: skip
 
     def performed(self, effects: Iterable[tuple[Order, float]]) -> None:
         """When each order of the last tick took effect."""
@@ -186,11 +193,12 @@ class CardArbiter:
             context = self.roster.contexts.get(order.context)
             names = [order.context] if context is None else [order.context, context.tenant]
             for name in names:  # windows are tenants' in front, contexts' behind
-                if isinstance(order, Pause):
+                if isinstance(order, (Pause, Hold)):
                     pauses[name] = at
-                elif isinstance(order, Resume):
+                elif isinstance(order, (Resume, Open)):
                     resumes.setdefault(name, at)
-        for windows, former in zip((self._front, self._capped, self._gated), self._former, strict=True):
+        every: tuple[Windows | Rounds, ...] = (self._front, self._capped, self._gated, self._brief)
+        for windows, former in zip(every, self._former, strict=True):
             windows.switched(former, pauses.get(former or ""), resumes.get(windows.turn or ""))
 
     @property
@@ -266,6 +274,10 @@ class CardArbiter:
         whose queue runs dry: then they have windows that leave no rest.
         """
         quotas = self.roster.quotas(context.tenant for context in front)
+        if self._pieces:
+            self._front, self._gated = Windows(), Windows()
+            return self._take_turns(front, quotas, now)
+        self._brief = Rounds()
         working = {
             context.tenant: quotas[context.tenant] for context in front if context.active and not self._pays(context)
         }
@@ -285,6 +297,20 @@ class CardArbiter:
             turn = self._gated.step({tenant: quota / total for tenant, quota in working.items()}, now)
         return {context.name for context in front if context.tenant == turn or not context.active}
 
+    def _take_turns(self, front: Sequence[Context], quotas: Mapping[str, float], now: float) -> set[str]:
+        """Who may launch in this turn: its tenant, and those that do nothing just now, and so lose no turn."""
+        waiting = [context for context in front if context.active and not context.pauses and not self._pays(context)]
+        working = {context.tenant: quotas[context.tenant] for context in waiting}
+        fixed = self.rules.isolation is Isolation.FIXED_SHARE
+        if self.rules.isolation is Isolation.BEST_EFFORT:
+            working = dict.fromkeys(working, 1.0)
+        if not fixed:
+            working = {tenant: quota / sum(working.values()) for tenant, quota in working.items()}
+        period = pieces.period(working.values())
+        lengths = {tenant: quota * period for tenant, quota in working.items()}
+        turn = self._brief.step(lengths, now, period if fixed else 0.0)
+        return {context.name for context in front if context.tenant == turn or context not in waiting}
+
     def _begins_window(self, front: Sequence[Context]) -> str | None:
         """Which context of the tenant whose window begins runs first: each in turn. The card would begin with the same
         one each time, and where its slice is as long as the window the others would never run."""
@@ -299,10 +325,10 @@ class CardArbiter:
 
     def delay_of(self, tenant: str) -> float:
         """Seconds for which this online tenant keeps an idle card."""
-        fixed, gaps = self._fixed_delay(tenant), self._gaps.get(tenant)
+        fixed, member = self._fixed_delay(tenant), self.roster.members.get(tenant)
         if fixed is not None:
             return fixed
-        return 0.0 if gaps is None else gaps.delay
+        return self._gaps[tenant].delay if member is not None and member.app_class is AppClass.ONLINE else 0.0
 
     def _fixed_delay(self, tenant: str) -> float | None:
         """None: it is learned. The latency that a tenant accepts says more than the node's delay, which is everybody's;
@@ -440,5 +466,7 @@ class CardArbiter:
         """Seconds until activity is read again. An idle context wakes us by itself."""
         if all(context.quiet for context in (*front, *behind)):
             return REST
+        if self._pieces:
+            return pieces.LOOK
         watched = [*front, *behind] if behind or self._turns_in_front(front) else []
         return DOZE if all(context.quiet for context in watched) else SAMPLE

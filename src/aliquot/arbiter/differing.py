@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from aliquot.arbiter import slices
-from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.orders import Arm, Hold, Open, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Context
 
 
@@ -34,12 +34,14 @@ def difference(
     online: Collection[str],
     held: bool,
     first: str | None = None,
+    at_gate: bool = False,
 ) -> list[Order]:
     """Orders from what was to what shall be, which `ordered` says afterwards. `held`: offline work is, for `online`.
 
     Where no slice is tiny the next one is resumed before the former is paused, so that the card is never without
     work; otherwise the pause comes first, since two enabled tiny slices would stall each other. Of several that are
-    resumed `first` is the only one that the card finds when the former stops.
+    resumed `first` is the only one that the card finds when the former stops. `at_gate`: those that may not run are
+    held there, and the next one is let go when they are done.
     """
     pauses: list[Order] = []
     sliced: list[Order] = []
@@ -51,11 +53,12 @@ def difference(
             was.microseconds = lengths[context.name]
             sliced.append(SetSlice(context.name, was.microseconds))
         may = context.name in enabled
-        holds = not may and context.settling and not was.paused
+        holds = not may and not was.paused and (context.settling or at_gate)
         if was.enabled is not may or (was.held and not holds):
             # Resumed even when nothing is known of it: a daemon before us may have died with it paused.
             stop = Hold(context.name) if holds else Pause(context.name)
-            (resumes if may else pauses).append(Resume(context.name) if may else stop)
+            go_on = Open(context.name) if at_gate and was.held else Resume(context.name)
+            (resumes if may else pauses).append(go_on if may else stop)
             was.enabled, was.held = may, holds
         # Online work that was let go is to be heard of at once: its next launch takes the card. While offline work
         # is held it is read often, and a launch that also sends a message would take longer.
@@ -65,7 +68,7 @@ def difference(
             was.armed = True
             arms.append(Arm(context.name))
     resumes.sort(key=lambda order: order.context != first)
-    if sliced or slices.TINY in lengths.values():
+    if at_gate or sliced or slices.TINY in lengths.values():
         return [*pauses, *sliced, *resumes, *arms]
     early = 1 if resumes and resumes[0].context == first else len(resumes)
     return [*resumes[:early], *pauses, *resumes[early:], *arms]

@@ -22,7 +22,15 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Launch nothing more; nothing on the card is stopped. For a context that is being made: a pause could break it."""
+    """Launch nothing more; nothing on the card is stopped. For a context that is being made, which a pause could break;
+    and for one whose turn is over and whose work is short: it takes no call of the driver."""
+
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Launch again after a hold."""
 
     context: str
 
@@ -41,4 +49,4 @@ class Arm:
     context: str
 
 
-Order = SetSlice | Pause | Hold | Resume | Arm
+Order = SetSlice | Pause | Hold | Open | Resume | Arm

@@ -4,6 +4,7 @@ Rotation: offline contexts beside online ones, and ordinary ones that share with
 no progress, so exactly one is enabled; by weight, and no turn is wasted on one that is idle.
 Windows: fixed-share. Each tenant runs only in its own part of a period, independent of the others; what a window
 overran or fell short is carried to the next, so that the mean is right although a pause takes its time.
+Rounds: engines that wait for short pieces of work (pieces.py). One turn each, as long as is due, then the next one's.
 """
 
 from __future__ import annotations
@@ -53,6 +54,66 @@ class Rotation:
     def _charge(self, weights: Mapping[str, float], now: float) -> None:
         if self._since is not None and self.turn is not None and self.turn in self._had and self.turn in weights:
             self._had[self.turn] += max(0.0, now - self._since) / max(weights[self.turn], 1e-6)
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Turns one after the other. What one overran is taken from its next turns."""
+
+    turn: str | None = None
+    until: float = FOREVER
+    shortest: float = 0.0005  # a turn that is not worth its beginning
+    longest_debt: float = 0.1
+    _debts: dict[str, float] = field(default_factory=dict)
+    _began: float = 0.0  # the round
+    _since: float = 0.0
+
+    def step(self, lengths: Mapping[str, float], now: float, period: float = 0.0) -> str | None:
+        """Whose turn it is, among these that have work; None: nobody's, for what a round lacks of the period."""
+        self._since = now
+        if len(lengths) < 2 and not period:
+            self.turn, self.until = next(iter(lengths), None), FOREVER
+            return self.turn
+        if now < self.until != FOREVER and (self.turn is None or self.turn in lengths):
+            return self.turn
+        if self.turn is not None and self.until != FOREVER:
+            self._charge(self.turn, now - self.until)
+        self._debts = {name: debt for name, debt in self._debts.items() if name in lengths}
+        self.turn, self.until = self._next(lengths, now, period)
+        return self.turn
+
+    def _next(self, lengths: Mapping[str, float], now: float, period: float) -> tuple[str | None, float]:
+        names, last = sorted(lengths), self.turn
+        while names:
+            following = next((name for name in names if last is not None and name > last), None)
+            if following is None and last is not None and now < self._began + period - self.shortest:
+                return None, self._began + period
+            if following is None:
+                following, self._began = names[0], now
+            due = lengths[following] - self._debts.pop(following, 0.0)
+            if due > min(self.shortest, lengths[following] / 2):
+                return following, now + due
+            self._charge(following, -due)
+            last = following
+        return None, FOREVER
+
+    def switched(self, former: str | None, stopped: float | None, began: float | None) -> None:
+        """When the last step's orders took effect: the former one stopped, the one whose turn it is began."""
+        if former == self.turn:
+            return
+        if former is not None and stopped is not None:
+            self._charge(former, stopped - self._since)
+        if began is not None and self.until != FOREVER:
+            self.until += max(0.0, began - self._since)
+
+    def refund(self, seconds: float) -> None:
+        """A tenant that could not be stopped had so much of the turn."""
+        if self.until != FOREVER:
+            self.until += seconds
+
+    def _charge(self, name: str, seconds: float) -> None:
+        if seconds > 0:
+            self._debts[name] = min(self.longest_debt, self._debts.get(name, 0.0) + seconds)
 
 
 @dataclass(slots=True)

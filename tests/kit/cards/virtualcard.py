@@ -10,6 +10,7 @@ performed one after the other, as the node's daemon does.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,15 +19,17 @@ from math import inf
 
 from aliquot.arbiter.account import divide
 from aliquot.arbiter.card import CardArbiter
-from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.gaps import EDGES, LENGTHS
+from aliquot.arbiter.orders import Arm, Hold, Open, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import SharingRules
 
 _STOCK = 2_048_000  # the slice of a context that nobody ordered anything of; nanoseconds, as all times in this file
 _RING = 200_000  # from a launch to the daemon's hearing of it
+_GATE = 100_000  # from the daemon's word on a page to the launch that waited for it
 _BEAT = 100_000_000  # the daemon looks at least this often
-_LONGEST_DRAIN, _DRAIN_CHECK = 100_000_000, 500_000  # as in runtime/cards/performing.py
+_LONGEST_DRAIN, _DRAIN_CHECK = 100_000_000, 160_000  # as in runtime/cards/performing.py
 _MOST_ROUNDS = 50  # without time passing: more is a decision that never settles
 
 Event = Callable[[CardArbiter, float], None]
@@ -75,6 +78,7 @@ class _Context:
     latencies: list[float] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)  # those of the first piece of each request
     left: int = 0  # pieces of the request to come
+    seen_done: int | None = None  # when it saw all its work done, until the next comes
 
     @property
     def kernel(self) -> int:
@@ -140,6 +144,7 @@ class VirtualCard:
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._serial = count()
         self._inbox: list[Event] = []
+        self._gaps: dict[str, list[int]] = {}  # that ended since the daemon last looked, by tenant
         self._round_at: int | None = 0  # None: orders are being performed
         self._rounds = 0
 
@@ -278,7 +283,7 @@ class VirtualCard:
         """A job of its comes."""
         if self._contexts.get(context.name) is not context:
             return
-        context.jobs.append(self._now)
+        self._add_job(context)
         context.left += context.load.pieces - 1
         if context.load.period != inf:
             self._at(self._now + round(context.load.period * 1e9), lambda: self._come(context))
@@ -288,8 +293,15 @@ class VirtualCard:
         """The next piece of the request."""
         if self._contexts.get(context.name) is context and context.left:
             context.left -= 1
-            context.jobs.append(self._now)
+            self._add_job(context)
             self._hand_over(context)
+
+    def _add_job(self, context: _Context) -> None:
+        context.jobs.append(self._now)
+        if context.seen_done is not None:
+            counts = self._gaps.setdefault(context.tenant, [0] * LENGTHS)
+            counts[bisect_left(EDGES, (self._now - context.seen_done) / 1e9)] += 1
+            context.seen_done = None
 
     def _hand_over(self, context: _Context) -> None:
         if context.launch():
@@ -303,6 +315,8 @@ class VirtualCard:
             (context.firsts if first else context.latencies).append(took)
             if context.left and not context.jobs:
                 self._at(self._now + round(context.load.gap * 1e9), lambda: self._come_again(context))
+            if not context.jobs and (context.load.waits or context.load.sees):
+                context.seen_done = self._now
             context.launched_before += context.launched
             context.done = context.launched = 0
         self._hand_over(context)
@@ -361,11 +375,13 @@ class VirtualCard:
         for name, context in self._contexts.items():
             readings[name] = _reading(context, parts.get(name, 0.0) * elapsed / 1e9, context.busy / 1e9)
             context.busy = 0
-        self.arbiter.read(readings, self.now)
+        gaps, self._gaps = self._gaps, {}
+        self.arbiter.read(readings, self.now, gaps)
         orders = self.arbiter.tick(self.now)
         self._round_at = None
         if orders:
-            closed = [] if self.arbiter.held else [order for order in orders if self._closes_gate(order)]
+            turns = any(isinstance(order, Open) for order in orders)
+            closed = [] if self.arbiter.held else [order for order in orders if self._closes_gate(order, turns=turns)]
             rest = [order for order in orders if order not in closed]
             for order in closed:
                 self.obey(order)
@@ -373,9 +389,11 @@ class VirtualCard:
         else:
             self._sleep()
 
-    def _closes_gate(self, order: Order) -> bool:
+    def _closes_gate(self, order: Order, *, turns: bool) -> bool:
         context = self._contexts.get(order.context)
-        return isinstance(order, Pause) and context is not None and not context.preemptible
+        if context is None:
+            return False
+        return (isinstance(order, Hold) and turns) or (isinstance(order, Pause) and not context.preemptible)
 
     def _drain(self, closed: list[Order], rest: deque[Order], until: int) -> None:
         """Until what was launched before the gates closed is done, or not; then the other orders."""
@@ -392,7 +410,8 @@ class VirtualCard:
         while orders:
             context = self._contexts.get(orders[0].context)
             if context is not None and context.preemptible and not isinstance(orders[0], Arm):
-                self._at(self._now + round(self._latency() * 1e9), lambda: self._performed_one(orders, first, before))
+                takes = _GATE if isinstance(orders[0], (Hold, Open)) else round(self._latency() * 1e9)
+                self._at(self._now + takes, lambda: self._performed_one(orders, first, before))
                 return
             self.obey(orders.popleft())
         self.arbiter.performed((order, at) for at, order in [*before, *self.orders[first:]])
@@ -411,9 +430,9 @@ class VirtualCard:
                 return
             case SetSlice(_, microseconds):
                 context.slice = microseconds * 1000 if context.preemptible else context.slice
-            case Pause() | Hold() | Resume():
+            case Pause() | Hold() | Open() | Resume():
                 self._hand_over(context)  # what it launched until now
-                context.paused = isinstance(order, Pause)
+                context.paused = isinstance(order, Pause) or (context.paused and isinstance(order, Open))
                 context.held = isinstance(order, Hold) or (context.held and context.paused)
                 self._hand_over(context)
             case Arm():

@@ -36,6 +36,8 @@ UNLIMITED = 2**64 - 1
 
 _CARD_AT, _CARD_SIZE = 64, 128
 _CARD = struct.Struct("<48sQQ")
+GAPS, GAP_NS = 24, 50_000  # lengths of gaps that are told apart, and the shortest
+_GAPS = struct.Struct(f"<{GAPS}H")
 _USE_SIZE = 64
 _SLOT_AT = _CARD_AT + CARDS * _CARD_SIZE
 _SLOT_SIZE = 64 + CARDS * _USE_SIZE
@@ -51,7 +53,7 @@ _FLOCK = struct.Struct("@2h2qi4x")  # struct flock
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 MOST = 2**63 - 1  # no sum is reported as more: readers have 64 bits, and a tenant can claim anything
 # offsets inside a card and inside a use
-LIMIT, HEARTBEAT, PARKABLE, ROOM_MS, RESERVE = 48, 56, 64, 68, 72
+LIMIT, HEARTBEAT, PARKABLE, ROOM_MS, RESERVE, GAPS_AT = 48, 56, 64, 68, 72, 80
 ORDER, WHY, ROOM = 0, 12, 56  # inside a move
 KEPT_SHIFT, KEPT_UNIT = 8, 2 << 20  # of its `stays`
 NO_ROOM = (1 << 64) - 1  # the answer to an allocation for which waiting would not help
@@ -218,6 +220,10 @@ class Page:
         self.set_word(slot, card, GATE, closed)
         if not closed and not self._map.closed:  # its tenant may be gone already
             _wake_waiters(self._map, self._at(slot, card) + GATE)
+
+    def gaps(self, card: int) -> tuple[int, ...]:
+        """How often its processes came back to the card after so long, by length. They count round at 65,536."""
+        return _GAPS.unpack(self._read(_CARD_AT + card * _CARD_SIZE + GAPS_AT, _GAPS.size))
 
     def set_parkable(self, card: int, parkable: bool) -> None:
         """Whether memory that its processes allocate from now on can leave the card."""

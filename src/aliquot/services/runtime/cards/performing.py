@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from aliquot.adapters.gpu import rm
 from aliquot.arbiter import slices
 from aliquot.arbiter.card import CardArbiter
-from aliquot.arbiter.orders import Arm, Hold, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.orders import Arm, Hold, Open, Order, Pause, Resume, SetSlice
 from aliquot.model.tenant import FindingKind, Level
 from aliquot.services.runtime.cards.findings import CardFindings
 from aliquot.services.runtime.cards.heartbeat import Heartbeat
@@ -21,7 +21,7 @@ from aliquot.services.runtime.processes.contexts import Context
 
 _STOCK = 2048  # microseconds: the driver's own slice
 _LONGEST_DRAIN = 0.1  # seconds that kernels in flight are waited for after a gate closed ...
-_DRAIN_CHECK = 0.0005  # ... and between two looks
+_DRAIN_CHECK = 0.0001  # ... and between two looks
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class Performer:
     def perform(self, orders: Sequence[Order]) -> list[tuple[Order, float]]:
         """When each order took effect."""
         contexts = self._occupants.contexts
-        closed = [] if self._arbiter.held else [order for order in orders if self._closes_gate(order)]
+        turns = any(isinstance(order, Open) for order in orders)
+        closed = [] if self._arbiter.held else [order for order in orders if self._closes_gate(order, turns=turns)]
         effects = self._perform_each(closed)
         if closed:
             self._drain([contexts[order.context] for order in closed])
@@ -78,9 +79,12 @@ class Performer:
             context.stopped.clear()
             self._arbiter.forget(name)
 
-    def _closes_gate(self, order: Order) -> bool:
+    def _closes_gate(self, order: Order, *, turns: bool) -> bool:
+        """Whether what it launched has to be done before the next orders. `turns`: another is let go after a hold."""
         context = self._occupants.contexts.get(order.context)
-        return isinstance(order, Pause) and context is not None and context.level is Level.GATE
+        if context is None:
+            return False
+        return (isinstance(order, Hold) and turns) or (isinstance(order, Pause) and context.level is Level.GATE)
 
     def _drain(self, contexts: Iterable[Context]) -> None:
         """Wait, but not long, until what they had launched before their gates closed is done: it runs on in the time of
@@ -125,6 +129,8 @@ class Performer:
             case Hold():
                 if not context.draining:
                     contextcontrol.hold(context)
+            case Open():
+                contextcontrol.set_gate(context, closed=False)
             case Resume():
                 contextcontrol.resume(context)
             case Arm():

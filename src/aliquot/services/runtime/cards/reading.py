@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 
+from aliquot.adapters.gpu.page import GAPS
 from aliquot.arbiter.account import Shares, divide
 from aliquot.arbiter.bill import CardBill
 from aliquot.arbiter.card import CardArbiter
@@ -70,8 +71,19 @@ class CardReader:
             )
             for name, (use, waits) in uses.items()
         }
-        arbiter.read(readings, now)
+        arbiter.read(readings, now, self._gaps())
         return readings
+
+    def _gaps(self) -> dict[str, list[int]]:
+        """The gaps that ended since the last reading, by tenant. Those of a group are its members'."""
+        found: dict[str, list[int]] = {}
+        for tenant, totals in self._occupants.totals.items():
+            before, totals.gaps = totals.gaps, totals.page.gaps(totals.card)
+            if before is not None and totals.gaps != before:
+                counts = found.setdefault(totals.group or tenant, [0] * GAPS)
+                for at, (count, last) in enumerate(zip(totals.gaps, before, strict=True)):
+                    counts[at] += (count - last) % 65536
+        return found
 
     def read_until(self, now: float) -> None:
         """Close the stretch before a tenant comes or goes. That must not fail with it."""

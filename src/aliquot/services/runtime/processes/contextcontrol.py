@@ -46,6 +46,7 @@ def hold(context: Context) -> None:
     """Let it launch nothing more, at any level."""
     for one in (context, *context.parts):
         one.page.beat(one.card, time.monotonic_ns())
+    context.drained = time.monotonic()
     set_gate(context, closed=True)
 
 

@@ -102,6 +102,7 @@ class TenantTotals:
     others: tuple[int, int] = (0, 0)  # what processes without a context had then: bytes used, and refusals
     refused: int = 0  # so far; a process takes its own number with it when it ends
     on_page: int = 0  # refusals at the last reading
+    gaps: tuple[int, ...] | None = None  # its counts of gaps, as last read
 
     def measure(self, contexts: Sequence[Context], now: float) -> tuple[int, int]:
         """Bytes in use, and allocations refused so far. Contexts count as of this round. Other processes are counted
