@@ -30,6 +30,8 @@ class Lab:
 
     def __init__(self, out: Path, seconds: float, simulate: str | None) -> None:
         self.out, self.seconds, self.simulate = out, seconds, simulate
+        # Where engines that are not ours are, and on what else than a node of ours they are measured: stock, mps.
+        self.engines, self.grounds = Path("out/engines"), tuple[str, ...]()
         # Short: unix sockets are made below it, whose names may have 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="alq"))
         paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.gpu import health, report
 from bench.gpu.children import ChildError
+from bench.gpu.engines import rows as engines
 from bench.gpu.kernellog import xids
 from bench.gpu.lab import Lab
 from bench.gpu.parking import crowds, moves
@@ -72,6 +73,7 @@ EXTRA: dict[str, Callable[[Lab], list[Row]]] = {
     "park-arrays": moves.arrays,
     "park-checkpoint": moves.checkpoint,
     "together": together.measure,
+    **engines.ROWS,
 }  # by name only: the default run stays short
 RISKY = frozenset({"memory", "holes", "chaos", "torch"})
 
@@ -87,20 +89,33 @@ def main(about: str | None) -> int:
     parser.add_argument(
         "--simulate", nargs="?", const="1x24GiB", metavar="CARDSxSIZE", help="on simulated cards (default 1x24GiB)"
     )
+    parser.add_argument(
+        "--engines",
+        type=Path,
+        default=Path("out/engines"),
+        metavar="FOLDER",
+        help="vLLM, llama.cpp: docs/performance.md",
+    )
+    parser.add_argument(
+        "--grounds", default="", metavar="stock,mps", help="rows of engines: measured there as well, in twice the time"
+    )
     options = parser.parse_args()
     if options.list:
         print("\n".join([*ROWS, *EXTRA]))
         return 0
-    names = options.only.split(",") if options.only else list(ROWS)
+    names = [row for name in options.only.split(",") for row in engines.chosen(name)] if options.only else list(ROWS)
     if unknown := sorted(set(names) - set(ROWS | EXTRA)):
-        parser.error(f"--only: {', '.join(unknown)}: unknown; there are {', '.join(ROWS | EXTRA)}")
+        parser.error(f"--only: {', '.join(unknown)}: unknown; there are engines, {', '.join(ROWS | EXTRA)}")
     if not 0.2 <= options.seconds <= 60:
         parser.error("--seconds: from 0.2 to 60")
+    if unknown := sorted(set(filter(None, options.grounds.split(","))) - {"stock", "mps"}):
+        parser.error(f"--grounds: {', '.join(unknown)}: unknown; there are stock, mps")
     options.out.mkdir(parents=True, exist_ok=True)
     # One that `timeout` ends takes its daemon and tenants with it: they would disturb the next measurement.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     lab = Lab(options.out, options.seconds, options.simulate)
+    lab.engines, lab.grounds = options.engines.resolve(), tuple(filter(None, options.grounds.split(",")))
     try:
         lab.open()
         rows = _measure(lab, names, options.limit)
