@@ -31,6 +31,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* never held over a
 bool alq_capturing(CUstream stream, int ptsz)
 {
     int status = CAPTURE_NONE;
+    if (!__atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST))
+        return false;
     int result = ptsz ? ALQ_REAL(cuStreamIsCapturing_ptsz)(stream, &status) : ALQ_REAL(cuStreamIsCapturing)(stream, &status);
     /* an error other than "no such function" means the stream takes part in somebody's capture */
     return result == CUDA_SUCCESS ? status != CAPTURE_NONE : result != CUDA_ERROR_NOT_FOUND;

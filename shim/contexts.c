@@ -44,6 +44,7 @@ static void give_back_all(const struct ending *ending)
     alq_wait_ended(ending->context);
     while (alq_take_where(ends, ending, &at, &entry))
         entry.kind == ALQ_MOVABLE ? alq_end_movable(&entry) : alq_ended(&entry);
+    alq_movable_trim();
 }
 
 #define USUAL_HEAP (8ull << 20)     /* of kernels' malloc(): what every context has, and NVML shows */

@@ -12,6 +12,8 @@
 #define SMALL (1ull << 20)          /* larger ones get whole units, as the driver does it */
 #define GRAIN 512u
 #define GRAINS (ALQ_UNIT / GRAIN)   /* of a chunk */
+#define SPARES 4
+#define SPARE_BYTES (16ull << 20)   /* of each, at most: nobody is charged for it */
 
 struct chunk {
     CUdeviceptr at;
@@ -200,8 +202,79 @@ static void drop_pieces(uint32_t i)
     }
 }
 
+/* ---- what was freed last: programs ask for the same size again, and making it anew takes four calls of the driver ---- */
+
+static struct spare { CUdeviceptr at; uint64_t bytes; uint32_t first; CUdevice device; } spares[ALQ_CARDS][SPARES];
+static unsigned oldest[ALQ_CARDS];
+
+static void note_kept(uint32_t first, bool kept)
+{
+    for (uint32_t i = first; i != ALQ_NONE; i = alq_piece(i)->next) {
+        struct alq_movable_piece *piece = alq_piece(i);
+        if (piece->kept != kept && !piece->counted)
+            alq_count_kept(piece->card, kept ? (int64_t)piece->size : -(int64_t)piece->size);
+        piece->kept = kept;
+    }
+}
+
+static void drop(CUdeviceptr at, uint64_t bytes, uint32_t first)
+{
+    drop_pieces(first);
+    ALQ_REAL(cuMemAddressFree)(at, bytes);
+}
+
+static void drop_spares(int card)
+{
+    for (unsigned i = 0; i < SPARES; i++)
+        if (spares[card][i].at) {
+            drop(spares[card][i].at, spares[card][i].bytes, spares[card][i].first);
+            spares[card][i].at = 0;
+        }
+}
+
+static bool take_spare(uint64_t bytes, int card, CUdevice device, CUdeviceptr *at, uint32_t *first)
+{
+    for (unsigned i = 0; i < SPARES; i++) {
+        struct spare *spare = &spares[card][i];
+        if (!spare->at || spare->bytes != bytes || spare->device != device)
+            continue;
+        *at = spare->at;
+        *first = spare->first;
+        spare->at = 0;
+        note_kept(*first, false);
+        return true;
+    }
+    return false;
+}
+
+/* The last few of them are kept; not what others know, nor while the memory is away. `keeps`: not of a pool, which keeps its
+ * own (kept.c). */
+static void unmake(CUdeviceptr at, uint64_t bytes, uint32_t first, int card, bool keeps)
+{
+    keeps = keeps && bytes <= SPARE_BYTES;
+    for (uint32_t i = first; i != ALQ_NONE && keeps; i = alq_piece(i)->next)
+        keeps = alq_piece(i)->resident && !alq_piece(i)->stays && !alq_piece(i)->counted;
+    if (!keeps || !alq_all_resident()) {
+        drop(at, bytes, first);
+        return;
+    }
+    struct spare *spare = &spares[card][oldest[card]++ % SPARES];
+    if (spare->at)
+        drop(spare->at, spare->bytes, spare->first);
+    *spare = (struct spare){ at, bytes, first, alq_piece(first)->device };
+    note_kept(first, true);
+}
+
+void alq_movable_trim(void)
+{
+    pthread_mutex_lock(&alq_movable_lock);
+    for (int card = 0; card < ALQ_CARDS; card++)
+        drop_spares(card);
+    pthread_mutex_unlock(&alq_movable_lock);
+}
+
 /* Addresses for `bytes`, a multiple of the unit, with memory behind them. */
-static int make(uint64_t bytes, int card, CUdevice device, CUdeviceptr *at, uint32_t *first)
+static int make_new(uint64_t bytes, int card, CUdevice device, CUdeviceptr *at, uint32_t *first)
 {
     int result = ALQ_REAL(cuMemAddressReserve)(at, bytes, ALQ_UNIT, 0, 0);
     if (result)
@@ -220,6 +293,20 @@ static int make(uint64_t bytes, int card, CUdevice device, CUdeviceptr *at, uint
     if (result) {
         drop_pieces(*first);
         ALQ_REAL(cuMemAddressFree)(*at, bytes);
+    }
+    return result;
+}
+
+static int make(uint64_t bytes, int card, CUdevice device, CUdeviceptr *at, uint32_t *first)
+{
+    if (take_spare(bytes, card, device, at, first))
+        return CUDA_SUCCESS;
+    if (alq_limit(card) - alq_used(card) < SPARES * SPARE_BYTES)   /* close to the quota they would be past it */
+        drop_spares(card);
+    int result = make_new(bytes, card, device, at, first);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        drop_spares(card);
+        result = make_new(bytes, card, device, at, first);
     }
     return result;
 }
@@ -283,7 +370,7 @@ static int make_small(uint64_t bytes, int card, CUdevice device, CUdeviceptr *p)
     return CUDA_SUCCESS;
 }
 
-static void free_small(CUdeviceptr p, uint64_t bytes)
+static void free_small(CUdeviceptr p, uint64_t bytes, bool keeps)
 {
     for (uint32_t i = 0; i < chunks.count; i++) {
         struct chunk *chunk = alq_list_at(&chunks, i);
@@ -291,8 +378,7 @@ static void free_small(CUdeviceptr p, uint64_t bytes)
             continue;
         mark(chunk, (unsigned)((p - chunk->at) / GRAIN), (unsigned)((bytes + GRAIN - 1) / GRAIN), false);
         if (chunk->spare == GRAINS) {
-            drop_pieces(chunk->piece);
-            ALQ_REAL(cuMemAddressFree)(chunk->at, ALQ_UNIT);
+            unmake(chunk->at, ALQ_UNIT, chunk->piece, chunk->card, keeps);
             chunk->at = 0;
             chunk->piece = free_chunk;
             free_chunk = i;
@@ -329,12 +415,10 @@ void alq_movable_release(const struct alq_entry *entry)
     int mode;
     bool relaxed = alq_relax(&mode);
     pthread_mutex_lock(&alq_movable_lock);
-    if (entry->size <= SMALL) {
-        free_small(entry->key, entry->size);
-    } else {
-        drop_pieces((uint32_t)entry->now);
-        ALQ_REAL(cuMemAddressFree)(entry->key, (entry->size + ALQ_UNIT - 1) / ALQ_UNIT * ALQ_UNIT);
-    }
+    if (entry->size <= SMALL)
+        free_small(entry->key, entry->size, !entry->from);
+    else
+        unmake(entry->key, (entry->size + ALQ_UNIT - 1) / ALQ_UNIT * ALQ_UNIT, (uint32_t)entry->now, entry->card, !entry->from);
     pthread_mutex_unlock(&alq_movable_lock);
     alq_unrelax(relaxed, &mode);
 }
@@ -345,12 +429,7 @@ void alq_movable_keep(const struct alq_entry *entry, bool kept)
     if (entry->size <= SMALL)
         return;
     pthread_mutex_lock(&alq_movable_lock);
-    for (uint32_t i = (uint32_t)entry->now; i != ALQ_NONE; i = alq_piece(i)->next) {
-        struct alq_movable_piece *piece = alq_piece(i);
-        if (piece->kept != kept && !piece->counted)
-            alq_count_kept(piece->card, kept ? (int64_t)piece->size : -(int64_t)piece->size);
-        piece->kept = kept;
-    }
+    note_kept((uint32_t)entry->now, kept);
     pthread_mutex_unlock(&alq_movable_lock);
 }
 
@@ -361,4 +440,5 @@ void alq_movable_forget(void)
     pieces.base = chunks.base = NULL;
     pieces.count = chunks.count = 0;
     free_piece = free_chunk = ALQ_NONE;
+    memset(spares, 0, sizeof spares);
 }

@@ -210,7 +210,7 @@ static void leave(struct alq_move *move, int card, bool halt)
     if (!why && !current)
         why = ALQ_WHY_BUSY;
     if (!why && before == ALQ_RESIDENT)
-        alq_ordered_park(card);
+        alq_ordered_park(card), alq_movable_trim();
     if (!why && halt && !alq_calls_stop(card))
         why = ALQ_WHY_BUSY;
     pthread_mutex_lock(&alq_movable_lock);

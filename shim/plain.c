@@ -195,7 +195,7 @@ int alq_cuMemFree_v2(fn_cuMemFree_v2 *real, int ptsz, CUdeviceptr p)
         alq_book(entry);
     if (pooled && result == CUDA_SUCCESS)
         alq_pool_freed(&entry);
-    else if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         alq_settle();
     return result;
 }

@@ -1,6 +1,9 @@
 /* pooled.c - stream-ordered memory: allocations, frees, and pools of the program's own. What they hold of the card: pools.c. */
 #include "pools.h"
 
+/* Bytes that a pool hands out from what it has, until the driver is asked again what it holds: of what the tenant has left. */
+#define TRUSTED(left) ((left) / 4 < 1ull << 30 ? (left) / 4 : 1ull << 30)
+
 /* ---- allocation ---- */
 
 /* What differs between the two entry points: which pool the driver will take. */
@@ -12,16 +15,51 @@ static int free_real(CUdeviceptr p, CUstream stream, int ptsz)
     return ptsz ? ALQ_REAL_AS(cuMemFreeAsync, cuMemFreeAsync_ptsz)(p, stream) : ALQ_REAL(cuMemFreeAsync)(p, stream);
 }
 
+/* Whether the pool has it, for all we know. It may be in the wrong pieces, and the pool grows: not past the tenant's quota, and
+ * the next wait sees it. With the lock held. */
+static bool has_spare(struct alq_pool *pool, uint64_t need)
+{
+    if (need > pool->spare || need > pool->trusted)
+        return false;
+    pool->spare -= need;
+    pool->trusted -= need;
+    pool->handed += need;
+    return true;
+}
+
+static void trust(struct alq_pool *pool)
+{
+    uint64_t used = alq_used(pool->card), limit = alq_limit(pool->card);
+    pool->trusted = used < limit ? TRUSTED(limit - used) : 0;
+}
+
+static int allocate_spare(const struct request *r, int card, uint64_t need, allocate_fn *call, void *real)
+{
+    int result = call(r, real);
+    if (result == CUDA_SUCCESS && r->p) {
+        alq_book((struct alq_entry){ .kind = ALQ_POOLED, .key = *r->p, .size = need, .owner = (uintptr_t)r->pool, .card = (int8_t)card });
+        return result;
+    }
+    pthread_mutex_lock(&alq_pools_lock);
+    struct alq_pool *pool = alq_pool_find(r->pool);
+    if (pool)
+        alq_pool_returned(pool, need);
+    pthread_mutex_unlock(&alq_pools_lock);
+    return result;
+}
+
 static int allocate(const struct request *r, int card, allocate_fn *call, void *real)
 {
     uint64_t need = alq_rounded(r->n), more = need, spare = 0, before = 0;
     pthread_mutex_lock(&alq_pools_lock);
     struct alq_pool *pool = alq_pool_enter(r->pool, card);
+    if (pool && has_spare(pool, need)) {
+        pthread_mutex_unlock(&alq_pools_lock);
+        return allocate_spare(r, card, need, call, real);
+    }
     if (pool) {
         spare = alq_pool_settle(pool, 0);
         before = pool->charged;
-        if (pool->managed)                  /* what it has spare is of the host, for all we know */
-            spare = 0;
         more = need > spare ? need - spare : 0;
     }
     pthread_mutex_unlock(&alq_pools_lock);
@@ -39,6 +77,8 @@ static int allocate(const struct request *r, int card, allocate_fn *call, void *
             pool->handed += need;
         alq_pool_settle(pool, more);
         grown = pool->charged > before + more;
+        if (pool->card >= 0)
+            trust(pool);
     } else if (result != CUDA_SUCCESS) {
         alq_charge(card, -(int64_t)more);
     }
@@ -141,6 +181,15 @@ int alq_cuMemAllocFromPoolAsync(fn_cuMemAllocFromPoolAsync *real, int ptsz, CUde
 int alq_cuMemFreeAsync(fn_cuMemFreeAsync *real, int ptsz, CUdeviceptr p, CUstream stream)
 {
     struct alq_entry entry;
+    bool pooled = alq_take(ALQ_POOLED, p, &entry);
+    if (pooled) {       /* nearly always, and no more need be asked then */
+        int result = real(p, stream);
+        if (result == CUDA_SUCCESS)
+            alq_pool_freed(&entry);
+        else
+            alq_book(entry);
+        return result;
+    }
     if (alq_find(ALQ_IN_GRAPH, p, &entry)) {
         CUgraph graph = alq_capturing(stream, ptsz) ? alq_graph_of(stream, ptsz) : NULL;
         int result = real(p, stream);
@@ -153,14 +202,11 @@ int alq_cuMemFreeAsync(fn_cuMemFreeAsync *real, int ptsz, CUdeviceptr p, CUstrea
     if (!alq_capturing(stream, ptsz) && alq_take(ALQ_MOVABLE, p, &entry))       /* memory of cuMemAlloc may be freed this way too */
         return entry.from ? alq_ordered_free(&entry, stream, ptsz) : alq_free_movable(&entry);
     bool plain = alq_take(ALQ_MEMORY, p, &entry) || alq_take(ALQ_OPENED, p, &entry);
-    bool pooled = !plain && alq_take(ALQ_POOLED, p, &entry);
     int result = real(p, stream);
-    if (result != CUDA_SUCCESS && (plain || pooled))
+    if (result != CUDA_SUCCESS && plain)
         alq_book(entry);
     else if (plain)
         alq_ended(&entry);
-    else if (pooled)
-        alq_pool_freed(&entry);
     return result;
 }
 

@@ -85,7 +85,9 @@ uint64_t alq_pool_settle(struct alq_pool *pool, uint64_t reserved)
         holds = pool->handed;               /* the driver takes managed memory when it is touched; it counts from the start */
     alq_charge(pool->card, (int64_t)(holds - pool->charged - reserved));
     pool->charged = holds;
-    return holds > used ? holds - used : 0;
+    pool->spare = holds > used && !pool->managed ? holds - used : 0;   /* of the host, for all we know */
+    pool->trusted = 0;
+    return pool->spare;
 }
 
 /* ---- room ---- */
@@ -169,15 +171,21 @@ bool alq_pools_within(int card)
     return true;
 }
 
+/* With the lock held. What it holds of the card stays as it is until somebody waits. */
+void alq_pool_returned(struct alq_pool *pool, uint64_t bytes)
+{
+    pool->handed -= bytes < pool->handed ? bytes : pool->handed;
+    pool->spare += pool->managed ? 0 : bytes;
+}
+
 /* A pointer of a pool was freed, in whichever way. */
 void alq_pool_freed(const struct alq_entry *entry)
 {
     pthread_mutex_lock(&alq_pools_lock);
     struct alq_pool *pool = alq_pool_find((CUmemoryPool)(uintptr_t)entry->owner);
     if (pool)
-        pool->handed -= entry->size < pool->handed ? entry->size : pool->handed;
+        alq_pool_returned(pool, entry->size);
     pthread_mutex_unlock(&alq_pools_lock);
-    alq_settle();
 }
 
 static bool pooled_on(const struct alq_entry *e, const void *card)

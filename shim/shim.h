@@ -367,6 +367,7 @@ void alq_graphs_forget(void);
 void alq_exports_forget(void);
 void alq_observe_forget(void);
 void alq_link_forget(void);
+void alq_movable_trim(void);                /* what was freed and is still there goes */
 void alq_movable_forget(void);
 void alq_handles_forget(void);
 void alq_mover_forget(void);

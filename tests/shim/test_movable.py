@@ -30,8 +30,10 @@ def test_memory_is_pieces_and_all_of_it_comes_back(parkable: Tenant) -> None:
     )
     assert seen["plain"] == 1  # the block of one byte for the next wait
     assert seen["during"] == (2 + 2 + 600) * MIB  # small ones share one unit
-    assert (seen["results"], seen["after"], seen["left"], seen["apart"]) == ([0] * 7, 0, 0, 5)
-    assert parkable.page.move(0, 0).movable == 0
+    assert (seen["results"], seen["left"], seen["apart"]) == ([0] * 7, 0, 5)
+    assert seen["after"] == (2 + 2) * MIB  # pieces of up to 16 MiB that are kept for the next
+    move = parkable.page.move(0, 0)
+    assert move.movable == move.kept == seen["after"]
 
 
 def test_allocation_of_a_pitch_can_leave_too(parkable: Tenant) -> None:
@@ -43,7 +45,9 @@ def test_allocation_of_a_pitch_can_leave_too(parkable: Tenant) -> None:
         say(made=made, pitch=pitch.value, bad=bad, taken=taken(), freed=free(p.value), after=taken())
         """)
     )
-    assert seen == {"made": 0, "pitch": 1024, "bad": 1, "taken": 4 * MIB, "freed": 0, "after": 0}
+    after = seen.pop("after")  # kept for the next
+    assert after == 4 * MIB
+    assert seen == {"made": 0, "pitch": 1024, "bad": 1, "taken": 4 * MIB, "freed": 0}
 
 
 def test_end_of_a_context_frees_its_memory(parkable: Tenant) -> None:
@@ -403,3 +407,30 @@ def test_program_whose_memory_is_away_halts_too(parkable: Tenant) -> None:
         eventually(lambda: parkable.page.move(0, 0).state == State.PARKED, 60)
         parkable.page.order(0, 0, Order.HALT)
         eventually(lambda: parkable.page.move(0, 0).state == State.HALTED, 20)
+
+
+def test_same_size_again_asks_the_driver_for_nothing(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        def made(): return cuda.fake_calls(b"cuMemCreate")
+        for n in (5, 3 * MIB, 16 * MIB): free(alloc(n)[1])
+        before = made()
+        again = [free(alloc(n)[1]) for n in (5, 3 * MIB, 16 * MIB) * 3]
+        kept = made() - before, taken()
+        large = [free(alloc(17 * MIB)[1]) for _ in range(2)]
+        say(again=again, kept=kept, large=large, made=made() - before, taken=taken(), used=used())
+        """)
+    )
+    assert (seen["again"], seen["large"]) == ([0] * 9, [0] * 2)
+    assert seen["kept"] == [0, (2 + 4 + 16) * MIB]
+    assert (seen["made"], seen["taken"], seen["used"]) == (2, (2 + 4 + 16) * MIB, 0)
+
+
+def test_what_is_kept_goes_where_the_card_is_full(parkable: Tenant) -> None:
+    seen = parkable.run(
+        with_helpers("""
+        for n in (3 * MIB, 16 * MIB): free(alloc(n)[1])
+        say(whole=alloc(4 * GIB)[0], taken=taken())
+        """)
+    )
+    assert seen == {"whole": 0, "taken": 4 << 30}
