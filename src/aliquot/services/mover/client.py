@@ -84,6 +84,13 @@ class MoverClient:
         except OSError:
             return False
 
+    def finish(self) -> None:
+        """The daemon ends. A mover that keeps nothing goes too, with its pool and its context on each card."""
+        if self._connection is not None and not self.keeps():
+            self.quit()
+        else:
+            self.close()
+
     def close(self) -> None:
         """Leave the mover alone; it ends by itself when it keeps nothing."""
         if self._connection is not None:

@@ -29,6 +29,7 @@ class Living(msgspec.Struct, frozen=True, tag="living"):
     tenants: list[str]
     complete: bool
     cards: list[str]  # with memory that may leave: the mover makes itself ready for them
+    wanted: int = 0  # bytes that may leave, or are away: the pool gets as much memory in the background
 
     def parts(self) -> Iterator[Living | Tenants]:
         """The same in packets that can be sent: a tenant can have hundreds of processes, or claim so."""
@@ -42,11 +43,11 @@ class Living(msgspec.Struct, frozen=True, tag="living"):
         tenants: list[str] = []
         for tenant, its in by_tenant.items():
             if processes and len(processes) + len(its) > _AT_A_TIME:
-                yield Living(processes, tenants, complete=False, cards=self.cards)
+                yield Living(processes, tenants, complete=False, cards=self.cards, wanted=self.wanted)
                 processes, tenants = [], []
             processes += its
             tenants.append(tenant)
-        yield Living(processes, tenants, complete=False, cards=self.cards)
+        yield Living(processes, tenants, complete=False, cards=self.cards, wanted=self.wanted)
         if self.complete:
             yield Tenants(list(by_tenant))
 
@@ -71,7 +72,7 @@ class Look(msgspec.Struct, frozen=True, tag="look"):
 
 
 class Quit(msgspec.Struct, frozen=True, tag="quit"):
-    """End. What is kept stays, for the next mover."""
+    """End. What is kept stays, for the next mover; where nothing is, the pool's memory goes."""
 
 
 class PoolState(msgspec.Struct, frozen=True):

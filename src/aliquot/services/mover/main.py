@@ -15,6 +15,7 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,12 +37,13 @@ from aliquot.services.mover.store import Key, Store
 from aliquot.wording.amounts import unlike
 
 _SIMULATED = "ALIQUOT_SIMGPU"
-_ALONE = 60.0  # seconds without a daemon and without anything kept
+_ALONE = 5.0  # seconds without a daemon and without anything kept: it died, and may come back
 _FORMER_END = 1.0  # seconds that a new connection waits for the end of the one before
 _UNREAD = struct.pack("@2l", 10, 0)  # seconds, microseconds: a shim that reads no answer for so long is given up
 _LOG_LIMIT = 16 << 20  # bytes: tenants can provoke as many lines as they like
 _MOST_SESSIONS = 8192  # of all users: each is a thread, and systemd allows a service some thousands
 _TOUCHING = min(16, os.cpu_count() or 1)  # threads: one alone clears 1-2 GB/s
+_REST = 3.0  # times as long as a step takes: tenants are not to feel that the pool grows
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +90,13 @@ class Process:
     def run(self, listener: socket.socket) -> None:
         """Serve daemons until one says to quit, or until none is connected and no memory is kept."""
         threading.Thread(target=self._warm_up, daemon=True).start()
-        listener.settimeout(5.0)
+        listener.settimeout(1.0)
         while True:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                if not self._daemons and not self._mover.kept and time.monotonic() - self._seen > _ALONE:
-                    self._store.discard()
+                alone = not self._daemons and time.monotonic() - self._seen > _ALONE
+                if alone and self._mover.discard_if_empty():
                     return
                 continue
             self._daemons += 1
@@ -112,25 +114,33 @@ class Process:
             self._mover.has_grown()
 
     def _grow(self) -> None:
-        """Chunk by chunk, first the memory, then the driver's registration, which needs a card. A simulated card has
-        hardly any contents, so its pool needs no memory."""
+        """As far as is needed, chunk by chunk: first the memory, then the driver's registration, which needs a card. At
+        full speed only while a move waits. A simulated card has hardly any contents, so its pool needs no memory."""
         if os.environ.get(_SIMULATED):
             self._mover.add_memory(0, self._store.size)
             return
+        chunks = deque(self._store.chunks())
         with ThreadPoolExecutor(_TOUCHING) as threads:
-            touched = [(chunk, threads.submit(self._store.populate, *chunk)) for chunk in self._store.chunks()]
-            for (offset, size), done in touched:
-                try:
-                    done.result()
-                except OSError as error:
-                    has, should = unlike(offset >> 20, self._store.size >> 20)
-                    self._trouble = f"the pool has {has} instead of {should}: {error.strerror} in {self._store.folder}"
-                    log.warning("pool_short", extra={"data": {"why": self._trouble}})
-                    for _, other in touched:
-                        other.cancel()
-                    return
-                self._register(offset, size)
-                self._mover.add_memory(offset, size)
+            while chunks:
+                hurry = self._mover.await_need()
+                began = time.monotonic()
+                step = [chunks.popleft() for _ in range(min(len(chunks), _TOUCHING if hurry else 1))]
+                touched = [(chunk, threads.submit(self._store.populate, *chunk)) for chunk in step]
+                for (offset, size), done in touched:
+                    try:
+                        done.result()
+                    except OSError as error:
+                        self._fell_short(offset, error)
+                        return
+                    self._register(offset, size)
+                    self._mover.add_memory(offset, size)
+                if not hurry:
+                    time.sleep(_REST * (time.monotonic() - began))
+
+    def _fell_short(self, offset: int, error: OSError) -> None:
+        has, should = unlike(offset >> 20, self._store.size >> 20)
+        self._trouble = f"the pool has {has} instead of {should}: {error.strerror} in {self._store.folder}"
+        log.warning("pool_short", extra={"data": {"why": self._trouble}})
 
     def _register(self, offset: int, size: int) -> None:
         """Without it copies are slower, and as right."""
@@ -173,8 +183,9 @@ class Process:
             case control.Serve():
                 if files:
                     self._begin_session(Connection(fileno=os.dup(files[0])), request)
-            case control.Living(processes, tenants, complete, cards):
+            case control.Living(processes, tenants, complete, cards, wanted):
                 self._mover.only(processes, None if complete else tenants)
+                self._mover.want(wanted)
                 for card in cards:
                     self._make_ready(card)
             case control.Tenants(tenants):
@@ -185,6 +196,7 @@ class Process:
                 pass
             case control.Quit():
                 log.info("mover_stopping")
+                self._mover.discard_if_empty()
                 os._exit(0)
 
     def _begin_session(self, shim: Connection, request: control.Serve) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 UNIT = 2 << 20
-CHUNK = 1 << 30  # is touched and registered with the driver at a time: no copy may cross its border
+# Is touched and registered with the driver at a time: the others on the card may wait for the driver meanwhile. No copy
+# may cross its border.
+CHUNK = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)

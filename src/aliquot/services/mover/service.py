@@ -42,6 +42,8 @@ class Mover:
 
     def __post_init__(self) -> None:
         self._grown = threading.Condition(self._lock)
+        self._needed = threading.Condition(self._lock)
+        self._wanted = self._short = 0  # bytes to be ready for; moves that wait for memory
         self._growing = True
         self.kept = self.store.kept()
         self.limits: dict[tuple[str, str], int | None] = {}  # by tenant and card
@@ -59,6 +61,27 @@ class Mover:
             self.pool.give_back(without(Part(offset, size), taken))
             self.warm += size
             self._grown.notify_all()
+
+    def want(self, size: int) -> None:
+        """So much may have to be kept at once: get the memory for it, but take the time."""
+        with self._lock:
+            self._wanted = size
+            self._needed.notify_all()
+
+    def await_need(self) -> bool:
+        """Wait until the pool needs more memory. True: a move waits for it."""
+        with self._lock:
+            self._needed.wait_for(lambda: self._short or self.warm < self._wanted)
+            return bool(self._short)
+
+    def discard_if_empty(self) -> bool:
+        """Give the pool's memory back where nothing is kept. From then on nothing can be kept."""
+        self._lock.acquire()  # for good
+        if self.kept:
+            self._lock.release()
+            return False
+        self.store.discard()
+        return True
 
     def has_grown(self) -> None:
         """It gets no more memory: it has all of it, or there is not more."""
@@ -149,7 +172,7 @@ class Mover:
             if limit == 0:
                 raise wire.WireError("its memory may not leave; a new connection may have another limit")
             size = sum(size for _, size in pieces)
-            self._grown.wait_for(lambda: size <= self.pool.free or size > self.pool.free + self._coming(), _GROWTH)
+            self._wait_for_memory(size)
             of = key.tenant, key.card
             if limit is not None and size + self._kept_for(*of) + self._promised[of] > limit:
                 raise PoolFullError(f"tenant {key.tenant} would park more than its limit of {limit} bytes")
@@ -162,6 +185,15 @@ class Mover:
                 raise
             self._promised[of] += size
         return made
+
+    def _wait_for_memory(self, size: int) -> None:
+        """With the lock held."""
+        if size <= self.pool.free:
+            return
+        self._short += 1
+        self._needed.notify_all()
+        self._grown.wait_for(lambda: size <= self.pool.free or size > self.pool.free + self._coming(), _GROWTH)
+        self._short -= 1
 
     def _kept_for(self, tenant: str, card: str) -> int:
         return sum(

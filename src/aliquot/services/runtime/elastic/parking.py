@@ -213,7 +213,7 @@ class Parking:
             except Exception:  # the next round must come
                 log.exception("parking_failed")
                 pause = _CALM
-        self.mover.close()
+        self.mover.finish()
 
     def _take(self, message: tuple[socket.socket, control.Serve] | None) -> None:
         if message is None:
@@ -277,7 +277,9 @@ class Parking:
         known = [tenancy.tenant.id for tenancy in there]
         complete = now - self._began > _SETTLED
         claimed = self._sightings.parked_elsewhere(None)  # before the answer: what leaves meanwhile is in that
-        self.mover.living(control.Living(living, known, complete, sorted(cards & self._loops.keys())))
+        wanted = claimed + sum(self._sightings.leaving.values())
+        ready = sorted(cards & self._loops.keys())
+        self.mover.living(control.Living(living, known, complete, ready, min(wanted, self.mover.size)))
         self._unfounded.append(0 if self.mover.state is None else max(0, claimed - self.mover.state.parked))
 
     def _living(self, tenancies: list[Tenancy]) -> list[tuple[str, int, int]]:
