@@ -38,7 +38,7 @@ def test_queues_that_run_dry_lose_no_share(isolation: Isolation, kernel: float, 
     most = alone(DRY[kernel])
     found = shares(isolation, [DRY[kernel]] * len(quotas), quotas)
     assert [share / most for share in found] == [pytest.approx(quota, abs=0.02) for quota in quotas]
-    assert sum(found) >= 0.97 * most
+    assert sum(found) >= 0.96 * most  # turns of some milliseconds cost that; with those of 50 ms it was 0.97
 
 
 @pytest.mark.parametrize("isolation", [Isolation.BURST_SHARE, Isolation.FIXED_SHARE])

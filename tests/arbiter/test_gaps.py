@@ -293,3 +293,14 @@ def test_switches_get_dearer_with_each_second_that_missed_the_latency_and_cheape
     assert second(0, 0) == pytest.approx((5, 16 / 1.2))
     assert second(2, 0) == pytest.approx((5, 16 / 1.2**2))
     assert second(3, 1)[0] == 6
+
+
+def test_takings_are_counted_per_request() -> None:
+    """Ten requests of ten tokens each: the card is given away between requests, and not between tokens."""
+    gaps = Gaps()
+    for _ in range(10):
+        for _ in range(9):
+            gaps.read(at(0.0004), 0.001, 0.0014)
+        gaps.read(at(0.15), 0.001, 0.151)
+    assert gaps.requests == 10
+    assert gaps.takings <= 20

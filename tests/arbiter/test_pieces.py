@@ -51,7 +51,10 @@ def test_engines_together_get_what_one_has_alone_and_no_token_waits_long(load: L
 def test_quotas_divide_turns(load: Load, isolation: Isolation) -> None:
     alone = together([load]).share("t0")
     card = together([load] * 2, isolation, (0.7, 0.3))
-    assert [card.share(f"t{at}") / alone for at in range(2)] == [pytest.approx(part, abs=0.03) for part in (0.7, 0.3)]
+    found = [card.share(f"t{at}") / alone for at in range(2)]
+    whole = sum(found) if isolation is Isolation.BURST_SHARE else 1.0  # two overlap where one alone leaves gaps
+    assert sum(found) >= 0.95
+    assert [part / whole for part in found] == [pytest.approx(part, abs=0.02) for part in (0.7, 0.3)]
 
 
 def test_turns_take_no_call_of_the_driver() -> None:

@@ -346,6 +346,19 @@ class CardArbiter:
         member, gaps = self.roster.members.get(tenant), self._gaps.get(tenant)
         return 0 if gaps is None or member is None or member.latency is None else gaps.missed
 
+    def taken_by(self, tenant: str) -> tuple[int, int]:
+        """How many requests an online tenant had, as far as can be told, and how often it took the card for them."""
+        member, gaps = self.roster.members.get(tenant), self._gaps.get(tenant)
+        if gaps is None or member is None or member.app_class is not AppClass.ONLINE:
+            return 0, 0
+        return gaps.requests, gaps.takings
+
+    def takes_turns(self, tenant: str) -> bool:
+        """Whether it and others wait for each short piece of their work, and so hand the card over again and again."""
+        if not self._pieces:
+            return False
+        return any(context.tenant == tenant and context.active for context in self.roster.contexts.values())
+
     def _bound(self, context: Context) -> bool:
         """Whether windows bind it. Those in front of offline work they do not while online work is there."""
         if self.rules.isolation is not Isolation.FIXED_SHARE:

@@ -51,6 +51,7 @@ class Gaps:
     missed: int = 0  # seconds in which more than that was added, by what switches cost
     delay: float = FIRST
     requests: int = 0  # so far
+    takings: int = 0  # of the card from offline work, so far
     _counts: list[float] = field(default_factory=_none)
     _busy: float = 0.0  # seconds with work, among these gaps
     _strain: float = 1.0  # by how much the price was raised because the latency was missed
@@ -83,6 +84,7 @@ class Gaps:
         longest = EDGES[at] if at < len(EDGES) else 2 * LONGEST
         if longest > self.delay and contended:
             self._switches += count
+            self.takings += count
         if longest > max(self.delay, _WITHIN):
             self._waits += count
         if longest > REQUEST:

@@ -103,6 +103,9 @@ class Standing:
     hard_limit: bool = False  # the driver itself limits its memory too
     residency: Residency | None = None  # None: its memory does not leave the card
     latency_missed: int = 0  # seconds in which more was added to its requests than it accepts
+    requests: int = 0  # of online work, as far as its gaps tell them apart
+    takings: int = 0  # times it took the card from offline work
+    takes_turns: bool = False  # with others that wait for each short piece of their work (arbiter/pieces.py)
 
 
 class FindingKind(OpenCode):

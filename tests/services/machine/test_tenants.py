@@ -306,6 +306,10 @@ def test_status_of_tenant(rig: Rig) -> None:
             "hard_limit": False,
             "residency": None,
             "latency_missed_seconds": 0,
+            "requests": 0,
+            "takings": 0,
+            "preemptions_per_request": None,
+            "takes_turns": False,
         }
     ]
     assert shown["cards"][0]["memory_used_bytes"] == 5

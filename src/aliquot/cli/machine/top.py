@@ -119,6 +119,8 @@ def view(status: Status, width: int | None = None) -> str:
     lines += ["", *_empty_lines(empty, several)] if empty else []
     waiting = list(_waiting(status))
     lines += ["", *waiting] if waiting else []
+    advice = list(_advice(status))
+    lines += ["", *advice] if advice else []
     if status.findings:
         lines.append("")
         lines += [_finding(finding, status.cards) for finding in status.findings]
@@ -133,6 +135,18 @@ def _waiting(status: Status) -> Iterator[str]:
         if entry.name not in pods:
             yield f"waiting {entry.position}: {entry.name}: {reason(entry)}"
     yield from waiting_lines(pod for pod in pods.values() if pod.phase == "Pending")
+
+
+def _advice(status: Status) -> Iterator[str]:
+    """Runs of one owner that take turns token by token would get more side by side."""
+    turns: dict[tuple[str, int | str | None], list[str]] = {}
+    for tenant in status.tenants:
+        for share in tenant.cards:
+            if share.takes_turns and tenant.together is None:
+                turns.setdefault((share.uuid, tenant.uid), []).append(tenant.name)
+    for names in dict.fromkeys(tuple(names) for names in turns.values() if len(names) > 1):
+        who = " and ".join(names)
+        yield f"{who} take turns token by token: started with --together NAME each gets more of the card"
 
 
 def _empty(status: Status) -> list[CardStatus]:

@@ -157,6 +157,10 @@ class ShareStatus(Struct):
     hard_limit: bool = False  # the driver itself limits its memory too
     residency: ResidencyStatus | None = None  # null: its memory does not leave the card
     latency_missed_seconds: int = 0  # in which more was added to its requests than it accepts
+    requests: int = 0  # of online work, so far: what comes after a gap of more than 20 ms
+    takings: int = 0  # times it took the card from offline work
+    preemptions_per_request: float | None = None  # the one over the other; null: no request yet
+    takes_turns: bool = False  # with others that wait for each token, as it does: a group would give both more
 
     @property
     def limit_mib(self) -> int:

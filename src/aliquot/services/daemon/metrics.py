@@ -38,6 +38,8 @@ _OF_TENANTS = (
     ),
     ("aliquot_tenant_paused_seconds", "Time that online work took from it.", True, "paused_seconds"),
     ("aliquot_tenant_preemptions", "Times online work took the card from it.", True, "preemptions"),
+    ("aliquot_tenant_requests", "Requests of online work, as far as its gaps tell them apart.", True, "requests"),
+    ("aliquot_tenant_takings", "Times it took the card from offline work.", True, "takings"),
     ("aliquot_tenant_refused_allocations", "Allocations past its limit.", True, "refused_allocations"),
 )
 # the same of memory that may leave the card, by field of its residency in the status

@@ -86,7 +86,16 @@ def _share(share: Share, standing: Standing | None) -> ShareStatus:
         hard_limit=standing is not None and standing.hard_limit,
         residency=None if standing is None else residency_status(standing.residency),
         latency_missed_seconds=0 if standing is None else standing.latency_missed,
+        requests=0 if standing is None else standing.requests,
+        takings=0 if standing is None else standing.takings,
+        preemptions_per_request=_per_request(standing),
+        takes_turns=standing is not None and standing.takes_turns,
     )
+
+
+def _per_request(standing: Standing | None) -> float | None:
+    """None: it had no request yet."""
+    return round(standing.takings / standing.requests, 3) if standing is not None and standing.requests else None
 
 
 def residency_status(residency: Residency | None) -> ResidencyStatus | None:

@@ -34,6 +34,7 @@ def _standing(
     if state is State.RUNNING and parts == contexts and not any(members.has_work(part) for part in parts):
         state = State.IDLE  # others of its group work
     timed = occupants.totals.get(totals.group, totals)
+    requests, takings = arbiter.taken_by(timed.member.tenant)
     return Standing(
         tenant=tenant,
         uuid=uuid,
@@ -48,4 +49,7 @@ def _standing(
         refused=refused,
         paused_by=arbiter.held_by if state is State.PAUSED else None,
         latency_missed=arbiter.missed_of(timed.member.tenant),
+        requests=requests,
+        takings=takings,
+        takes_turns=arbiter.takes_turns(timed.member.tenant),
     )
