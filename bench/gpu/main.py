@@ -20,6 +20,7 @@ from bench.gpu.parking import crowds, moves
 from bench.gpu.report import Row
 from bench.gpu.rows import (
     busy_online,
+    calls,
     cap,
     chaos,
     classes,
@@ -73,6 +74,7 @@ EXTRA: dict[str, Callable[[Lab], list[Row]]] = {
     "park-arrays": moves.arrays,
     "park-checkpoint": moves.checkpoint,
     "together": together.measure,
+    "calls": calls.measure,
     **engines.ROWS,
 }  # by name only: the default run stays short
 RISKY = frozenset({"memory", "holes", "chaos", "torch"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.gpu.engines import beside, concurrency, ordinary, single
+from bench.gpu.engines import beside, concurrency, ordinary, pool, single
 from bench.gpu.engines.catalog import BESIDE, ENGINES, ORDINARY
 from bench.gpu.engines.scenes import row
 from bench.gpu.lab import Lab
@@ -21,6 +21,7 @@ def _rows() -> dict[str, Callable[[Lab], list[Row]]]:
         found[f"{PREFIX}.{names[0]}-beside-{names[1]}"] = row(names, _PAIR, beside.measured(names))
     for names in ORDINARY:
         found[f"{PREFIX}.{names[0]}-and-{names[1]}"] = row(names, _PAIR, ordinary.measured(names))
+    found[f"{PREFIX}.pool"] = row(("vllm",), _PAIR, pool.measured("vllm"))
     for mode in ("Graph", "Eager"):
         found[f"{PREFIX}.concurrency-{mode.lower()}"] = row(("vllm",), _CONCURRENCY, concurrency.measured(mode))
     for names in BESIDE:
