@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
 from kit.values.manifests import MIXED
 from testbed import objects
+from testbed.client import Refused
 from testbed.gpus import offline_pod, online_pod, qgpu_node
 from testbed.objects import Object
 from testbed.programs.wired import Wired
@@ -38,6 +42,36 @@ def full(cluster: Wired) -> Iterator[Wired]:
         cluster.plane.api("DELETE", f"{CLASSES}/{kind['metadata']['name']}")
 
 
+@contextmanager
+def _churn(cluster: Wired) -> Iterator[None]:
+    """Every 0.4 seconds Pods come and go, and a status, an annotation, a label and an amount of the node change:
+    kube-scheduler tries refused Pods again at each of them."""
+    end = threading.Event()
+
+    def keep_changing() -> None:
+        pods = "/api/v1/namespaces/default/pods"
+        for number in itertools.count():
+            with suppress(Refused):
+                change = {"metadata": {"annotations": {"example.com/tick": str(number)}}}
+                cluster.patch(f"{pods}/stays", change)
+                cluster.patch(f"{pods}/high", {"metadata": {"labels": {"tick": str(number)}}})
+                cluster.patch(f"{pods}/low/status", {"status": {"message": str(number)}})
+                cluster.patch("/api/v1/nodes/n/status", {"status": {"allocatable": {"example.com/tick": str(number)}}})
+                cluster.create(objects.pod(f"comes-{number}", {}))
+                if number:
+                    objects.delete_pod(cluster.plane, f"comes-{number - 1}")
+            if end.wait(0.4):
+                return
+
+    changing = threading.Thread(target=keep_changing)
+    changing.start()
+    try:
+        yield
+    finally:
+        end.set()
+        changing.join()
+
+
 def _nominated(cluster: Wired, name: str) -> str:
     return str(cluster.pod(name)["status"].get("nominatedNodeName", ""))
 
@@ -58,6 +92,15 @@ def test_high_priority_pod_takes_the_card_of_an_offline_one(full: Wired) -> None
     assert "deletionTimestamp" not in full.pod("stays")["metadata"], "of equal priority"
 
 
+def test_high_priority_pod_takes_a_card_while_everything_else_changes(full: Wired) -> None:
+    full.create(online_pod("high", 4, priorityClassName="urgent"))
+    with _churn(full):
+        full.await_event("low", "Preempted", "default/high (online, priority 1000)", seconds=30)
+        objects.delete_pod(full.plane, "low")  # it has ended
+        assert full.bound("high", seconds=60) == {"high": "n"}
+    assert "deletionTimestamp" not in full.pod("stays")["metadata"]
+
+
 def test_budget_blocks_and_policy_never_waits(full: Wired) -> None:
     running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     full.patch("/api/v1/namespaces/default/pods/low/status", {"status": running})
@@ -68,7 +111,7 @@ def test_budget_blocks_and_policy_never_waits(full: Wired) -> None:
     full.waits("patient")
     full.create(online_pod("high", 4, priorityClassName="urgent"))
     try:
-        full.await_event("high", "PreemptionBlocked", "default/low", "disruption budget", seconds=60)
+        full.await_event("high", "PreemptionBlocked", "PodDisruptionBudget low", "default/low", seconds=60)
         assert "deletionTimestamp" not in full.pod("low")["metadata"]
         assert _nominated(full, "high") == ""
         reasons = {reason for reason, _ in objects.events_of(full.plane, "patient")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.grant import Grant
 
 _MOST_NAMES = 10
+_BUDGET = re.compile(r"\bdisruption budget (\S+)")  # the API server's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,11 @@ def preempted(preemptor: Victim, grant: Grant, namespace: str) -> str:
 
 def blocked(victims: Sequence[Victim], grant: Grant, why: str, namespace: str) -> str:
     """The sentence for a Pod that waits because the others may not be evicted."""
-    return f"would get {place(grant)} if {_list(victims, namespace)} went, which the API server refuses now: {why}"
+    found = _BUDGET.search(why)
+    budget = f"PodDisruptionBudget {found[1]} is in the way: " if found else ""
+    return (
+        f"{budget}would get {place(grant)} if {_list(victims, namespace)} went, which the API server refuses now: {why}"
+    )
 
 
 def would_go(victims: Sequence[Victim], grant: Grant, *, preempts: bool) -> str:

@@ -183,6 +183,23 @@ def test_chart_grants_evictions_only_with_preemption(helm: Helm, on: bool) -> No
     assert ("--preemption" in made.args("aliquot-scheduler", "scheduler")) is on
 
 
+@pytest.mark.parametrize(
+    ("image", "cluster", "known"),
+    [
+        ("registry:5000/kube-scheduler:v1.36.4", "1.30", True),
+        ("kube-scheduler:v1.32.9@sha256:0", "1.36", False),
+        ("kube-scheduler:ours", "1.33", True),
+        ("kube-scheduler", "1.32", False),
+    ],
+)
+def test_kube_scheduler_gets_the_gate_of_its_queue_where_it_knows_it(
+    helm: Helm, image: str, cluster: str, known: bool
+) -> None:
+    made = Objects(render(helm, f"--set=kubeScheduler.image={image}", f"--kube-version={cluster}"))
+    words = made.args("aliquot-scheduler", "kube-scheduler")
+    assert ("--feature-gates=SchedulerPopFromBackoffQ=false" in words) is known
+
+
 def test_agent_stays_on_a_node_whose_label_of_dra_is_false(helm: Helm) -> None:
     """Without it, Pods with claims would not end: the kubelet asks the agent first."""
     made = Objects(render(helm, "--set=dra.enabled=true,mode=gpushare", "--kube-version=1.36"))

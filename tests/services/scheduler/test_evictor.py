@@ -193,7 +193,7 @@ async def test_of_two_replicas_one_acts(rig: Rig) -> None:
 
     def other_replica(verb: str, path: str) -> None:
         if verb == "patch":  # between our read and our write
-            rig.pods["high"]["metadata"]["resourceVersion"] = "other"
+            rig.set_status("high", nominatedNodeName="n1")
 
     rig.refuse = other_replica
     await rig.rounds(2.0)

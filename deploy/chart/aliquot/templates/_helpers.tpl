@@ -55,6 +55,12 @@ kai: {key: aliquot.dev/serve-kai, values: ["true"]}
 {{ ternary "aliquot-scheduler,t9k=t9k-scheduler" "aliquot-scheduler" (not (empty (include "aliquot.hasDialect" (dict "root" . "dialect" "t9k")))) }}
 {{- end -}}
 
+{{/* Whether our kube-scheduler has the gate SchedulerPopFromBackoffQ: by its image's tag, else by the cluster's version. */}}
+{{- define "aliquot.popsFromBackoff" -}}
+{{- $tag := regexFind ":v1\\.[0-9]+\\.[0-9]+" .Values.kubeScheduler.image | trimPrefix ":" -}}
+{{ if semverCompare ">=1.33-0" (default .Capabilities.KubeVersion.Version $tag) }}yes{{ end }}
+{{- end -}}
+
 {{/* Of what is there only while the release is deleted. */}}
 {{- define "aliquot.hook" -}}
 helm.sh/hook: pre-delete

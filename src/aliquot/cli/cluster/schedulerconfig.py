@@ -215,7 +215,9 @@ _COMMENTS = {
     "qps:": "Refusing a Pod writes its status; the default of 50 per second is slow for hundreds of pending Pods.",
     "podInitialBackoffSeconds:": "kube-scheduler retries a refused Pod when something changes in the cluster, but not"
     " before its back-off is over, which grows to 10 s by default. An extender cannot say which change matters, so a"
-    " free GPU would wait that long for its Pod. We answer within a millisecond: one second is enough.",
+    " free GPU would wait that long for its Pod. We answer within a millisecond: one second is enough. From 1.33 on,"
+    " start kube-scheduler with --feature-gates=SchedulerPopFromBackoffQ=false too: while idle it ignores the back-off,"
+    " and tries refused Pods at every change of any Pod.",
     "percentageOfNodesToScore:": "Consider all nodes for each Pod. Otherwise kube-scheduler offers us a different"
     " part of them each time (420 of 1,000, 500 of 5,000), and Pods cannot be packed onto the fullest card.",
     "profiles:": "percentageOfNodesToScore is left to kube-scheduler: with 100 it examines every node for every Pod,"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aliquot.services.install.preflight import Preflight
 
 _POLICIES_SINCE = (1, 30)
+_BACKOFF_SINCE = (1, 33)  # kube-scheduler's gate SchedulerPopFromBackoffQ
 _CDI_SINCE = (1, 29)  # as dialects/wire/cdi.py has it for one kubelet
 _REMOVAL_TIMEOUT = 120.0  # seconds to remove a first installation that failed
 _IMAGE_MISSING = (
@@ -222,6 +223,7 @@ async def _options(objects: ClusterObjects, given: InstallGiven, found: Prefligh
     version = parse_version(found.version)
     wanted["policies"] = isinstance(version, tuple) and version >= _POLICIES_SINCE
     wanted["env_by_annotation"] = isinstance(version, tuple) and version < _CDI_SINCE
+    wanted["pops_from_backoff"] = isinstance(version, tuple) and version >= _BACKOFF_SINCE
     if known is not None:
         return options_with(known.options, {**wanted, "image": given["image"] or _retagged(known)})
     image = given["kube_scheduler_image"] or await kube_scheduler_image(objects)

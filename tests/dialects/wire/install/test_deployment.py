@@ -184,6 +184,16 @@ def test_environment_comes_by_annotation_where_kubelets_drop_cdi() -> None:
         assert "--env-by-annotation" not in containers["kube-scheduler"].get("args", ())
 
 
+def test_gate_of_the_scheduling_queue_is_left_out_where_kube_scheduler_does_not_know_it() -> None:
+    for known in (True, False):
+        (command,) = (
+            container["command"]
+            for container in _containers(_by_kind(pops_from_backoff=known)["Deployment"]).values()
+            if container["name"] == "kube-scheduler"
+        )
+        assert ("--feature-gates=SchedulerPopFromBackoffQ=false" in command) is known
+
+
 def test_gpushare_rights_are_given_only_in_its_mode() -> None:
     def rights(mode: str) -> str:
         return json.dumps([obj for obj in tailor_objects(FILE, Options("i", "k", mode=mode), "1") if "rules" in obj])

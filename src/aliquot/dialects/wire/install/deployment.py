@@ -86,6 +86,7 @@ class Options:
     webhook_failure: str = "fail"
     policies: bool = True  # whether the cluster knows ValidatingAdmissionPolicies
     env_by_annotation: bool = False  # for kubelets that drop the CDI names of device plugins
+    pops_from_backoff: bool = True  # whether kube-scheduler knows the gate SchedulerPopFromBackoffQ
     monitoring: bool = False  # whether the cluster knows the resources of the Prometheus operator
 
 
@@ -105,6 +106,7 @@ class OptionChanges(TypedDict, total=False):
     webhook_failure: str | None
     policies: bool
     env_by_annotation: bool
+    pops_from_backoff: bool
     monitoring: bool
 
 
@@ -236,6 +238,10 @@ def _edit_scheduler(deployment: JsonObject, options: Options, config: str) -> No
     for container in workloads.containers(deployment):
         if container["name"] == _KUBE_SCHEDULER:
             container["image"] = options.kube_scheduler_image
+            if not options.pops_from_backoff:
+                container["command"] = [
+                    word for word in container["command"] if not word.startswith("--feature-gates=")
+                ]
         else:
             container["image"] = options.image
             container["args"] = [_replaced(word, changes) for word in container.get("args", ())]

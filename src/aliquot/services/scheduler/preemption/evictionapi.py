@@ -11,6 +11,7 @@ from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.decoding.openjson import JsonObject
 
 _TIMEOUT = 5.0  # seconds for one call
+_WRITES = 4  # tries of one write, where other clients write the Pod between our read and ours
 _AUTHORIZER = re.compile(r"\bcannot [a-z]+ resource\b")
 
 
@@ -78,19 +79,22 @@ def _why(error: ApiError) -> str:
 
 
 async def nominate(kube: Kube, key: str, uid: str, node: str) -> bool:
-    """Write the node as the Pod's nominatedNodeName. False where the Pod needs none any more, or another client has
-    just written the Pod: only one of two replicas can promise it a node. Raises Unsure where it may be written."""
-    try:
-        pod: PodObject = await kube.get(_path(key), into=PodObject, timeout=_TIMEOUT)
-        taken = pod.spec.node_name or (pod.status and pod.status.nominated_node_name)
-        if pod.metadata.uid != uid or pod.metadata.deletion_timestamp is not None or taken:
-            return False
-        await _write_nomination(kube, key, {"uid": uid, "resourceVersion": pod.metadata.resource_version}, node)
-    except ApiError as error:
-        if error.status in (404, 409):
-            return False
-        raise
-    return True
+    """Write the node as the Pod's nominatedNodeName. False where the Pod needs none any more, or others write the Pod
+    again and again: only one of two replicas can promise it a node. Raises Unsure where it may be written."""
+    for _ in range(_WRITES):
+        try:
+            pod: PodObject = await kube.get(_path(key), into=PodObject, timeout=_TIMEOUT)
+            taken = pod.spec.node_name or (pod.status and pod.status.nominated_node_name)
+            if pod.metadata.uid != uid or pod.metadata.deletion_timestamp is not None or taken:
+                return False
+            await _write_nomination(kube, key, {"uid": uid, "resourceVersion": pod.metadata.resource_version}, node)
+            return True
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            if error.status != 409:
+                raise
+    return False
 
 
 async def withdraw_nomination(kube: Kube, key: str, uid: str, node: str) -> bool:

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.model.claim import Claim
@@ -38,9 +39,13 @@ from aliquot.services.scheduler.preemption.tenants import is_best, nodes_to_exam
 log = logging.getLogger(__name__)
 
 _INTERVAL = 0.1  # seconds between two rounds
-_SETTLED = 1.0  # seconds after a refusal by which kube-scheduler has said whether it evicts Pods itself
+_SETTLED = 1.0  # seconds after the first refusal by which kube-scheduler has said whether it evicts Pods itself
+_OVERDUE = 1.0  # seconds after which a Pod is considered before more important ones
+_PER_ROUND = 0.3  # seconds for which more Pods are considered in a round
+_AGAIN = 0.5  # seconds until a Pod is considered again whose preemption was interrupted
+_UNKNOWN = 30.0  # seconds that our watch may be behind kube-scheduler's
 _OFFERED = 30.0  # seconds that kube-scheduler has for its own evictions, before we consider any
-_MOST_ASKED = 256  # Pods; the newest
+_MOST_ASKED = 256  # Pods; the most important
 _MOST_PLANS = 8  # in a row, each without the Pods that the API server protects from the one before
 _REST = 4.0  # pause after a node was examined, as a multiple of the time taken: binds and filters come first
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 600.0  # seconds before a Pod is considered again that could not be helped
@@ -53,7 +58,7 @@ class _Asked:
 
     claim: Claim
     names: Sequence[str]
-    not_before: float
+    not_before: float  # set by the first refusal: kube-scheduler may try the Pod again more often than any pause ends
 
 
 class Evictor:
@@ -91,19 +96,27 @@ class Evictor:
         server: anybody who may call the verbs can send any claim."""
         uid, known = claim.uid, self._cluster.pending.get(claim.uid)
         if self.enabled and uid not in self._promises and (known is None or known.claim == claim):
-            now, before = self._clock(), self._asked.pop(uid, None)
-            failures = self._failures.get(uid)
-            pause = backoff(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE) if failures else _SETTLED
-            # A pause goes on: kube-scheduler may try the Pod more often than it ends.
-            until = now + pause if before is None else max(before.not_before, now + _SETTLED)
-            self._asked[uid] = _Asked(claim, names, max(until, self._offered.get(uid, now)))
+            before = self._asked.get(uid)
+            self._asked[uid] = _Asked(claim, names, before.not_before if before else self._first_time(uid))
             if len(self._asked) > _MOST_ASKED:
-                del self._asked[next(iter(self._asked))]
+                del self._asked[min(reversed(self._asked), key=self._priority)]
+
+    def _first_time(self, uid: str) -> float:
+        """When a Pod that is refused now is considered first."""
+        now, failures = self._clock(), self._failures.get(uid)
+        pause = backoff(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE) if failures else _SETTLED
+        return max(now + pause, self._offered.get(uid, now))
+
+    def _priority(self, uid: str) -> float:
+        """That of a Pod that waits; the lowest for one that we do not know."""
+        pod = self._cluster.pending.get(uid)
+        return -math.inf if pod is None else pod.priority
 
     def note_offered(self, uid: str) -> None:
         """kube-scheduler evicts Pods for it by itself."""
-        self._asked.pop(uid, None)
-        self._offered[uid] = self._clock() + _OFFERED
+        until = self._offered.setdefault(uid, self._clock() + _OFFERED)  # not the next: all of its offers may fail
+        if uid in self._asked:
+            self._asked[uid].not_before = max(self._asked[uid].not_before, until)
 
     # --- rounds --------------------------------------------------------------------------------------------------
 
@@ -122,13 +135,19 @@ class Evictor:
         """Look once at all that is under way, and at the Pods that may need room."""
         now = self._clock()
         pending = self._cluster.pending
-        self._offered = {uid: until for uid, until in self._offered.items() if uid in pending and now < until}
+        self._offered = {
+            uid: until for uid, until in self._offered.items() if uid in pending and (now < until or uid in self._asked)
+        }
         self._failures = {uid: count for uid, count in self._failures.items() if uid in pending}
         self._promises.note_nominations(now)
         await self._promises.follow_all(now, self._forbid)
         if self.enabled and now >= self._forbidden_until:
-            for pod in self._due(now)[:1]:  # each takes many calls: promises are followed between two
-                await self._preempt_for(pod, self._asked[pod.uid])
+            for pod in self._due(now):
+                asked = self._asked.get(pod.uid)
+                if asked is not None and now >= asked.not_before and await self._consider(pod, asked):
+                    break  # it took many calls: promises are followed between two
+                if self._clock() >= now + _PER_ROUND:
+                    break
 
     def _forbid(self, error: ApiError) -> None:
         if evictionapi.lacks_right(error):
@@ -144,14 +163,14 @@ class Evictor:
     # --- making room ---------------------------------------------------------------------------------------------
 
     def _due(self, now: float) -> list[Pending]:
-        """The Pods to consider, the most important first."""
+        """The Pods to consider, the most important first; but first of all those that wait for their turn too long."""
         pending, priorities = self._cluster.pending, self._cluster.priorities
         lowest = min(0, min(priorities.values(), default=0))
         found = []
         for uid, asked in list(self._asked.items()):
             pod = pending.get(uid)
             if pod is None:  # our watch may be behind kube-scheduler's
-                useless = now >= asked.not_before
+                useless = now >= asked.not_before + _UNKNOWN
             else:
                 useless = not pod.preempts or pod.priority <= lowest or pod.claim != asked.claim
             if useless or uid in self._promises:
@@ -160,34 +179,61 @@ class Evictor:
                 continue
             elif now >= asked.not_before:
                 found.append(pod)
-        return sorted(found, key=lambda pod: -pod.priority)
+        late = {pod.uid: now - self._asked[pod.uid].not_before for pod in found}
+        return sorted(found, key=lambda pod: (-max(late[pod.uid], _OVERDUE), -pod.priority))
 
-    async def _preempt_for(self, pod: Pending, asked: _Asked) -> None:
+    async def _consider(self, pod: Pending, asked: _Asked) -> bool:
+        try:
+            return await self._preempt_for(pod, asked)
+        except (ApiError, Unreachable):
+            if not self._promises.is_unsure(pod.uid):  # else kube-scheduler tries it once that is withdrawn
+                self._asked.setdefault(pod.uid, replace(asked, not_before=self._first_time(pod.uid)))
+            raise
+
+    async def _preempt_for(self, pod: Pending, asked: _Asked) -> bool:
+        """Promise it room and evict others, where that is possible. False where there was nothing to ask the API
+        server."""
         assert isinstance(pod.claim, Claim)
         self._asked.pop(pod.uid, None)  # kube-scheduler asks again where it comes to nothing
-        for _ in range(_MOST_PLANS):
+        plan: Plan | None = None
+        for number in range(_MOST_PLANS):
             plan = await self._best_plan(pod, asked.names)
             current = self._cluster.pending.get(pod.uid)
             if plan is None or current is None or current.nominated:
-                return
+                return number > 0
             if any(victim.protected for victim in plan.victims):
-                self._evictions.report_blocked(pod, plan)
-                self._note_failure(pod.uid)
-                self.note_refused(asked.claim, asked.names)
-                return
-            if await self._evictions.try_all(plan):
-                break
-        else:
-            return
-        # What is decided now counts: the board may have changed while we asked.
-        again = self._plan_on(pod, plan.grant.node)
-        if again is None or _uids(again) != _uids(plan):
-            self.note_refused(asked.claim, asked.names)
-            return
-        if not plan.victims and not self._is_left_by_lesser(pod, plan.grant.node):
-            return
+                self._note_blocked(pod, plan, asked)
+                return True
+            if not await self._evictions.try_all(plan):
+                continue
+            # What is decided now counts: the board may have changed while we asked.
+            again = self._plan_on(pod, plan.grant.node)
+            if again is None or not _uids(again) <= _uids(plan):
+                continue
+            if again.victims or self._is_left_by_lesser(pod, again.grant.node):
+                await self._promise(pod, again, asked)
+            return True
+        assert plan is not None
+        if not _uids(plan).isdisjoint(self._evictions.protected()):
+            self._note_blocked(pod, plan, asked)
+        else:  # the board changes all the time
+            self._again(pod.uid, asked)
+        return True
+
+    async def _promise(self, pod: Pending, plan: Plan, asked: _Asked) -> None:
         if await self._promises.nominate(pod, plan.grant.node):
             await self._promises.carry_out(pod, plan)
+        else:  # other clients write the Pod again and again, or it is being deleted
+            self._again(pod.uid, asked)
+
+    def _again(self, uid: str, asked: _Asked) -> None:
+        """Consider it again, also where kube-scheduler does not."""
+        self._asked.setdefault(uid, replace(asked, not_before=max(self._clock() + _AGAIN, asked.not_before)))
+
+    def _note_blocked(self, pod: Pending, plan: Plan, asked: _Asked) -> None:
+        self._evictions.report_blocked(pod, plan)
+        self._note_failure(pod.uid)
+        self.note_refused(asked.claim, asked.names)
 
     def _is_left_by_lesser(self, pod: Pending, node: str) -> bool:
         """Whether less important Pods leave the room there, or give up what was kept for them: then it is kept for this
