@@ -28,9 +28,41 @@ static void gap_ends(int card, uint64_t now)
     __atomic_fetch_add(&page->card[card].gaps[at], 1, __ATOMIC_RELAXED);
 }
 
+/* Functions of the host that are on their way: when one runs, the work before it is done. */
+#define SEEING 256
+static struct seeing { void (*call)(void *); void *with; struct alq_use *use; uint64_t launches; int card; bool taken; } seeing[SEEING];
+
+static void see(void *at)
+{
+    struct seeing here = *(struct seeing *)at;
+    __atomic_store_n(&((struct seeing *)at)->taken, false, __ATOMIC_RELEASE);
+    if (__atomic_load_n(&here.use->launches, __ATOMIC_RELAXED) == here.launches &&     /* nothing came after it */
+        !__atomic_load_n(&here.use->waiting, __ATOMIC_RELAXED))
+        alq_busy_end(here.use, here.card);
+    here.call(here.with);
+}
+
+/* A function that is captured runs as often as its graph: that one is the program's own affair. */
+int alq_cuLaunchHostFunc(fn_cuLaunchHostFunc *real, int ptsz, CUstream stream, void (*call)(void *), void *with)
+{
+    static unsigned next;
+    int card = 0;
+    struct alq_use *use = call && !alq_capturing(stream, ptsz) ? alq_here(&card) : NULL;
+    struct seeing *place = &seeing[__atomic_fetch_add(&next, 1, __ATOMIC_RELAXED) % SEEING];
+    if (!use || __atomic_exchange_n(&place->taken, true, __ATOMIC_ACQUIRE))
+        return real(stream, call, with);
+    uint64_t launches = __atomic_load_n(&use->launches, __ATOMIC_RELAXED);
+    *place = (struct seeing){ call, with, use, launches, card, true };
+    int result = real(stream, see, place);
+    if (result)
+        __atomic_store_n(&place->taken, false, __ATOMIC_RELEASE);
+    return result;
+}
+
 void alq_work_forget(void)
 {
     memset(done_ns, 0, sizeof done_ns);
+    memset(seeing, 0, sizeof seeing);
 }
 
 /* Whether the work of the stream is done: CUDA_SUCCESS, CUDA_ERROR_NOT_READY, or an error: nobody can tell. */

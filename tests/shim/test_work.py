@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 
 import pytest
 
 from aliquot.adapters.gpu.link import Hello, Wake, receive
 from aliquot.adapters.gpu.page import GATE, WAKE
+from aliquot.arbiter.gaps import EDGES
 from shim.harness import Program, Tenant, eventually
 
 STREAM = "c_void_p(0)"
@@ -180,6 +182,30 @@ def test_busy_time_runs_from_a_kernel_to_the_end_of_a_wait(tenant: Tenant) -> No
     step()
     assert tenant.use().busy_since_ns == 0
     assert 30e6 <= tenant.use().busy_ns <= 2e9
+
+
+def test_a_function_of_the_host_sees_the_work_before_it_done(tenant: Tenant) -> None:
+    seen = tenant.run("""
+        context(); heard = []
+        call = ctypes.CFUNCTYPE(None, c_void_p)(lambda with_: heard.append(with_))
+        for _ in range(600): launch(); result = cuda.cuLaunchHostFunc(None, call, c_void_p(7))
+        say(result=result, heard=len(heard), first=heard[0])
+    """)
+    assert seen == {"result": 0, "heard": 600, "first": 7}
+    assert tenant.use().busy_since_ns == 0
+    assert tenant.use().busy_ns > 0
+
+
+def test_gaps_are_counted_by_length_from_a_wait_to_the_next_launch(tenant: Tenant) -> None:
+    tenant.run("""
+        import time
+        context()
+        for pause in (0.03, 0.03, 0.2): launch(); cuda.cuCtxSynchronize(); time.sleep(pause)
+        launch(); launch(); say()
+    """)
+    counts = tenant.page.gaps(0)
+    short = sum(counts[: bisect_left(EDGES, 0.03)])
+    assert (short, sum(counts), sum(counts[bisect_left(EDGES, 0.2) :])) == (0, 3, 1)
 
 
 def test_a_captured_kernel_does_not_make_busy(tenant: Tenant) -> None:

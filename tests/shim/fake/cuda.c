@@ -154,6 +154,9 @@ static int fake_cuCtxDestroy(void *c) { return fake_cuCtxDestroy_v2(c); }
 PUBLIC int cuCtxFromGreenCtx(void **c, void *green) { *c = green; return 0; }
 static int fake_cuGreenCtxDestroy(void *green) { return fake_cuCtxDestroy_v2(green); }
 
+/* At once: all work before it is done here. */
+static int fake_cuLaunchHostFunc(void *stream, void (*call)(void *), void *with) { (void)stream; call(with); return 0; }
+
 /* ---- plain memory and arrays ---- */
 static int make(char kind, uint64_t n, uint64_t *key)
 {
