@@ -108,7 +108,8 @@ struct alq_page {
     uint32_t magic, version;
     uint32_t cards;         /* how many of card[] are set */
     uint32_t slots;         /* ALQ_SLOTS */
-    uint8_t  pad[48];
+    uint32_t top;           /* processes: slots from here on were never taken; 0: none was */
+    uint8_t  pad[44];
     struct alq_card card[ALQ_CARDS];
     struct alq_slot slot[ALQ_SLOTS];
     struct alq_move move[ALQ_SLOTS][ALQ_CARDS];

@@ -142,7 +142,8 @@ static CUdeviceptr make(CUcontext context)
 
 void alq_wait_ahead(CUcontext context)
 {
-    CUdeviceptr p = context && room_for(context, 1) ? make(context) : 0;
+    unsigned most = __atomic_load_n(&alq_captures, __ATOMIC_SEQ_CST) ? 1 : 2;
+    CUdeviceptr p = context && room_for(context, most) ? make(context) : 0;
     if (p)
         put(context, p);
 }

@@ -156,6 +156,9 @@ static void take_slot(void)
         struct alq_slot *slot = &page->slot[i];
         if (!lock_byte((off_t)i, F_WRLCK))
             continue;
+        uint32_t top = __atomic_load_n(&page->top, __ATOMIC_SEQ_CST);
+        while (top <= i && !__atomic_compare_exchange_n(&page->top, &top, i + 1, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            ;
         clear_slot(slot);
         alq_parking_publish(page, i);
         __atomic_fetch_add(&slot->serial, 1, __ATOMIC_RELAXED);
@@ -247,7 +250,8 @@ uint64_t alq_limit(int card)
 uint64_t alq_used(int card)
 {
     uint64_t sum = 0;
-    for (unsigned i = 0; i < ALQ_SLOTS; i++) {
+    uint32_t top = __atomic_load_n(&page->top, __ATOMIC_SEQ_CST);
+    for (unsigned i = 0; i < ALQ_SLOTS && i < top; i++) {
         const struct alq_use *u = &page->slot[i].use[card];
         uint64_t each = __atomic_load_n(&u->memory, __ATOMIC_SEQ_CST) + __atomic_load_n(&u->overhead, __ATOMIC_RELAXED);
         if (__builtin_add_overflow(sum, each, &sum))

@@ -198,7 +198,8 @@ void alq_unrelax(bool relaxed, int *mode);
 /* Waits for the context's work as cuMemFree does, and answers what it does: nothing was waited for then. In no other place
  * does a thread of the program wait for all of a context on our account. */
 int alq_wait_for_context(CUcontext context);
-void alq_wait_ahead(CUcontext context);     /* what the next wait needs, while there is room for it */
+void alq_wait_ahead(CUcontext context);     /* what the next wait needs, while there is room for it,
+                                             * and one that stays: the driver would take its page anew each time */
 void alq_wait_ended(CUcontext context);
 int alq_may_allocate(void);                 /* what cuMemAlloc answers, but for the memory: that streams capture, that a kernel failed */
 extern int alq_faults;

@@ -28,7 +28,7 @@ _NUMBERS = [
     *("RM_DISABLE_MAX", "RM_INVALID_CLIENT", "RM_INVALID_OBJECT", "RM_INSUFFICIENT_PERMISSIONS", "RM_NOT_SUPPORTED"),
 ]
 _OFFSETS = {
-    "struct alq_page": ["magic", "version", "cards", "slots", "card", "slot", "move"],
+    "struct alq_page": ["magic", "version", "cards", "slots", "top", "card", "slot", "move"],
     "struct alq_card": ["uuid", "memory_limit", "heartbeat_ns", "parkable", "room_ms", "reserve", "gaps"],
     "struct alq_slot": ["pid", "serial", "ended", "exported", "use"],
     "struct alq_use": _USE,

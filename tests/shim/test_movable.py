@@ -28,7 +28,7 @@ def test_memory_is_pieces_and_all_of_it_comes_back(parkable: Tenant) -> None:
         say(plain=plain, during=during, results=results, after=taken(), left=used(), apart=apart)
         """)
     )
-    assert seen["plain"] == 1  # the block of one byte for the next wait
+    assert seen["plain"] == 2  # the block of one byte for the next wait, and one that stays
     assert seen["during"] == (2 + 2 + 600) * MIB  # small ones share one unit
     assert (seen["results"], seen["left"], seen["apart"]) == ([0] * 7, 0, 5)
     assert seen["after"] == (2 + 2) * MIB  # pieces of up to 16 MiB that are kept for the next

@@ -1,6 +1,8 @@
 """llama.cpp by its shared library: one sequence, prompt and then token by token, the largest logit found on the host.
 
-usage: llama_serve.py CONTROL_FILE SAMPLES_FILE --lib FOLDER --model FILE [--context TOKENS]
+usage: llama_serve.py CONTROL_FILE SAMPLES_FILE --lib FOLDER --model FILE [--context TOKENS] [--cpu THREADS]
+
+Without --cpu it ends where the library finds no GPU: it would compute on the CPU, and say nothing.
 
 Its parameters are structures whose end grows from release to release; only what stands at their beginning is set, and
 they are passed with room to spare, which C's calling convention on x86-64 and ARM allows.
@@ -38,11 +40,13 @@ class Batch(ctypes.Structure):
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_backend_init": (None, ()),
+    "llama_supports_gpu_offload": (ctypes.c_bool, ()),
     "llama_log_set": (None, (_LOG, _POINTER)),
     "llama_model_default_params": (Parameters, ()),
     "llama_context_default_params": (Parameters, ()),
     "llama_model_load_from_file": (_POINTER, (ctypes.c_char_p, Parameters)),
     "llama_init_from_model": (_POINTER, (_POINTER, Parameters)),
+    "llama_set_n_threads": (None, (_POINTER, _INT, _INT)),
     "llama_get_memory": (_POINTER, (_POINTER,)),
     "llama_memory_clear": (None, (_POINTER, ctypes.c_bool)),
     "llama_model_get_vocab": (_POINTER, (_POINTER,)),
@@ -73,14 +77,30 @@ def library(folder: Path) -> ctypes.CDLL:
     return found
 
 
+def load_backends(found: ctypes.CDLL, folder: Path) -> None:
+    """CUDA and CPU of a build that has them in files of their own (GGML_BACKEND_DL), as a program of llama.cpp does."""
+    try:
+        load, count = found.ggml_backend_load_all_from_path, found.ggml_backend_reg_count
+    except AttributeError:  # an older release
+        return
+    load.restype, load.argtypes = None, (ctypes.c_char_p,)
+    count.restype, count.argtypes = ctypes.c_size_t, ()
+    if not count():
+        load(os.fsencode(folder))
+
+
 class Engine:
     """One model, one context."""
 
-    def __init__(self, folder: Path, model: Path, context: int) -> None:
+    def __init__(self, folder: Path, model: Path, context: int, cpu: int) -> None:
+        """`cpu`: compute on so many threads where there is no GPU; 0: refuse to."""
         self._lib = library(folder)
         self._log = _LOG(self._say)  # kept: the library calls it as long as it lives
         self._lib.llama_log_set(self._log, None)
+        load_backends(self._lib, folder)
         self._lib.llama_backend_init()
+        if not cpu and not self._lib.llama_supports_gpu_offload():
+            raise SystemExit("llama.cpp finds no GPU")
         self._model = self._lib.llama_model_load_from_file(os.fsencode(model), self._lib.llama_model_default_params())
         if not self._model:
             raise SystemExit(f"llama.cpp does not load {model}")
@@ -90,6 +110,8 @@ class Engine:
         self._context = self._lib.llama_init_from_model(self._model, wanted)
         if not self._context:
             raise SystemExit("llama.cpp makes no context")
+        if cpu:
+            self._lib.llama_set_n_threads(self._context, cpu, cpu)
         self._memory = self._lib.llama_get_memory(self._context)
         self._sampler = self._lib.llama_sampler_init_greedy()
         self.vocabulary = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
@@ -121,8 +143,9 @@ def main() -> None:
     parser.add_argument("--lib", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--cpu", type=int, default=0, metavar="THREADS", help="go on where there is no GPU")
     options = parser.parse_args()
-    engine = Engine(options.lib, options.model, options.context)
+    engine = Engine(options.lib, options.model, options.context, options.cpu)
     for prompt in steer.prompts(512, engine.vocabulary)[:3]:
         engine.answer(prompt[: options.context // 2], 16, lambda _: None)
     steer.ready()
