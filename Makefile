@@ -134,13 +134,14 @@ e2e-versions: native $(TOOLS) ## a smoke suite on each of RELEASES="1.28 1.32 1.
 	@set -e; for release in $(RELEASES); do echo "Kubernetes $$release"; export KUBERNETES=$$release; \
 	    $(BIN)/python tests/testbed/build.py; $(BIN)/python -m pytest $(SMOKE); done
 
-check: $(TOOLS) ## lint, types, import rules, generated files
+check: $(TOOLS) ## lint, types, import rules, generated files, and how large the tree may be
 	@rm -rf out/protos && mkdir -p out/protos
 	$(call PROTOC,out/protos)
 	@for made in out/protos/$(KUBELET)/*; do cmp "$$made" "src/$(KUBELET)/$${made##*/}" || \
 	    { echo "$${made##*/} is not what its .proto file says: run make protos" >&2; exit 1; }; done
 	@$(BIN)/python web/contract.py --check
 	@$(BIN)/python web/freshness.py
+	@$(BIN)/python deploy/ceilings.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

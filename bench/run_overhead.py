@@ -34,7 +34,7 @@ LIMIT_MS = 150.0  # what is promised
 def measure(times: int) -> dict[str, float]:
     """Milliseconds before the exec: middle, 95th percentile, worst."""
     program = shutil.which("aliquot")
-    command = [program] if program else [sys.executable, "-m", "aliquot"]
+    command = [program] if program else [sys.executable, "-P", "-m", "aliquot"]
     run = [*command, "run", "--memory", "256MiB", "--", "true"]
     milliseconds(run, 3)  # caches
     alone = statistics.median(milliseconds(["true"], times))
@@ -59,13 +59,13 @@ def main() -> None:
         connect(homes())[0].close()
     except (NoDaemonError, ControlError):
         made = os.environ["ALIQUOT_HOME"] = tempfile.mkdtemp(prefix="alq")
-        up = [sys.executable, "-m", "aliquot", "up", "-d", "--listen", "0", "--simulate", arguments.simulate]
+        up = [sys.executable, "-P", "-m", "aliquot", "up", "-d", "--listen", "0", "--simulate", arguments.simulate]
         subprocess.run(up, check=True, stderr=subprocess.DEVNULL)
     try:
         found = measure(arguments.times)
     finally:
         if made:
-            subprocess.run([sys.executable, "-m", "aliquot", "down"], check=False, stdout=subprocess.DEVNULL)
+            subprocess.run([sys.executable, "-P", "-m", "aliquot", "down"], check=False, stdout=subprocess.DEVNULL)
             shutil.rmtree(made, ignore_errors=True)
     if arguments.output == "json":
         print(json.dumps({name: round(value, 1) for name, value in found.items()}))

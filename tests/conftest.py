@@ -64,13 +64,17 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return starvation.run_judged(item, nextitem) or None
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    starvation.fail_where_many_were_repeated(session)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     starvation.name_those_that_failed_first(terminalreporter)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    starvation.skip_if_no_time_left()
+    starvation.fail_if_no_time_left()
     with timelimit.limited(item, "set-up"):
         return (yield)
 

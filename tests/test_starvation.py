@@ -31,7 +31,10 @@ def pytest_runtest_protocol(item, nextitem):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
-    starvation.skip_if_no_time_left()
+    starvation.fail_if_no_time_left()
+
+def pytest_sessionfinish(session):
+    starvation.fail_where_many_were_repeated(session)
 
 def pytest_terminal_summary(terminalreporter):
     starvation.name_those_that_failed_first(terminalreporter)
@@ -113,11 +116,9 @@ def test_starved_failure_runs_again_with_new_fixtures(starved: pytest.Pytester) 
     assert outcomes(starved) == {"passed": 2}
 
 
-def test_failure_that_was_starved_each_time_is_skipped(starved: pytest.Pytester) -> None:
+def test_failure_that_was_starved_each_time_is_a_failure(starved: pytest.Pytester) -> None:
     starved.makepyfile("def test_it():\n    assert 1 == 2")
-    result = starved.runpytest_subprocess("-p", "no:cacheprovider", "-rs")
-    assert result.parseoutcomes() == {"skipped": 1}
-    result.stdout.fnmatch_lines(["*failed 3 times while the machine was starved: 33%, 33%, 33%*assert 1 == 2*"])
+    assert outcomes(starved) == {"failed": 1}
 
 
 def test_failure_on_a_calm_machine_is_a_failure(starved: pytest.Pytester) -> None:
@@ -135,6 +136,19 @@ def test_failure_in_ci_runs_again_and_is_named(starved: pytest.Pytester, monkeyp
     result.stdout.fnmatch_lines(["*passed, but failed first*", "test_twice.py::test_it (2)"])
 
 
+@pytest.mark.parametrize(("tests", "code"), [(3, pytest.ExitCode.OK), (4, pytest.ExitCode.TESTS_FAILED)])
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_run_fails_where_many_passed_only_when_repeated(
+    starved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tests: int, code: int, workers: str
+) -> None:
+    monkeypatch.setenv(starvation.REPEAT, "1")
+    once = "import os\ndef test_{0}():\n    assert os.path.exists('{0}') or open('{0}', 'w').close()\n"
+    starved.makepyfile("\n".join(once.format(f"t{number}") for number in range(tests)))
+    result = starved.runpytest_subprocess("-p", "no:cacheprovider", "-n", workers)
+    assert (result.parseoutcomes(), result.ret) == ({"passed": tests}, code)
+    result.stdout.fnmatch_lines([f"*{tests} passed, but failed first*"])
+
+
 def test_failure_without_io_is_a_failure(starved: pytest.Pytester) -> None:
     folder = starved.mkdir("tests") / "model"
     folder.mkdir()
@@ -145,7 +159,12 @@ def test_failure_without_io_is_a_failure(starved: pytest.Pytester) -> None:
 def test_no_test_begins_after_the_end(starved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(starvation.UNTIL, "1000")
     starved.makepyfile("def test_it():\n    assert False")
-    assert outcomes(starved) == {"skipped": 1}
+    assert outcomes(starved) == {"errors": 1}
+    starved.makepyfile("def test_it():\n    pass")
+    monkeypatch.setenv(starvation.REPEAT, "1")
+    result = starved.runpytest_subprocess("-p", "no:cacheprovider")
+    assert result.parseoutcomes() == {"errors": 1}
+    result.stdout.fnmatch_lines(["*did not run: no time left*"])
 
 
 def test_without_an_end_there_is_time_left() -> None:

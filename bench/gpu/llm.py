@@ -193,7 +193,7 @@ def main() -> int:
         return 0
     end, failed = time.monotonic() + options.limit, 0
     home = tempfile.mkdtemp(prefix="alq")
-    aliquot = [sys.executable, "-m", "aliquot"]
+    aliquot = [sys.executable, "-P", "-m", "aliquot"]
     own = {**os.environ, "ALIQUOT_HOME": home}
     try:
         for allocator, names in CASES.items():

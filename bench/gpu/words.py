@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ALIQUOT = (sys.executable, "-m", "aliquot")
+ALIQUOT = (sys.executable, "-P", "-m", "aliquot")
 RUNS_ALREADY = "already runs"  # what a daemon says that finds another
 
 

@@ -53,7 +53,7 @@ def ours(flags: Sequence[str] = ()) -> Contestant:
     PYTHONDONTWRITEBYTECODE is set would be compiled at every start."""
     compileall.compile_dir(Path(aliquot.__file__).parent, quiet=2)
     where = (f"--bind-address={HOST}", "--port={port}", "--metrics-port=0", "--kubeconfig={kubeconfig}")
-    command = (sys.executable, "-m", "aliquot", "scheduler", *where, *scheduler_flags(), *flags)
+    command = (sys.executable, "-P", "-m", "aliquot", "scheduler", *where, *scheduler_flags(), *flags)
     return Contestant(name="ours", verbs=OURS, command=command, ours=True)
 
 

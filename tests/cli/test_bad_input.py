@@ -238,8 +238,8 @@ def test_grace_without_enforcement_is_refused(command: tuple[str, ...]) -> None:
     [
         (["up", "--keep-usage", "week"], "'--keep-usage': \"week\" is not allowed: a whole number from 1 to 3650"),
         (["up", "--keep-usage", "0"], "'--keep-usage': \"0\" is not allowed: a whole number from 1 to 3650"),
-        (["top", "--every", "fast"], "'--every': \"fast\" is not allowed: a number from 0.1 to 60"),
-        (["top", "--every", "0"], "'--every': \"0.0\" is not allowed: a number from 0.1 to 60"),
+        (["top", "--every", "fast"], "'-d' / '--every': \"fast\" is not allowed: a number from 0.1 to 60"),
+        (["top", "--every", "0"], "'-d' / '--every': \"0.0\" is not allowed: a number from 0.1 to 60"),
         (["logs", "x", "--tail", "-1"], "'--tail': \"-1\" is not allowed: a whole number, at least 0"),
         (["logs", "x", "--tail", "it's\x1b"], "'--tail': \"it's\\x1b\" is not allowed: a whole number, at least 0"),
         (["burn", "load", "--seconds", "0"], "'--seconds': \"0.0\" is not allowed: a number above 0, at most 86400"),

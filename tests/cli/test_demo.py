@@ -26,6 +26,7 @@ from aliquot.cli.demo.promises import REAL, SIMULATED, Counter, expected_shares,
 from aliquot.cli.demo.scenario import apply_pods
 from aliquot.cli.errors import InputError
 from kit.machines.machine import ALIQUOT, Machine, cards, eventually
+from kit.running.hostilefolder import hostile_folder, taken
 
 QUOTAS = (0.5, 0.3, 0.2)
 SHORT = (*ALIQUOT, "demo", "--simulate", "2x24GiB", "--seconds", "20")
@@ -328,12 +329,18 @@ def _left(folder: Path) -> list[Any]:
     return found
 
 
-def test_shortest_demo_runs_and_leaves_nothing(folder: Path) -> None:
+def test_shortest_demo_runs_and_leaves_nothing_also_in_a_folder_of_another_user(folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [*SHORT, "-o", "json"],
-        env=_environment(folder), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=hostile_folder(tmp_path),
+        env=_environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
+    assert taken(tmp_path) == []
     report = json.loads(done.stdout)
     held = {row["key"]: row["held"] for row in report["promises"]}
     assert list(held) == [

@@ -120,6 +120,15 @@ def test_several_slices_need_as_many_cards() -> None:
     assert _fits(board, asking(8, count=2)) == ["n1"]
 
 
+def test_a_node_with_too_few_cards_says_how_many_it_has_also_when_all_are_busy() -> None:
+    board = a_board(a_node("n1", 16, 16, 16))
+    board.take("n1", Occupant({card: Usage(GIB, slices=1) for card in range(3)}))
+    counts = [refusal for refusal in _refusals(board, whole_cards(4)) if refusal.reason is Reason.CARDS]
+    assert counts == [Refusal("n1", None, Reason.CARDS, 4, 3, never=True)]
+    counts = [refusal for refusal in _refusals(board, whole_cards(2)) if refusal.reason is Reason.CARDS]
+    assert counts == [Refusal("n1", None, Reason.CARDS, 2, 0, never=False)]
+
+
 def test_a_node_of_another_mode_never_fits() -> None:
     board = a_board(a_node("n1", 16, offers=frozenset({Offer.GPUSHARE})))
     claim = asking(1, offer=Offer.QGPU)

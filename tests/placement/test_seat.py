@@ -170,3 +170,27 @@ def test_containers_never_fit_together_where_they_would_not_fit_an_empty_node(
         board.take("n1", Occupant({at: Usage(7 * GIB, slices=1) for at in range(2)}))
     (refusal,) = Chooser(board, POLICIES["binpack"]()).refusals(of(*[main(size)] * 3))
     assert (refusal.node, refusal.reason, refusal.wanted, refusal.never) == ("n1", Reason.CONTAINERS, 3, never)
+
+
+def test_init_container_may_hold_the_card_whole_that_several_containers_share_after_it() -> None:
+    board = a_board(a_node("n1", 16))
+    claim = of(main(_WHOLE, role=Role.INIT), main(4), main(6))
+    assert seated(board, claim) == [[0], [0], [0]]
+    grant = Chooser(board, POLICIES["binpack"]()).seat(claim, 0)
+    assert grant is not None
+    assert grant.usage() == {0: Usage(memory_mib=16 * GIB, slices=1, exclusive=1)}, "its own at all times"
+
+
+@pytest.mark.parametrize(
+    "containers",
+    [
+        (main(_WHOLE), main(4)),
+        (sidecar(2), main(_WHOLE, role=Role.INIT), main(4)),
+    ],
+    ids=["main containers", "a sidecar that runs on"],
+)
+def test_card_that_one_container_wants_whole_is_not_shared_with_one_that_runs_at_the_same_time(
+    containers: tuple[ContainerClaim, ...],
+) -> None:
+    assert seated(a_board(a_node("n1", 16)), of(*containers)) is None
+    assert seated(a_board(a_node("n1", 16, 16)), of(*containers)) is not None

@@ -28,7 +28,7 @@ def main() -> None:
     for kind, body, files in ((_HELLO, (os.getpid(), 200), []), (_GROUP, words, [fd]), (_DONE, (1,), [])):
         socket.send_fds(daemon, [struct.pack(f"<I2H{len(body)}I", _MAGIC, _VERSION, kind, *body)], files)
     daemon.set_inheritable(True)
-    os.execv(sys.executable, [sys.executable, "-m", "aliquot", "burn", "load", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "aliquot", "burn", "load", *sys.argv[1:]])
 
 
 def _is_device(path: str) -> bool:

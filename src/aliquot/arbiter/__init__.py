@@ -5,6 +5,7 @@
     slices.py   how long each context may run at a stretch, by policy
     turns.py    who may run at all where only one may: rotation by weight, windows by quota
     debts.py    what newcomers had before they could be paused, and how their tenants pay for it
+    pieces.py   who goes next where tenants wait for each piece of their work
     gaps.py     how long online work keeps an idle card, learned from its own gaps
     card.py     one card: from who is there and what they do to the orders, and when to look again
     differing.py  what was ordered before, and which orders lead from there to what shall be

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from aliquot.adapters.host.home import SIM_VARIABLE, Home
+from aliquot.adapters.host.process import ourselves
 from aliquot.cli.amounts import SIMULATE_ALLOWED, AmountError, Cards, parse_cards
 from aliquot.cli.errors import InputError
 
@@ -71,7 +72,7 @@ def with_stand_ins(
         **({} if running is not None else {_OURS: _identity(playing)}),
     }
     before_again()
-    return os.execve(sys.executable, [sys.executable, "-P", "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606
+    return os.execve(sys.executable, ourselves.aliquot(*sys.argv[1:]), environment)  # noqa: S606
 
 
 def _identity(playing: Playing) -> str:

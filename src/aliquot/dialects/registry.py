@@ -119,6 +119,7 @@ def remarks(pod: object, rules: Rules = DEFAULT_RULES) -> list[str]:
     if view is None:
         return []
     found = hami.remarks(view) if hami.DIALECT in rules.served else []
+    found += gpushare.remarks(view) if gpushare.DIALECT in rules.served else []
     slips = as_labels(view, rules.served)
     others = [*(kai.remarks(view) if kai.DIALECT in rules.served else ()), *slips, *as_annotations(view)]
     meant = bool(slips) and (kai.FRACTION in view.labels or kai.MEMORY in view.labels)  # and so it asks for nothing

@@ -152,6 +152,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         """Compute that is promised to others than offline work: a card held whole is booked whole."""
         return CORE_MILLI if self.exclusive else self.core_milli
 
+    @property
+    def is_contested(self) -> bool:
+        """Whether the card is held whole, and by more than one."""
+        return self.exclusive > 0 and self.slices > 1
+
     def __add__(self, other: Usage) -> Usage:
         return Usage(
             self.memory_mib + other.memory_mib,
@@ -175,20 +180,28 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 def peak(parts: Iterable[tuple[Role, Usage]]) -> Usage:
     """The most that is in use at once, counted as Kubernetes counts: max(init peak, sum of app and sidecars).
 
-    The parts come in the Pod's order, init containers and sidecars first.
+    The parts come in the Pod's order, init containers and sidecars first. What is held whole at one time is the Pod's
+    alone at all times; more than one slice beside that means that two of its parts want the same at once.
     """
     in_order = list(parts)
     if len(in_order) == 1:  # nearly all Pods
         return in_order[0][1]
     sidecars = mains = highest = Usage()
+    clash = False
     for role, usage in in_order:
         if role is Role.SIDECAR:
             sidecars += usage
         elif role is Role.INIT:
-            highest |= sidecars + usage
+            now = sidecars + usage
+            highest |= now
+            clash = clash or now.is_contested
         else:
             mains += usage
-    return highest | (sidecars + mains)
+    last = sidecars + mains
+    highest |= last
+    if not highest.is_contested or clash or last.is_contested:
+        return highest
+    return msgspec.structs.replace(highest, slices=1)
 
 
 def peak_amount(parts: Iterable[tuple[Role, int]]) -> int:

@@ -281,10 +281,10 @@ def _about_cards(board: Board, part: Part, demand: Demand, rows: Ints) -> Iterat
             yield short(reason, asked & (room < wanted), wanted, np.where(never, most, room), never)
     cards = fitting_cards(board, part, demand, rows).sum(axis=1)
     few = ((part.count > 1) | ~there.any(axis=1)) & free[:, 0]
-    yield Shortage(
-        Reason.CARDS, rows[few], None, np.full(int(few.sum()), part.count), cards[few],
-        could.sum(axis=1)[few] < part.count,
-    )  # fmt: skip
+    when_empty = could.sum(axis=1)
+    never = when_empty < part.count
+    had = np.where(never, when_empty, cards)[few]
+    yield Shortage(Reason.CARDS, rows[few], None, np.full(len(had), part.count), had, never[few])
 
 
 def _without_pool(board: Board, demand: Demand, rows: Ints) -> Ints:

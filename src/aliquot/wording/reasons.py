@@ -105,11 +105,11 @@ _TABLE: dict[tuple[Reason, str], Words] = {
     ),
     (Reason.CARDS, ""): Words(
         "needs {wanted} GPUs on one node; fewer are free",
-        "needs {wanted} cards on one node; at most {had} fit",
+        "needs {wanted} cards on one node; at most {had} of them have room now",
     ),
     (Reason.CARDS, NEVER): Words(
         "needs {wanted} GPUs on one node; the node has fewer",
-        "needs {wanted} cards on one node; at most {had} fit",
+        "needs {wanted} cards on one node; at most {had} would do, even on an empty one",
     ),
     (Reason.CARDS, ONE): Words("no GPU on the node", "no card on the node"),
     (Reason.CONTAINERS, ""): Words(

@@ -364,6 +364,30 @@ def test_top_on_a_dumb_terminal_prints_once(machine: Machine) -> None:
     os.close(ours)
 
 
+@pytest.mark.parametrize(("words", "looks"), [(["-n", "1"], 1), (["-n", "3", "-d", "0.1"], 3), (["--once"], 1)])
+def test_top_prints_so_often_as_it_is_told(machine: Machine, words: list[str], looks: int) -> None:
+    for more in ([], ["-o", "json"]):
+        shown = machine.aliquot("top", *words, *more).stdout
+        assert shown.count("Paper 1000") == looks * len(machine.status()["cards"])
+
+
+def test_top_with_a_count_is_not_redrawn_on_a_terminal(machine: Machine) -> None:
+    ours, theirs = pty.openpty()
+    subprocess.run(
+        [*ALIQUOT, "top", "-n", "1"],
+        stdin=theirs,
+        stdout=theirs,
+        timeout=PATIENCE,
+        env={**machine.environment, "TERM": "xterm"},
+        check=True,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 4096)
+    assert b"Paper 1000" in shown
+    assert b"\x1b[?1049h" not in shown, "the screen is left as it was"
+    os.close(ours)
+
+
 def test_q_leaves_top_and_a_narrow_terminal_cuts_lines_short(machine: Machine) -> None:
     machine.detach("--name", "tenant-with-a-long-name", "--memory", "1", "--", *FOREVER)
     ours, theirs = pty.openpty()

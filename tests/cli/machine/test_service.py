@@ -69,7 +69,7 @@ def test_install_writes_enables_and_starts_the_unit_with_the_options_of_up(boote
     result = service("install", *OPTIONS)
     assert result.exit_code == 0, result.output
     text = (booted / "aliquot.service").read_text()
-    assert f"ExecStart={sys.executable} -m aliquot up " in text
+    assert f"ExecStart={sys.executable} -P -m aliquot up " in text
     line = next(line for line in text.splitlines() if line.startswith("ExecStart="))
     assert set(OPTIONS) <= set(line.split())
     assert f"Environment=ALIQUOT_HOME={booted.parent}/home\n" in text

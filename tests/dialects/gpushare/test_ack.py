@@ -60,12 +60,14 @@ def test_compute_is_spread_over_the_cards_as_memory_is() -> None:
     ("limits", "labels", "said"),
     [
         ({CORE: 30}, {}, f'limits["{MEM}"] is missing: required with {CORE}'),
-        ({MEM: 4, CORE: 101}, {}, "1 to 100 percent of compute"),
-        ({MEM: 4, CORE: "0.5"}, {}, "1 to 100 percent of compute"),
+        ({MEM: 4, CORE: 101}, {}, "5 to 100 percent of compute, in steps of 5"),
+        ({MEM: 4, CORE: "0.5"}, {}, "5 to 100 percent of compute"),
+        ({MEM: 4, CORE: 33}, {}, "in steps of 5"),
+        ({MEM: 4, CORE: 3}, {}, "in steps of 5"),
         ({MEM: 4, CORE: 25}, {COUNT: "2"}, "a multiple of 2"),
         ({"aliyun.com/gpu-core.percent": 30, MEM: 4}, {}, f"did you mean {CORE}?"),
         ({COUNT: "0.5"}, {}, "a whole number of cards"),
-        ({}, {COUNT: "2"}, f'limits["{MEM}"]'),
+        ({COUNT: 2}, {COUNT: "2"}, f'limits["{MEM}"]'),
     ],
 )
 def test_broken_rule_is_refused_with_its_field(limits: Json, labels: dict[str, str], said: str) -> None:
@@ -107,6 +109,15 @@ def test_label_of_ack_says_how_cards_are_shared(
     node = read(labels)
     assert offers is None or node.offers == offers
     assert node.isolation is isolation
+
+
+@pytest.mark.parametrize("mode", ["default", "topology"])
+def test_node_that_ack_does_not_share_offers_nothing_whatever_else_it_says(mode: str) -> None:
+    assert not read({MODE: mode, "gpushare": "true"}).offers
+    left = {MEM: "32", COUNT: "2"}
+    node = parse_node({"metadata": {"name": "n1", "labels": {MODE: mode}}, "status": {"capacity": left}})
+    assert isinstance(node, Node)
+    assert not node.offers
 
 
 @pytest.mark.parametrize(("label", "order"), [("spread", Order.SPREAD), ("binpack", Order.BINPACK), (None, None)])

@@ -23,6 +23,7 @@ from aliquot.dialects import (
 )
 from aliquot.dialects.gpushare.grants import render_totals
 from aliquot.dialects.gpushare.names import card_number
+from aliquot.dialects.registry import remarks
 from aliquot.model.claim import Claim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
@@ -105,11 +106,6 @@ def test_gpu_counts_that_disagree_are_an_error_that_names_both() -> None:
 @pytest.mark.parametrize("count", ["0", "x", "1.5", "-1"])
 def test_gpu_count_is_a_whole_number_of_at_least_1(count: str) -> None:
     assert "at least 1" in sentence(pod({MEM: 12}, labels={COUNT: count}))
-
-
-@pytest.mark.parametrize("manifest", [pod({}, labels={COUNT: "2"}), pod({}, annotations={COUNT: "2"})])
-def test_gpu_count_of_the_pod_without_gpu_mem_is_an_error(manifest: dict[str, Any]) -> None:
-    assert "required with aliyun.com/gpu-count" in sentence(manifest)
 
 
 # nodes
@@ -376,3 +372,16 @@ def test_words_of_a_claim_on_several_cards_have_their_number(cards: str, annotat
     asked = claim(pod({MEM: 6}, annotations={COUNT: cards}))
     words = gpushare.words(asked, MemoryUnit.GIB)
     assert (words.annotations, list(words.limits.values())) == (annotations, [{MEM: 6}])
+
+
+@pytest.mark.parametrize(
+    ("asks_nothing", "place"),
+    [(pod({}, labels={COUNT: "2"}), "labels"), (pod({}, annotations={COUNT: "2"}), "annotations")],
+)
+def test_count_of_a_pod_that_asks_for_nothing_is_remarked_and_not_refused(
+    asks_nothing: dict[str, Any], place: str
+) -> None:
+    assert parse_pod(asks_nothing) is None
+    (said,) = remarks(asks_nothing)
+    assert said.startswith(f'metadata.{place}["{COUNT}"]: is ignored')
+    assert remarks(pod({MEM: 4}, labels={COUNT: "2"})) == []

@@ -323,6 +323,24 @@ def test_shared_cards_of_nvidias_plugin_close_a_node_that_is_labelled_for_us(
     assert served_by_other(node, 200) is (shared == "8")
 
 
+@pytest.mark.parametrize(
+    ("capacity", "allocatable", "ours"),
+    [
+        ({GPU: "200", SHARED: "200"}, {GPU: "0", SHARED: "0"}, True),  # the kubelet keeps it for five minutes
+        ({GPU: "0", SHARED: "0"}, {GPU: "0", SHARED: "0"}, True),
+        ({GPU: "0"}, {GPU: "0"}, False),  # NVIDIA's plugin was there
+        ({GPU: "8", SHARED: "0"}, {GPU: "0", SHARED: "0"}, False),  # NVIDIA's plugin restarts
+        ({GPU: "0", SHARED: "8"}, {GPU: "0", SHARED: "8"}, False),
+    ],
+)
+def test_what_we_leave_when_the_label_goes_is_no_other_plugins(
+    capacity: dict[str, str], allocatable: dict[str, str], ours: bool
+) -> None:
+    found = a_node("n1", 16, 16, labels={}, capacity=capacity)
+    found["status"]["allocatable"] = allocatable
+    assert (serving_others(msgspec.convert(found, NodeObject)) == ()) is ours
+
+
 def test_ten_cards_advertise_what_kubernetes_writes_as_1k() -> None:
     found = a_node("n1", *[16] * 10, labels={SERVE: "true"}, capacity={GPU: "1k", SHARED: "1k"})
     node = msgspec.convert(found, NodeObject)

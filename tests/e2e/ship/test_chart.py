@@ -325,6 +325,15 @@ def test_kubernetes_itself_sends_agents_to_nvidias_nodes_and_to_no_others(instal
     )
 
 
+@pytest.mark.parametrize(("release", "namespace"), [("second", NAMESPACE), ("aliquot", "elsewhere")])
+def test_a_second_release_is_refused_with_the_name_of_the_first(
+    installed: ControlPlane, helm: Helm, release: str, namespace: str
+) -> None:
+    refused = helm("install", release, str(CHART), f"--namespace={namespace}", "--create-namespace", IMAGE)
+    assert refused.returncode != 0
+    assert f"release aliquot in namespace {NAMESPACE} is installed in this cluster already" in refused.stderr
+
+
 @pytest.mark.parametrize("server_side", ["true", "false"])
 def test_an_upgrade_leaves_what_the_leader_wrote(installed: ControlPlane, helm: Helm, server_side: str) -> None:
     """As the scheduler writes it: the Secret's data, the webhook by server-side apply, the Lease by replacement."""

@@ -28,7 +28,7 @@ class Load:
 
     def __init__(self, environment: dict[str, str], words: tuple[str, ...]) -> None:
         self._until = Path(environment["ALIQUOT_TENANT"]).with_suffix(f".until{time.monotonic_ns()}")
-        command = [sys.executable, "-m", "aliquot", "burn", *words, "--iterations-per-us", "1000", "--check"]
+        command = [sys.executable, "-P", "-m", "aliquot", "burn", *words, "--iterations-per-us", "1000", "--check"]
         command += ["--until-file", str(self._until), "-o", "json"]
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         self.pid = self.process.pid

@@ -121,7 +121,7 @@ class PaperArbiter:
         return [residency for residency in there if residency is not None]
 
 
-ALIQUOT = (sys.executable, "-m", "aliquot")
+ALIQUOT = (sys.executable, "-P", "-m", "aliquot")
 FOREVER = ("sleep", "600")
 PATIENCE = 60.0  # for anything that must happen at all; how fast is the benchmarks' business
 

@@ -2,20 +2,21 @@
 
 CI may run on a virtual machine whose host gives its processors to others for minutes: /proc/stat counts this as steal.
 A test that waits for other processes, or measures shares of a card, then fails although the code is right. So a test
-that failed while the machine was starved runs again when the machine is calm, up to twice. If it was starved every
-time, it counts as skipped: it says nothing about the code. Tests of the packages without IO get no second chance;
-tests on a real cluster always do, since a dozen programs of others take part; but not one that hung. With
-ALIQUOT_TESTS_REPEAT set, as .ci/run does, every test with other processes gets one: a submission of ten thousand tests
-must not be lost to one that depends on chance. pytest names the tests that passed only then, so that they get mended.
+that failed while the machine was starved runs again when the machine is calm, up to twice. Tests of the packages
+without IO get no second chance; tests on a real cluster always do, since a dozen programs of others take part; but not
+one that hung. With ALIQUOT_TESTS_REPEAT set, as .ci/run does, every test with other processes gets one.
 
-ALIQUOT_TESTS_UNTIL, in seconds since 1970, is when no further test begins: the rest are skipped, and counted.
+A green run means that every test ran and passed. One that was starved at each attempt has failed, and so has one that
+could not begin in time: ALIQUOT_TESTS_UNTIL, in seconds since 1970, is when no further test begins. pytest names the
+tests that passed only when repeated, so that they get mended, and fails the run where they are more than a few.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,8 @@ from kit.running import timelimit
 
 UNTIL = "ALIQUOT_TESTS_UNTIL"
 REPEAT = "ALIQUOT_TESTS_REPEAT"
-FAILED_FIRST = "failed first"  # a property of a test's report: how often it failed before it passed
+FAILED_FIRST = "failed first"  # a property of a test's report: how often it failed
+MOST_REPEATED = 3  # tests of a run that may pass only when they are repeated
 ATTEMPTS = 3
 STARVED = 0.10  # of the processor time that was wanted; a busy machine of one's own loses less than 1%
 CALM_WAIT = 30.0  # seconds before an attempt, for the machine to become calm
@@ -119,18 +121,6 @@ def _again(item: pytest.Item) -> None:
                     fixture.finish(cast(Any, item._request))
 
 
-def _excused(reports: Sequence[pytest.TestReport], lost: Sequence[float]) -> None:
-    """Turn the failures among the reports into skips that say why."""
-    reason = f"failed {len(lost)} times while the machine was starved: " + ", ".join(f"{part:.0%}" for part in lost)
-    reason += " of the processor time it wanted went to others"
-    for report in reports:
-        if report.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            path, line, _ = report.location
-            report.outcome = "skipped"
-            report.longrepr = (path, line or 0, f"Skipped: {reason}; {crash.message if crash else ''}")
-
-
 def run_judged(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
     """The body of pytest_runtest_protocol; it does nothing where the test must pass at once."""
     if _without_io(item) or ProcessorTime.now() == ProcessorTime(0, 0):
@@ -144,34 +134,48 @@ def run_judged(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         return not any(report.failed for report in reports)
 
     def tolerated() -> float:
+        if no_time_left(os.environ.get(UNTIL), time.time()):
+            return math.inf
         repeated = "e2e" in item.path.parts or os.environ.get(REPEAT)
         return 0.0 if repeated and not item.stash.get(timelimit.HUNG, False) else STARVED
 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     lost = judge(attempt, _Meter(), _wait_for_calm, tolerated)
-    if len(lost) == ATTEMPTS and min(lost) >= STARVED:
-        _excused(reports, lost)
     for report in reports:
-        if lost and report.when == "call" and report.passed:
+        if lost and report.when == "call":
             report.user_properties.append((FAILED_FIRST, len(lost)))
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
 
-def name_those_that_failed_first(terminal: pytest.TerminalReporter) -> None:
-    """The body of pytest_terminal_summary."""
-    names = [
+def _repeated(config: pytest.Config) -> list[str]:
+    """The tests that passed only when repeated, and how often each failed before."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    return [
         f"{report.nodeid} ({times})"
-        for report in terminal.stats.get("passed", ())
+        for report in (terminal.stats.get("passed", ()) if terminal else ())
         for name, times in report.user_properties
         if name == FAILED_FIRST
     ]
+
+
+def fail_where_many_were_repeated(session: pytest.Session) -> None:
+    """The body of pytest_sessionfinish."""
+    if len(_repeated(session.config)) > MOST_REPEATED and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def name_those_that_failed_first(terminal: pytest.TerminalReporter) -> None:
+    """The body of pytest_terminal_summary."""
+    names = _repeated(terminal.config)
     if names:
-        terminal.section("passed, but failed first (so many times): please mend")
+        too_many = f", and more than {MOST_REPEATED} fail the run" if len(names) > MOST_REPEATED else ""
+        terminal.section(f"{len(names)} passed, but failed first (so many times): please mend{too_many}")
         terminal.write_line("\n".join(names))
 
 
-def skip_if_no_time_left() -> None:
+def fail_if_no_time_left() -> None:
+    """The beginning of pytest_runtest_setup."""
     if no_time_left(os.environ.get(UNTIL), time.time()):
-        pytest.skip(f"no time left: {UNTIL} has passed")
+        pytest.fail(f"did not run: no time left: {UNTIL} has passed", pytrace=False)

@@ -117,7 +117,7 @@ def gpushare_claims(draw: st.DrawFn) -> tuple[Claim, Rules]:
     rules, count = draw(st.sampled_from([SEED, LATER])), draw(st.integers(1, 8))
     if draw(st.booleans()):
         return _claim(draw, draw(placed(cards)), "gpushare", Offer.GPUSHARE_WHOLE), rules
-    core = st.integers(1, 100).map(lambda part: part * 10) if draw(st.booleans()) else st.none()
+    core = st.integers(1, 20).map(lambda part: part * 50) if draw(st.booleans()) else st.none()
     pieces = st.builds(
         lambda n, milli: (Slice(n * rules.gpushare_unit.mib, core_milli=milli), count), st.integers(1, 4096), core
     )

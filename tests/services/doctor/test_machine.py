@@ -137,6 +137,22 @@ def test_what_need_not_be_wrong_is_a_note(change: dict[str, Any], check: str) ->
     assert found == [Level.NOTE]
 
 
+@pytest.mark.parametrize(
+    ("reason", "tenants", "said"),
+    [
+        ("not_tried", 0, "is being proven"),
+        ("not_tried", 1, "is proven as soon as the card is idle"),
+        ("exclusive", 0, "compute mode"),
+        ("inconclusive", 0, "its figures say neither"),
+    ],
+)
+def test_control_that_is_not_proven_yet_says_what_happens(reason: str, tenants: int, said: str) -> None:
+    status = controlled("unproven", reason)
+    status.cards[0].tenants, status.tenants = tenants, []
+    (finding,) = [finding for finding in wrong(replace(WELL, status=status)) if finding.check == "control"]
+    assert (finding.level, said in finding.what) == (Level.NOTE, True), finding.what
+
+
 @given(st.builds(Entry, st.just("/x"), st.integers(0, 0o7777), st.integers(0, 3), st.integers(0, 1 << 40)))
 def test_every_finding_of_the_machine_says_what_to_do(entry: Entry) -> None:
     for finding in machine_findings(replace(WELL, entries=(entry,))):

@@ -264,7 +264,7 @@ for _ in range(runs):
         connection.connect(path)
         connection.sendall(json.dumps({"op": "run", "command": ["x"], "memory_mib": 1}).encode() + b"\\n")
         assert "ok" in json.loads(connection.makefile().readline())
-        print("started", flush=True)
+        os.write(1, b"+")
         os.read(read, 1)
         os._exit(0)
 sys.stdin.read()
@@ -291,7 +291,7 @@ def test_runs_that_end_at_one_moment_do_not_block_the_loop_however_long_their_pa
         command = [sys.executable, "-S", "-c", ENDING, home.control, str(runs)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
             assert program.stdout is not None
-            assert [program.stdout.readline() for _ in range(runs)] == [b"started\n"] * runs
+            assert program.stdout.read(runs) == b"+" * runs
             assert len(arbiter.tenants) == runs
             program.communicate()
         eventually(lambda: not arbiter.tenants)

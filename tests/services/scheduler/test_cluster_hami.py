@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from aliquot.dialects import Rules
 from aliquot.dialects.rules import DIALECTS, EVERY
 from aliquot.services.scheduler.cluster import Cluster
 from kit.clusters.watchobjects import as_pod, assumed, bound, claim_of, free, live_node, pod_json
+from kit.running.counting import steps
 from kit.values.manifests import Json
 
 GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
@@ -112,13 +111,10 @@ def test_thousands_of_uuids_hold_the_scheduler_up_for_no_long() -> None:
     names = [f"n{at}" for at in range(500)]
     for name in names:
         cluster.set_node(live_node(name, *[16] * 8, labels=SERVED, **{GPU: "800"}))
-    times = []
-    for number in range(3):  # another list each time: what was found for one is kept
-        pod = pod_json("p", ASKED)
-        wanted = [f"GPU-{number}{at:031x}" for at in range(7000)]
-        pod["metadata"]["annotations"] = {"nvidia.com/use-gpuuuid": ",".join(wanted)}
-        read = as_pod(pod)
-        began = time.process_time()
-        assert list(cluster.filter(claim_of(cluster, read), names).fit) == []
-        times.append(time.process_time() - began)
-    assert min(times) < 0.15  # 0.02 s, and seconds where each card was compared with each UUID
+    pod = pod_json("p", ASKED)
+    pod["metadata"]["annotations"] = {"nvidia.com/use-gpuuuid": ",".join(f"GPU-{at:032x}" for at in range(7000))}
+    read = as_pod(pod)
+    fit: list[str] = []
+    taken = steps(lambda: fit.extend(cluster.filter(claim_of(cluster, read), names).fit))
+    assert fit == []
+    assert taken < 100 * 7000  # a third of it, and 28 million where each card was compared with each UUID

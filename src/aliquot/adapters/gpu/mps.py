@@ -13,7 +13,6 @@ import pwd
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import TypedDict
 
 from aliquot.adapters.gpu import mpslauncher
 from aliquot.adapters.host.home import TENANT_VARIABLE, open_private
-from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process import ourselves, processes
 from aliquot.adapters.host.process.procscan import with_environment
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.model.containers.environment import with_granted
@@ -104,7 +103,8 @@ class Mps:
         if not self.of_pods:
             return [program, *arguments], _identity(user)
         enter = mpslauncher.HOST if self._enters_host else ""
-        return [sys.executable, "-I", mpslauncher.__file__, str(user), shm, enter, program, *arguments], {}
+        words = (str(user), shm, enter, program, *arguments)
+        return ourselves.script(mpslauncher.__file__, *words, site=True), {}
 
     def start(self, folder: Path, user: int, cards: Sequence[str]) -> tuple[int, int]:
         """Start the control, unless it runs: its pid and start time. Returns when it listens. Raises MpsError."""

@@ -18,6 +18,7 @@ import msgspec
 
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError
+from aliquot.adapters.host.process import ourselves
 from aliquot.cli.demo.cleanup import HOME_VARIABLE, cleaned_up
 from aliquot.cli.demo.promises import Counter
 from aliquot.cli.errors import InputError
@@ -31,10 +32,9 @@ _MOST_PORTS = 4  # that others may take before us
 _PATIENCE = 30.0  # seconds for any step
 _STEP = 0.02
 _NOTED = 0.02  # seconds until a tenant has written its progress
-_ALIQUOT = (sys.executable, "-m", "aliquot")
 # Not sh and sleep: our image has no sleep.
-_IDLE = (sys.executable, "-c", "import time; time.sleep(86400)")
-_STAYING = (sys.executable, "-c", "import subprocess, sys, time; subprocess.call(sys.argv[1:]); time.sleep(86400)")
+_IDLE = ourselves.code("import time; time.sleep(86400)")
+_STAYING = ourselves.code("import subprocess, sys, time; subprocess.call(sys.argv[1:]); time.sleep(86400)")
 # Variables that the demo's processes must not inherit.
 _FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, "ALIQUOT_BURN_RATE", "CUDA_VISIBLE_DEVICES")
 
@@ -169,7 +169,7 @@ class Sandbox:
         """Run an aliquot command that may fail."""
         try:
             return subprocess.run(  # noqa: S603 - ourselves
-                [*_ALIQUOT, *words], env=self.environment, capture_output=True, text=True, timeout=2 * _PATIENCE,
+                ourselves.aliquot(*words), env=self.environment, capture_output=True, text=True, timeout=2 * _PATIENCE,
                 stdin=subprocess.DEVNULL, check=False, start_new_session=True,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -234,7 +234,7 @@ class Sandbox:
         """Start `aliquot burn BURN` on a slice. With `stays`, it keeps the slice when it is done."""
         files = self._files / f"{name}-{len(list(self._files.glob('*.out')))}.out"
         words = [
-            *_ALIQUOT, "run", "--name", name, *slice_, "--", *(_STAYING if stays else ()),
+            *ourselves.aliquot("run", "--name", name), *slice_, "--", *(_STAYING if stays else ()),
             "aliquot", "burn", *burn, "--kernel", f"{kernel_us:g}us",
             "--progress", str(files.with_suffix(".progress")), "--until-file", str(files.with_suffix(".end")),
             "-o", "json",

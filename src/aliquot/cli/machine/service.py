@@ -14,6 +14,7 @@ import click
 from aliquot.adapters.host import systemd
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import own_home
+from aliquot.adapters.host.process import ourselves
 from aliquot.cli.client import parse_answer
 from aliquot.cli.errors import InputError, SuggestingGroup
 from aliquot.cli.machine.up import check_up_options, up_options, up_words
@@ -162,7 +163,7 @@ def unit(words: list[str], *, user: bool) -> str:
     environment = "" if not home else f"Environment={_quoted(f'ALIQUOT_HOME={own_home().run}')}\n"
     if any(sign in sys.executable for sign in "\"'\\"):
         raise InputError(f"systemd starts no program whose path has quotes or backslashes: {sys.executable}")
-    options = " ".join(_quoted(word).replace("$", "$$") for word in ("-m", "aliquot", "up", *words))
+    options = " ".join(_quoted(word).replace("$", "$$") for word in ourselves.aliquot("up", *words)[1:])
     return _UNIT.format(
         environment=environment,
         command=f"{_quoted(sys.executable)} {options}",

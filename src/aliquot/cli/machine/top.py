@@ -47,7 +47,9 @@ _MANY = 4  # cards; with more, those without tenants are summed up
 @click.command()
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--once", is_flag=True, help="Print once and exit; implied by -o json, TERM=dumb and without a terminal")
+@click.option("-n", "looks", metavar="COUNT", type=click.IntRange(1), help="Print so often and exit; -n 1 is --once")
 @click.option(
+    "-d",
     "--every",
     "interval",
     metavar="SECONDS",
@@ -56,7 +58,7 @@ _MANY = 4  # cards; with more, those without tenants are summed up
     show_default=True,
     help="Seconds between updates",
 )
-def top(output: str, once: bool, interval: float) -> None:
+def top(output: str, once: bool, looks: int | None, interval: float) -> None:
     """Show live usage of every card and tenant. Press q or Ctrl-C to quit.
 
     \b
@@ -74,15 +76,18 @@ def top(output: str, once: bool, interval: float) -> None:
     \b
     aliquot top
     aliquot top --once
+    aliquot top -n 5 -d 2
     aliquot top -o json
     """
-    answer = ask({"op": "status"})
-    if output == "json":
-        click.echo(json.dumps(answer, indent=2))
-    elif once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":  # it cannot be redrawn there
-        click.echo(view(parse_status(answer), terminal_width()))
-    else:
-        _live(parse_status(answer), interval)
+    redrawn = output == "table" and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    if redrawn and not once and looks is None:
+        _live(parse_status(ask({"op": "status"})), interval)
+        return
+    for number in range(1 if once else looks or 1):
+        if number:
+            time.sleep(interval)
+        answer = ask({"op": "status"})
+        click.echo(json.dumps(answer, indent=2) if output == "json" else view(parse_status(answer), terminal_width()))
 
 
 def view(status: Status, width: int | None = None) -> str:

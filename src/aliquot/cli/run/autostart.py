@@ -20,6 +20,7 @@ from aliquot.adapters.host.home import (
     open_log,
     own_home,
 )
+from aliquot.adapters.host.process import ourselves
 from aliquot.wording.amounts import memory
 
 _PATIENCE = 60.0  # seconds; a cold start reads numpy from a slow disk, NVML wakes sleeping cards
@@ -110,7 +111,7 @@ def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connect
     with opened as log:
         log_start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves
-            [sys.executable, "-I", "-S", _LAUNCHER, sys.executable, "-P", "-m", "aliquot", "up", *arguments],
+            ourselves.script(_LAUNCHER, *ourselves.aliquot("up", *arguments)),
             stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, env=environment,
         )  # fmt: skip
     with process:  # closes its input at the end: then it leaves the daemon alone

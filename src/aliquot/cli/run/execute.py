@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from aliquot.adapters.host.control import ControlError, NoDaemonError
 from aliquot.adapters.host.home import TENANT_VARIABLE
+from aliquot.adapters.host.process import ourselves
 from aliquot.cli.run.request import (
     INTERRUPTED,
     NOT_EXECUTABLE,
@@ -108,7 +109,7 @@ def _keep(child: int, folder: int) -> NoReturn:
         with contextlib.suppress(OSError):  # that of the list itself
             os.set_inheritable(number, number in (0, 1, 2, folder))
     os.chdir("/")
-    words = [sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "keeper.py"), str(child), str(folder)]
+    words = ourselves.script(os.path.join(os.path.dirname(__file__), "keeper.py"), str(child), str(folder))
     os.execve(sys.executable, words, {})  # noqa: S606 - ourselves
 
 

@@ -50,7 +50,7 @@ from aliquot.dialects.gpushare.nodes import (
     unit_vote,
     usual_isolation,
 )
-from aliquot.dialects.gpushare.pods import as_admitted, first_mention, lacks_place, parse_pod, places, words
+from aliquot.dialects.gpushare.pods import as_admitted, first_mention, lacks_place, parse_pod, places, remarks, words
 
 __all__ = [
     "ACK_LABEL",
@@ -90,6 +90,7 @@ __all__ = [
     "parse_pod",
     "parse_unhealthy",
     "places",
+    "remarks",
     "render_assigned",
     "render_env",
     "render_grant",

@@ -35,9 +35,12 @@ def offers(node: NodeView, notes: list[NodeNote], *, inventory: bool) -> frozens
     """A node offers gpushare if it advertises gpu-mem or, with our inventory, if it has the label, or one of ACK's.
 
     With an inventory only the allocatable amount counts: the capacity outlives a plugin by five minutes. Whole cards
-    need one: the peers' plugin knows no such request, and would give the Pod any card.
+    need one: the peers' plugin knows no such request, and would give the Pod any card. Where ACK's label says that
+    cards are not shared, what the node still advertises is left over: a node of ACK has one mode at a time.
     """
     mode = _ack_mode(node.labels, notes)
+    if mode in ACK_WHOLE:
+        return frozenset()
     advertised = node.amount(MEMORY, 1, []) if inventory else node.count(MEMORY, [])
     offered = advertised or (inventory and labelled(node.labels))
     if not offered:
@@ -68,7 +71,9 @@ def _ack_mode(labels: JsonView, notes: list[NodeNote]) -> object:
 
 def labelled(labels: JsonView) -> bool:
     """Whether the node is to take such Pods: by gpushare's label, or by ACK's, of today or of before."""
-    return "true" in (labels.get(NODE_LABEL), labels.get(CGPU_LABEL)) or labels.get(ACK_LABEL) in ACK_SHARED
+    mode = labels.get(ACK_LABEL)
+    named = "true" in (labels.get(NODE_LABEL), labels.get(CGPU_LABEL))
+    return mode in ACK_SHARED or (named and mode not in ACK_WHOLE)
 
 
 def usual_isolation(labels: JsonView) -> Isolation | None:

@@ -19,6 +19,7 @@ from aliquot.model.node import Offer
 from aliquot.model.refusal import Invalid
 
 _PERCENT = CORE_MILLI // 100
+_STEP = 5  # percent: ACK takes no others
 _WHOLE = Slice(memory_percent=100, exclusive=True)
 # What a Pod needs instead where gpu-mem alone must bring the kubelet to call an agent.
 BY_DEVICES = {Offer.GPUSHARE: Offer.GPUSHARE_DEVICES, Offer.GPUSHARE_CORE: Offer.GPUSHARE_CORE_DEVICES}
@@ -27,12 +28,16 @@ BY_PLACES = {by_devices: offer for offer, by_devices in BY_DEVICES.items()}
 
 def first_mention(pod: Pod) -> str | None:
     """The first field in which the Pod uses this dialect."""
-    field = pod.first_mention(RESOURCES)
-    if field is None and COUNT in pod.labels:
-        return f'metadata.labels["{COUNT}"]'
-    if field is None and COUNT in pod.annotations:
-        return f'metadata.annotations["{COUNT}"]'
-    return field
+    return pod.first_mention(RESOURCES)
+
+
+def remarks(pod: Pod) -> list[str]:
+    """What is accepted of the Pod and changes nothing: a number of cards where none is asked for."""
+    if pod.first_mention(RESOURCES) is not None:
+        return []
+    named = ((of, texts) for of, texts in (("labels", pod.labels), ("annotations", pod.annotations)) if COUNT in texts)
+    why = f"is ignored: no container asks for {MEMORY}, so this Pod gets no card"
+    return [f'metadata.{of}["{COUNT}"]: {why}' for of, _ in named]
 
 
 def parse_pod(pod: Pod, unit: MemoryUnit) -> Claim | list[Invalid]:
@@ -59,7 +64,11 @@ def parse_pod(pod: Pod, unit: MemoryUnit) -> Claim | list[Invalid]:
             problems.append(Invalid(container.field(MEMORY), None, allowed))
         memory = container.count(MEMORY, problems, allowed=f"whole {unit}, at least 1, without a unit")
         most = 100 * (cards or 1)
-        core = container.count(CORE, problems, allowed=f"1 to {most} percent of compute", most=most)
+        steps = f"{_STEP} to {most} percent of compute, in steps of {_STEP}"
+        core = container.count(CORE, problems, allowed=steps, most=most)
+        if core is not None and core % _STEP:
+            problems.append(Invalid(container.field(CORE), container.value(CORE), steps))
+            continue
         if memory is None or cards is None:
             continue
         for resource, amount in ((MEMORY, memory), (CORE, core or 0)):

@@ -93,6 +93,9 @@ def other_resources(node: NodeObject) -> tuple[str, ...]:
     if hami.LABEL in (node.metadata.labels or {}):
         for name in [name for name in hami.COUNTED if name in found and _has_own_amount(node, name)]:
             del found[name]
+    if _left_by_us(node):
+        for name in hami.COUNTED:
+            found.pop(name, None)
     if not found:
         return ()
     switched_off = (node.metadata.labels or {}).get(DEPLOY) == "false"
@@ -108,6 +111,20 @@ def _has_own_amount(node: NodeObject, name: str) -> bool:
     cards = native.parse_inventory(node.metadata.annotations or {}, []) or ()
     capacity, _ = _sides(node)
     return bool(cards) and _is_own(capacity.get(name), hami.TOKENS * len(cards))
+
+
+def _left_by_us(node: NodeObject) -> bool:
+    """Whether what the node has of nvidia.com/gpu and gpu.shared is what we leave there when its label goes.
+
+    The kubelet keeps the capacity for five minutes, then 0 until it restarts. We always serve both names, and another
+    plugin one of them."""
+    capacity, allocatable = _sides(node)
+    return all(
+        name in capacity
+        and not _some(allocatable.get(name))
+        and (not _some(capacity[name]) or _has_own_amount(node, name))
+        for name in hami.COUNTED
+    )
 
 
 def _is_own(capacity: object, own: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aliquot.model.cardstate.control import ControlLevel, ControlReason
+from aliquot.model.status.machine import CardStatus
 from aliquot.model.tenant import FindingKind
 from aliquot.model.tenant import Level as Control
 from aliquot.services.doctor.findings import Finding, Level, found, ok, with_memory
@@ -156,8 +157,21 @@ def _port(site: MachineSite) -> Iterator[Finding]:
         yield Finding("port", Level.NOTE, (), what, fix)
 
 
+def _unproven(card: CardStatus) -> tuple[str, str]:
+    """What is known of the control of a card that no program uses, and what to do to know more."""
+    if not card.control:
+        fix = "start one, as aliquot run -d --memory 1 -- aliquot burn load --seconds 60, and look again"
+        return "not known until a program uses the card", fix
+    if card.control.reason is not ControlReason.NOT_TRIED:
+        return control_words(card.control), "docs/hardware.md says how control is proven; aliquot probe tries it"
+    if card.tenants or card.utilisation:
+        return "is proven as soon as the card is idle for a second", "nothing to do: shares are kept meanwhile"
+    again = "look again in a few seconds; if it stays so, the daemon's log says why (control_trial)"
+    return "is being proven: two small programs of our own compete on the idle card for a second or two", again
+
+
 def _cards(site: MachineSite) -> Iterator[Finding]:
-    """How shares are enforced is known of cards that a program uses."""
+    """Cards that are out, and how shares are enforced."""
     if site.status is None:
         return
     for card in site.status.cards:
@@ -180,8 +194,8 @@ def _cards(site: MachineSite) -> Iterator[Finding]:
         elif Control.HARDWARE in levels:
             yield ok("control", f"{name}: by the hardware, within a kernel")
         else:
-            fix = "start one, as aliquot run -d --memory 1 -- aliquot burn load --seconds 60, and look again"
-            yield Finding("control", Level.NOTE, (name,), "not known until a program uses the card", fix)
+            what, fix = _unproven(card)
+            yield Finding("control", Level.NOTE, (name,), what, fix)
     for finding in (one for one in site.status.findings if one.kind is not FindingKind.INERT):
         about = finding.uuid if finding.pid is None else f"pid {finding.pid}"
         fix = _ON_A_CARD.get(finding.kind, _START_IT) if finding.kind else _START_IT

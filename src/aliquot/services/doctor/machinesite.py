@@ -9,7 +9,6 @@ import os
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from aliquot.adapters.gpu import player
 from aliquot.adapters.gpu.page import VERSION
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import Home, HomeError
+from aliquot.adapters.host.process import ourselves
 from aliquot.model.status.machine import Status
 
 PORT = 9478  # of the dashboard, unless --listen says otherwise
@@ -159,7 +159,7 @@ def _load(path: str) -> tuple[int | None, str | None]:
         return None, "it is not there"
     try:
         done = subprocess.run(  # noqa: S603 - ourselves
-            [sys.executable, "-I", "-c", _LOAD, path], capture_output=True, text=True, timeout=60, check=False
+            ourselves.code(_LOAD, path), capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, str(error)

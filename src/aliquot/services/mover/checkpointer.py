@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from aliquot.adapters.host.process import ourselves
 from aliquot.adapters.host.process.processes import start_time
 from aliquot.services.mover.checkpoint import Answer, What
 from aliquot.services.mover.client import MoverClient
@@ -43,7 +43,7 @@ class Checkpointer:
         """Kills it after the deadline: what it had the driver begin goes on."""
         locks = self._mover.folder / "checkpoints"
         known = [f"{pid}:{start_time(pid) or -1}" for pid in pids]
-        command = [sys.executable, "-P", "-m", "aliquot.services.mover.checkpoint", what, str(locks), *known]
+        command = ourselves.module("aliquot.services.mover.checkpoint", what, str(locks), *known)
         try:
             return _Process(command, self._mover.environment, locks.parent, deadline)
         except OSError as error:

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from aliquot import __version__
 from aliquot.adapters.gpu.mps import PIPES_VARIABLE
 from aliquot.adapters.host.home import POOLS, pool_name
 from aliquot.adapters.host.peers import credentials
+from aliquot.adapters.host.process import ourselves
 from aliquot.services.mover import control
 from aliquot.services.mover.control import PoolState
 from aliquot.services.mover.folder import is_private
@@ -145,7 +145,7 @@ class MoverClient:
         self._tried = self._clock()
         if self._child is not None:
             self._child.poll()
-        command = [sys.executable, "-P", "-m", "aliquot.services.mover.main", str(self.folder), str(self.size)]
+        command = ourselves.module("aliquot.services.mover.main", str(self.folder), str(self.size))
         out = (
             subprocess.DEVNULL
             if self._log_file is None

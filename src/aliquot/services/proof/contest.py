@@ -11,7 +11,6 @@ import mmap
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,6 +22,7 @@ from aliquot.adapters.gpu.mps import PIPES_VARIABLE
 from aliquot.adapters.gpu.page import PageError
 from aliquot.adapters.gpu.rm import NO_STATUS, RmError
 from aliquot.adapters.host.home import TENANT_VARIABLE
+from aliquot.adapters.host.process import ourselves
 from aliquot.adapters.storage import tenantfolder
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.arbiter.ownproof import PASS, Measured, Stage, judge, needs_second_pass, slices_in
@@ -288,7 +288,7 @@ class _Load:
         with path.open("r+b") as file:
             self.progress = mmap.mmap(file.fileno(), load.SIZE)
         stack.callback(self.progress.close)
-        command = [sys.executable, "-P", "-m", "aliquot.services.proof.load", str(path)]
+        command = ourselves.module("aliquot.services.proof.load", str(path))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ import msgspec
 from aliquot.adapters.gpu.mps import PIPES_VARIABLE
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.host.home import TENANT_VARIABLE
+from aliquot.adapters.host.process import ourselves
 from aliquot.arbiter.ownproof import Stage
 from aliquot.model.cardstate.control import CardControl, ControlLevel
 from aliquot.model.claim import AppClass
@@ -204,8 +204,7 @@ class SelfTest:
         allotment = Allotment(self._card.uuid, program.memory, quota)
         arbiter.add(Tenant(name, name, program.app_class, (allotment,), os.geteuid()), directory)
         stack.callback(arbiter.remove, name)
-        command = [sys.executable, "-P", "-m", "aliquot", "burn", "--parent", str(os.getpid())]
-        command += [*program.words, "-o", "json"]
+        command = ourselves.aliquot("burn", "--parent", str(os.getpid()), *program.words, "-o", "json")
         calibrates = program.words[0] == "calibrate"
         if not calibrates:
             command += ["--seconds", str(self._seconds), "--start-file", str(start), "--iterations-per-us", self._rate]

@@ -6,10 +6,9 @@ import contextlib
 import os
 import pwd
 import subprocess
-import sys
 
 from aliquot.adapters.host import samemount
-from aliquot.adapters.host.process import processes
+from aliquot.adapters.host.process import ourselves, processes
 from aliquot.model.containers.localpod import Applier
 
 SUPERVISOR = "aliquot.services.machine.pods.supervisor"  # the module that runs as the process
@@ -32,7 +31,7 @@ class Supervisors:
         given = {name: os.environ[name] for name in _OURS if name in os.environ}
         try:
             child = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-P", "-m", SUPERVISOR, self._control, uid, log, *_identity(owner)],
+                ourselves.module(SUPERVISOR, self._control, uid, log, *_identity(owner)),
                 env={"PATH": os.environ.get("PATH", os.defpath), **given, **environment},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
                 start_new_session=True,
