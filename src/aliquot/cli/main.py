@@ -46,14 +46,8 @@ COMMANDS = (
         "Run the simulated cards of a node, for an agent with the same --simulate.",
     ),
     (
-        "install",
-        "install.install:install",
-        "Install aliquot on a cluster: scheduler, webhook, agents, and what they need.",
-    ),
-    ("upgrade", "install.install:upgrade", "Upgrade the installation on a cluster to this program's version."),
-    (
         "uninstall",
-        "install.uninstall:uninstall",
+        "cluster.uninstall:uninstall",
         "Remove aliquot from a cluster: all objects, and on the nodes all files, sockets, labels and annotations.",
     ),
     (
@@ -73,6 +67,7 @@ _END = "`aliquot stop NAME` stops a run"
 _START = "`aliquot run -- COMMAND` runs a command, `aliquot run -f POD.yaml` a Pod, `aliquot up -d` starts the daemon"
 _SHOW = "`aliquot ps -o json` shows all of a run"
 _PODS = "`aliquot run -f POD.yaml` runs a Pod's containers; for Deployments and the like use k3s (docs/k3s.md)"
+_INSTALL = "use `helm upgrade --install` with the chart, or `kubectl apply -f deploy/install.yaml`: see docs/install.md"
 
 # Words of other tools, and the command to use instead.
 _HINTS = {
@@ -88,6 +83,7 @@ _HINTS = {
     "resume": "`aliquot wake NAME` brings the memory of a run back to its card",
     "config": "`aliquot policy` shows and sets how cards are shared; `aliquot up --help` lists the daemon's options",
     **dict.fromkeys(("apply", "create", "scale", "edit", "patch", "rollout"), _PODS),
+    **dict.fromkeys(("install", "upgrade"), _INSTALL),
     "version": "use the option --version",
     "help": "`aliquot COMMAND --help` describes a command",
     "bench": "`aliquot probe` measures a card, `aliquot demo` shows how it is shared",
