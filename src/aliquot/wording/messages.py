@@ -153,8 +153,6 @@ def invalid_pod(broken: Invalid | None) -> Message:
 
 # --- why a Pod or a run is where it is -------------------------------------------------------------------------------
 
-NO_REQUEST = Message(Code.NO_REQUEST, "Requests no card.")
-
 
 def placed(cards: Sequence[int], node: str | None) -> Message:
     """The cards of a machine that were chosen."""

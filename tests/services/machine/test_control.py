@@ -263,50 +263,6 @@ def test_run_that_leaves_the_queue_or_finds_no_room_leaves_no_log(daemon: Daemon
     asyncio.run(act())
 
 
-HALF = "half \ud800"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"metadata": {"name": "p", "labels": {"a": HALF}}},
-        {"metadata": {"name": "p", "annotations": {HALF: "a"}}},
-        {"spec": {"containers": [{"name": "c", "image": HALF, "command": ["true"]}]}},
-        {"spec": {"containers": [{"name": "c", "image": "i", "command": ["/x\udc80"]}]}},
-    ],
-    ids=["label", "annotation", "image", "command"],
-)
-def test_status_is_answered_although_the_text_of_a_pod_cannot_be_encoded(
-    daemon: Daemon, change: dict[str, Any]
-) -> None:
-    containers = [{"name": "c", "image": "i", "command": ["true"]}]
-    pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers}, **change}
-    pod["spec"]["schedulingGates"] = [{"name": "g"}]
-
-    async def act() -> None:
-        daemon.store.writer.start()
-        async with daemon.serving():
-            refused = await daemon.ask(ONE, op="apply", objects=[pod], cwd="/", env={})
-            assert "half of a surrogate pair" in refused["error"]["allowed"]
-            assert "ok" in await daemon.ask(ANOTHER, op="status")
-
-    asyncio.run(act())
-
-
-@pytest.mark.parametrize(("cwd", "env"), [("/\ud800", {}), ("/", {"A": "\ud800"}), ("/", {"\ud800": "a"}), ("/\0", {})])
-def test_folder_and_environment_that_no_process_can_have_are_refused(
-    daemon: Daemon, cwd: str, env: dict[str, str]
-) -> None:
-    async def act() -> None:
-        async with daemon.serving():
-            answer = await daemon.ask(ONE, op="apply", objects=[], cwd=cwd, env=env, dry_run=True)
-            assert answer["error"]["field"] == ("cwd" if cwd != "/" else "env")
-            latin = await daemon.ask(ONE, op="apply", objects=[], cwd="/\udce9", env={"A": "\udce9"}, dry_run=True)
-            assert latin == {"ok": {"results": []}}, "bytes that are no UTF-8 are usual there"
-
-    asyncio.run(act())
-
-
 def test_of_a_run_with_many_processes_each_is_looked_at_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """`aliquot stop` of a run of 2,000 processes, the last of which does not end: all were read 50 times a second."""
     read: list[int] = []
