@@ -103,7 +103,7 @@ def queued(entry: QueueEntry) -> Message:
 
 
 def short_of(entry: QueueEntry) -> Message:
-    """What a run or a Pod in the queue of a machine waits for."""
+    """What a run in the queue of a machine waits for."""
     text = shortage.reason(entry)
     if entry.kept_for:
         return Message(Code.ROOM_RESERVED, text, name=entry.kept_for)
