@@ -71,7 +71,7 @@ def test_usage_error_is_one_line_with_click_8_1_too(arguments: list[str]) -> Non
             "No such option '-w': `aliquot top` is live; `watch aliquot ps` repeats this list (see aliquot ps",
         ),
         (["ps", "--json"], "No such option '--json': use -o json (see aliquot ps"),
-        (["top", "-n", "1"], "No such option '-n': use --once (see aliquot top"),
+        (["top", "-b"], "No such option '-b': use --once (see aliquot top"),
         (
             ["dashboard", "-o", "json"],
             "No such option '-o': it prints nothing but the address on stdout (see aliquot d",
