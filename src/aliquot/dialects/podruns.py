@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.kube.commands import ContainerPlan, expand, plan_of
-from aliquot.dialects.kube.manifests import WORKLOADS
-from aliquot.dialects.kube.operators import known
 from aliquot.dialects.kube.podfields import unknown_fields, with_slips, wrong_metadata
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.pods import annotation_field, read_pod
@@ -78,10 +76,8 @@ class PodRuns:
 
 
 def makes_pods(obj: JsonView) -> bool:
-    """Whether the object is no Pod, but others are made from it: it has a Pod template, or its kind is known to."""
-    kind = obj.get("kind")
-    named = isinstance(kind, str) and kind in WORKLOADS
-    return named or known(obj) or _has_template(obj.get("spec"), _DEEPEST)
+    """Whether the object is no Pod, but others are made from a template in it, as a Deployment or a training job."""
+    return _has_template(obj.get("spec"), _DEEPEST)
 
 
 def _has_template(value: object, depth: int) -> bool:

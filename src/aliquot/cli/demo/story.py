@@ -18,6 +18,7 @@ from aliquot.cli.demo.sandbox import IDLE, DemoError, Sandbox, Tenant
 from aliquot.cli.tables import bar, printable, table
 from aliquot.model.residency import Where
 from aliquot.wording.amounts import memory
+from aliquot.wording.shortage import reason
 
 if TYPE_CHECKING:
     from aliquot.model.status.burn import BurnResult
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 PODS = Path(__file__).parent / "pods.yaml"
 DELAY = 0.1  # seconds: qGPU's release delay
 DAY = "86400"
+_PODS = ("qgpu", "t9k", "gpushare")  # their names
 _QUOTAS = {"alpha": 50, "beta": 30, "gamma": 20}
 _BEST, _BURST, _FIXED = "best-effort", "burst-share", "fixed-share"
 _POLICIES = (
@@ -38,7 +40,7 @@ _SLEEPER, _JOBS = "notebook", ("train-1", "train-2")
 _LOAD_US, _TRAIN_US, _REQUEST_US = 1_000.0, 20_000.0, 1_000.0
 _INDENT, _WIDTH, _BAR = "     ", 80, 30
 _LOOK, _SHOWN = 0.25, 2.4  # seconds between looks, and between lines that show them
-_PATIENCE = 45.0  # seconds until Pods run or memory has moved
+_PATIENCE = 45.0  # seconds until memory has moved
 # Of the fifth part: two programs fit on the card, three do not. Smaller cards have no room for contexts beside two;
 # real memory has to be copied, and the host to have it. On a large card another program holds the rest.
 _PART, _LEAST_MIB, _MOST_REAL_MIB, _FITTING = 0.4, 3072, 8192, 2.6
@@ -117,23 +119,21 @@ class Story:
         self.out.heading(1, "Three Pods, written for three vendors: which card does each one get?")
         filled = self._fill_a_card()
         self.out.note(f"free memory: {self._free()}")
-        self._do("apply", "-f", str(PODS), shown=f"apply -f {PODS.name}")
-        deadline = time.monotonic() + _PATIENCE / 3
-        while True:
-            pods = self.sandbox.status().pods or []
-            if all(pod.phase == "Running" or pod.reason for pod in pods) or time.monotonic() > deadline:
-                break
-            time.sleep(_LOOK / 5)
-        for pod in pods:
-            cards = ", ".join(f"card {share.index}" for share in pod.cards) or "no card yet"
-            self.out.note(f"{pod.name} -> {cards}")
-            for sentence in [pod.reason] if pod.reason else pod.why:
-                self.out.note(sentence, 1)
+        self._do("run", "-d", "-f", str(PODS), shown=f"run -d -f {PODS.name}")
+        status = self.sandbox.status()
+        for tenant in status.tenants:
+            for share in tenant.cards if tenant.name in _PODS else ():
+                compute = "" if share.core is None else f" and {share.core:g}% of the compute"
+                self.out.note(f"{tenant.name} -> card {share.index}: {memory(share.limit_mib)}{compute}")
+        waiting = [f"{entry.name}: {reason(entry)}" for entry in status.queue]
+        for line in waiting:
+            self.out.note(line)
         self.out.note(f"free memory now: {self._free()}")
         self._watch(self.pace["read"])
-        waiting = [f"{pod.name}: {pod.reason or pod.phase}" for pod in pods if pod.phase != "Running"]
-        self.outcome.append(promises.placed(wanted=3, running=len(pods) - len(waiting), reasons=waiting))
-        self.sandbox.command("delete", "-f", str(PODS), "--grace-period", "1")
+        names = [tenant.name for tenant in status.tenants if tenant.name in _PODS]
+        self.outcome.append(promises.placed(wanted=len(_PODS), running=len(names), reasons=waiting))
+        for name in names:
+            self.sandbox.ask({"op": "stop", "name": name, "timeout": 1.0})
         if filled:
             self.sandbox.ask({"op": "stop", "name": _SLEEPER, "timeout": 1.0})
 
