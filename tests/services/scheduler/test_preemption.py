@@ -184,7 +184,7 @@ def test_burst_of_important_pods_evicts_one_pod_for_each_card() -> None:
         for card in range(6):
             for part in range(1 if card % 3 == 0 else 8):
                 put(cluster, f"{name}-{card}-{part}", 8 if card % 3 == 0 else 1, card, on=name)
-    evicted = []
+    evicted: list[str] = []
     for number in range(8):
         claim = claim_of(cluster, live_pod(f"urgent-{number}", {MEM: 8}))
         offered = {name: [booking.uid for booking in cluster.ledger.on(name)][-8:] for name in nodes}
