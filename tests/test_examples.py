@@ -129,8 +129,6 @@ def test_every_pod_with_a_command_is_a_run_on_one_machine(path: Path) -> None:
         assert "k3s" in done.stderr or ".command is missing" in done.stderr
 
 
-
-
 @pytest.fixture(scope="module")
 def simulated() -> Iterator[Machine]:
     if not os.path.exists(player.shim()):

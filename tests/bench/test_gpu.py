@@ -215,7 +215,7 @@ def test_shares_of_engines_can_be_measured_without_engines(tmp_path: Path) -> No
 def test_the_default_run_leaves_out_what_takes_minutes() -> None:
     assert "tail" in EXTRA
     assert not [name for name in ROWS if name.startswith("park-")]
-    assert len([name for name in EXTRA if name.startswith("park-")]) == 10
+    assert len([name for name in EXTRA if name.startswith("park-")]) == 9
 
 
 def test_the_rows_can_be_listed() -> None:
