@@ -78,7 +78,7 @@ def test_up_in_the_background_is_content_with_a_daemon_that_has_its_options(own:
         result = own.aliquot("up", "-d", *words)
         assert (result.returncode, result.stdout) == (0, "")
         assert result.stderr.startswith(f"aliquot: already running: pid {own.daemon.pid}; 1 x ")
-    result = own.aliquot("up", "-d", "--policy", "fixed-share", "--log-limit", "1GiB", "--rules", "seed")
+    result = own.aliquot("up", "-d", "--policy", "fixed-share", "--log-limit", "1GiB")
     assert result.returncode == 1
     assert result.stderr == (
         f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}, without --policy fixed-share (it has "

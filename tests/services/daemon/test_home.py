@@ -79,7 +79,7 @@ def test_make_folder_refuses_a_place_where_others_can_replace_it(tmp_path: Path,
 
 FILES = ("run/lock", "run/player.json", "state/player.log", "state/state.db", "state/state.db-wal",
          "state/state.db.damaged-x", "state/daemon.log", "state/daemon.log.1")  # fmt: skip
-FOLDERS = ("run", "run/t", "state", "state/logs", "state/logs/pods")
+FOLDERS = ("run", "run/t", "state", "state/logs")
 
 
 @pytest.mark.parametrize("found", [False, True], ids=["new", "of an earlier release"])

@@ -110,7 +110,7 @@ def test_hello_has_what_a_machine_reports_and_nothing_of_an_agent(daemon: Daemon
         async with daemon.serving():
             answer = (await daemon.ask(ROOT, op="hello"))["ok"]
             home = daemon.home.run
-            assert answer == {"pid": os.getpid(), "home": home, "simulated": None, "dashboard": None, "rules": "seed"}
+            assert answer == {"pid": os.getpid(), "home": home, "simulated": None, "dashboard": None}
 
     asyncio.run(act())
 
