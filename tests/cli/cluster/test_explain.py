@@ -414,3 +414,33 @@ def test_scheduler_that_does_not_ask_us_is_remarked(tmp_path: Path, name: str, k
     remark = f"(only if scheduler {name} asks aliquot: its configuration must have Aliquot's extender)"
     assert (remark in result.stdout) is not known
     assert "all 1 fit" in result.stdout
+
+
+# --- namespaces ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Deployment", "CronJob", "CloneSet"])
+@pytest.mark.parametrize(
+    ("own", "given", "of_kubectl", "wanted"),
+    [
+        ("", "team", "other", "team"),
+        ("", None, "team", "team"),
+        ("own", "team", "other", "own"),
+        ("", None, "", "default"),
+    ],
+)
+def test_manifest_without_a_namespace_is_where_kubectl_would_create_it(
+    cluster: FakeCluster, tmp_path: Path, kind: str, own: str, given: str | None, of_kubectl: str, wanted: str
+) -> None:
+    cluster.show(a_node("n1", 16, labels={"gpushare": "true"}))
+    cluster.answer("namespace", of_kubectl)
+    spec: Json = {"template": {"spec": gpushare_pod("p", 4)["spec"]}}
+    spec = {"jobTemplate": {"spec": spec}} if kind == "CronJob" else spec
+    spec = gpushare_pod("p", 4)["spec"] if kind == "Pod" else spec
+    api = "apps.kruise.io/v1alpha1" if kind == "CloneSet" else "v1"
+    pods = tmp_path / "pods.yaml"
+    metadata = {"name": "p", "namespace": own}
+    pods.write_text(yaml.safe_dump({"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}))
+    result = invoked(explain, "-f", str(pods), *(["-n", given] if given else []))
+    assert result.stdout.startswith(f"{wanted}/p")
+    assert result.exit_code == 0

@@ -57,7 +57,9 @@ def test_a_list_is_all_of_its_items_in_order() -> None:
 )
 def test_what_another_operator_makes_pods_of_is_refused(api: str, kind: str) -> None:
     """It was passed over as one that creates no Pods."""
-    found = refused({"apiVersion": api, "kind": kind, "metadata": {"name": "x"}, "spec": {}})
+    found = refused(
+        {"apiVersion": api, "kind": kind, "metadata": {"name": "x"}, "spec": {"template": {"spec": {"containers": []}}}}
+    )
     assert (found.field, found.value) == (f"{kind} x: apiVersion", api)
     assert "runs on a cluster" in found.allowed
 

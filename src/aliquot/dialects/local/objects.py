@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from aliquot.dialects.kube.manifests import WORKLOADS, expand, job_of
-from aliquot.dialects.kube.operators import known
 from aliquot.dialects.kube.podfields import OBJECT_NAME, OBJECT_NAME_ALLOWED, unquoted, with_slips
+from aliquot.dialects.kube.templates import is_custom, templates_in
 from aliquot.dialects.local.claims import local_remarks, parse_local_pod
 from aliquot.dialects.local.cron import ALLOWED, parse_schedule
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of
@@ -124,7 +124,7 @@ def _read(manifest: JsonObject, kind: str, rules: Rules) -> LocalObject | Invali
     if not isinstance(metadata, dict):
         return Invalid(f"{kind}: metadata", metadata, "a mapping with a name")
     name, namespace = metadata.get("name"), metadata.get("namespace") or "default"
-    if known(manifest):
+    if is_custom(manifest) and (kind in WORKLOADS or templates_in(manifest)):
         allowed = "a Pod, Job, Deployment or the like: the operator that makes Pods of this runs on a cluster"
         return Invalid(f"{kind} {name}: apiVersion", manifest["apiVersion"], allowed)
     if kind != POD and kind not in WORKLOADS and isinstance(name, str):

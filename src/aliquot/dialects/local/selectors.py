@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from aliquot.dialects.kube.conditions import condition_text, holds
-from aliquot.dialects.kube.podterms import Labels, selector_of
 from aliquot.dialects.kube.shapes import as_text, mapping, sequence
 from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.refusal import Invalid
 
+Labels = Mapping[str, object]
 _FIELD = "spec.selector"
 _KINDS = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"})
 _DEFAULTED = frozenset({"apps/v1beta1", "extensions/v1beta1"})  # these took the labels of the template
@@ -77,8 +77,10 @@ def _malformed_expression(expression: object, path: str) -> Iterator[Invalid]:
 
 def _unmatched(selector: JsonView, labels: Labels, path: str) -> Iterator[Invalid]:
     """Conditions that the labels of the template do not meet."""
-    of_labels = len(mapping(selector.get("matchLabels")))
-    for at, condition in enumerate(selector_of(selector).conditions or ()):
+    wanted = mapping(selector.get("matchLabels"))
+    conditions = [{"key": key, "operator": "In", "values": [value]} for key, value in wanted.items()]
+    of_labels = len(conditions)
+    for at, condition in enumerate([*conditions, *map(mapping, sequence(selector.get("matchExpressions")))]):
         if holds(condition, labels):
             continue
         if at < of_labels:

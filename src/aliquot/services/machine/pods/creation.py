@@ -7,7 +7,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 from aliquot.adapters.host.home import Home
-from aliquot.dialects.kube.podterms import scheduling_gates
+from aliquot.dialects.kube.conditions import scheduling_gates
 from aliquot.dialects.local.objects import pod_of, template_of
 from aliquot.model.containers.localpod import MOST_EVENTS, Applier, LocalPod, Phase, PodEvent, PodState, Workload
 from aliquot.model.decoding.openjson import JsonObject

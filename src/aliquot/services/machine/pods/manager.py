@@ -27,7 +27,7 @@ from aliquot.adapters.host.users import account_of
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.folders import remove_folder
 from aliquot.adapters.storage.objectstore import ObjectStore
-from aliquot.dialects.kube.podterms import scheduling_gates
+from aliquot.dialects.kube.conditions import scheduling_gates
 from aliquot.dialects.local.objects import amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.model.choice import Choice

@@ -8,7 +8,7 @@ from itertools import islice
 
 from msgspec import UNSET, UnsetType
 
-from aliquot.dialects.kube.podterms import scheduling_gates
+from aliquot.dialects.kube.conditions import scheduling_gates
 from aliquot.dialects.local.objects import CRON_JOB, amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.dialects.local.status import render_cron_job, render_pod, render_workload
