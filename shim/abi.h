@@ -44,7 +44,7 @@ struct alq_card {
     uint32_t room_ms;       /* how long an allocation waits for room that others have; 0: not at all */
     uint64_t reserve;       /* bytes of the card that memory which may leave does not take: the mover starts there */
     uint16_t gaps[ALQ_GAPS];    /* processes: how often they came back after so long: from seeing their work done to the
-                             * next launch. They count round; the daemon reads them often enough */
+                             * next launch or copy. They count round; the daemon reads them often enough */
 };
 
 /* One process on one card: a cache line. Each field has one writer, named here. */

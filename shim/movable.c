@@ -318,7 +318,10 @@ static unsigned find_run(const struct chunk *chunk, unsigned wanted)
 {
     unsigned run = 0;
     for (unsigned i = 0; i < GRAINS; i++) {
-        if (!(i & 63) && chunk->used[i / 64] == UINT64_MAX) {
+        if (!(i & 63) && !chunk->used[i / 64] && run + 64 < wanted) {
+            run += 64;
+            i += 63;
+        } else if (!(i & 63) && chunk->used[i / 64] == UINT64_MAX) {
             run = 0;
             i += 63;
         } else if (chunk->used[i / 64] >> (i & 63) & 1) {

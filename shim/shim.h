@@ -214,6 +214,8 @@ void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream
 void alq_busy_begin(struct alq_use *use, int card, int ptsz, CUstream stream);
 void alq_busy_end(struct alq_use *use, int card);
 void alq_work_forget(void);
+extern uint64_t alq_done_ns[ALQ_CARDS];         /* when it saw its work done, while it is away */
+void alq_gap_ends(int card);                     /* it comes back */
 /* The line of the page on which work for the current card is noted; NULL: nothing to note. */
 static inline struct alq_use *alq_here(int *card)
 {
@@ -235,6 +237,8 @@ static inline struct alq_use *alq_work(bool gated, int ptsz, CUstream stream)
         __atomic_fetch_add(&use->waiting, 1, __ATOMIC_RELAXED);
     if (ALQ_RARE(__atomic_load_n(&use->wake, __ATOMIC_RELAXED) | __atomic_load_n(&use->gate, __ATOMIC_RELAXED)))
         alq_work_slow(use, card, gated, ptsz, stream);
+    if (!gated && ALQ_RARE(__atomic_load_n(&alq_done_ns[card], __ATOMIC_RELAXED)))
+        alq_gap_ends(card);
     if (gated && !__atomic_load_n(&use->busy_since_ns, __ATOMIC_RELAXED))
         alq_busy_begin(use, card, ptsz, stream);
     return use;

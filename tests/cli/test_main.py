@@ -101,6 +101,8 @@ def test_word_of_another_tool_names_the_command_to_use() -> None:
     )
     for word in ("ls", "kill", "start"):
         assert f'No such command "{word}": `aliquot ' in aliquot(word).stderr
+    for word in ("install", "upgrade"):
+        assert "use `helm upgrade --install`" in aliquot(word, "--image", "x").stderr
     assert "--version" in aliquot("version").stderr
     assert "`aliquot policy set fixed-share`" in aliquot("policy", "fixed-share").stderr
 

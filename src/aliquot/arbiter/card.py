@@ -160,11 +160,10 @@ class CardArbiter:
         self._former = (self._front.turn, self._capped.turn, self._gated.turn, self._brief.turn)
         front, behind = self._ranks()
         self._step_debts([*front, *behind], now)
-        lengths_of_work = {tenant: gaps.piece for tenant, gaps in self._gaps.items()}
         self._pieces = (
             not self._has_online()
             and self.trial is None
-            and pieces.take_turns(front, lengths_of_work, before=self._pieces)
+            and pieces.take_turns(front, self._gaps, before=self._pieces)
         )
         self._dry = not self._pieces and self._runs_dry(front)
         lengths = self._lengths(front, behind, now)

@@ -54,14 +54,8 @@ COMMANDS = (
         "Run the simulated cards of a node, for an agent with the same --simulate.",
     ),
     (
-        "install",
-        "install.install:install",
-        "Install aliquot on a cluster: scheduler, webhook, agents, and what they need.",
-    ),
-    ("upgrade", "install.install:upgrade", "Upgrade the installation on a cluster to this program's version."),
-    (
         "uninstall",
-        "install.uninstall:uninstall",
+        "cluster.uninstall:uninstall",
         "Remove aliquot from a cluster: all objects, and on the nodes all files, sockets, labels and annotations.",
     ),
     (
@@ -79,6 +73,7 @@ COMMANDS = (
 _LIST = "`aliquot ps` lists runs and Pods, `aliquot top` shows every card"
 _END = "`aliquot stop NAME` stops a run, `aliquot delete pod NAME` a Pod"
 _START = "`aliquot run -- COMMAND` runs a command, `aliquot apply -f FILE` a manifest, `aliquot up -d` the daemon"
+_INSTALL = "use `helm upgrade --install` with the chart, or `kubectl apply -f deploy/install.yaml`: see docs/install.md"
 _SHOW = "`aliquot ps` lists runs, `aliquot describe pod NAME` shows a Pod"
 
 # Words of other tools, and the command to use instead.
@@ -95,6 +90,7 @@ _HINTS = {
     "resume": "`aliquot wake NAME` brings the memory of a run back to its card",
     "config": "`aliquot policy` shows and sets how cards are shared; `aliquot up --help` lists the daemon's options",
     **dict.fromkeys(("scale", "edit", "patch", "rollout"), "change the manifest, and `aliquot apply -f FILE` again"),
+    **dict.fromkeys(("install", "upgrade"), _INSTALL),
     "version": "use the option --version",
     "help": "`aliquot COMMAND --help` describes a command",
     "bench": "`aliquot probe` measures a card, `aliquot demo` shows how it is shared",

@@ -9,7 +9,7 @@ mover       keeps memory that left the cards in memory of the host, and brings i
 dashboard   what the dashboards of machine and scheduler share
 explain     answers where Pods would go, from what kubectl prints
 doctor      looks for what is wrong, and says what to do
-install     puts our objects on a cluster and takes them away
+uninstall   takes everything of ours off a cluster and its nodes
 burn        the sample workload
 daemon      what every long-running program of ours has
 

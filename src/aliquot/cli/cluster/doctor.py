@@ -214,7 +214,7 @@ class _Cluster:
 
     def workloads(self) -> list[WorkloadObject | Invalid]:
         """Deployments and DaemonSets with our label; none where it was put there in another way, or may not be seen."""
-        from aliquot.dialects.wire.install.deployment import SELECTOR
+        from aliquot.dialects.wire.ownobjects import SELECTOR
         from aliquot.dialects.wire.workloads import read_workload
 
         found: list[JsonObject] = []

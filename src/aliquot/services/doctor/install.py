@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from aliquot.dialects import native
-from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, VERSION_LABEL
 from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.ownobjects import COMPONENT_LABEL, VERSION_LABEL
 from aliquot.dialects.wire.workloads import StartedPod, WorkloadObject, not_ready, rollout_status
 from aliquot.model.refusal import Invalid
 from aliquot.services.doctor.findings import Finding, Level, found, ok
 
-_UPGRADE = "`aliquot upgrade`, or `helm upgrade`, ends with all of them of one release"
+_UPGRADE = "`helm upgrade`, or `kubectl apply` of that release's install.yaml, ends with all of them of one release"
 
 
 def installation_findings(

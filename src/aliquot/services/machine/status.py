@@ -25,6 +25,7 @@ from aliquot.placement.rooms import booked_pool
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.pods.status import pod_statuses, workload_statuses
 from aliquot.services.machine.queue import QueuedRequest
+from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.services.runtime.standings import (
     by_tenant,
@@ -142,8 +143,15 @@ def _queue_entry(node: LocalMachine, entry: QueuedRequest) -> QueueEntry:
         pid=entry.pid,
         gpus=ask.gpus,
         core=ask.core,
-        memory_bytes=None if ask.memory_mib is None else ask.memory_mib << 20,
+        memory_bytes=_wanted_memory(node, ask),
         waited_seconds=max(0.0, node.clock() - entry.since),
         command=list(ask.command),
         log=entry.log,
     )
+
+
+def _wanted_memory(node: LocalMachine, ask: RunRequest) -> int | None:
+    """Bytes of each card; a percentage is that of the largest card."""
+    if ask.memory_percent is not None:
+        return int(ask.memory_percent * max(card.memory_mib for card in node.cards) / 100) << 20
+    return None if ask.memory_mib is None else ask.memory_mib << 20

@@ -32,7 +32,7 @@ from aliquot.placement.book import occupant_of
 from aliquot.services.daemon.connections import FairShare, most_files
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.queue import Queue, QueuedRequest
-from aliquot.services.machine.requests import RunRequest, never_fits
+from aliquot.services.machine.requests import RunRequest, never_fits, on_all_cards
 from aliquot.services.machine.tenants.registry import Registry
 from aliquot.services.machine.tenants.runfiles import RunNames, make_folder, new_id, new_log, remove_log
 
@@ -75,7 +75,9 @@ class Admission:
 
     def submit(self, request: RunRequest, caller: Caller, now: float, notify: Send) -> QueuedRequest:
         """Request a slice for a run. `notify` gets every answer. Raises RefusedError if the run cannot even wait."""
-        broken = never_fits(request, [node.cards for node in self._nodes()])
+        nodes = [node.cards for node in self._nodes()]
+        request = on_all_cards(request, nodes)
+        broken = never_fits(request, nodes)
         if broken is not None:
             raise invalid(broken)
         self._check_share(account_of(caller.uid))

@@ -6,13 +6,14 @@ stop_scheduling    delete the webhook first, so that it admits nothing in vain; 
 clean              delete the agents, and the simulated cards of nodes where no Pod runs on; a Pod on each node that had
                    an agent, or where files were left behind, removes our files; then remove labels, annotations,
                    taint, condition and resources at 0 from the Nodes. A node where files stay gets a mark
-delete_objects     everything else, the record last: killed before that, the same command resumes
+delete_objects     everything else, the agents' account and the namespace last: killed before that, the same command
+                   resumes
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -24,14 +25,15 @@ from aliquot.dialects.dra import CLAIMS, DEVICE_CLASSES
 from aliquot.dialects.dra.claims import ClaimObject
 from aliquot.dialects.dra.pods import claim_names
 from aliquot.dialects.wire import workloads
-from aliquot.dialects.wire.install.deployment import (
+from aliquot.dialects.wire.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.ownobjects import (
     COMPONENT_LABEL,
     DAEMON_SET,
     DEPLOYMENT,
-    FIELD_MANAGER,
     MANAGED_LABEL,
     MANAGER,
-    RECORD,
+    NAME_LABEL,
     SELECTOR,
     SIMULATED_CARDS,
     WEBHOOK,
@@ -39,13 +41,10 @@ from aliquot.dialects.wire.install.deployment import (
     cards_without_agents,
     identity,
 )
-from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers
-from aliquot.dialects.wire.install.record import Record, labels_to_restore, previous_record
-from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.decoding.openjson import JsonObject, JsonView
-from aliquot.services.install import sweeper
-from aliquot.services.install.clusterobjects import ClusterObjects, InstallError, Report
-from aliquot.services.install.sweeper import SweepSettings
+from aliquot.services.uninstall import sweeper
+from aliquot.services.uninstall.clusterobjects import ClusterObjects, Report, UninstallError
+from aliquot.services.uninstall.sweeper import SweepSettings
 
 _INTERVAL = 0.5  # seconds between two looks
 _TRIES = 8  # at a node that another program writes too
@@ -87,7 +86,18 @@ class Uninstaller:
             try:
                 params = {"limit": "500", "continue": pages.follow(str(token))}
             except EndlessError as error:
-                raise InstallError(str(error)) from error
+                raise UninstallError(str(error)) from error
+
+    async def foreign(self, namespace: str) -> list[str]:
+        """Our programs in another namespace, or installed by another tool, with the tool's name."""
+        found = []
+        for kind, name in (("deployments", DEPLOYMENT), ("daemonsets", DAEMON_SET)):
+            for program in await self.objects.items(f"/apis/apps/v1/{kind}", labelSelector=SELECTOR):
+                metadata = program["metadata"]
+                tool = (metadata.get("labels") or {}).get(MANAGED_LABEL, "an unknown tool")
+                if metadata["name"] == name and (tool != MANAGER or metadata["namespace"] != namespace):
+                    found.append(f"{metadata['namespace']}/{name}, by {tool}")
+        return found
 
     async def evict(self, pods: Iterable[JsonObject]) -> None:
         """Delete them, and wait until they are gone."""
@@ -112,20 +122,37 @@ class Uninstaller:
         self,
         namespace: str,
         image: str | None,
-        installed: str | None,
         default: str,
         labels: Mapping[str, str] | None = None,
     ) -> SweepSettings:
-        """As the agents run, or did if they are gone already: with `image`, else with theirs or the installed one; and
+        """As the agents run, or did if they are gone already: with `image`, else with theirs or the default one; and
         with `labels` beside theirs."""
-        account = await self.objects.get(Identity("v1", "ServiceAccount", namespace, DAEMON_SET)) or {}
-        secrets = tuple(account.get("imagePullSecrets") or ())
+        account = await self.objects.get(_account(namespace))
+        secrets = tuple((account or {}).get("imagePullSecrets") or ())
         daemons = await self.objects.get(Identity("apps/v1", "DaemonSet", namespace, DAEMON_SET))
         if daemons is not None:
             found = sweeper.agent_settings(daemons, image, secrets)
             return replace(found, labels={**found.labels, **(labels or {})})
-        known = image or installed
-        return SweepSettings(known or default, pull_secrets=secrets, labels=labels or {}, image_known=known is not None)
+        noted = parse_left_behind(account) if account else None
+        left = noted if isinstance(noted, LeftBehind) else None
+        known = image or (left.image if left else None)
+        found = SweepSettings(
+            known or default, pull_secrets=secrets, labels=labels or {}, image_known=known is not None
+        )
+        if left is None:
+            return found
+        labels = {**left.labels, **(labels or {})}
+        return replace(found, kubelet=left.kubelet, selinux=left.selinux, labels=labels)
+
+    async def note_settings(self, namespace: str, settings: SweepSettings) -> None:
+        """Write on the agents' account how they ran: the same command, killed after it has deleted them, reads it."""
+        note = render_left_behind(LeftBehind(settings.image, settings.kubelet, settings.selinux, settings.labels))
+        body = {"metadata": {"annotations": {native.LEFT_BEHIND: note}}}
+        try:
+            await self._kube.patch(_account(namespace).path, body, into=bytes)
+        except ApiError as error:
+            if error.status != 404:  # no account: it was deleted already, and so were the agents
+                raise
 
     async def stop_scheduling(self, namespace: str) -> None:
         """Delete webhook, scheduler and DeviceClasses, and wait until they are gone. From then on no Pod gets our
@@ -176,7 +203,6 @@ class Uninstaller:
         self,
         namespace: str,
         settings: SweepSettings,
-        labelled: Mapping[str, Mapping[str, str]],
         *,
         keep_running: bool,
         cards_on: Collection[str] = (),
@@ -186,7 +212,7 @@ class Uninstaller:
         cards_left = await self.stop_programs(namespace, cards_on, settings.pull_secrets)
         swept = await self._sweep(namespace, settings, keep_running=keep_running)
         left = [name for name, problem in swept.items() if keep_running or problem]
-        nodes = await self.clean_nodes(labelled, settings, left)
+        nodes = await self.clean_nodes(settings, left)
         problems = tuple(problem for problem in swept.values() if problem)
         return Cleaned(nodes, problems, bool(left), cards_left)
 
@@ -264,9 +290,7 @@ class Uninstaller:
         state = f"{workloads.not_ready(workloads.read_pod(pod))}; see Pod {which.namespace}/{which.name}"
         return text.decode(errors="replace").strip() or state
 
-    async def clean_nodes(
-        self, labelled: Mapping[str, Mapping[str, str]], settings: SweepSettings, left: Collection[str] = ()
-    ) -> int:
+    async def clean_nodes(self, settings: SweepSettings, left: Collection[str] = ()) -> int:
         """Remove our marks from the Nodes; mark those where files are left. Returns how many had some."""
         done = 0
         for node in await self._nodes():
@@ -274,17 +298,17 @@ class Uninstaller:
             if isinstance(own, str):  # its mark stays, until a person has looked at it
                 continue
             mark = LeftBehind(own.image, own.kubelet, own.selinux, own.labels) if name in left else None
-            done += await self._clean_node(node, labelled.get(name, {}), mark)
+            done += await self._clean_node(node, mark)
         return done
 
-    async def _clean_node(self, node: JsonObject, labelled: Mapping[str, str], mark: LeftBehind | None) -> bool:
+    async def _clean_node(self, node: JsonObject, mark: LeftBehind | None) -> bool:
         path, wrote = f"/api/v1/nodes/{node['metadata']['name']}", False
         for attempt in range(_TRIES):
-            patch, status = node_leftovers(node, labelled, mark)
+            patch, status = node_leftovers(node, mark)
             try:
                 if status is not None:  # first: without our annotations the amounts would count as another program's
                     node, wrote = await self._kube.patch(f"{path}/status", status, form="strategic"), True
-                    patch, _ = node_leftovers(node, labelled, mark)
+                    patch, _ = node_leftovers(node, mark)
                 if patch is not None:
                     await self._kube.patch(path, patch, into=bytes)
                 return wrote or patch is not None
@@ -299,43 +323,30 @@ class Uninstaller:
 
     # --- the rest ------------------------------------------------------------------------------------------------
 
-    async def delete_objects(
-        self,
-        record: Record | None,
-        namespace: str,
-        default: Sequence[Identity],
-        *,
-        cards_left: bool = False,
-        sweep_again: bool = False,
-    ) -> None:
-        """Every object that may exist, the record and the namespace last; if simulated cards are left, not these.
-        `sweep_again`: files stay on nodes. Then a namespace of others keeps our labels, which the next sweepers need:
-        the next command restores the owner's."""
-        known = dict.fromkeys((*default, *(record.objects if record else ())))
-        before = previous_record(record) if record else None
-        known |= dict.fromkeys(before.objects if before else ())
-        for which in reversed(known):
-            if which.kind == "Namespace" or (cards_left and which.name == SIMULATED_CARDS):
-                continue
-            if await self.objects.delete(which):
+    async def delete_objects(self, namespace: str, objects: Iterable[Identity], *, cards_left: bool = False) -> None:
+        """Every object that may exist, the agents' account and the namespace last. If simulated cards are left, the
+        namespace stays with them; and it stays if Pods of others are in it."""
+        account = _account(namespace)
+        for which in (*reversed([which for which in objects if which != account]), account):
+            if which.kind != "Namespace" and await self.objects.delete(which):
                 self._report("objects", str(which))
-        await self.objects.delete(Identity("v1", "ConfigMap", namespace, RECORD))
-        if cards_left:
-            return
         which = Identity("v1", "Namespace", "", namespace)
-        found = await self.objects.get(which)
-        if found is None:
+        found = None if cards_left else await self.objects.get(which)
+        if found is None or (found["metadata"].get("labels") or {}).get(MANAGED_LABEL) != MANAGER:
             return
-        if (found["metadata"].get("labels") or {}).get(MANAGED_LABEL) == MANAGER:
-            await self._delete_namespace(which)
-        elif not sweep_again:
-            labels = labels_to_restore(found)
-            if labels:  # first: the values are then not ours any more, and stay
-                patch = {"metadata": {"labels": labels}}
-                await self.objects.kube.patch(which.path, patch, params={"fieldManager": FIELD_MANAGER}, into=bytes)
-            # Applying it without labels removes those that we added.
-            bare = {"apiVersion": which.api, "kind": which.kind, "metadata": {"name": which.name}}
-            await self.objects.apply(bare)
+        others = await self._others_in(namespace)
+        if others:
+            self._report("objects", f"namespace {namespace} stays: {others[0]} is not ours")
+            return
+        await self._delete_namespace(which)
+
+    async def _others_in(self, namespace: str) -> list[str]:
+        pods = await self.objects.items(f"/api/v1/namespaces/{namespace}/pods")
+        return [
+            f"Pod {pod['metadata']['name']}"
+            for pod in pods
+            if (pod["metadata"].get("labels") or {}).get(NAME_LABEL) != "aliquot"
+        ]
 
     async def delete_sweep_namespace(self, namespace: str) -> None:
         """Delete the namespace if it was created for the sweepers alone."""
@@ -358,7 +369,11 @@ class Uninstaller:
 
     def _check_time(self, problem: str) -> None:
         if self._now() >= self._until:
-            raise InstallError(f"{problem}: run the same command again with a longer --timeout")
+            raise UninstallError(f"{problem}: run the same command again with a longer --timeout")
+
+
+def _account(namespace: str) -> Identity:
+    return Identity("v1", "ServiceAccount", namespace, DAEMON_SET)
 
 
 def _pod_identity(pod: JsonObject) -> Identity:

@@ -1,4 +1,4 @@
-"""Progress of an installation: one line per step on stderr; on a terminal the last line is rewritten."""
+"""Progress of `aliquot uninstall`: one line per step on stderr; on a terminal the last line is rewritten."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ class Steps:
 
     def report(self, step: str, text: str) -> None:
         """Print a line, unless it repeats the last one of its kind."""
-        kind = f"{step}: {text.partition(':')[0]}" if step == "wait" else step
-        if self.last.get(kind) == text:
+        if self.last.get(step) == text:
             return
-        self.last[kind], self.step = text, step
+        self.last[step], self.step = text, step
         line = printable(f"{step.ljust(_WIDTH)}{text}")[:_LONGEST]
-        if sys.stderr.isatty() and step != "wait":
+        if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{line}", err=True, nl=False)
             self._open = True
         else:

@@ -1,4 +1,4 @@
-"""An API server for `aliquot install`, `upgrade` and `uninstall`, with fixed answers."""
+"""An API server for `aliquot uninstall`, with fixed answers."""
 
 from __future__ import annotations
 
@@ -10,32 +10,21 @@ from urllib.parse import parse_qs, urlsplit
 
 import click
 
-from aliquot.cli.install.options import packaged_objects
-from aliquot.dialects.wire.install import record as installrecord
-from aliquot.dialects.wire.install.deployment import Options
 from kit.clusters.kubectl import invoked
 
-SERVER = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-
-
-RECORD = "/api/v1/namespaces/aliquot-system/configmaps/aliquot-installation"
-
-
 SPACE = "/api/v1/namespaces/aliquot-system"
-
-
-OPTIONS = Options(image="here/aliquot:0.0.1", kube_scheduler_image="kube-scheduler:v1.36.4")
+AGENTS = "/apis/apps/v1/namespaces/aliquot-system/daemonsets/aliquot-agent"
+IMAGE = "here/aliquot:0.0.1"  # of the agents
 
 
 class FakeApi:
     """An API server with fixed answers that records writes."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Any] = {"/version": {"gitVersion": "v1.36.4"}}
+        self.answers: dict[str, Any] = {}
         self.writes: list[str] = []
         self.created: list[Any] = []
         self.patched: dict[str, Any] = {}
-        self.allowed = True
         self.no_namespace = False  # whether the namespace is missing, until somebody makes it
         api = self
 
@@ -53,10 +42,9 @@ class FakeApi:
                 if api.no_namespace:
                     self._answer(404, {"message": 'namespaces "aliquot-system" not found'})
                     return
-                if self.path != SERVER:
-                    api.writes.append(f"POST {self.path}")
-                    api.created.append(body)
-                self._answer(201, {"status": {"allowed": api.allowed}})
+                api.writes.append(f"POST {self.path}")
+                api.created.append(body)
+                self._answer(201, {})
 
             def do_PATCH(self) -> None:
                 api.writes.append(f"PATCH {self.path}")
@@ -87,9 +75,10 @@ class FakeApi:
         self.server = Server(("127.0.0.1", 0), Handler)
         Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def record(self, version: str = "0.0.1", options: Options = OPTIONS, **more: Any) -> None:
-        record = installrecord.new_record(version, options, packaged_objects(), **{"settled": True, **more})
-        self.answers[RECORD] = installrecord.render_record(record)
+    def agents(self, template: Any = None) -> None:
+        """The agents run, with this template of their Pods."""
+        template = template or {"spec": {"containers": [{"image": IMAGE}]}}
+        self.answers[AGENTS] = {"metadata": {"name": "aliquot-agent"}, "spec": {"template": template}}
 
     def hold(self) -> None:
         """A Pod is on a card of ours."""
@@ -115,14 +104,3 @@ def refusal(command: click.Command, *words: str, code: int = 2) -> str:
     result = invoked(command, *words)
     assert result.exit_code == code, result.output
     return result.stderr.splitlines()[-1]
-
-
-def rolled_out(api: FakeApi, ready: int) -> None:
-    """So many of the two schedulers are ready, and all of the agents."""
-    found = {
-        "deployments/aliquot-scheduler": {"updatedReplicas": ready, "availableReplicas": ready, "replicas": ready},
-        "daemonsets/aliquot-agent": {},
-    }
-    for name, status in found.items():
-        obj = {"metadata": {"name": name.rpartition("/")[2]}, "spec": {"replicas": 2}, "status": status}
-        api.answers[f"/apis/apps/v1/namespaces/aliquot-system/{name}"] = obj

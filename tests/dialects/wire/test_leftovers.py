@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
+from aliquot.dialects.wire.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
 from aliquot.model.refusal import Invalid
 from kit.values.manifests import a_node
 
@@ -19,24 +19,18 @@ def _node(**metadata: Any) -> Any:
 
 def test_node_without_marks_needs_no_patch() -> None:
     node = _node(labels={"gpushare": "true"}, annotations={"other.dev/x": "y"})
-    assert node_leftovers(node, {}) == (None, None)
-
-
-def test_own_labels_are_removed_unless_changed() -> None:
-    node = _node(labels={"gpushare": "true", "qgpu-device-enable": "disable"})
-    patch, _ = node_leftovers(node, {"gpushare": "true", "qgpu-device-enable": "enable"})
-    assert patch == {"metadata": {"labels": {"gpushare": None}, "resourceVersion": "7"}}
+    assert node_leftovers(node) == (None, None)
 
 
 def test_scheduler_label_is_found_in_managed_fields() -> None:
     fields: Any = {"f:metadata": {"f:labels": {"f:qgpu-device-enable": {}}}}
     books = [{"manager": "aliquot-scheduler", "fieldsV1": fields}]
     labels = {"qgpu-device-enable": "enable", "zone": "a"}
-    patch, _ = node_leftovers(_node(labels=labels, managedFields=books), {})
+    patch, _ = node_leftovers(_node(labels=labels, managedFields=books))
     assert patch is not None
     assert patch["metadata"]["labels"] == {"qgpu-device-enable": None}
     by_hand = [{"manager": "kubectl-label", "fieldsV1": fields}]
-    assert node_leftovers(_node(labels=labels, managedFields=by_hand), {}) == (None, None)
+    assert node_leftovers(_node(labels=labels, managedFields=by_hand)) == (None, None)
 
 
 def test_node_leftovers_removes_all_marks() -> None:
@@ -47,7 +41,7 @@ def test_node_leftovers_removes_all_marks() -> None:
         "conditions": [{"type": "GPUHealthy"}, {"type": "Ready"}],
         "capacity": {"cpu": "2", "aliyun.com/gpu-mem": "0"},
     }
-    patch, status = node_leftovers(node, {})
+    patch, status = node_leftovers(node)
     assert patch is not None
     assert patch["metadata"]["annotations"] == {"aliquot.dev/inventory": None, "aliquot.dev/agent": None}
     assert patch["spec"] == {"taints": [{"key": "theirs", "effect": "NoSchedule"}]}
@@ -67,7 +61,7 @@ def test_nvidia_gpu_is_removed_only_if_it_was_ours(label: str, capacity: str, al
     gpu = "nvidia.com/gpu"
     node["status"] = {"capacity": {gpu: capacity, "cpu": "8"}, "allocatable": {gpu: allocatable}}
     gone = {"status": {"capacity": {gpu: None}, "allocatable": {gpu: None}}}
-    assert node_leftovers(node, {})[1] == (gone if removed else None)
+    assert node_leftovers(node)[1] == (gone if removed else None)
 
 
 # --- where files of Pods stay ----------------------------------------------------------------------------------------
@@ -101,11 +95,11 @@ def test_invalid_left_behind_mark_is_refused(text: str) -> None:
 
 def test_left_behind_mark_replaces_agent_marks_in_one_patch() -> None:
     node, left = _node(annotations={"aliquot.dev/agent": "1"}), LeftBehind("here/aliquot:1")
-    patch, _ = node_leftovers(node, {}, left)
+    patch, _ = node_leftovers(node, left)
     assert patch is not None
     assert patch["metadata"]["annotations"] == {"aliquot.dev/agent": None, MARK: render_left_behind(left)}
     again = _node(annotations={MARK: render_left_behind(left)})
-    assert node_leftovers(again, {}, left) == (None, None), "said twice, it changes nothing"
+    assert node_leftovers(again, left) == (None, None), "said twice, it changes nothing"
 
 
 def test_resources_of_others_on_left_node_are_kept() -> None:
@@ -115,7 +109,7 @@ def test_resources_of_others_on_left_node_are_kept() -> None:
     node = _node(annotations={MARK: render_left_behind(LeftBehind("i"))})
     node["spec"]["taints"] = [mark]
     node["status"] = {"capacity": dict(amounts), "allocatable": dict(amounts)}
-    patch, status = node_leftovers(node, {})
+    patch, status = node_leftovers(node)
     assert patch == {"metadata": {"annotations": {MARK: None}, "resourceVersion": "7"}}
     gone = {"tke.cloud.tencent.com/qgpu-core": None}
     assert status == {"status": {"capacity": gone, "allocatable": gone}}
@@ -124,4 +118,4 @@ def test_resources_of_others_on_left_node_are_kept() -> None:
 def test_resources_of_others_without_agent_are_kept() -> None:
     node = _node()
     node["status"] = {"capacity": {"aliyun.com/gpu-mem": "64"}, "allocatable": {"aliyun.com/gpu-mem": "64"}}
-    assert node_leftovers(node, {}) == (None, None)
+    assert node_leftovers(node) == (None, None)

@@ -1,22 +1,20 @@
-"""Objects of a cluster by their Identity: read, apply and delete them. What installer and uninstaller share."""
+"""Objects of a cluster by their Identity: read, apply and delete them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
-from aliquot.dialects.wire.install.deployment import FIELD_MANAGER, RECORD, Identity, identity
-from aliquot.dialects.wire.install.record import Record, parse_record
+from aliquot.dialects.wire.ownobjects import Identity, identity
 from aliquot.model.decoding.openjson import JsonObject
-from aliquot.model.refusal import Invalid
 
-_FORCE = {"fieldManager": FIELD_MANAGER, "force": "true"}
+_FORCE = {"fieldManager": "aliquot-uninstall", "force": "true"}
 
 Report = Callable[[str, str], None]  # shows progress: the step, and how far it is
 
 
-class InstallError(Exception):
-    """The installation is not possible, or failed; the message says why and what to do."""
+class UninstallError(Exception):
+    """It cannot go on; the message says why and what to do."""
 
 
 class ClusterObjects:
@@ -49,15 +47,6 @@ class ClusterObjects:
         """Apply server-side: idempotent, and fields of other managers stay theirs."""
         await self.kube.patch(identity(obj).path, obj, form="apply", params=_FORCE, timeout=30.0)
 
-    async def difference(self, obj: JsonObject) -> str:
-        """What applying it would do: "created", "changed" or "unchanged"."""
-        before = await self.get(identity(obj))
-        if before is None:
-            return "created"
-        params = {**_FORCE, "dryRun": "All"}
-        after: JsonObject = await self.kube.patch(identity(obj).path, obj, form="apply", params=params)
-        return "unchanged" if _without_counters(before) == _without_counters(after) else "changed"
-
     async def delete(self, which: Identity, *, grace: int | None = None) -> bool:
         """Delete it. Returns False if it did not exist. `grace` are seconds for a Pod's containers to end."""
         params = {"propagationPolicy": "Background"}
@@ -70,23 +59,3 @@ class ClusterObjects:
                 raise
             return False
         return True
-
-    async def record(self, namespace: str) -> Record | None:
-        """The record of the installation in that namespace. Raises InstallError if it cannot be read."""
-        found = await self.get(Identity("v1", "ConfigMap", namespace, RECORD))
-        if found is None:
-            return None
-        record = parse_record(found)
-        if isinstance(record, Invalid):
-            raise InstallError(f"{record.sentence()}; a newer `aliquot` may be able to read it")
-        return record
-
-
-def _without_counters(obj: JsonObject) -> JsonObject:
-    """Without the fields that the API server changes by itself."""
-    metadata = {
-        key: value
-        for key, value in obj["metadata"].items()
-        if key not in ("managedFields", "resourceVersion", "generation")
-    }
-    return {**obj, "metadata": metadata, "status": None}

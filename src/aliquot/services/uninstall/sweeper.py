@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from aliquot.adapters.host.home import POOLS
-from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, MANAGED_LABEL, MANAGER, NAME_LABEL
-from aliquot.dialects.wire.install.leftovers import KUBELET, had_agent, parse_left_behind
+from aliquot.dialects.wire.leftovers import KUBELET, had_agent, parse_left_behind
+from aliquot.dialects.wire.ownobjects import COMPONENT_LABEL, MANAGED_LABEL, MANAGER, NAME_LABEL
 from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.numbers.quantity import QuantityError, parse_quantity
 from aliquot.model.refusal import Invalid

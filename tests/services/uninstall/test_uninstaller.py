@@ -11,9 +11,10 @@ import pytest
 from aliquot.adapters.kubernetes.kube import ApiError
 from aliquot.dialects.gpushare import MEMORY
 from aliquot.dialects.native import AGENT, COUNTED
-from aliquot.services.install.clusterobjects import InstallError
-from aliquot.services.install.sweeper import SweepSettings, within_limit_range
-from aliquot.services.install.uninstaller import Uninstaller
+from aliquot.dialects.wire.ownobjects import MANAGED_LABEL, NAME_LABEL
+from aliquot.services.uninstall.clusterobjects import UninstallError
+from aliquot.services.uninstall.sweeper import SweepSettings, within_limit_range
+from aliquot.services.uninstall.uninstaller import Uninstaller
 from kit.clusters.fakeapi import Api, Json, forbidden
 
 PATH = "/api/v1/nodes/n1"
@@ -25,7 +26,7 @@ NODE = {
 
 def clean(api: Api) -> bool:
     uninstaller = Uninstaller(api.kube, report=lambda *_: None, now=lambda: 0.0, until=1.0)
-    return asyncio.run(uninstaller._clean_node(copy.deepcopy(api.objects[PATH]), {}, None))
+    return asyncio.run(uninstaller._clean_node(copy.deepcopy(api.objects[PATH]), None))
 
 
 @pytest.mark.parametrize("ends_at", ["/status", "n1"], ids=["at the first patch", "at the second patch"])
@@ -53,7 +54,7 @@ def test_uninstallation_ends_with_an_error_if_the_list_of_pods_has_no_end(monkey
 
     monkeypatch.setattr(api.kube, "get", get)
     uninstaller = Uninstaller(api.kube, report=lambda *_: None, now=lambda: 0.0, until=1.0)
-    with pytest.raises(InstallError, match="the list /api/v1/pods has no end"):
+    with pytest.raises(UninstallError, match="the list /api/v1/pods has no end"):
         asyncio.run(uninstaller.holders())
 
 
@@ -155,27 +156,22 @@ def test_other_refusals_change_nothing() -> None:
 
 
 SPACE = "/api/v1/namespaces/aliquot-system"
-ENFORCE, WARN = "pod-security.kubernetes.io/enforce", "pod-security.kubernetes.io/warn"
 
 
-def written_labels(labels: Json, note: str, *, sweep_again: bool = False) -> list[Json | None]:
-    """The labels in each patch of the namespace of others, when everything else is removed."""
-    metadata = {"name": "aliquot-system", "labels": labels, "annotations": {"aliquot.dev/replaced-labels": note}}
-    api = DeletingApi({SPACE: {"metadata": metadata}})
+@pytest.mark.parametrize(
+    ("labels", "pods", "stays"),
+    [
+        ({MANAGED_LABEL: "aliquot"}, [], False),
+        ({MANAGED_LABEL: "aliquot"}, [{NAME_LABEL: "aliquot"}], False),
+        ({MANAGED_LABEL: "aliquot"}, [{"app": "theirs"}], True),
+        ({MANAGED_LABEL: "Helm"}, [], True),
+        ({}, [], True),
+    ],
+    ids=["ours", "a sweeper that failed", "with a Pod of others", "Helm's", "of others"],
+)
+def test_namespace_is_deleted_if_it_is_ours_and_nobody_else_is_in_it(labels: Json, pods: Json, stays: bool) -> None:
+    items = [{"metadata": {"name": "p", "labels": of}} for of in pods]
+    api = DeletingApi({SPACE: {"metadata": {"name": "aliquot-system", "labels": labels}}, PODS: {"items": items}})
     uninstaller = Uninstaller(api.kube, report=lambda *_: None, now=lambda: 0.0, until=1.0)
-    asyncio.run(uninstaller.delete_objects(None, "aliquot-system", (), sweep_again=sweep_again))
-    return [body["metadata"].get("labels") for _, body in api.sent("patch")]
-
-
-@pytest.mark.parametrize("note", [f'{{"{ENFORCE}":["baseline","privileged"]}}', f'{{"{ENFORCE}":"baseline"}}'])
-def test_owners_labels_come_back_unless_a_node_is_swept_again(note: str) -> None:
-    """The Pods that sweep need ours."""
-    assert written_labels({ENFORCE: "privileged"}, note, sweep_again=True) == []
-    assert written_labels({ENFORCE: "privileged"}, note) == [{ENFORCE: "baseline"}, None]
-
-
-@pytest.mark.parametrize("now", [{ENFORCE: "restricted"}, {}])
-def test_labels_that_the_owner_changed_after_the_installation_stay(now: Json) -> None:
-    note = f'{{"{ENFORCE}":["baseline","privileged"],"{WARN}":["baseline","privileged"]}}'
-    assert written_labels(now, note) == [None]
-    assert written_labels({**now, WARN: "privileged"}, note) == [{WARN: "baseline"}, None]
+    asyncio.run(uninstaller.delete_objects("aliquot-system", ()))
+    assert (SPACE in api.objects) is stays

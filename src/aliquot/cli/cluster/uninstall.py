@@ -12,15 +12,13 @@ import click
 
 import aliquot
 from aliquot.cli.client import Duration
+from aliquot.cli.cluster.uninstallsteps import Steps, find_cluster, run
 from aliquot.cli.errors import InputError
-from aliquot.cli.install.options import packaged_objects
-from aliquot.cli.install.steps import Steps, find_cluster, run
 from aliquot.model.decoding.openjson import JsonObject
 
 if TYPE_CHECKING:
     from aliquot.adapters.kubernetes.kube import Kube
-    from aliquot.dialects.wire.install.deployment import Identity
-    from aliquot.services.install.uninstaller import Cleaned, Uninstaller
+    from aliquot.services.uninstall.uninstaller import Cleaned, Uninstaller
 
 _MOST_NAMED = 10
 _HELM_HINT = (  # a Helm user sees only the log of the hook; and a half-deleted release accepts no other values
@@ -93,6 +91,7 @@ class UninstallGiven(TypedDict):
 def uninstall(**given: Unpack[UninstallGiven]) -> None:
     """Remove aliquot from a cluster: all objects, and on the nodes all files, sockets, labels and annotations.
 
+    For what `kubectl apply -f install.yaml` installed; `helm uninstall` does the same for a release of the chart.
     Refuses while Pods use shared cards, unless --keep-running or --delete-pods is given. If it is interrupted, run the
     same command again. It leaves the annotations of Pods, and the resources on Nodes, which a kubelet reports as 0
     until it restarts. With --keep-running, or if a node does not answer, it marks the Node; run `aliquot uninstall`
@@ -138,41 +137,36 @@ def _this_node(given: UninstallGiven) -> None:
 
 
 async def _work(kube: Kube, given: UninstallGiven, steps: Steps) -> int:
-    from aliquot.dialects.wire.install.deployment import SIMULATED_CARDS
-    from aliquot.services.install.clusterobjects import InstallError
-    from aliquot.services.install.uninstaller import Uninstaller
+    from aliquot.dialects.wire.ownobjects import SIMULATED_CARDS, identities_in
+    from aliquot.services.uninstall.clusterobjects import UninstallError
+    from aliquot.services.uninstall.uninstaller import Uninstaller
 
     namespace = given["namespace"] or os.environ.get("POD_NAMESPACE") or "aliquot-system"
     uninstaller = Uninstaller(kube, report=steps.report, now=time.monotonic, until=time.monotonic() + given["timeout"])
     try:
-        record = await uninstaller.objects.record(namespace)
         if not given["nodes_only"]:
             await _refuse_foreign(uninstaller, namespace)
         await _refuse_holders(uninstaller, given, steps)
-        installed, default = record.options.image if record else None, f"aliquot/aliquot:{aliquot.__version__}"
+        default = f"aliquot/aliquot:{aliquot.__version__}"
         labels = dict(_label(text) for text in given["pod_labels"])
-        settings = await uninstaller.sweep_settings(namespace, given["image"], installed, default, labels)
+        settings = await uninstaller.sweep_settings(namespace, given["image"], default, labels)
+        if settings.image_known and not given["nodes_only"]:
+            await uninstaller.note_settings(namespace, settings)
         await uninstaller.stop_scheduling(namespace)
         # Also those that arrived meanwhile: controllers recreate deleted Pods, but nothing schedules them any more.
         kept = await _release_holders(uninstaller, given, steps)
         cleaned = await uninstaller.clean(
             namespace,
             settings,
-            record.labelled if record else {},
             keep_running=bool(kept) or given["keep_running"],
             cards_on={pod["spec"]["nodeName"] for pod in kept},
         )
         if given["nodes_only"]:
             await uninstaller.delete_sweep_namespace(namespace)
         else:
-            await uninstaller.delete_objects(
-                record,
-                namespace,
-                default_objects(namespace),
-                cards_left=cleaned.cards_left,
-                sweep_again=cleaned.files_left,
-            )
-    except InstallError as error:
+            installed = identities_in(packaged_objects(), namespace)
+            await uninstaller.delete_objects(namespace, installed, cards_left=cleaned.cards_left)
+    except UninstallError as error:
         raise InputError(str(error), code=1) from error
     steps.end()
     for problem in cleaned.problems:
@@ -204,13 +198,12 @@ def _remains(cleaned: Cleaned, *, nodes_only: bool) -> str:
 
 
 async def _refuse_foreign(uninstaller: Uninstaller, namespace: str) -> None:
-    from aliquot.services.install.preflight import foreign_installations
-
-    foreign = await foreign_installations(uninstaller.objects, namespace)
+    foreign = await uninstaller.foreign(namespace)
     if foreign:
         raise InputError(
-            f"not installed by `aliquot install` in {namespace}: {'; '.join(foreign)}. If Helm installed it: "
-            "`helm uninstall`; if it is in another namespace: --namespace"
+            f"not installed from install.yaml in {namespace}: {'; '.join(foreign)}. If Helm installed it: `helm "
+            "uninstall`; if it is in another namespace: --namespace; if you applied what `helm template` printed: "
+            "`aliquot uninstall --nodes-only`, then `kubectl delete` with that file"
         )
 
 
@@ -259,9 +252,11 @@ def _names(pods: Sequence[JsonObject]) -> str:
     return f"{count}: {', '.join(names[:_MOST_NAMED])}{more}"
 
 
-def default_objects(namespace: str) -> list[Identity]:
-    """All objects that an installation of this version may have created."""
-    from aliquot.dialects.wire.install.deployment import Options, identity, tailor_objects
+def packaged_objects() -> list[JsonObject]:
+    """The objects of install.yaml: in the wheel, or in deploy/ of a checkout."""
+    import yaml
 
-    options = Options(image="", kube_scheduler_image="", namespace=namespace, monitoring=True)
-    return [identity(obj) for obj in tailor_objects(packaged_objects(), options, aliquot.__version__)]
+    package = Path(aliquot.__file__).parent
+    files = (package / "manifests" / "install.yaml", package.parents[1] / "deploy" / "install.yaml")
+    text = next((file for file in files if file.exists()), files[0]).read_text()
+    return [obj for obj in yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if obj]

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from aliquot.cli.install.uninstall import uninstall
-from aliquot.dialects.wire.install.deployment import MANAGED_LABEL
-from kit.clusters.installapi import OPTIONS, SPACE, FakeApi, refusal
+from aliquot.cli.cluster.uninstall import packaged_objects, uninstall
+from aliquot.dialects.wire.ownobjects import MANAGED_LABEL
 from kit.clusters.kubectl import invoked
+from kit.clusters.uninstallapi import AGENTS, IMAGE, SPACE, FakeApi, kubeconfig, refusal
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
+    fake = FakeApi()
+    url = f"http://127.0.0.1:{fake.server.server_address[1]}"
+    (tmp_path / "config").write_text(yaml.safe_dump(kubeconfig(url)))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    yield fake
+    fake.server.shutdown()
+    fake.server.server_close()
 
 
 def test_uninstall_nodes_only_explains_helm_recovery(api: FakeApi) -> None:
@@ -27,6 +41,7 @@ def test_uninstall_refuses_while_pods_use_cards(api: FakeApi) -> None:
     assert api.writes == []
 
 
+ACCOUNT = "/api/v1/namespaces/aliquot-system/serviceaccounts/aliquot-agent"
 CLAIM = {
     "metadata": {"name": "card", "namespace": "ml", "uid": "c"},
     "status": {"allocation": {"devices": {"results": [{"driver": "aliquot.dev", "pool": "n1"}]}}},
@@ -71,7 +86,12 @@ def test_uninstall_deletes_pods_after_the_scheduler(api: FakeApi) -> None:
 
 def test_uninstall_sweeps_with_installed_image_if_agents_are_gone(api: FakeApi) -> None:
     """As after a kill: the same command goes on, and no other image can be had from here."""
-    api.record()
+    api.agents()
+    api.hold()
+    assert invoked(uninstall, "--keep-running").exit_code == 0
+    api.answers.pop(AGENTS)
+    api.answers.pop("/api/v1/pods")
+    api.answers[ACCOUNT] = api.patched[ACCOUNT]
     metadata = {"name": "n1", "annotations": {"aliquot.dev/agent": "away"}}
     api.answers["/api/v1/nodes"] = {
         "items": [{"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}]
@@ -80,7 +100,7 @@ def test_uninstall_sweeps_with_installed_image_if_agents_are_gone(api: FakeApi) 
     api.answers[pod] = {"status": {"phase": "Succeeded"}}
     assert invoked(uninstall).exit_code == 0
     (sweeper,) = api.created
-    assert sweeper["spec"]["containers"][0]["image"] == OPTIONS.image
+    assert sweeper["spec"]["containers"][0]["image"] == IMAGE
 
 
 NODE = "/api/v1/nodes/n1"
@@ -104,7 +124,7 @@ def _sweeper(api: FakeApi) -> Any:
 
 
 def test_uninstall_keep_running_marks_node_with_image(api: FakeApi) -> None:
-    api.record()
+    api.agents()
     api.hold()
     _annotated(api, agent="0.0.1", inventory="{}")
     result = invoked(uninstall, "--keep-running")
@@ -115,7 +135,7 @@ def test_uninstall_keep_running_marks_node_with_image(api: FakeApi) -> None:
     assert notes == {
         "aliquot.dev/agent": None,
         "aliquot.dev/inventory": None,
-        MARK: f'{{"v":1,"image":"{OPTIONS.image}"}}',
+        MARK: f'{{"v":1,"image":"{IMAGE}"}}',
     }
 
 
@@ -124,12 +144,10 @@ CARDS = "/apis/apps/v1/namespaces/aliquot-system/daemonsets/aliquot-simulated-ca
 
 @pytest.mark.parametrize("words", [(), ("--nodes-only",)])
 def test_uninstall_keep_running_keeps_simulated_cards_of_the_pods(api: FakeApi, words: tuple[str, ...]) -> None:
-    api.record()
+    api.agents()
     api.hold()
     api.answers[CARDS] = {"metadata": {"name": "aliquot-simulated-cards"}}
-    api.answers["/api/v1/namespaces/aliquot-system/serviceaccounts/aliquot-agent"] = {
-        "imagePullSecrets": [{"name": "s"}]
-    }
+    api.answers[ACCOUNT] = {"imagePullSecrets": [{"name": "s"}]}
     api.answers[SPACE] = {"metadata": {"name": "aliquot-system", "labels": {MANAGED_LABEL: "aliquot"}}}
     result = invoked(uninstall, "--keep-running", *words)
     assert result.exit_code == 0, result.output
@@ -163,11 +181,11 @@ def test_uninstall_sweeps_marked_node_with_its_image(api: FakeApi, words: tuple[
 
 def test_uninstall_ignores_image_of_mark_while_installed(api: FakeApi) -> None:
     """Before Kubernetes 1.30 an agent's account may write it on any Node; when that is gone, none is of before."""
-    api.record()
+    api.agents()
     _annotated(api, left_behind='{"v":1,"image":"evil"}')
     assert invoked(uninstall, "--keep-running").exit_code == 0
-    assert _sweeper(api)["image"] == OPTIONS.image
-    assert OPTIONS.image in api.patched[NODE]["metadata"]["annotations"][MARK]
+    assert _sweeper(api)["image"] == IMAGE
+    assert IMAGE in api.patched[NODE]["metadata"]["annotations"][MARK]
 
 
 def test_uninstall_refuses_marked_node_with_running_pods(api: FakeApi) -> None:
@@ -178,7 +196,7 @@ def test_uninstall_refuses_marked_node_with_running_pods(api: FakeApi) -> None:
 
 
 def test_uninstall_marks_node_that_is_not_ready(api: FakeApi) -> None:
-    api.record()
+    api.agents()
     _annotated(api, ready="Unknown", agent="0.0.1")
     result = invoked(uninstall)
     assert result.exit_code == 1
@@ -186,21 +204,22 @@ def test_uninstall_marks_node_that_is_not_ready(api: FakeApi) -> None:
     assert MARK in api.patched[NODE]["metadata"]["annotations"]
 
 
-@pytest.mark.parametrize(("words", "ready"), [((), "Unknown"), (("--keep-running",), "True")])
-def test_uninstall_keeps_pod_security_labels_until_all_nodes_are_swept(
-    api: FakeApi, words: tuple[str, ...], ready: str
-) -> None:
-    enforce = "pod-security.kubernetes.io/enforce"
-    note = {"aliquot.dev/replaced-labels": json.dumps({enforce: ["restricted", "privileged"]})}
-    metadata = {"name": "aliquot-system", "labels": {enforce: "privileged"}, "annotations": note}
-    api.answers[SPACE] = {"metadata": metadata}
-    api.record()
-    _annotated(api, ready=ready, agent="0.0.1")
-    assert "run `aliquot uninstall` again" in invoked(uninstall, *words).stdout
-    assert SPACE not in api.patched
-    _annotated(api, left_behind='{"v":1,"image":"reg/aliquot:5"}')
-    assert "nothing is left" in invoked(uninstall).stdout
-    assert [write.split("?")[0] for write in api.writes].count(f"PATCH {SPACE}") == 2, "back, and the note away"
+def test_uninstall_refuses_what_another_tool_installed(api: FakeApi) -> None:
+    labels = {MANAGED_LABEL: "Helm"}
+    program = {"metadata": {"name": "aliquot-agent", "namespace": "gpu", "labels": labels}}
+    api.answers["/apis/apps/v1/daemonsets"] = {"items": [program]}
+    said = refusal(uninstall)
+    assert "gpu/aliquot-agent, by Helm" in said
+    assert "`helm uninstall`" in said
+    assert api.writes == []
+    assert invoked(uninstall, "--nodes-only").exit_code == 0, "what Helm's own hook runs"
+
+
+def test_uninstall_deletes_every_object_of_the_file(api: FakeApi) -> None:
+    assert invoked(uninstall).exit_code == 0
+    wanted = {str(obj["metadata"]["name"]) for obj in packaged_objects() if obj["kind"] != "Namespace"}
+    assert wanted <= set(api.deleted)
+    assert api.deleted[-1] == "aliquot-agent", "the account: it has the note for a second try"
 
 
 @pytest.mark.parametrize("mark", ["", "{}", '{"v":2,"image":"i"}', '{"v":1,"image":"a b"}', '{"v":1,"image":""}'])
@@ -217,8 +236,7 @@ def test_uninstall_needs_image_for_invalid_mark(api: FakeApi, mark: str) -> None
 
 def test_sweepers_use_pull_secrets_of_agents(api: FakeApi) -> None:
     _annotated(api, agent="0.0.1")
-    account = "/api/v1/namespaces/aliquot-system/serviceaccounts/aliquot-agent"
-    api.answers[account] = {"metadata": {"name": "aliquot-agent"}, "imagePullSecrets": [{"name": "mine"}]}
+    api.answers[ACCOUNT] = {"metadata": {"name": "aliquot-agent"}, "imagePullSecrets": [{"name": "mine"}]}
     assert invoked(uninstall).exit_code == 0
     assert api.created[0]["spec"]["imagePullSecrets"] == [{"name": "mine"}]
 
@@ -227,8 +245,7 @@ def test_sweepers_use_selinux_label_of_agents(api: FakeApi) -> None:
     _annotated(api, agent="0.0.1")
     label = {"type": "spc_t", "level": "s0"}
     inner = {"containers": [{"image": "i"}], "securityContext": {"seLinuxOptions": label}}
-    agents = "/apis/apps/v1/namespaces/aliquot-system/daemonsets/aliquot-agent"
-    api.answers[agents] = {"metadata": {"name": "aliquot-agent"}, "spec": {"template": {"spec": inner}}}
+    api.agents({"spec": inner})
     assert invoked(uninstall).exit_code == 0
     assert api.created[0]["spec"]["securityContext"]["seLinuxOptions"] == label
 
@@ -259,8 +276,7 @@ def test_marked_node_is_swept_with_the_labels_of_the_mark(api: FakeApi) -> None:
 def test_mark_names_the_labels_of_the_agents(api: FakeApi) -> None:
     _annotated(api, agent="0.0.1", ready="False")
     template = {"metadata": {"labels": {"team": "gpu"}}, "spec": {"containers": [{"image": "i"}]}}
-    agents = "/apis/apps/v1/namespaces/aliquot-system/daemonsets/aliquot-agent"
-    api.answers[agents] = {"metadata": {"name": "aliquot-agent"}, "spec": {"template": template}}
+    api.agents(template)
     assert invoked(uninstall).exit_code == 1
     assert api.patched[NODE]["metadata"]["annotations"][MARK] == '{"v":1,"image":"i","labels":{"team":"gpu"}}'
 

@@ -52,9 +52,10 @@ def render_left_behind(left: LeftBehind) -> str:
     return msgspec.json.encode(mark).decode()
 
 
-def parse_left_behind(node: JsonObject) -> LeftBehind | Invalid | None:
-    """None: nothing was left behind. The node's kubelet may write this annotation, too, so nothing in it is trusted."""
-    text = (node["metadata"].get("annotations") or {}).get(native.LEFT_BEHIND)
+def parse_left_behind(obj: JsonObject) -> LeftBehind | Invalid | None:
+    """Of a Node, or of the agents' account; None: nothing was left behind. A node's kubelet may write this annotation,
+    too, so nothing in it is trusted."""
+    text = (obj["metadata"].get("annotations") or {}).get(native.LEFT_BEHIND)
     if text is None:
         return None
     wrong = Invalid(f'metadata.annotations["{native.LEFT_BEHIND}"]', text, "what `aliquot uninstall` writes there")
@@ -77,21 +78,17 @@ def had_agent(node: JsonObject) -> bool:
     return native.INVENTORY in annotations or native.AGENT in annotations
 
 
-def node_leftovers(
-    node: JsonObject, labelled: Mapping[str, str], left: LeftBehind | None = None
-) -> tuple[JsonObject | None, JsonObject | None]:
+def node_leftovers(node: JsonObject, left: LeftBehind | None = None) -> tuple[JsonObject | None, JsonObject | None]:
     """The patches that remove our marks from a Node: a merge patch of it and a strategic one of its status; None:
     nothing to do.
 
-    A label is removed if we wrote it and it is unchanged: by `labelled`, or by the managedFields. The resources stay
-    at 0 once their plugin is gone: the kubelet never removes them. If the Node has no agent of ours, or files were left
-    behind before, another program may be there: allocatable resources and the taint are then its own. `left`: what to
-    note instead.
+    A label is removed if we wrote it last, by the managedFields. The resources stay at 0 once their plugin is gone: the
+    kubelet never removes them. If the Node has no agent of ours, or files were left behind before, another program may
+    be there: allocatable resources and the taint are then its own. `left`: what to note instead.
     """
     metadata, status = node["metadata"], node.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    gone = {key for key, value in labelled.items() if labels.get(key) == value}
-    gone |= {key for key in written_labels(metadata) if key in labels}
+    gone = {key for key in written_labels(metadata) if key in labels}
     change: JsonObject = {"labels": dict.fromkeys(sorted(gone))} if gone else {}
     noted = {} if left is None else {native.LEFT_BEHIND: render_left_behind(left)}
     ours = {key: noted.get(key) for key in (*annotations, *noted) if key.startswith(native.PREFIX)}
