@@ -143,7 +143,14 @@ def test_notes_name_what_is_not_used() -> None:
     [
         ({"kind": "Deployment"}, True),
         ({"kind": "CronJob", "spec": {}}, True),
-        ({"kind": "RayCluster", "apiVersion": "ray.io/v1"}, True),
+        (
+            {
+                "kind": "RayCluster",
+                "apiVersion": "ray.io/v1",
+                "spec": {"head": {"template": {"spec": {"containers": []}}}},
+            },
+            True,
+        ),
         ({"kind": "Anything", "spec": {"a": [{"podTemplate": {"spec": {"containers": [{"name": "x"}]}}}]}}, True),
         ({"kind": "Service", "spec": {"ports": [{"name": "x"}]}}, False),
         ({"kind": "ConfigMap", "data": {"a": "b"}}, False),

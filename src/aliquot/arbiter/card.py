@@ -161,9 +161,7 @@ class CardArbiter:
         front, behind = self._ranks()
         self._step_debts([*front, *behind], now)
         self._pieces = (
-            not self._has_online()
-            and self.trial is None
-            and pieces.take_turns(front, self._gaps, before=self._pieces)
+            not self._has_online() and self.trial is None and pieces.take_turns(front, self._gaps, before=self._pieces)
         )
         self._dry = not self._pieces and self._runs_dry(front)
         lengths = self._lengths(front, behind, now)
