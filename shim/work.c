@@ -107,9 +107,7 @@ static void wait_at_gate(struct alq_use *use, int card, int ptsz, CUstream strea
                 __atomic_fetch_add(&use->rescued, 1, __ATOMIC_RELAXED);
             return;
         }
-        uint32_t call = alq_pause_call();
         syscall(SYS_futex, &use->gate, FUTEX_WAIT, 1, &round, NULL, 0);
-        alq_resume_call(call);
     }
 }
 

@@ -287,7 +287,6 @@ export interface Tenant {
   where: Where | null;
   parked_mib: number;
   moves: number;
-  way: Way | null;
   why_parked: ParkReason | null;
   latency_seconds: number | null;
   latency_missed_seconds: number;
@@ -298,8 +297,6 @@ export interface Tenant {
 export type State = "idle" | "running" | "paused" | "waiting";
 
 export type Where = "resident" | "leaving" | "parked" | "returning";
-
-export type Way = "copy" | "checkpoint";
 
 export type ParkReason = "idle" | "room" | "turn" | "asked" | "shared-memory" | "stream-ordered" | "unmovable" | "pool-full" | "no-pool" | "failed" | "no-room" | "lost";
 

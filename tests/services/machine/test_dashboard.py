@@ -5,8 +5,6 @@ from __future__ import annotations
 from base64 import b64decode
 from typing import Any
 
-import pytest
-
 from aliquot.arbiter.timeline import Came, Record, Taken
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
@@ -213,7 +211,6 @@ def test_card_shows_tenants_with_promise_and_use() -> None:
             "where": None,
             "parked_mib": 0,
             "moves": 0,
-            "way": None,
             "why_parked": None,
             "latency_seconds": None,
             "latency_missed_seconds": 0,
@@ -229,15 +226,14 @@ def test_tenant_names_the_group_with_which_it_runs_side_by_side() -> None:
     assert tenant["together"] == "pair"
 
 
-@pytest.mark.parametrize("way", ["copy", "checkpoint"])
-def test_card_shows_how_parked_memory_left(way: str) -> None:
+def test_card_shows_what_is_parked() -> None:
     residency = {
         "where": "parked", "resident_bytes": 0, "parked_bytes": 4 * GIB, "moves": 1, "moved_bytes": 4 * GIB,
-        "last_out_seconds": 1.0, "last_in_seconds": None, "why": "idle", "way": way,
+        "last_out_seconds": 1.0, "last_in_seconds": None, "why": "idle",
     }  # fmt: skip
     machine = Machine(tenants=[a_tenant("off", "offline", on(1, 8, residency=residency))])
     (tenant,) = machine.view.state(1000.0)["live"]["nodes"][0]["cards"][1]["tenants"]
-    assert (tenant["parked_mib"], tenant["way"]) == (4096, way)
+    assert (tenant["parked_mib"], tenant["why_parked"]) == (4096, "idle")
 
 
 def test_waiting_run_shows_what_the_nearest_card_lacks() -> None:

@@ -76,8 +76,7 @@ export const zh: Text = {
   greedy: "闲置算力",
   states: { running: "运行", paused: "暂停", waiting: "等待", idle: "空闲" },
   residency: { resident: "在卡上", leaving: "正在移出", parked: "已换出", returning: "正在换入" },
-  parked: (amount, way) => `已换出 ${amount}${way === "checkpoint" ? "，用检查点" : way === "copy" ? "，已拷贝" : ""}`,
-  ways: { copy: "显存拷贝到主机内存池", checkpoint: "用驱动的检查点离开，放在它自己的主机内存里" },
+  parked: (amount) => `已换出 ${amount}`,
   moves: (count) => `已搬移 ${count} 次`,
   whyParked: {
     idle: "空闲中，显存让给了其他任务",

@@ -8,7 +8,7 @@ from aliquot.model.cardstate.control import ControlLevel, ControlReason
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.node import Isolation
 from aliquot.model.reason import Reason
-from aliquot.model.residency import ParkReason, Way, Where
+from aliquot.model.residency import ParkReason, Where
 from aliquot.model.tenant import FindingKind, Level, State
 from aliquot.model.withheld import CardHolder, WithheldCode
 
@@ -131,8 +131,6 @@ class ResidencyStatus(Struct):
     last_out_seconds: float | None
     last_in_seconds: float | None
     why: ParkReason | None  # it is parked, or cannot be
-    way: Way | None = None  # in which it leaves; None: it cannot
-    detail: str | None = None  # why the driver's checkpoint cannot take it either, in words
 
 
 class ShareStatus(Struct):

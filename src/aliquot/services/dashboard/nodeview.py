@@ -95,7 +95,6 @@ def _tenant(tenant: TenantStatus, share: ShareStatus, dialect: str) -> Tenant:
         where=None if residency is None else residency.where,
         parked_mib=0 if residency is None else residency.parked_bytes >> 20,
         moves=0 if residency is None else residency.moves,
-        way=None if residency is None else residency.way,
         why_parked=None if residency is None else residency.why,
         latency_seconds=tenant.latency_seconds,
         latency_missed_seconds=share.latency_missed_seconds,

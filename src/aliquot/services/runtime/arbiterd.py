@@ -32,7 +32,6 @@ from aliquot.model.usage import Stretch
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cards.cardloop import CardLoop
 from aliquot.services.runtime.cards.proving import CardWork, card_work
-from aliquot.services.runtime.elastic.checkpoints import checkpoints_beside
 from aliquot.services.runtime.elastic.parking import Parking
 from aliquot.services.runtime.limits.audit import Auditor, PageSlot, Registry
 from aliquot.services.runtime.limits.hardlimits import HardLimits
@@ -125,8 +124,7 @@ class Arbiterd:
             self._threads.append(threading.Thread(target=run, args=(self, self._stopping), name="proof", daemon=True))
         self.parking: Parking | None = None  # None: no memory leaves a card
         if mover is not None:
-            slow = checkpoints_beside(mover, simulated=simulated)
-            self.parking = Parking(self._lock, self._tenancies, self._loops, nvml, mover, checkpoints=slow)
+            self.parking = Parking(self._lock, self._tenancies, self._loops, nvml, mover)
             self._registrar.hand_over, self._registrar.parking_wake = self.parking.hand_over, self.parking.wake
             self.parking.configure(rules)
             move = self.parking.run
