@@ -102,6 +102,7 @@ class Story:
         self.out.line("Measuring the speed of an idle card ...")
         measured = self.sandbox.command("run", "--", "aliquot", "burn", "calibrate", "-o", "json")
         self.sandbox.environment["ALIQUOT_BURN_RATE"] = str(json.loads(measured)["iterations_per_us"])
+        self._watch(_PATIENCE / 3, until=lambda: not self.sandbox.status().tenants)  # the card is free again
         slice_mib = min(2048, self.sandbox.status().cards[0].memory_mib // 8)
         self._slice = ("--memory", _typed(slice_mib))
         self._dialects()
@@ -122,13 +123,14 @@ class Story:
         running = [tenant for tenant in self.sandbox.status().tenants if tenant.name in _PODS]
         for tenant in running:
             share = tenant.cards[0]
-            core = "" if share.core is None else f", {share.core:g}% of it"
+            core = "" if share.core is None else f", {share.core:g}% of the compute"
             self.out.note(f"{tenant.name} -> card {share.index}: {memory(share.limit_mib)}{core}")
         self.out.note("Each gets the fullest card that has room, so that the others stay free for larger Pods.")
         self.out.note(f"free memory now: {self._free()}")
         self._watch(self.pace["read"])
         self.outcome.append(promises.placed(wanted=3, running=len(running), reasons=done.stderr.splitlines()[-1:]))
-        self.sandbox.command("stop", "--timeout", "1s", *(tenant.name for tenant in running), *filled)
+        for name in (*(tenant.name for tenant in running), *filled):
+            self.sandbox.ask({"op": "stop", "name": name, "timeout": 1.0})
 
     def _fill_a_card(self) -> list[str]:
         """Where there are two cards, book most of one: otherwise they would be alike, and there would be no choice. Two
@@ -297,11 +299,11 @@ class Story:
             self.out.note("left out: the card, or the host's memory for what leaves it, is too small")
             return
         self._do("policy", "oversubscribe", "1.5")
-        rest = card - int(_FITTING * size)
+        rest, others = card - int(_FITTING * size), []
         if 3 * size < card:
             self.out.note(f"(another program has {memory(rest)} of this large card)")
             held = ["serve", "--memory", f"{rest}MiB", "--period", "500ms"]
-            self._begin("rest", ["--memory", f"{rest + 1024}MiB"], held, _LOAD_US, shown=False)
+            others = [self._begin("rest", ["--memory", f"{rest + 1024}MiB"], held, _LOAD_US, shown=False)]
         slice_ = ("--memory", f"{size + _CONTEXT_MIB}MiB")
         start = self.sandbox.home / "demo" / "wake"
         asleep = ["serve", "--memory", f"{size}MiB", "--period", "20ms", "--start-file", str(start), "--warmup", "0ms"]
@@ -325,6 +327,8 @@ class Story:
         self.outcome.append(promises.woken(woken, size=memory(size), bounds=self.bounds))
         self._watch(self.pace["read"])
         right = [tenant.finish().right is True for tenant in three]
+        for tenant in others:
+            tenant.finish()
         self.outcome.append(promises.memory_kept(right=all(right), kernels=sum(each.counter().done for each in three)))
 
     def _wake(self, sleeper: Tenant, start: Path) -> float | None:
