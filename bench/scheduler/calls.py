@@ -22,7 +22,7 @@ class Verbs:
     whole_nodes: bool = False  # nodeCacheCapable: false
 
 
-OURS = Verbs(filter="/aliquot/filter", prioritize="/aliquot/prioritize", bind="/aliquot/bind")
+OURS = Verbs(filter="/aliquot/filter", prioritize="/aliquot/rank", bind="/aliquot/bind")
 
 
 class _Named(msgspec.Struct, gc=False):

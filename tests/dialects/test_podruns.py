@@ -141,16 +141,7 @@ def test_notes_name_what_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("obj", "makes"),
     [
-        ({"kind": "Deployment"}, True),
-        ({"kind": "CronJob", "spec": {}}, True),
-        (
-            {
-                "kind": "RayCluster",
-                "apiVersion": "ray.io/v1",
-                "spec": {"head": {"template": {"spec": {"containers": []}}}},
-            },
-            True,
-        ),
+        ({"kind": "Deployment", "spec": {"template": {"spec": {"containers": [{"name": "x"}]}}}}, True),
         ({"kind": "Anything", "spec": {"a": [{"podTemplate": {"spec": {"containers": [{"name": "x"}]}}}]}}, True),
         ({"kind": "Service", "spec": {"ports": [{"name": "x"}]}}, False),
         ({"kind": "ConfigMap", "data": {"a": "b"}}, False),

@@ -15,7 +15,7 @@ from aliquot.arbiter.roster import Context
 
 LOOK = 0.004  # seconds between two looks: who is idle shall not keep its turn
 _LONGEST = 0.02  # seconds of a piece: longer ones switch seldom, and would outlast their turn
-_WINDOW, _WAIT = 0.012, 0.015  # seconds: of one turn, and of those of all others together, where all are equal
+_WINDOW, _WAIT = 0.013, 0.0165  # seconds: of one turn, and of those of all others together, where all are equal
 _SHORTEST, _ROUND = 0.004, 0.1  # seconds: a turn that is worth its beginning, and all turns of a round at most
 # Of the card, wanted by all together: less, and they are seldom in each other's way.
 _CROWDED, _STILL_CROWDED = 1.2, 1.0

@@ -2,7 +2,6 @@
 
 run       `aliquot run`, which becomes the command it runs
 machine   the daemon of one machine and its runs: up, down, ps, top, stop, policy, burn
-pods      manifests on one machine: apply, get, describe, delete, logs
 cluster   programs and tools of a cluster: scheduler, agent, explain, doctor, uninstall, kubectl plugins
 demo      the two-minute demonstration
 options   options that several commands share

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.kube.commands import ContainerPlan, expand, plan_of
-from aliquot.dialects.kube.manifests import WORKLOADS
 from aliquot.dialects.kube.podfields import unknown_fields, with_slips, wrong_metadata
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.kube.templates import templates_in
@@ -77,10 +76,8 @@ class PodRuns:
 
 
 def makes_pods(obj: JsonView) -> bool:
-    """Whether the object is no Pod, but others are made from it: it has a Pod template."""
-    kind = obj.get("kind")
-    named = isinstance(kind, str) and kind in WORKLOADS
-    return named or bool(templates_in(obj))
+    """Whether the object is no Pod, but others are made from a template in it, as a Deployment or a training job."""
+    return bool(templates_in(obj))
 
 
 def runs_of(pod: JsonObject, name: str | None, node: str, rules: Rules = DEFAULT_RULES) -> PodRuns | Broken:

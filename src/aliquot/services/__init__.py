@@ -2,7 +2,7 @@
 
 scheduler   `aliquot scheduler`, the scheduler extender and webhook of a cluster
 agent       `aliquot agent`, the device plugins and tenants of one node
-machine     `aliquot up`, the daemon of one machine without Kubernetes; machine/pods runs manifests there
+machine     `aliquot up`, the daemon of one machine without Kubernetes
 runtime     holds tenants to their shares on the cards; used by agent and machine
 proof       tries on an idle card whether the driver's control has an effect; started by machine and agent
 mover       keeps memory that left the cards in memory of the host, and brings it back; started by machine and agent

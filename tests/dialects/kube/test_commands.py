@@ -96,6 +96,8 @@ def test_what_is_not_here_is_left_out_where_it_is_optional_and_refused_where_it_
         ({"containers": [{"name": "a", "args": ["x"]}]}, "spec.containers[0].command"),
         ({"containers": [{"name": "a", "command": ["x"]}, {"name": "a", "command": ["x"]}]}, "spec.containers"),
         ({"containers": [{"name": "a", "command": "true"}]}, "spec.containers[0].command"),
+        ({"containers": [{"name": "a", "command": ["/x\udc80"]}]}, "spec.containers[0].command[0]"),
+        ({"containers": [{"name": "a", "command": ["x\0"]}]}, "spec.containers[0].command[0]"),
         ({"containers": [{"name": "a", "command": ["x"], "args": [1]}]}, "spec.containers[0].args[0]"),
         ({"containers": [{"name": "a", "env": [{"name": 1}], "command": ["x"]}]}, "spec.containers[0].env[0].name"),
         ({"containers": [{"name": "a", "envFrom": [{"secretRef": {}}]}]}, "spec.containers[0].envFrom[0].secretRef"),

@@ -15,6 +15,7 @@ from aliquot.dialects.wire.schedulerconfig import (
     render_policy,
 )
 from aliquot.model.refusal import Invalid
+from aliquot.services.scheduler.verbs import COARSE, FINE
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
 URL = "http://127.0.0.1:12345/aliquot"
@@ -80,6 +81,27 @@ def test_second_scheduler_has_own_names_and_lease() -> None:
     assert [profile["schedulerName"] for profile in config["profiles"]] == ["aliquot-scheduler", "t9k-scheduler"]
     assert "percentageOfNodesToScore" not in config
     assert config["leaderElection"]["resourceName"] == "aliquot-kube-scheduler"
+
+
+def test_own_profiles_weigh_preferences_over_our_ranks_and_ranks_over_resources() -> None:
+    config = render_config(KubeSchedulerSettings((1, 36), URL, second=True))
+    extender = config["extenders"][0]
+    assert extender["prioritizeVerb"] == "rank"
+    for profile in config["profiles"]:
+        weights = [plugin["weight"] for plugin in profile["plugins"]["score"]["enabled"]]
+        assert FINE * 10 * extender["weight"] < min(weights), "less than one point of any of them"
+    assert 10 * extender["weight"] > 200, "a rank is more than all points of NodeResourcesFit and BalancedAllocation"
+
+
+@pytest.mark.parametrize(
+    "settings", [KubeSchedulerSettings((1, 36), URL), KubeSchedulerSettings((1, 24), URL, second=True)]
+)
+def test_other_profiles_keep_their_weights_and_ours_is_small(settings: KubeSchedulerSettings) -> None:
+    config = render_config(settings)
+    extender = config["extenders"][0]
+    assert (extender["prioritizeVerb"], extender["weight"]) == ("prioritize", 1)
+    assert COARSE * 10 <= 20
+    assert not any("plugins" in profile for profile in config["profiles"])
 
 
 def test_t9k_profile_only_with_t9k() -> None:

@@ -37,7 +37,7 @@ class Rig:
 
     def __init__(self, folder: str) -> None:
         self.home = Home(folder, folder)
-        for made in (self.home.tenants, self.home.logs, self.home.pod_logs):
+        for made in (self.home.tenants, self.home.logs):
             os.makedirs(made, exist_ok=True)
         self.pool = 100 * 1024
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects.wire.extender import offered_victims, parse_preemption
-from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.preemption.offered import victims
 from aliquot.services.scheduler.preemption.tenants import best_plan, nodes_to_examine
 from aliquot.services.scheduler.verbs import preemption_answer
@@ -135,6 +137,64 @@ def test_preemption_victims_are_enough_and_needed(
     assert cluster.fits_without(claim, "n1", found)
     for spared in found:
         assert not cluster.fits_without(claim, "n1", [uid for uid in found if uid != spared])
+
+
+SOME = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 2)), max_size=7)
+
+
+@given(st.tuples(SOME, SOME), st.integers(1, 8))
+def test_preemption_takes_no_more_pods_than_needed(there: tuple[list[tuple[int, int]], ...], gib: int) -> None:
+    """Of equal Pods the fewest, on any node that kube-scheduler offers: it adds up the node and spares the oldest."""
+    nodes = ("n1", "n2")
+    cluster = a_cluster(*(live_node(name, 8, 8, 8) for name in nodes))
+    uids = {
+        name: [put(cluster, f"{name}-{at}", size, card, on=name) for at, (size, card) in enumerate(pods)]
+        for name, pods in zip(nodes, there, strict=True)
+    }
+    claim = claim_of(cluster, live_pod("important", {MEM: gib}))
+    if any(cluster.fits_without(claim, name, []) for name in nodes):
+        return
+    sizes = {name: [size for size, _ in pods] for name, pods in zip(nodes, there, strict=True)}
+    found = victims(cluster, claim, IMPORTANT, {name: _by_sum(24, uids[name], sizes[name], gib) for name in nodes})
+    enough = [
+        count
+        for name in nodes
+        for count in range(1, 8)
+        if any(cluster.fits_without(claim, name, chosen) for chosen in combinations(uids[name], count))
+    ]
+    assert min(map(len, found.values()), default=0) == min(enough, default=0)
+
+
+def _by_sum(whole: int, uids: list[str], sizes: list[int], gib: int) -> list[str]:
+    """kube-scheduler's choice on a node: all go, and then each is spared whose room the sum does not need."""
+    free, going = whole, []
+    for uid, size in zip(uids, sizes, strict=True):
+        if free - size >= gib:
+            free -= size
+        else:
+            going.append(uid)
+    return going
+
+
+def test_burst_of_important_pods_evicts_one_pod_for_each_card() -> None:
+    """A third of the cards have one Pod and the others eight: each of these cost nothing to kube-scheduler's sum."""
+    nodes = [f"n{at}" for at in range(4)]
+    cluster = a_cluster(*(live_node(name, *[8] * 6) for name in nodes))
+    for name in nodes:
+        for card in range(6):
+            for part in range(1 if card % 3 == 0 else 8):
+                put(cluster, f"{name}-{card}-{part}", 8 if card % 3 == 0 else 1, card, on=name)
+    evicted: list[str] = []
+    for number in range(8):
+        claim = claim_of(cluster, live_pod(f"urgent-{number}", {MEM: 8}))
+        offered = {name: [booking.uid for booking in cluster.ledger.on(name)][-8:] for name in nodes}
+        found = victims(cluster, claim, IMPORTANT, offered)
+        node = min(found, key=lambda name: len(found[name]))
+        for uid in found[node]:
+            cluster.drop_pod(f"ns/{uid.removeprefix('uid-')}")
+        evicted += found[node]
+        assert isinstance(cluster.assume(claim, node), Placed)
+    assert len(evicted) == 8
 
 
 def test_whole_victims_are_read_as_well_as_their_uids() -> None:

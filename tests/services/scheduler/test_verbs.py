@@ -12,10 +12,7 @@ from aliquot.dialects.wire.extender import parse_args, without_percent_sign
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Reason
 from aliquot.services.scheduler.cluster import Cluster, Placed
-from aliquot.services.scheduler.verbs import (
-    filter_answer,
-    scores_answer,
-)
+from aliquot.services.scheduler.verbs import COARSE, FINE, filter_answer, scores_answer
 from aliquot.wording.reasons import codes
 from aliquot.wording.refusals import coded_reason
 from kit.clusters.watchobjects import a_cluster, as_pod, claim_of, live_node, live_pod, node_json, pod_json
@@ -48,8 +45,14 @@ def filtered(cluster: Cluster, pod: Json, *names: str, whole: bool = False) -> J
     return answer
 
 
-def scored(cluster: Cluster, pod: Json, *names: str) -> dict[str, int]:
-    return {load["Host"]: load["Score"] for load in json.loads(scores_answer(cluster, question(pod, *names))[0])}
+def reasons(cluster: Cluster, pod: Json, *names: str, whole: bool = False) -> Json:
+    """The answer to a Pod that comes again: with the reasons of the nodes that it does not fit."""
+    filtered(cluster, pod, *names, whole=whole)
+    return filtered(cluster, pod, *names, whole=whole)
+
+
+def scored(cluster: Cluster, pod: Json, *names: str, top: int = COARSE) -> dict[str, int]:
+    return {load["Host"]: load["Score"] for load in json.loads(scores_answer(cluster, question(pod, *names), top)[0])}
 
 
 # --- filter ----------------------------------------------------------------------------------------------------------
@@ -71,7 +74,10 @@ def test_busy_nodes_are_distinguished_from_nodes_that_never_fit() -> None:
         live_node("broken", labels={"sched.tensorstack.dev/node-alloc-mode": "typo"}),
     )
     cluster.set_pod(live_pod("q", {MEM: "16"}, on="busy", annotations=ON_CARD_0))
-    answer = filtered(cluster, pod_json(), "small", "fits", "busy", "other", "broken", "new")
+    assert filtered(cluster, pod_json(), "small", "fits")["FailedAndUnresolvableNodes"] == {}, (
+        "one fits: nobody asks why"
+    )
+    answer = reasons(cluster, pod_json(), "small", "fits", "busy", "other", "broken", "new")
     assert answer["NodeNames"] == ["fits"]
     assert answer["FailedNodes"] == {
         "busy": "GPU memory: needs 4 GiB per card; no card has that much free (aliquot:memory)",
@@ -104,7 +110,7 @@ def test_a_node_kept_only_for_its_bookings_is_reported_as_such(broken: bool) -> 
 def test_every_name_is_answered_once() -> None:
     names = [f"n{at}" for at in range(20)]
     cluster = a_cluster(*(live_node(name, at % 3 * 8) for at, name in enumerate(names) if at % 5))
-    answer = filtered(cluster, pod_json(), *names)
+    answer = reasons(cluster, pod_json(), *names)
     named = [*answer["NodeNames"], *answer["FailedNodes"], *answer["FailedAndUnresolvableNodes"]]
     assert sorted(named) == sorted(names)
 
@@ -122,7 +128,7 @@ def test_a_pod_that_breaks_a_rule_fits_nowhere_and_never_will() -> None:
 
 def test_whole_nodes_are_answered_whole() -> None:
     cluster = a_cluster(live_node("a"), live_node("b", 2))
-    answer = filtered(cluster, pod_json(), "a", "b", whole=True)
+    answer = reasons(cluster, pod_json(), "a", "b", whole=True)
     assert answer["NodeNames"] is None
     assert [node["metadata"]["name"] for node in answer["Nodes"]["items"]] == ["a"]
     assert list(answer["FailedAndUnresolvableNodes"]) == ["b"]
@@ -187,21 +193,23 @@ def test_percent_signs_that_a_user_wrote_are_named() -> None:
 # --- prioritize ------------------------------------------------------------------------------------------------------
 
 
-def test_the_chosen_node_has_a_score_of_its_own() -> None:
+@pytest.mark.parametrize("top", [COARSE, FINE])
+def test_the_chosen_node_has_a_score_of_its_own(top: int) -> None:
     """kube-scheduler breaks ties at random."""
     cluster = a_cluster(*(live_node(f"n{at}") for at in range(30)))
-    scores = scored(cluster, pod_json(), *(f"n{at}" for at in range(30)))
-    assert sorted(scores.values())[-1] == 10
-    assert sorted(scores.values())[-2] <= 5
-    assert min(scores.values()) >= 0
+    scores = sorted(scored(cluster, pod_json(), *(f"n{at}" for at in range(30)), top=top).values())
+    assert scores[-1] == top > scores[-2]
+    assert scores[0] >= 0
+    assert top == COARSE or len(set(scores)) == 30, "whichever of them the preferences of a Pod leave, one is the best"
 
 
-def test_scores_follow_the_policy() -> None:
+@pytest.mark.parametrize("top", [COARSE, FINE])
+def test_scores_follow_the_policy(top: int) -> None:
     for policy, best in (("binpack", "half"), ("spread", "empty")):
         cluster = a_cluster(live_node("empty"), live_node("half"), policy=policy)
         cluster.set_pod(live_pod("q", {MEM: "8"}, on="half", annotations=ON_CARD_0))
-        scores = scored(cluster, pod_json(), "empty", "half")
-        assert scores[best] == 10
+        scores = scored(cluster, pod_json(), "empty", "half", top=top)
+        assert scores[best] == top
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,14 @@ class Wired:
         *args: str,
         extender: Mapping[str, Any] | None = None,
         dialect: str = "all",
+        second: bool = False,
     ) -> None:
-        """`extender` are settings that differ from what our file says of us; `dialect` is that of our file."""
+        """`extender` are settings that differ from what our file says of us; `dialect` is that of our file, `second`
+        whether it is that of a kube-scheduler for GPU Pods only, whose name is `scheduler`."""
         self.plane, self._folder, self._args = plane, folder, args
         self.ours = AliquotScheduler(*args, kubeconfig=plane.kubeconfig, log=folder / "aliquot-scheduler.log")
-        config = scheduler_config(self.ours.url, f"--dialect={dialect}")
+        config = scheduler_config(self.ours.url, f"--dialect={dialect}", *(["--second"] if second else []))
+        self.scheduler = str(config["profiles"][0]["schedulerName"])
         config["extenders"][0].update(extender or {})
         try:
             self.kube: KubeScheduler = plane.start_scheduler(config)

@@ -172,7 +172,7 @@ export const en = {
   usedBy: "used by",
   unused: "no Pod uses it now",
 
-  emptyMachine: "Nothing runs here yet. Give a command a slice of a card, apply a manifest, or see a story played:",
+  emptyMachine: "Nothing runs here yet. Give a command a slice of a card, run a Pod, or see a story played:",
   emptyCluster: "No node with cards is known yet. Install the agent, then label a node; see",
   noCards: "No card was found. Without a GPU, play with simulated ones:",
 

@@ -170,7 +170,7 @@ export const zh: Text = {
   usedBy: "使用者",
   unused: "目前没有 Pod 使用",
 
-  emptyMachine: "还没有任务。给一条命令分一片卡，应用一份清单，或看一段演示：",
+  emptyMachine: "还没有任务。给一条命令分一片卡，运行一个 Pod，或看一段演示：",
   emptyCluster: "还没有带卡的节点。请安装 agent 并给节点打标签，参见",
   noCards: "没有找到卡。没有 GPU 时可以用模拟卡：",
 

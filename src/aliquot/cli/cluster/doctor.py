@@ -300,7 +300,11 @@ def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
     yield from cluster.findings[1:]  # what we may not read
     cluster.findings[1:] = []
     yield from installation_findings(
-        cluster.workloads(), read_pods(pods or []), overview.snapshot.nodes.values(), aliquot.__version__
+        cluster.workloads(),
+        read_pods(pods or []),
+        overview.snapshot.nodes.values(),
+        aliquot.__version__,
+        rules.served,
     )
     yield from control_findings(control, overview.snapshot, now)
     if nodes is not None:

@@ -69,7 +69,8 @@ _LOOPBACK = "127.0.0.1"
 @click.option(
     "--shortlist",
     type=click.IntRange(0, 65535),
-    help="Return at most this many fitting nodes for the first attempt of a Pod; 0: all  [default: 1, the best]",
+    help="Return at most this many fitting nodes for the first attempt of a Pod, the best by --priority; 0: all, and"
+    " kube-scheduler's soft preferences count  [default: 0]",
 )
 @click.option("--dialects", metavar="NAME[,NAME]", help=DIALECTS_HELP)
 @click.option("--rules", type=click.Choice(["seed", "2026"]), help="Version of qGPU's rules  [default: seed]")

@@ -224,14 +224,22 @@ _COMMENTS = {
     " which places half as many Pods per second and packs at most 0.07 points denser (--nodes-to-score 100 adds it).",
     "- urlPrefix:": "One extender for all dialects: only one may bind.",
     "preemptVerb:": "We also choose the victims of a preemption: only Pods that free the needed card.",
-    "weight:": "Our scores of 0 to 10 count 1,000 each; all of kube-scheduler's own plugins together reach 1,200 at"
-    " most. So the cards decide where a Pod goes, and the plugins break ties.",
     "nodeCacheCapable:": "Send names instead of whole nodes: 158 kB instead of 58 MB for 5,000 nodes.",
     "tlsConfig:": "serverName is the name in the extender's certificate, whatever its address.",
     "ignorable:": "GPU Pods wait while aliquot is down. Bound without it, they run on cards it did not choose.",
     "managedResources:": "kube-scheduler calls Aliquot only for Pods that request one of these. It still counts the"
     " resources per node (ignoredByScheduler: false), as the kubelet does: a node that does not advertise a resource,"
     " or has none left, would only fail the Pod, and we are asked about fewer nodes.",
+}
+_WEIGHTS = {
+    "weight:": "At 1 our choice adds at most 20 points: preferred affinity (200), the spread of replicas (200) and the"
+    " taints (300) come first, but CPU and memory (200) do too. At 10 and more it outvotes most of them.",
+}
+_OWN_WEIGHTS = {
+    "plugins:": "In the usual proportion, times a million: what a Pod prefers, where its other replicas are and where"
+    " its image is come first. Then our order of the nodes, a thousand for each rank. CPU and memory break ties.",
+    "prioritizeVerb:": "Ranks of 0 to 999. With weight 10,000 our order would count as much as a plugin of weight"
+    " 1,000,000, with 101,000 more than all of them.",
 }
 _OF_COUNT = (
     "A number of cards, which kube-scheduler counts as used although the cards are shared: prefer the Pod's annotation"
@@ -254,7 +262,8 @@ def _as_yaml(settings: KubeSchedulerSettings, config: JsonObject) -> str:
     if settings.tls_folder is not None:
         head += _CLIENT_FILES.format(folder=settings.tls_folder)
     lines = [f"# {line}".rstrip() for line in head.splitlines()]  # not wrapped: its steps are indented
-    comments = {**_COMMENTS, f"- name: {COUNT}": _OF_COUNT}
+    weights = _OWN_WEIGHTS if settings.own else _WEIGHTS
+    comments = {**_COMMENTS, **weights, f"- name: {COUNT}": _OF_COUNT}
     if "percentageOfNodesToScore" in config:
         del comments["profiles:"]
     for line in yaml.safe_dump(config, sort_keys=False, width=1000).splitlines():

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from aliquot.model.status.burn import BurnResult
     from aliquot.model.status.machine import ResidencyStatus, ShareStatus, TenantStatus
 
-PODS, _PODS = Path(__file__).parent / "pods.yaml", ("qgpu", "t9k", "gpushare")
+PODS = Path(__file__).parent / "pods.yaml"
 DELAY = 0.1  # seconds: qGPU's release delay
 DAY = "86400"
+_PODS = ("qgpu", "t9k", "gpushare")  # their names
 _QUOTAS = {"alpha": 50, "beta": 30, "gamma": 20}
 _BEST, _BURST, _FIXED = "best-effort", "burst-share", "fixed-share"
 _POLICIES = (
@@ -38,7 +39,7 @@ _SLEEPER, _JOBS = "notebook", ("train-1", "train-2")
 _LOAD_US, _TRAIN_US, _REQUEST_US = 1_000.0, 20_000.0, 1_000.0
 _INDENT, _WIDTH, _BAR = "     ", 80, 30
 _LOOK, _SHOWN = 0.25, 2.4  # seconds between looks, and between lines that show them
-_PATIENCE = 45.0  # seconds until Pods run or memory has moved
+_PATIENCE = 45.0  # seconds until memory has moved
 # Of the fifth part: two programs fit on the card, three do not. Smaller cards have no room for contexts beside two;
 # real memory has to be copied, and the host to have it. On a large card another program holds the rest.
 _PART, _LEAST_MIB, _MOST_REAL_MIB, _FITTING = 0.4, 3072, 8192, 2.6

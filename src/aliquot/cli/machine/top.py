@@ -16,7 +16,7 @@ import click
 
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import Watch, ask, parse_status, read_status
-from aliquot.cli.pods.rows import compute, latency_words, paused_time, waiting_lines
+from aliquot.cli.machine.cells import compute, latency_words, paused_time
 from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
 from aliquot.model.residency import Where
 from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
@@ -134,12 +134,8 @@ def view(status: Status, width: int | None = None) -> str:
 
 
 def _waiting(status: Status) -> Iterator[str]:
-    """Runs by their place in the queue; Pods, which stand in the same queue, have it in their reason."""
-    pods = {pod.key: pod for pod in status.pods or []}
     for entry in status.queue:
-        if entry.name not in pods:
-            yield f"waiting {entry.position}: {entry.name}: {reason(entry)}"
-    yield from waiting_lines(pod for pod in pods.values() if pod.phase == "Pending")
+        yield f"waiting {entry.position}: {entry.name}: {reason(entry)}"
 
 
 def _advice(status: Status) -> Iterator[str]:

@@ -24,7 +24,7 @@ from aliquot.cli.amounts import (
     parse_memory,
     parse_percent,
 )
-from aliquot.cli.run.execute import execute, run_detached
+from aliquot.cli.run.execute import execute, execute_without_card, run_detached
 from aliquot.cli.run.request import (
     BAD_INPUT,
     INTERRUPTED,
@@ -155,17 +155,20 @@ def _main(arguments: list[str]) -> int:
     if "--filename" in options:
         from aliquot.cli.run.pod import run_pod  # not at the top: it reads YAML
 
-        return run_pod(options, command)
+        return run_pod(options, command, _run_command)
     for flag in _OF_PODS:
         if flag in options:
             raise RunError(f"{flag} needs -f POD.yaml (see aliquot run --help)")
-    return run_command(options, command)
+    return _run_command(options, command)
 
 
-def run_command(options: dict[str, str], command: list[str]) -> int:
-    """Run one command with these options, in this process. Raises RunError."""
+def _run_command(options: dict[str, str] | None, command: list[str]) -> int:
+    """Become the command, on its slice; None: without a card. Returns only for one in the background. Raises
+    RunError."""
+    if options is None:
+        execute_without_card(_find(command[0]), command)
     request = _request(options, command)
-    program = find_program(command[0])
+    program = _find(command[0])
     up = _up_arguments(options)
     if "together" in request:
         group = request["together"]
@@ -334,7 +337,7 @@ def _amount(flag: str, text: str, parse: Callable[[str], Any], allowed: str) -> 
         raise not_allowed(flag, text, allowed) from None
 
 
-def find_program(name: str) -> str:
+def _find(name: str) -> str:
     """The program, found as by a shell. Exit code 127 if there is none, 126 if it is not executable."""
     folders = os.get_exec_path()
     if name == "aliquot":  # found even if this program was called as .venv/bin/aliquot

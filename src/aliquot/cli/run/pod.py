@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aliquot.cli.run.request import BAD_INPUT, INTERRUPTED, NOT_EXECUTABLE, RunError, print_error
+from aliquot.cli.run.request import BAD_INPUT, INTERRUPTED, RunError, print_error
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.dialects.podruns import Ask, PodRun, PodRuns, makes_pods, runs_of
 from aliquot.model.claim import Role
@@ -26,18 +26,19 @@ from aliquot.model.decoding.openjson import JsonObject
 if TYPE_CHECKING:
     from aliquot.cli.manifests import Manifest
 
+RunCommand = Callable[[dict[str, str] | None, list[str]], int]  # options of `aliquot run`, and the command
 _OF_THE_POD = ("--memory", "--core", "--gpus", "--class", "--latency", "--park", "--together")
 _PASSED_ON = ("--no-wait", "--timeout", "--simulate")  # to every run
 _RULES = ("seed", "2026")
 _OUTPUTS = ("table", "json")
 _MOST_SAID = 5  # invalid fields of a Pod
 _LONGEST_NAME = 63  # of a run
-_NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 KUBERNETES = "for Deployments, Jobs and the like use Kubernetes, on one machine k3s (docs/k3s.md)"
 
 
-def run_pod(options: dict[str, str], command: list[str]) -> int:
-    """The exit code. Does not return if the Pod has one container, and it starts. Raises RunError."""
+def run_pod(options: dict[str, str], command: list[str], run: RunCommand) -> int:
+    """The exit code. Does not return if the Pod has one container, and it starts. `run` becomes a command. Raises
+    RunError."""
     _check_options(options, command)
     runs, notes = read_pod_runs(options["--filename"], options.get("--name"), options.get("--rules", "seed"))
     for note in notes:
@@ -49,8 +50,8 @@ def run_pod(options: dict[str, str], command: list[str]) -> int:
         return 0
     _check_folders(runs)
     if "--detach" not in options:
-        return _in_foreground(runs, passed)
-    code = _in_background(runs, passed, quiet=as_json)
+        return _in_foreground(runs, passed, run)
+    code = _in_background(runs, passed, run, quiet=as_json)
     if as_json and not code:
         print(_json(runs, passed))
     return code
@@ -200,23 +201,22 @@ def _check_folders(runs: Sequence[PodRun]) -> None:
             raise RunError(f"{run.path}.workingDir: {run.folder} is not allowed: a folder of this machine")
 
 
-def _in_foreground(runs: Sequence[PodRun], passed: dict[str, str]) -> int:
+def _in_foreground(runs: Sequence[PodRun], passed: dict[str, str], run_command: RunCommand) -> int:
     """A Pod of one main container becomes it. Of several, the exit code is the first that is not 0."""
     with _Children() as children:
-        first, last = runs[:-1], runs[-1]
-        if all(run.role is Role.INIT for run in first):
-            _run_first(children, first, passed)
-            children.forget()
-            return _become(last, passed)
-        for run in runs:
+        for at, run in enumerate(runs):
+            become = partial(_become, run, passed, run_command)
             if run.role is Role.INIT:
-                _run_first(children, [run], passed)
+                _run_first(children, run, become)
+            elif at == len(runs) - 1 and not children.started:
+                children.forget()
+                return become()
             else:
-                children.start(run, partial(_become, run, passed))
+                children.start(run, become)
         return children.wait_for_main()
 
 
-def _in_background(runs: Sequence[PodRun], passed: dict[str, str], *, quiet: bool) -> int:
+def _in_background(runs: Sequence[PodRun], passed: dict[str, str], run_command: RunCommand, *, quiet: bool) -> int:
     """Init containers in the foreground, then each container as with --detach."""
     for run in runs:
         if run.ask is None and run.role is not Role.INIT:
@@ -224,41 +224,28 @@ def _in_background(runs: Sequence[PodRun], passed: dict[str, str], *, quiet: boo
     with _Children() as children:
         for run in runs:
             if run.role is Role.INIT:
-                _run_first(children, [run], passed)
+                _run_first(children, run, partial(_become, run, passed, run_command))
                 continue
-            code = children.run(run, partial(_become, run, {**passed, "--detach": ""}, quiet=quiet))
+            code = children.run(run, partial(_become, run, {**passed, "--detach": ""}, run_command, quiet=quiet))
             if code:
                 return code
     return 0
 
 
-def _run_first(children: _Children, runs: Sequence[PodRun], passed: dict[str, str]) -> None:
-    for run in runs:
-        code = children.run(run, partial(_become, run, passed))
-        if code:
-            raise RunError(f"init container {run.container} ended with exit code {code}: nothing after it is run", code)
+def _run_first(children: _Children, run: PodRun, become: Callable[[], int]) -> None:
+    code = children.run(run, become)
+    if code:
+        raise RunError(f"init container {run.container} ended with exit code {code}: nothing after it is run", code)
 
 
-def _become(run: PodRun, passed: dict[str, str], *, quiet: bool = False) -> int:
+def _become(run: PodRun, passed: dict[str, str], run_command: RunCommand, *, quiet: bool = False) -> int:
     """Run the container in this process. Returns only with --detach. Raises RunError."""
-    from aliquot.cli.run.command import find_program, run_command
-
     if quiet:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if run.folder is not None:
         os.chdir(run.folder)
     os.environ.update(run.env)
-    command = list(run.command)
-    if run.ask is not None:
-        return run_command({**options_of(run), **passed}, command)
-    program = find_program(command[0])
-    os.environ.update(_NO_CARD)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec keeps that
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execv(program, command)  # noqa: S606 - the purpose of the command
-    except OSError as error:
-        raise RunError(f"{command[0]}: {error.strerror}", NOT_EXECUTABLE) from error
+    return run_command(None if run.ask is None else {**options_of(run), **passed}, list(run.command))
 
 
 class _Children:
@@ -267,6 +254,11 @@ class _Children:
     def __init__(self) -> None:
         self._living: dict[int, PodRun] = {}
         self._before: dict[int, Any] = {}
+
+    @property
+    def started(self) -> bool:
+        """Whether some run."""
+        return bool(self._living)
 
     def __enter__(self) -> _Children:
         for number in (signal.SIGTERM, signal.SIGHUP):

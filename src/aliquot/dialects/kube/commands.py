@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aliquot.dialects.kube.shapes import mapping
 from aliquot.model.claim import Role
 from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.refusal import Invalid
+from aliquot.model.text import encodable
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME_ALLOWED = "at most 63 lower-case letters, digits and -, for example web-1"
+_STRING = "a string: quote numbers"
 _COMMAND_ALLOWED = "the image is not used here, and so its own command is not known: add the command"
 _MOST_CONTAINERS = 32  # of one Pod
 _MOST_EXPANDED = 1 << 18  # characters of all commands and variables of a Pod, once every $(VARIABLE) is expanded
@@ -86,7 +89,7 @@ def _containers(spec: JsonView, field: str) -> Iterator[ContainerPlan]:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise _BrokenError(f"{path}.name", name, _NAME_ALLOWED)
         folder = container.get("workingDir")
-        if folder is not None and not isinstance(folder, str):
+        if folder is not None and not _is_text(folder):
             raise _BrokenError(f"{path}.workingDir", folder, "a folder")
         if _list(container.get("envFrom"), f"{path}.envFrom"):
             _check_sources(container["envFrom"], f"{path}.envFrom")
@@ -109,7 +112,7 @@ def _variables(value: object, path: str) -> Iterator[Variable]:
         where = f"{path}[{at}]"
         variable = _mapping(entry, where)
         name = variable.get("name")
-        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+        if not _is_text(name) or not name or "=" in name:
             raise _BrokenError(f"{where}.name", name, "the name of an environment variable")
         source = variable.get("valueFrom")
         if source is not None:
@@ -118,8 +121,8 @@ def _variables(value: object, path: str) -> Iterator[Variable]:
                 yield Variable(name, field=field)
             continue
         text = variable.get("value")
-        if text is not None and (not isinstance(text, str) or "\0" in text):
-            raise _BrokenError(f"{where}.value", text, "a string: quote numbers")
+        if text is not None and not _is_text(text):
+            raise _BrokenError(f"{where}.value", text, _STRING)
         yield Variable(name, text or "")
 
 
@@ -150,9 +153,14 @@ def _check_sources(sources: list[Any], path: str) -> None:
 def _words(value: object, path: str) -> list[str]:
     words = _list(value, path)
     for at, word in enumerate(words):
-        if not isinstance(word, str) or "\0" in word:
-            raise _BrokenError(f"{path}[{at}]", word, "a string: quote numbers")
+        if not _is_text(word):
+            raise _BrokenError(f"{path}[{at}]", word, _STRING)
     return words
+
+
+def _is_text(value: object) -> bool:
+    """Whether a process can have it as a word or in its environment."""
+    return isinstance(value, str) and "\0" not in value and encodable(value) == value
 
 
 def _mapping(value: object, path: str) -> JsonView:
@@ -195,10 +203,9 @@ def expand(container: ContainerPlan, metadata: JsonView, node: str) -> tuple[tup
 
 def _field_value(field: str, metadata: JsonView, node: str) -> str:
     keyed = _KEYED.fullmatch(field)
-    if keyed is None:
-        return _FIELD_VALUES[field](metadata, node)
-    values = metadata.get(keyed[1])
-    return str(values.get(keyed[2], "")) if isinstance(values, dict) else ""
+    values = metadata.get(keyed[1]) if keyed is not None else None
+    found = _FIELD_VALUES[field](metadata, node) if keyed is None else str(mapping(values).get(keyed[2], ""))
+    return encodable(found).replace("\0", "")
 
 
 def _expanded(text: str, known: Mapping[str, str]) -> str:

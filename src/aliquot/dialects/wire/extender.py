@@ -222,7 +222,7 @@ def render_error(error: str) -> bytes:
 
 
 def render_scores(names: Sequence[str], scores: Sequence[int]) -> bytes:
-    """The answer of prioritize: a bare list. Scores are 0 to 10."""
+    """The answer of prioritize: a bare list. Scores are 0 to 10 by contract; kube-scheduler takes larger ones too."""
     return msgspec.json.encode(list(map(_Score, names, scores)))
 
 

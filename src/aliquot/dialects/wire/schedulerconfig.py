@@ -48,7 +48,17 @@ _POLICY_UNTIL = (1, 22)
 _APIS = (((1, 25), "v1"), ((1, 23), "v1beta3"), ((1, 22), "v1beta2"), ((1, 19), "v1beta1"))
 
 _TIMEOUT_SECONDS = 5
-_WEIGHT = 100
+_WEIGHT = 1
+# Of a kube-scheduler for GPU Pods only, where what outvotes what can be said for certain: a point of the plugins that
+# know preferences counts a million at least; of our ranks, up to 999, each 10 times this weight; the rest 200 in all.
+_OWN_WEIGHT = 100
+_PREFERENCES = {
+    "TaintToleration": 3_000_000,
+    "NodeAffinity": 2_000_000,
+    "PodTopologySpread": 2_000_000,
+    "InterPodAffinity": 2_000_000,
+    "ImageLocality": 1_000_000,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,11 @@ class KubeSchedulerSettings:
         """The schedulerNames to serve; the manifests of T9k, HAMi and KAI use their own."""
         first = SCHEDULER_NAME if self.second else DEFAULT_SCHEDULER_NAME
         return (first, *(name for dialect, name in _OWN_NAMES.items() if dialect in self.dialects))
+
+    @property
+    def own(self) -> bool:
+        """Whether the profiles are ours alone, and their plugins' weights can be set (v1)."""
+        return self.second and config_api(self.version) == "v1"
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -147,10 +162,10 @@ def render_config(settings: KubeSchedulerSettings) -> JsonObject:
         "podInitialBackoffSeconds": 1,
         "podMaxBackoffSeconds": 1,
         **({"percentageOfNodesToScore": settings.percentage} if settings.percentage else {}),
-        "profiles": [{"schedulerName": name} for name in settings.scheduler_names],
+        "profiles": [{"schedulerName": name, **_plugins(settings)} for name in settings.scheduler_names],
         "extenders": [
             {
-                **_extender(settings),
+                **_extender(settings, own=settings.own),
                 "enableHTTPS": settings.tls_folder is not None,
                 **_tls(settings),
                 "httpTimeout": f"{_TIMEOUT_SECONDS}s",
@@ -177,14 +192,20 @@ def render_policy(settings: KubeSchedulerSettings) -> JsonObject:
     }
 
 
-def _extender(settings: KubeSchedulerSettings) -> JsonObject:
+def _plugins(settings: KubeSchedulerSettings) -> JsonObject:
+    if not settings.own:
+        return {}
+    return {"plugins": {"score": {"enabled": [{"name": name, "weight": of} for name, of in _PREFERENCES.items()]}}}
+
+
+def _extender(settings: KubeSchedulerSettings, *, own: bool = False) -> JsonObject:
     return {
         "urlPrefix": settings.url,
         "filterVerb": "filter",
-        "prioritizeVerb": "prioritize",
+        "prioritizeVerb": "rank" if own else "prioritize",
         "preemptVerb": "preempt",
         "bindVerb": "bind",
-        "weight": _WEIGHT,
+        "weight": _OWN_WEIGHT if own else _WEIGHT,
         "nodeCacheCapable": True,
     }
 

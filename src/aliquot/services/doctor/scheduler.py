@@ -235,9 +235,10 @@ def webhook_findings(
         what = "does not exist: mistakes show only after `kubectl apply`, and T9k Pods get no toleration"
         what += ", and Pods of KAI's get no card" * (kai.DIALECT in served)
         fix = (
-            "if it is wanted: `aliquot scheduler --webhook-port 9443`. A scheduler that has that port creates it within"
+            "if it is wanted: `aliquot scheduler --webhook-port 9443`. A scheduler that has that port creates it "
+            "within 20 seconds; if not, its log says what it lacks, and `helm upgrade`, or `kubectl apply` of "
+            "install.yaml, creates both"
         )
-        fix += " 20 seconds; if not, its log says what it lacks, and `helm upgrade` or `aliquot upgrade` create both"
         level = Level.FINDING if kai.DIALECT in served else Level.NOTE
         yield Finding("webhook", level, (name,), what, fix)
         return

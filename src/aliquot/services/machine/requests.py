@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
@@ -33,7 +32,6 @@ CORE_ALLOWED = "a whole number from 1 to 100, in percent of a card's compute (ab
 CORE_2026 = "5 to 95 in steps of 5, or 100 and more for several cards, by qGPU's rules of 2026"
 ALL_CARDS = 0  # instead of a number of cards: every card of a node
 _MOST_WORDS = 64  # of the command line, kept for display: everybody's `ps` gets it for every run
-_MOST_NAMED = 4  # cards in a sentence
 _LONGEST_WORD = 256
 _LONGEST_COMMAND = 1024  # characters in all
 _INTERPRETERS = re.compile(r"python[0-9.]*|torchrun|bash|sh|node|perl|ruby")
@@ -84,10 +82,10 @@ class RunRequest:
         )  # fmt: skip
 
 
-def parse_rules(named: object, default: QgpuRules = QgpuRules.SEED) -> QgpuRules | Invalid:
+def parse_rules(named: object) -> QgpuRules | Invalid:
     """The version of qGPU's rules that a request names."""
     if named is None:
-        return default
+        return QgpuRules.SEED
     if isinstance(named, str) and named in tuple(QgpuRules):
         return QgpuRules(named)
     return Invalid("rules", named, " or ".join(QgpuRules))
@@ -175,19 +173,6 @@ def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int |
         allowed = f"at least {amounts.memory(cards)}: a core of {core} is spread over {cards} cards"
         return Invalid("memory", amounts.memory(memory), allowed)
     return core // cards, None if memory is None else memory // cards, cards
-
-
-def card_sizes(cards: Sequence[Card]) -> str:
-    """The cards in a few words: "1 card of 80 GiB and 2 cards of 24 GiB"."""
-    kinds = Counter(card.memory_mib for card in cards)
-    return " and ".join(f"{count(kinds[size], 'card')} of {memory(size)}" for size in sorted(kinds, reverse=True))
-
-
-def card_names(cards: Sequence[Card]) -> str:
-    """Their models and UUIDs: "NVIDIA A30 (GPU-a), Tesla T4 (GPU-b)"; of many cards the first."""
-    named = [f"{card.model or 'a card'} ({card.uuid})" for card in cards[:_MOST_NAMED]]
-    more = len(cards) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")
 
 
 def on_all_cards(request: RunRequest, nodes: Sequence[Sequence[Card]]) -> RunRequest:

@@ -22,8 +22,6 @@ from aliquot.model.status.reading import NOT_READ, CardReading
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Standing
 from aliquot.placement.rooms import booked_pool
-from aliquot.services.machine.pods.manager import PodManager
-from aliquot.services.machine.pods.status import pod_statuses, workload_statuses
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.tenants.machine import LocalMachine
@@ -44,7 +42,6 @@ def status(
     readings: Mapping[str, CardReading],
     now: float,
     daemon: DaemonStatus,
-    pods: PodManager | None = None,
 ) -> Status:
     """`readings` are what NVML reported last of each card, by UUID."""
     found, findings = node.arbiter.standings(), node.arbiter.findings()
@@ -66,8 +63,6 @@ def status(
         ],
         queue=[_queue_entry(node, entry) for entry in node.queue],
         findings=[finding_status(finding) for finding in findings],
-        workloads=[] if pods is None else workload_statuses(pods),
-        pods=[] if pods is None else pod_statuses(pods, standings),
     )
 
 

@@ -41,11 +41,12 @@ def sample_size(nodes: int) -> int:
 
 
 class Candidates:
-    """`shortlist`: how many of the nodes that fit are in the answer to a Pod's first filter call; 0: all."""
+    """`shortlist`: how many of the nodes that fit are in the answer to a Pod's first filter call; 0: all, of which
+    kube-scheduler's own preferences and our ranks decide."""
 
     def __init__(self, board: Board, chooser: Chooser, shortlist: int) -> None:
         self._board, self._chooser, self._shortlist = board, chooser, shortlist
-        self._tries: dict[str, int] = {}  # by uid: how often a Pod got a shortlist and came again
+        self._tries: dict[str, int] = {}  # by uid: how often a Pod got nodes and came again
 
     def forget(self, uid: str) -> None:
         """Forget what is kept for the Pod: it will not come again."""
@@ -62,18 +63,18 @@ class Candidates:
     def filter(self, claim: Claim, names: Sequence[str]) -> Filtered:
         """Which of the nodes would take the claim now.
 
-        A shortlist comes without reasons: kube-scheduler reads them only where no node is left. If none of the list
-        will do, the Pod comes again, and then every reason is there.
+        The first nodes come without reasons: kube-scheduler reads them only where no node is left. If none of those
+        nodes will do, the Pod comes again, and then every reason is there.
         """
         rows = self._rows(names)
-        brief = self._shortlist > 0 and claim.uid not in self._tries
-        if brief and self._shortlist == 1:
+        brief = claim.uid not in self._tries
+        if self._few(claim) == 1:
             best = self._chooser.choose(claim, rows if len(rows) and rows.min() >= 0 else rows[rows >= 0])
             if best is not None:
                 self._count_try(claim, 1)
                 return Filtered([best.node], {}, (), best)
         fits = rows >= 0
-        if self._chooser.exact(claim):
+        if self._chooser.exact(claim) or (brief and self._may_go_apart(claim, rows[fits])):
             fits[fits] = np.isfinite(self._chooser.scores(claim))[rows[fits]]
             chosen = self._best(claim, rows, np.flatnonzero(fits))
         else:  # whether containers that may go apart fit takes a search on each node: the best first, as many as needed
@@ -91,10 +92,18 @@ class Candidates:
         why = self._chooser.why_not(claim)[rows[lost]]
         why[why == FITS] = TOGETHER_NOT  # a search found that, and it is not always kept
         codes = dict(zip([names[at] for at in lost.tolist()], why.tolist(), strict=True))
-        if self._shortlist and not len(chosen):
+        if not len(chosen):
             codes = {**self._not_asked(claim, names), **codes}
         unknown = tuple(names[at] for at in np.flatnonzero(~there).tolist())
         return Filtered(answered, codes, unknown, likely)
+
+    def _may_go_apart(self, claim: Claim, rows: Ints) -> bool:
+        """Whether all nodes that take each container alone are good enough an answer, since one takes all of them.
+
+        To try all of them on each of 420 nodes takes 100 ms. If kube-scheduler prefers one that does not, we refuse to
+        bind there, and the Pod comes again: then they are tried.
+        """
+        return not self._few(claim) and self._chooser.choose(claim, rows) is not None
 
     def _not_asked(self, claim: Claim, names: Sequence[str]) -> dict[str, int]:
         """The reasons of the nodes that kube-scheduler left out because it looks at a part of them at a time.
@@ -125,25 +134,31 @@ class Candidates:
         return np.sort(fitting[np.argpartition(scores, few - 1)[:few]])
 
     def _few(self, claim: Claim) -> int:
-        """How many nodes the answer may have; 0: all."""
-        few: int = self._shortlist * _WIDER ** min(self._tries.get(claim.uid, 0), 4)
+        """How many nodes the answer may have; 0: all. A Pod that itself asks for an order of nodes gets the first."""
+        first = 1 if claim.preference is not None else self._shortlist
+        few: int = first * _WIDER ** min(self._tries.get(claim.uid, 0), 4)
         return few
 
     def _count_try(self, claim: Claim, nodes: int) -> None:
         """The Pod has had one more try, if there were any nodes for it."""
-        if self._shortlist and nodes:
+        if nodes:
             if len(self._tries) >= _MOST_TRIES:
                 self._tries.clear()
             self._tries[claim.uid] = self._tries.get(claim.uid, 0) + 1
 
-    def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
-        """0 (worst) to 5 for each name, and the grant of the best of them, which should score above all."""
+    def rank(self, claim: Claim, names: Sequence[str], top: int = 10) -> tuple[Ints, Grant | None]:
+        """`top` for the best of these nodes, whose grant is given too, and less for the others, down to 0.
+
+        As long as there are no more nodes than ranks, no two have the same: kube-scheduler breaks ties by chance.
+        """
         rows = self._rows(names)
         known = rows >= 0
         best = self._chooser.choose(claim, rows[known])
         scores = np.full(len(rows), np.inf)
         scores[known] = self._chooser.scores(claim)[rows[known]]
         ranks = np.empty(len(rows), np.int64)
-        ranks[np.argsort(scores, kind="stable")] = 5 - 5 * np.arange(len(rows)) // max(len(rows), 1)
+        ranks[np.argsort(scores, kind="stable")] = top + -top * np.arange(len(rows)) // max(len(rows), 1)
         ranks[~np.isfinite(scores)] = 0
+        if best is not None:
+            ranks[names.index(best.node)] = top
         return ranks, best

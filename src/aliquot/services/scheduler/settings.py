@@ -24,7 +24,7 @@ class Settings:
     tls: VerbsTls | None = None  # None: off; then other replicas and kube-schedulers use `port`
     metrics: Listen = USUAL_METRICS
     priority: str = "binpack"
-    shortlist: int = 1
+    shortlist: int = 0
     served: frozenset[str] = frozenset(DIALECTS)
     rules: QgpuRules = QgpuRules.SEED
     memory_unit: MemoryUnit | None = None  # None: derived from what the nodes advertise

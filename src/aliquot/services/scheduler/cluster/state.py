@@ -324,12 +324,12 @@ class Cluster:
         with self.reserved.aside(claim.uid):
             return self._candidates.filter(claim, names)
 
-    def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
-        """0 (worst) to 5 for each name, and the grant of the best of them, which should score above all."""
+    def rank(self, claim: Claim, names: Sequence[str], top: int = 10) -> tuple[Ints, Grant | None]:
+        """0 (worst) to `top` for each name, and the grant of the best of them, the only one with `top`."""
         if claim.uid not in self.reserved:
-            return self._candidates.rank(claim, names)
+            return self._candidates.rank(claim, names, top)
         with self.reserved.aside(claim.uid):
-            return self._candidates.rank(claim, names)
+            return self._candidates.rank(claim, names, top)
 
     def hold(self, claim: Claim, grant: Grant, deadline: float) -> None:
         """Keep the place that the claim will most likely get, so that the next claim is not sent there too."""

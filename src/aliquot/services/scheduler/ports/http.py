@@ -104,15 +104,16 @@ class Extender:
     def _verbs(self) -> dict[str, _Verb]:
         """The verbs by path."""
         scores = _Verb("prioritize", self._prioritize, lambda error: b"[]")
-        verbs = {
+        found = {
             "filter": _Verb("filter", self._filter, wire.render_error),
             "prioritize": scores,
             "priorities": scores,
+            "rank": _Verb("prioritize", partial(self._prioritize, top=verbs.FINE), lambda error: b"[]"),
             "bind": _Verb("bind", self._bind, wire.render_bound),
             "preempt": _Verb("preempt", self._preempt, lambda error: b"{}"),
         }
         prefixes = ("/aliquot", "/gpushare-scheduler", "/scheduler")
-        return {f"{prefix}/{path}": verb for prefix in prefixes for path, verb in verbs.items()}
+        return {f"{prefix}/{path}": verb for prefix in prefixes for path, verb in found.items()}
 
     def answers(self) -> dict[bytes, Answer]:
         """The functions that answer the body of a request, by path (verbserver.py)."""
@@ -185,8 +186,8 @@ class Extender:
             log.info("pod_filtered", extra={"data": {"pod": pod, "asked": outcome.asked, "fit": outcome.fit}})
         return answer
 
-    def _prioritize(self, body: bytes, origin: _Origin) -> bytes:
-        answer, claim, best = verbs.scores_answer(self._cluster, wire.parse_args(body))
+    def _prioritize(self, body: bytes, origin: _Origin, top: int = verbs.COARSE) -> bytes:
+        answer, claim, best = verbs.scores_answer(self._cluster, wire.parse_args(body), top)
         if claim is not None and best is not None and self._leading():
             self._cluster.hold(claim, best, self._clock() + _HOLD)
         return answer

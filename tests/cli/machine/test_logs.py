@@ -1,4 +1,4 @@
-"""`aliquot logs` of Pods: which one, which container, how much. (Of runs: test_by_name.py.)"""
+"""`aliquot logs`: what of a log is printed, and how. (Which run: test_by_name.py.)"""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.adapters.host.logfiles import bound
-from aliquot.cli.pods.logs import _Reading, seek_lines
-from aliquot.cli.pods.logtext import Escaping
-from kit.machines.fakedaemon import FakeDaemon, a_container, a_pod, a_status, a_workload, pending
+from aliquot.cli.machine.logs import _Reading, seek_lines
+from aliquot.cli.machine.logtext import Escaping
+from kit.machines.fakedaemon import FakeDaemon, a_status
 from kit.machines.machine import ALIQUOT
 
 Json = dict[str, Any]
@@ -29,64 +29,14 @@ UNKNOWN = [{"error": {"kind": "unknown-name", "name": "train", "names": []}}]
 
 @pytest.fixture(autouse=True)
 def logged(daemon: FakeDaemon) -> None:
-    """Each container's log holds where it is from, and then three lines."""
-    folder: Path = daemon.home
-
-    def where(request: Json) -> Json:
-        container = request["container"] or "main"
-        path = folder / f"{request['namespace']}-{request['name']}-{container}"
-        path.write_text(f"{path.name}\n1\n2\n3\n")
-        return {"pod": "-", "container": container, "log": str(path), "running": False}
-
-    owner = {"kind": "StatefulSet", "name": "web"}
-    both = [a_container(), a_container("side")]
-    pods = [
-        a_pod("train", containers=both),
-        a_pod("x", "team"),
-        a_pod("web-0", owner=owner),
-        a_pod("web-1", owner=owner),
-    ]
-    daemon.answers |= {
-        "logs": UNKNOWN,
-        "pod-logs": where,
-        "status": a_status(*pods, workloads=[a_workload("StatefulSet", "web")]),
-    }
+    """The run `train` has a log of three lines; another user's program may have written it."""
+    path = daemon.home / "train.log"
+    path.write_text("1\n2\n3\n")
+    daemon.answers |= {"logs": {"name": "train", "log": str(path), "running": False}, "status": a_status()}
 
 
 def logs(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*ALIQUOT, "logs", *words], capture_output=True, text=True, timeout=30, check=False)
-
-
-def test_number_as_namespace_names_tail() -> None:
-    result = logs("train", "-n", "2")
-    assert result.returncode == 1
-    assert result.stderr.endswith("; -n is the namespace, --tail 2 prints the last 2 lines\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "where"),
-    [
-        (["train"], "default-train-main"),
-        (["pod/train"], "default-train-main"),
-        (["default/train", "-c", "side"], "default-train-side"),
-        (["team/x"], "team-x-main"),
-        (["x", "-n", "team"], "team-x-main"),
-        (["sts/web"], "default-web-0-main"),
-    ],
-)
-def test_logs_finds_pod_by_any_spelling(words: list[str], where: str) -> None:
-    assert logs(*words).stdout == f"{where}\n1\n2\n3\n"
-
-
-def test_logs_names_chosen_container() -> None:
-    assert logs("train").stderr == "container main of main, side; choose another with -c\n"
-    assert logs("team/x").stderr == ""
-    assert logs("sts/web").stderr == "web-0, the first of 2 Pods\n"
-
-
-def test_logs_of_a_workload_by_its_bare_name_says_how(daemon: FakeDaemon) -> None:
-    said = logs("web").stderr
-    assert "`aliquot logs statefulset/web` is one of its Pods'" in said
 
 
 def test_logs_whose_reader_ends_are_quiet(daemon: FakeDaemon) -> None:
@@ -103,21 +53,12 @@ def test_logs_whose_reader_ends_are_quiet(daemon: FakeDaemon) -> None:
 
 def test_logs_into_a_full_file_blame_the_output(daemon: FakeDaemon) -> None:
     with open("/dev/full", "w") as full:
-        said = subprocess.run([*ALIQUOT, "logs", "x", "-n", "team"], stdout=full, stderr=subprocess.PIPE, timeout=30)
+        said = subprocess.run([*ALIQUOT, "logs", "train"], stdout=full, stderr=subprocess.PIPE, timeout=30)
     assert (said.returncode, said.stderr) == (2, b"aliquot: output: No space left on device\n")
 
 
 def test_logs_tail() -> None:
     assert logs("train", "--tail", "2").stdout == "2\n3\n"
-
-
-@pytest.mark.parametrize(
-    ("running", "shown"), [(True, "a run\n"), (False, "default-train-main\n1\n2\n3\n")], ids=["runs", "is over"]
-)
-def test_logs_prefers_running_run_over_pod(daemon: FakeDaemon, running: bool, shown: str) -> None:
-    (daemon.home / "run.log").write_text("a run\n")
-    daemon.answers["logs"] = {"name": "train", "log": str(daemon.home / "run.log"), "running": running}
-    assert logs("train").stdout == shown
 
 
 def test_logs_of_ended_run(daemon: FakeDaemon) -> None:
@@ -167,50 +108,11 @@ def test_logs_follow_to_the_end_of_the_run_without_a_daemon(daemon: FakeDaemon) 
     assert said == b"aliquot: train has ended; its exit code is not known, for no daemon runs\n"
 
 
-def test_logs_of_unknown_name_lists_runs_and_pods() -> None:
+def test_logs_of_unknown_name_say_where_to_look(daemon: FakeDaemon) -> None:
+    daemon.answers["logs"] = UNKNOWN
     result = logs("ghost")
     assert result.returncode == 2
-    assert result.stderr.endswith(
-        ": nothing runs; Pods: train, x, web-0, web-1; `aliquot ps -a` lists what has ended\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "result"),
-    [
-        (["train", "-c", "no"], "-c: no is not allowed: train has main, side"),
-        (["train", "--previous"], "--previous is not supported: "),
-        (["node/box"], "nodes have no log"),
-        (["pod/ghost"], "no pod is called ghost in namespace default: there are train, web-0, web-1"),
-    ],
-)
-def test_logs_refuses_bad_input(words: list[str], result: str) -> None:
-    refused = logs(*words)
-    assert (refused.returncode in (1, 2), refused.stdout) == (True, "")
-    assert refused.stderr.startswith(f"aliquot: {result}")
-
-
-def test_logs_of_waiting_pod_has_reason(daemon: FakeDaemon) -> None:
-    daemon.answers |= {
-        "status": a_status(pending("train", "no room")),
-        "pod-logs": {"pod": "default/train", "container": "main", "log": str(daemon.home / "no.log"), "running": True},
-    }
-    result = logs("train")
-    assert (result.returncode, result.stdout, result.stderr) == (1, "", "aliquot: train has not started: no room\n")
-
-
-def test_logs_follow_until_pod_ends(daemon: FakeDaemon) -> None:
-    log = daemon.home / "log"
-    looks = iter(range(3))
-
-    def where(_: Json) -> Json:
-        at = next(looks, None)
-        with log.open("a") as file:
-            file.write("" if at is None else f"{at}\n")
-        return {"pod": "default/train", "container": "main", "log": str(log), "running": at is not None}
-
-    daemon.answers["pod-logs"] = where
-    assert logs("train", "-f").stdout == "0\n1\n2\n"
+    assert result.stderr.endswith(": nothing runs; `aliquot ps -a` lists what has ended\n")
 
 
 @pytest.mark.parametrize(
@@ -221,8 +123,8 @@ def test_logs_refuses_links_and_pipes(
     daemon: FakeDaemon, tmp_path: Path, put: Callable[[Path], None], result: str
 ) -> None:
     put(tmp_path / "log")
-    daemon.answers["pod-logs"] = {"pod": "-", "container": "main", "log": str(tmp_path / "log"), "running": False}
-    done = logs("train", "-c", "main")
+    daemon.answers["logs"] = {"name": "train", "log": str(tmp_path / "log"), "running": False}
+    done = logs("train")
     assert (done.returncode, done.stdout) == (2, "")
     assert result in done.stderr
 
@@ -336,14 +238,14 @@ def test_output_of_another_user_steers_no_terminal(daemon: FakeDaemon, tmp_path:
     """Root reads the logs of all users. One's own are printed as they are, as docker and kubectl do."""
     path = tmp_path / "log"
     path.write_text(HOSTILE)
-    daemon.answers["pod-logs"] = {"pod": "-", "container": "main", "log": str(path), "running": False}
-    assert on_a_terminal("train", "-c", "main") == HOSTILE
+    daemon.answers["logs"] = {"name": "train", "log": str(path), "running": False}
+    assert on_a_terminal("train") == HOSTILE
     if os.geteuid() != 0:
         pytest.skip("only root reads logs of others")
     os.chown(path, 65534, 65534)
-    assert on_a_terminal("train", "-c", "main") == SHOWN + "\x1b[0m"
-    assert on_a_terminal("train", "-c", "main", "--raw") == HOSTILE
-    assert logs("train", "-c", "main").stdout == HOSTILE.replace("\r", "\n")  # text=True reads line ends as one
+    assert on_a_terminal("train") == SHOWN + "\x1b[0m"
+    assert on_a_terminal("train", "--raw") == HOSTILE
+    assert logs("train").stdout == HOSTILE.replace("\r", "\n")  # text=True reads line ends as one
 
 
 _OUTPUT = st.lists(

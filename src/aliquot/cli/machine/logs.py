@@ -1,4 +1,4 @@
-"""`aliquot logs`: the output of a Pod or of a run started with --detach."""
+"""`aliquot logs`: the output of a run started with --detach."""
 
 from __future__ import annotations
 
@@ -24,23 +24,19 @@ from aliquot.cli.client import (
     Watch,
     ask,
     parse_answer,
-    read_status,
 )
 from aliquot.cli.errors import InputError
-from aliquot.cli.pods.completion import pods_and_runs
-from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Target, targets
-from aliquot.cli.pods.logtext import Escaping
-from aliquot.cli.pods.rows import local_status, namespace_in, selected, shortened
+from aliquot.cli.machine.logtext import Escaping
+from aliquot.cli.machine.runnames import runs_with_output
 from aliquot.cli.tables import date_time, printable
 from aliquot.model.status.answers import EndedRuns, RunLog
-from aliquot.model.status.machine import EndedStatus, OwnerStatus, PodStatus
+from aliquot.model.status.machine import EndedStatus
 
 _PIECE = 1 << 16
 _EVERY = 0.2  # seconds between checks
 _DAEMONS_RETURN = 3.0  # seconds for which a run that has ended waits for a daemon that knows its exit code
 _FARTHEST = 64 << 20  # bytes from the end of a log: how far back lines are counted
 _NOT_OURS = {errno.ELOOP: "it is a symbolic link, not a regular file"}
-_NO_PREVIOUS = "--previous is not supported: the log also contains the output from before the restart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +45,25 @@ class _Output:
 
     path: str
     is_running: Callable[[], bool]
-    why_none: str | None = None  # why there is no output yet
     how_ended: Callable[[], str | None] = lambda: None  # a line for people, once it is over
 
 
 @click.command()
-@click.argument("name", metavar="NAME", shell_complete=pods_and_runs)
-@click.option("-c", "--container", help="Container of the Pod  [default: the first]")
-@click.option("-n", "--namespace", help="Namespace of the Pod  [default: default]")
+@click.argument("name", metavar="NAME", shell_complete=runs_with_output)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing while it runs")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Print only the last N lines")
 @click.option("--raw", is_flag=True, help="Print another user's output as it is on a terminal too")
-@click.option("-p", "--previous", is_flag=True, hidden=True)
-def logs(
-    name: str, container: str | None, namespace: str | None, follow: bool, tail: int | None, raw: bool, previous: bool
-) -> None:
-    """Show the output of a Pod or of a run started with --detach.
+def logs(name: str, follow: bool, tail: int | None, raw: bool) -> None:
+    """Show the output of a run started with --detach.
 
-    NAME is the name of a run or Pod, NAMESPACE/NAME, pod/NAME, or a workload such as sts/NAME (its first Pod). If a run
-    and a Pod have the same name, the run is shown while it runs, then the Pod. After the output of a run that has
-    ended, a line on stderr has its exit code. Unlike in kubectl, the log continues when a container restarts, and on a
-    terminal control characters in another user's output are escaped, except for colours.
+    After the output of a run that has ended, a line on stderr has its exit code. On a terminal, control characters in
+    another user's output are escaped, except for colours.
 
     \b
-    aliquot logs binpack-1-0 -f
-    aliquot logs team/train -c main --tail 20
-    aliquot logs sts/binpack-1
+    aliquot logs train -f
+    aliquot logs train --tail 20
     """
-    if previous:
-        raise InputError(_NO_PREVIOUS)
-    output = _output(name, container, namespace)
-    if output.why_none is not None and not follow:
-        raise InputError(output.why_none, code=1)
+    output = _output(name)
     watch = Watch()
     while follow and not os.path.exists(output.path) and watch.look(output.is_running) is not False:
         time.sleep(_EVERY)
@@ -109,36 +92,11 @@ def logs(
         click.echo(f"aliquot: {printable(line)}", err=True)  # stdout is the program's
 
 
-def _output(name: str, container: str | None, namespace: str | None) -> _Output:
-    if "/" in name or container is not None or namespace is not None:
-        try:
-            return _of_pod(_target(name), namespace, container)
-        except InputError as error:
-            if namespace is None or not namespace.isdigit():
-                raise
-            hint = f"; -n is the namespace, --tail {namespace} prints the last {namespace} lines"
-            raise InputError(error.message + hint, code=error.exit_code) from error
-    pods = [pod.name for pod in read_status().pods or []]
+def _output(name: str) -> _Output:
     try:
-        found = _log_of(name)
+        return _of_run(_log_of(name))
     except NotFoundError as error:
-        if name not in pods:
-            workloads = [f"`aliquot logs {kind}/{name}` is one of its Pods'" for kind in _workloads_called(name)]
-            more = f"; Pods: {shortened(pods)}" if pods and not workloads else ""
-            more += "; " + ("; ".join(workloads) or "`aliquot ps -a` lists what has ended")
-            raise InputError(error.message + more) from error
-    else:
-        if found.running or name not in pods:
-            return _of_run(found)
-    return _of_pod(Target((POD,), name), namespace, container)
-
-
-# --- a run -----------------------------------------------------------------------------------------------------------
-
-
-def _workloads_called(name: str) -> list[str]:
-    found = {workload.kind.lower() for workload in read_status().workloads or [] if workload.name == name}
-    return sorted(found)
+        raise InputError(error.message + "; `aliquot ps -a` lists what has ended") from error
 
 
 def _log_of(name: str) -> RunLog:
@@ -215,52 +173,6 @@ def _how_it_ended(ended: EndedStatus) -> str:
         return f"{name} ended{when}; its exit code is not known"
     why = "" if ended.signal is None else f" ({ended.signal})"
     return f"{name} ended{when} with exit code {ended.exit_code}{why}"
-
-
-# --- a Pod -----------------------------------------------------------------------------------------------------------
-
-
-def _target(name: str) -> Target:
-    """`pod/NAME` or `sts/NAME`; if the first word is not a type, it is the namespace."""
-    if "/" not in name:
-        return Target((POD,), name)
-    try:
-        return targets([name])[0]
-    except InputError:
-        return targets([POD.words[0], name])[0]
-
-
-def _of_pod(target: Target, namespace: str | None, container: str | None) -> _Output:
-    if target.kinds == (NODE,):
-        raise InputError("nodes have no log")
-    pod = _pod(target, namespace or DEFAULT_NAMESPACE)
-    containers = [container.name for container in pod.containers]
-    if container is not None and container not in containers:
-        raise InputError(f"-c: {container} is not allowed: {pod.name} has {', '.join(containers)}")
-    request = {"op": "pod-logs", "namespace": pod.namespace, "name": pod.name, "container": container}
-    answer = ask(request, what="pod")
-    if container is None and len(containers) > 1:
-        click.echo(f"container {answer['container']} of {', '.join(containers)}; choose another with -c", err=True)
-    waits = pod.phase == "Pending" and not os.path.exists(answer["log"])
-    return _Output(
-        answer["log"],
-        lambda: bool(ask(request, what="pod")["running"]),
-        f"{pod.name} has not started: {pod.reason or 'it starts soon'}" if waits else None,
-    )
-
-
-def _pod(target: Target, namespace: str) -> PodStatus:
-    status = local_status()
-    kind, found = selected(status, target, namespace)[0]
-    if isinstance(found, PodStatus):
-        return found
-    owner = OwnerStatus(kind.name, found.name)
-    pods = [pod for pod in status.pods or [] if pod.owner == owner and pod.namespace == namespace_in(found)]
-    if not pods:
-        raise InputError(f"{kind.shown(found.name)} has no Pods now", code=1)
-    if len(pods) > 1:
-        click.echo(f"{pods[0].name}, the first of {len(pods)} Pods", err=True)
-    return pods[0]
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
