@@ -364,10 +364,7 @@ def test_explain_refuses_scheduler_options_of_another_version(cluster: FakeClust
 
 @pytest.mark.parametrize(
     ("words", "here"),
-    [
-        (("-f", "{file}"), "`aliquot apply --dry-run -f {file}` checks the manifest for this machine"),
-        (("web-0",), "`aliquot describe pod NAME` explains a Pod of this machine"),
-    ],
+    [(("-f", "{file}"), "; `aliquot run --dry-run -f {file}` shows its runs here"), (("web-0",), "")],
 )
 def test_explain_without_a_cluster_names_what_works_without(
     cluster: FakeCluster, tmp_path: Path, words: tuple[str, ...], here: str
@@ -377,8 +374,8 @@ def test_explain_without_a_cluster_names_what_works_without(
     cluster.answer("/api/v1/nodes", "The connection to the server localhost:8080 was refused")
     result = invoked(explain, *(word.format(file=file) for word in words))
     assert result.exit_code == 2
-    assert ". Without a cluster: --cluster FILE has its nodes and Pods (see --help); " in result.output
-    assert here.format(file=file) in result.output
+    assert ". Without a cluster: --cluster FILE has its nodes and Pods (see --help)" in result.output
+    assert result.output.endswith(f"(see --help){here.format(file=file)}\n")
     cluster.answer("/api/v1/nodes", "Error from server (Forbidden): no")
     assert "Without a cluster" not in invoked(explain, *(word.format(file=file) for word in words)).output
 
