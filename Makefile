@@ -77,8 +77,6 @@ test-sanitized: $(TOOLS) ## the tests of the C parts on a build with ASan and UB
 	ALIQUOT_TEST_SHIM=$(SANITIZED)/libaliquot.so ALIQUOT_TEST_PRELOAD=$(ASAN) SIMGPU_LIBRARIES=$(SANITIZED)/simgpu \
 	    SIMGPU_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 \
 	    $(BIN)/python -m pytest -n auto tests/shim tests/simgpu/test_driver.py
-	LD_PRELOAD=$(ASAN) ALIQUOT_TEST_LISTS=$(SANITIZED)/liblists.so ASAN_OPTIONS=detect_leaks=0 \
-	    $(BIN)/python -m pytest tests/adapters/kubernetes/test_protobuf.py
 
 # The packages without IO: their tests need no library in C and no other process.
 PURE := tests/model tests/wording tests/dialects tests/placement tests/arbiter tests/sim

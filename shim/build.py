@@ -1,5 +1,4 @@
-"""Builds what is written in C: the shim (libaliquot.so), what reads lists for the scheduler (liblists.so), and the
-stand-in GPU of simgpu/ when its sources are there.
+"""Builds what is written in C: the shim (libaliquot.so), and the stand-in GPU of simgpu/ when its sources are there.
 
     python shim/build.py                    into src/aliquot/lib, for this machine
     python shim/build.py --arch aarch64     for another one, into src/aliquot/lib-aarch64
@@ -61,11 +60,9 @@ class Compiler:
 
 
 def targets(root: Path = ROOT) -> list[Target]:
-    """The shim first, what reads lists for the scheduler, and what simgpu/targets.py lists as TARGETS: (output,
-    [sources], [flags])."""
+    """The shim first, and what simgpu/targets.py lists as TARGETS: (output, [sources], [flags])."""
     sources = tuple(sorted(f"shim/{path.name}" for path in (root / "shim").glob("*.c")))
-    lists = Target("liblists.so", ("shim/lists/lists.c",), (*SHARED, "-Wl,-soname,liblists.so"))
-    found = [Target("libaliquot.so", sources, tuple(SHIM)), lists]
+    found = [Target("libaliquot.so", sources, tuple(SHIM))]
     listing = root / "simgpu" / "targets.py"
     if listing.exists():
         spec = importlib.util.spec_from_file_location("simgpu_targets", listing)

@@ -59,9 +59,9 @@ def figures(small: int, large: int, names: int, streams: int, pods: int, huge: i
         Figure("bind_p99_small", "  bind p99 ms", digits=2),
         Figure("binds_refused", "  binds refused and tried again", digits=0),
         Figure(
-            "cold_s", f"cold start to the first right answer s, {large:,} nodes, {2 * large:,} Pods", most=2.0, digits=2
+            "cold_s", f"cold start to the first right answer s, {large:,} nodes, {2 * large:,} Pods", most=3.0, digits=2
         ),
-        Figure("cold_huge_s", f"cold start s, {huge:,} nodes, {2 * huge:,} Pods", most=3.0, digits=2),
+        Figure("cold_huge_s", f"cold start s, {huge:,} nodes, {2 * huge:,} Pods", most=6.0, digits=2),
         Figure("cold_huge_cpu_s", "  our CPU s of that", digits=2),
         Figure("memory_mb", f"memory MB at {large:,} nodes", most=200, digits=0),
         Figure("memory_peak_mb", "  at most", digits=0),

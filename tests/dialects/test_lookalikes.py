@@ -251,15 +251,17 @@ def test_label_of_a_group_that_is_an_annotation_is_remarked_on_pods_with_cards()
     assert remarks(pod({}, {"annotations": group})) == []
 
 
-def test_annotation_that_a_notebook_gives_to_its_pod_is_not_named() -> None:
+def test_annotation_that_an_operator_may_give_to_its_pods_is_named_as_that() -> None:
     notebook = {
         "apiVersion": "kubeflow.org/v1",
         "kind": "Notebook",
         "metadata": {"annotations": {"gpu-fraction": "0.5"}},
         "spec": {"template": {"spec": {}}},
     }
-    assert outside_template(notebook, EVERY | {"kai"}) == []
-    assert outside_template({**notebook, "apiVersion": "other/v1"}, EVERY | {"kai"}) != []
+    (may,) = outside_template(notebook, EVERY | {"kai"})
+    (never,) = outside_template({**notebook, "apiVersion": "apps/v1"}, EVERY | {"kai"})
+    assert may.allowed.startswith("Pods may not get it: move it to spec.template.")
+    assert never.allowed.startswith("Pods do not get it: move it to spec.template.")
 
 
 @given(anything)

@@ -35,7 +35,6 @@ def test_a_wheel_holds_code_for_the_machine_in_its_name(wheels: dict[str, Path],
     assert wheels[arch].name.endswith(f"-py3-none-manylinux_2_17_{arch}.whl")
     found = {binary.name: binary.machine for binary in binaries(wheels[arch])}
     assert "aliquot/lib/libaliquot.so" in found
-    assert "aliquot/lib/liblists.so" in found
     assert "aliquot/lib/simgpu/player" in found
     assert set(found.values()) == {MACHINES[arch]}
 

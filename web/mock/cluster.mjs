@@ -229,7 +229,6 @@ export class Cluster {
           paused_by: null,
           parked_mib: 0,
           where: null,
-          way: null,
           why_parked: null,
           latency_seconds: null,
           latency_missed_seconds: 0,

@@ -169,7 +169,6 @@ export class Machine {
           paused_by: paused ? (here.find((other) => other.class === "online")?.key ?? null) : null,
           parked_mib: 0,
           where: null,
-          way: null,
           why_parked: null,
           latency_seconds: null,
           latency_missed_seconds: 0,

@@ -196,11 +196,6 @@ export const REASONS = [
   "not-ready",
   "taint",
   "selector",
-  "resource",
-  "pods",
-  "host-port",
-  "pod-affinity",
-  "topology-spread",
 ] as const;
 export type Reason = (typeof REASONS)[number];
 

@@ -14,8 +14,8 @@ from itertools import islice
 
 from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.elastic import PARK
-from aliquot.dialects.kube.operators import copies_metadata
 from aliquot.dialects.kube.shapes import mapping
+from aliquot.dialects.kube.templates import is_custom
 from aliquot.dialects.latency import LATENCY
 from aliquot.dialects.podgroups import GROUP_LABELS
 from aliquot.dialects.pods import Pod
@@ -195,14 +195,15 @@ def outside_template(workload: object, served: frozenset[str]) -> list[Invalid]:
     path, inner = "spec.template", mapping(mapping(workload).get("spec"))
     if "jobTemplate" in inner:
         path, inner = "spec.jobTemplate.spec.template", mapping(mapping(inner["jobTemplate"]).get("spec"))
-    if "template" not in inner or copies_metadata(mapping(workload)):
+    if "template" not in inner:
         return []
     there, own = (
         mapping(mapping(mapping(obj).get("metadata")).get("annotations")) for obj in (inner["template"], workload)
     )
     known = marks(served)
+    effect = "Pods may not get it" if is_custom(mapping(workload)) else "Pods do not get it"  # some operators copy it
     return [
-        Invalid(f'metadata.annotations["{key}"]', value, f"Pods do not get it: move it to {path}.metadata.annotations")
+        Invalid(f'metadata.annotations["{key}"]', value, f"{effect}: move it to {path}.metadata.annotations")
         for key, value in own.items()
         if isinstance(key, str) and key not in there and (key in known or _of_container(key, served))
     ]

@@ -13,6 +13,7 @@ from aliquot.dialects import gpushare, hami, native, qgpu, t9k
 from aliquot.dialects.kube.commands import ContainerPlan, expand, plan_of
 from aliquot.dialects.kube.podfields import unknown_fields, with_slips, wrong_metadata
 from aliquot.dialects.kube.shapes import mapping, sequence
+from aliquot.dialects.kube.templates import templates_in
 from aliquot.dialects.pods import annotation_field, read_pod
 from aliquot.dialects.registry import misplaced, parse_pod, remarks
 from aliquot.dialects.rules import DEFAULT_RULES, ON_REQUEST, Rules
@@ -26,7 +27,6 @@ Broken = tuple[Invalid, ...]  # at least one
 _RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.RESOURCES)
 _CHOOSING = (*hami.CHOOSE_CARDS, native.CARD_MODELS)  # annotations that choose cards by model or UUID
 _ANY_CARD = "omit it: `aliquot run` chooses among all cards of this machine"
-_DEEPEST = 16  # levels at which an object may have its Pod template
 # Fields that change nothing here, by where they stand.
 _OF_POD = (
     "affinity", "activeDeadlineSeconds", "dnsConfig", "hostAliases", "nodeName", "nodeSelector", "priorityClassName",
@@ -77,18 +77,7 @@ class PodRuns:
 
 def makes_pods(obj: JsonView) -> bool:
     """Whether the object is no Pod, but others are made from a template in it, as a Deployment or a training job."""
-    return _has_template(obj.get("spec"), _DEEPEST)
-
-
-def _has_template(value: object, depth: int) -> bool:
-    if isinstance(value, list):
-        return depth > 0 and any(_has_template(item, depth - 1) for item in value)
-    if not isinstance(value, dict) or not depth:
-        return False
-    containers = value.get("containers")
-    if isinstance(containers, list) and any("name" in mapping(container) for container in containers):
-        return True
-    return any(_has_template(item, depth - 1) for item in value.values())
+    return bool(templates_in(obj))
 
 
 def runs_of(pod: JsonObject, name: str | None, node: str, rules: Rules = DEFAULT_RULES) -> PodRuns | Broken:

@@ -38,8 +38,3 @@ class Reason(OpenCode):
     NOT_READY = "not-ready"
     TAINT = "taint"
     SELECTOR = "selector"
-    RESOURCE = "resource"  # another resource than GPU, CPU and memory; both are words
-    PODS = "pods"  # the number of Pods that the node may run
-    HOST_PORT = "host-port"
-    POD_AFFINITY = "pod-affinity"  # which Pods must be near, or must not
-    SPREAD = "topology-spread"

@@ -171,14 +171,6 @@ _TABLE: dict[tuple[Reason, str], Words] = {
     (Reason.NOT_READY, UNKNOWN): Words("the node is not ready", "not ready"),
     (Reason.TAINT, ""): Words("the Pod does not tolerate a taint", "the Pod does not tolerate the taint {detail}"),
     (Reason.SELECTOR, ""): Words("the Pod requires another node", "the Pod requires {detail}"),
-    (Reason.RESOURCE, ""): Words("another resource is not free", "needs {detail}; less is free"),
-    (Reason.RESOURCE, NEVER): Words("the node lacks another resource", "needs {detail}; the node has less"),
-    (Reason.PODS, ""): Words("the node runs as many Pods as it may", "runs as many Pods as it may (at most {had})"),
-    (Reason.HOST_PORT, ""): Words("a host port is in use", "host port {detail} is in use"),
-    (Reason.POD_AFFINITY, ""): Words("Pod affinity or anti-affinity is not satisfied", "the Pod requires {detail}"),
-    (Reason.SPREAD, ""): Words(
-        "a topology spread constraint is not satisfied", "the Pod requires {detail} (topologySpreadConstraints)"
-    ),
 }
 
 

@@ -23,11 +23,7 @@ from aliquot.placement.demand import demand_of
 from aliquot.wording import amounts, reasons
 from aliquot.wording.reasons import NEVER, ONE, OWN, UNKNOWN, Facts
 
-_CLOSING = frozenset({
-    Reason.UNSCHEDULABLE, Reason.NOT_READY, Reason.TAINT, Reason.POD_AFFINITY, Reason.SPREAD
-})  # fmt: skip
-# Nodes differ in what they have instead, but all lack the same.
-_BY_WANTED = frozenset({Reason.SELECTOR, Reason.RESOURCE, Reason.HOST_PORT, Reason.POD_AFFINITY, Reason.SPREAD})
+_CLOSING = frozenset({Reason.UNSCHEDULABLE, Reason.NOT_READY, Reason.TAINT})
 
 _MOST_LINES = 8  # of a group; five thousand nodes may have as many different taints
 _MOST_NAMES = 3  # of a line
@@ -260,7 +256,9 @@ def _ranked(refusals: Iterable[Refusal], group: _Group) -> _Ranked:
     """The reasons of one group of nodes, the deciding ones first, then those of most nodes."""
     lines: dict[tuple[Reason, bool, object], _Line] = {}
     for refusal in refusals:
-        detail = refusal.wanted if refusal.reason in _BY_WANTED else refusal.had
+        detail = (
+            refusal.wanted if refusal.reason is Reason.SELECTOR else refusal.had
+        )  # nodes differ in what they have instead
         detail = detail if isinstance(detail, str) else None
         line = lines.setdefault((refusal.reason, refusal.never, detail), _Line())
         line.add(refusal)

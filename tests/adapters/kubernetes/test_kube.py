@@ -10,13 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from aliquot.adapters.kubernetes.credentials import Credential, ExecPlugin
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Server, Unreachable
-from aliquot.adapters.kubernetes.protobuf import ACCEPT
 from kit.clusters.apiserver import PATH, ApiServer, half_an_answer, hang_up, no_answer, status, text
-from kit.clusters.gowriting import blank, page
 from kit.running.waiting import until
 from kit.values.deepjson import MANAGED, with_deep_fields
 
@@ -72,13 +69,12 @@ def test_parameters_and_the_agents_name_are_sent() -> None:
 
 
 @pytest.mark.parametrize("connect", [None, 5.0], ids=["aiohttp", "directly"])
-def test_json_is_asked_for_unless_another_form_is_wanted(connect: float | None) -> None:
+def test_json_is_asked_for(connect: float | None) -> None:
     async def scene(server: ApiServer, kube: Kube) -> None:
         await kube.get(POD, connect=connect)
-        await kube.get(POD, connect=connect, into=bytes, accept="application/x, application/json")
         await kube.create(POD, {}, connect=connect)
         forms = [call.headers.getall("Accept") for call in server.calls]
-        assert forms == [["application/json"], ["application/x, application/json"], ["application/json"]]
+        assert forms == [["application/json"], ["application/json"]]
 
     play(scene)
 
@@ -103,23 +99,6 @@ def test_apierror_has_status_reason_and_message() -> None:
         error = refused.value
         assert (error.status, error.reason, error.message) == (409, "Conflict", "the object has been modified")
         assert str(error) == "409 Conflict: the object has been modified"
-
-    play(scene)
-
-
-def test_refusal_in_protobuf_is_read_as_well() -> None:
-    """The API server answers in the form that was asked for, also when it refuses."""
-    said = "rpc error: code = Unavailable desc = etcdserver: request timed out"
-    raw = page("Status", blank("Status", status="Failure", message=said, reason="InternalError", code=500))
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=500, body=raw)
-
-    async def scene(server: ApiServer, kube: Kube) -> None:
-        server.faults.append(answer)
-        with pytest.raises(ApiError) as refused:
-            await kube.get(POD, into=bytes, accept=ACCEPT)
-        assert str(refused.value) == f"500 InternalError: {said}"
 
     play(scene)
 

@@ -364,10 +364,7 @@ def test_explain_refuses_scheduler_options_of_another_version(cluster: FakeClust
 
 @pytest.mark.parametrize(
     ("words", "here"),
-    [
-        (("-f", "{file}"), "`aliquot apply --dry-run -f {file}` checks the manifest for this machine"),
-        (("web-0",), "`aliquot describe pod NAME` explains a Pod of this machine"),
-    ],
+    [(("-f", "{file}"), "; `aliquot run --dry-run -f {file}` shows its runs here"), (("web-0",), "")],
 )
 def test_explain_without_a_cluster_names_what_works_without(
     cluster: FakeCluster, tmp_path: Path, words: tuple[str, ...], here: str
@@ -377,8 +374,8 @@ def test_explain_without_a_cluster_names_what_works_without(
     cluster.answer("/api/v1/nodes", "The connection to the server localhost:8080 was refused")
     result = invoked(explain, *(word.format(file=file) for word in words))
     assert result.exit_code == 2
-    assert ". Without a cluster: --cluster FILE has its nodes and Pods (see --help); " in result.output
-    assert here.format(file=file) in result.output
+    assert ". Without a cluster: --cluster FILE has its nodes and Pods (see --help)" in result.output
+    assert result.output.endswith(f"(see --help){here.format(file=file)}\n")
     cluster.answer("/api/v1/nodes", "Error from server (Forbidden): no")
     assert "Without a cluster" not in invoked(explain, *(word.format(file=file) for word in words)).output
 
@@ -414,3 +411,33 @@ def test_scheduler_that_does_not_ask_us_is_remarked(tmp_path: Path, name: str, k
     remark = f"(only if scheduler {name} asks aliquot: its configuration must have Aliquot's extender)"
     assert (remark in result.stdout) is not known
     assert "all 1 fit" in result.stdout
+
+
+# --- namespaces ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Deployment", "CronJob", "CloneSet"])
+@pytest.mark.parametrize(
+    ("own", "given", "of_kubectl", "wanted"),
+    [
+        ("", "team", "other", "team"),
+        ("", None, "team", "team"),
+        ("own", "team", "other", "own"),
+        ("", None, "", "default"),
+    ],
+)
+def test_manifest_without_a_namespace_is_where_kubectl_would_create_it(
+    cluster: FakeCluster, tmp_path: Path, kind: str, own: str, given: str | None, of_kubectl: str, wanted: str
+) -> None:
+    cluster.show(a_node("n1", 16, labels={"gpushare": "true"}))
+    cluster.answer("namespace", of_kubectl)
+    spec: Json = {"template": {"spec": gpushare_pod("p", 4)["spec"]}}
+    spec = {"jobTemplate": {"spec": spec}} if kind == "CronJob" else spec
+    spec = gpushare_pod("p", 4)["spec"] if kind == "Pod" else spec
+    api = "apps.kruise.io/v1alpha1" if kind == "CloneSet" else "v1"
+    pods = tmp_path / "pods.yaml"
+    metadata = {"name": "p", "namespace": own}
+    pods.write_text(yaml.safe_dump({"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}))
+    result = invoked(explain, "-f", str(pods), *(["-n", given] if given else []))
+    assert result.stdout.startswith(f"{wanted}/p")
+    assert result.exit_code == 0

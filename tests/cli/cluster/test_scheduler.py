@@ -18,7 +18,7 @@ from aliquot.dialects import MemoryUnit, QgpuRules
 from aliquot.services.dashboard.access import Listen
 from aliquot.services.scheduler.ports.verbstls import VerbsTls
 from aliquot.services.scheduler.settings import Settings
-from aliquot.services.scheduler.watches.firstlists import FirstLists, Received
+from aliquot.services.scheduler.watches.firstlists import FirstLists
 from kit.clusters.kubectl import invoked
 
 USUAL = Listen("127.0.0.1", 12346, usual=True)
@@ -48,7 +48,6 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
 
     monkeypatch.setattr("aliquot.services.scheduler.service.Scheduler", Noted)
     monkeypatch.setattr("aliquot.services.scheduler.starting.request_first_lists", lambda *_: FirstLists())
-    monkeypatch.setattr("aliquot.services.scheduler.watches.firstlists.receive_first_lists", lambda _: Received())
     monkeypatch.setattr("aliquot.adapters.host.logs.start_logging", lambda level: setattr(found, "level", level))
     monkeypatch.setenv("KUBECONFIG", str(_kubeconfig(tmp_path / "env.yaml", "http://environment")))
     monkeypatch.delenv("PORT", raising=False)

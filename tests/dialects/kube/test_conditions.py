@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import parse_pod
-from aliquot.dialects.kube.conditions import node_refusals
+from aliquot.dialects.kube.conditions import asked_of_kubernetes, node_refusals, scheduling_gates
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Reason
 from kit.clusters.watchobjects import as_node
@@ -169,3 +169,22 @@ def test_affinity_needs_one_term_and_all_its_expressions() -> None:
 def test_pod_with_node_name_fits_only_that_node() -> None:
     assert refused(pod(nodeName="n1"), node()) == []
     assert refused(pod(nodeName="n2"), node()) == [(Reason.SELECTOR, "spec.nodeName=n2", "n1", True)]
+
+
+def test_gates_that_hold_a_pod_back() -> None:
+    assert scheduling_gates({"schedulingGates": [{"name": "a"}, {"name": "b"}, 7]}) == ("a", "b", "nothing")
+    assert scheduling_gates({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked"),
+    [
+        ({"affinity": {"nodeAffinity": {"a": 1}}}, []),
+        ({"affinity": {"podAffinity": {"a": 1}}}, ["Pod affinity"]),
+        ({"containers": [{"ports": [{"containerPort": 80}]}]}, []),
+        ({"containers": [{}, {"ports": [{"hostPort": 80}]}]}, ["host ports"]),
+        ({"affinity": 7, "containers": 7, "topologySpreadConstraints": 7}, ["topology spread"]),
+    ],
+)
+def test_what_kube_scheduler_alone_decides(spec: Any, asked: list[str]) -> None:
+    assert asked_of_kubernetes(spec) == asked

@@ -20,10 +20,7 @@ from kit.values.manifests import Json, gpushare_node, gpushare_pod, on_card
 from kit.values.strategies import NODE_NAMES, ClusterObjects, clusters
 
 # Said by kube-scheduler itself: it would not ask the extender about such a node.
-_GATE = {
-    Reason.UNSCHEDULABLE, Reason.NOT_READY, Reason.TAINT, Reason.SELECTOR, Reason.RESOURCE, Reason.PODS,
-    Reason.HOST_PORT, Reason.POD_AFFINITY, Reason.SPREAD,
-}  # fmt: skip
+_GATE = {Reason.UNSCHEDULABLE, Reason.NOT_READY, Reason.TAINT, Reason.SELECTOR}
 
 
 def watched(objects: ClusterObjects, rules: Rules) -> Cluster:

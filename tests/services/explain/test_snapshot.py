@@ -190,16 +190,44 @@ def test_a_pod_that_asks_for_more_than_the_one_that_runs_is_placed_anew(running:
 
 def test_a_changed_pod_has_the_room_of_the_one_that_runs() -> None:
     running = on_card("p", 10, 0)
-    for pod in (running, changed := gpushare_pod("p", 14)):
-        pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
-    node = gpushare_node("n1", 16, capacity={"pods": "1"})
-    quota = {"requests.aliyun.com/gpu-mem": "14"}
-    there = snapshot(node, running)
-    used = {"requests.aliyun.com/gpu-mem": "10"}
-    there.add_quota({"metadata": {"name": "q"}, "spec": {"hard": quota}, "status": {"used": used}})
-    verdict = there.place(changed)
+    there = snapshot(gpushare_node("n1", 16), running)
+    verdict = there.place(gpushare_pod("p", 14))
     assert (cards(verdict), verdict.remark) == ([0], "in place of the one on n1")
     assert free(there) == [2]
+
+
+def test_a_pod_with_scheduling_gates_is_held_back() -> None:
+    verdict = snapshot(gpushare_node("n1", 16)).place(gpushare_pod("p", 1, schedulingGates=[{"name": "team/quota"}]))
+    assert (verdict.fits, verdict.gates) == (False, ("team/quota",))
+
+
+_SPREAD = {"maxSkew": 1, "topologyKey": "zone", "labelSelector": {}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked"),
+    [
+        ({"affinity": {"podAntiAffinity": {"required": []}}}, "Pod affinity"),
+        ({"topologySpreadConstraints": [_SPREAD], "hostNetwork": True}, "topology spread and host ports"),
+    ],
+)
+def test_what_kube_scheduler_alone_decides_is_a_remark(spec: Json, asked: str) -> None:
+    there = snapshot(gpushare_node("n1", 16))
+    verdict = there.place(gpushare_pod("p", 1, **spec))
+    assert (verdict.fits, verdict.remark) == (True, f"only if kube-scheduler finds the node right for its {asked} too")
+    assert there.place(gpushare_pod("big", 99, **spec)).remark is None
+    assert there.place(gpushare_pod("plain", 1, affinity={}, topologySpreadConstraints=[])).remark is None
+
+
+def test_pod_of_the_cluster_has_what_kube_scheduler_last_said() -> None:
+    """Its own answer, which knows affinity, spread, ports and every other resource."""
+    pod = gpushare_pod("p", 1)
+    pod["metadata"]["uid"] = "u"
+    said = "0/3 nodes are available: 3 node(s) didn't match pod anti-affinity rules"
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+    pod["status"] = {"phase": "Pending", "conditions": [condition]}
+    verdict = snapshot(gpushare_node("n1", 16), pod).place(pod)
+    assert (verdict.fits, verdict.remark) == (True, f"kube-scheduler last said: {said}")
 
 
 def test_a_pod_that_replaces_one_that_terminates_does_not_run_already() -> None:

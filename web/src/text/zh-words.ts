@@ -56,11 +56,6 @@ const REASONS: Record<Reason, (refused: Refused) => string> = {
   "not-ready": () => "节点未就绪",
   taint: () => "Pod 不容忍该节点的污点",
   selector: () => "Pod 要求其他节点",
-  resource: ({ never }) => `Pod 需要的其他资源，${never ? "节点没有这么多" : "剩余不足"}`,
-  pods: () => "节点上的 Pod 数已达上限",
-  "host-port": () => "主机端口已被占用",
-  "pod-affinity": () => "不满足 Pod 亲和或反亲和要求",
-  "topology-spread": () => "不满足拓扑分布约束",
 };
 
 function refused(from: Refused): string {

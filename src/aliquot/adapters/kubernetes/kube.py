@@ -1,7 +1,5 @@
 """A small Kubernetes client: JSON over HTTP, decoded straight into the fields that are used.
 
-Long lists may be asked for in another form (`accept`).
-
 Two ways to fail, because a caller must know whether a write may have happened:
 
     ApiError      the API server refused: it did not happen
@@ -21,7 +19,6 @@ import msgspec
 
 from aliquot.adapters.kubernetes.connections import Connections, NotSentError, can_connect
 from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, find_server, monotonic
-from aliquot.adapters.kubernetes.protobuf import is_protobuf, status_of
 from aliquot.model.decoding.shallowjson import decoded, shallow
 
 if TYPE_CHECKING:
@@ -127,11 +124,9 @@ class Kube:
         into: Any = Any,
         timeout: float = 10.0,
         connect: float | None = None,
-        accept: str = _JSON,
     ) -> Any:
-        """The object, or list, at the path. `connect` as for `create`: for long lists. `accept`: the forms that the
-        answer may have, the best first; with others than JSON, `into` is bytes."""
-        return await self._ask("GET", path, None, None, params, into, timeout, connect, accept)
+        """The object, or list, at the path. `connect` as for `create`: for long lists."""
+        return await self._ask("GET", path, None, None, params, into, timeout, connect)
 
     async def create(
         self,
@@ -205,19 +200,18 @@ class Kube:
         into: Any,
         timeout: float,
         connect: float | None = None,
-        accept: str = _JSON,
     ) -> Any:
         data = None if form is None else msgspec.json.encode(body)
         try:
             # Over both attempts, if there are two: a bind must not happen much later than it was requested.
             async with asyncio.timeout(timeout):
                 if connect is not None and self._direct is not None:
-                    status, raw = await self._send_directly(method, path, data, form, params, connect, accept)
+                    status, raw = await self._send_directly(method, path, data, form, params, connect)
                 else:
                     import aiohttp
 
                     limit = aiohttp.ClientTimeout(total=timeout, connect=connect)
-                    async with await self._send(method, path, data, form, params, limit, accept) as answer:
+                    async with await self._send(method, path, data, form, params, limit) as answer:
                         status, raw = answer.status, await answer.read()
         except NotSentError as error:
             raise NotSent(f"{method} {path}: {error}") from error
@@ -238,11 +232,10 @@ class Kube:
         form: str | None,
         params: Mapping[str, str] | None,
         timeout: aiohttp.ClientTimeout,
-        accept: str = _JSON,
     ) -> aiohttp.ClientResponse:
         """Sent again with a fresh token if the first was not accepted: it may have expired."""
         session = self._http()
-        headers = {"Accept": accept} if form is None else {"Accept": accept, "Content-Type": form}
+        headers = {"Accept": _JSON} if form is None else {"Accept": _JSON, "Content-Type": form}
         token = None
         for fresh in (False, True):
             token = await self._token(token)
@@ -270,7 +263,6 @@ class Kube:
         form: str | None,
         params: Mapping[str, str] | None,
         connect: float,
-        accept: str,
     ) -> tuple[int, bytes]:
         """The same without aiohttp; status and body of the answer."""
         assert self._direct is not None
@@ -278,7 +270,7 @@ class Kube:
         token, status, raw = None, 0, b""
         for fresh in (False, True):
             token = await self._token(token)
-            headers = [("Accept", accept)] if form is None else [("Accept", accept), ("Content-Type", form)]
+            headers = [("Accept", _JSON)] if form is None else [("Accept", _JSON), ("Content-Type", form)]
             headers += [("Authorization", f"Bearer {token}")] if token else []
             status, raw = await self._direct.request(method, target, headers, data, connect=connect)
             if status != 401 or fresh or token is None:
@@ -308,9 +300,6 @@ async def read_json(decode: Callable[[bytes], _T], raw: bytes) -> _T:
 
 
 def _refusal(status: int, raw: bytes) -> ApiError:
-    if is_protobuf(raw):
-        reason, message = status_of(raw)
-        return ApiError(status, reason, message or f"HTTP {status}")
     try:
         answer = decoded(partial(msgspec.json.decode, type=_Status), raw)
     except (

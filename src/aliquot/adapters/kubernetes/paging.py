@@ -64,18 +64,11 @@ def next_page(raw: bytes) -> str:
 class PagesAhead:
     """The pages of one list as they come. Up to `most` of them are fetched before they are taken.
 
-    `ask` sends the request for the page of a token. `closed` is called when the list is over.
+    `ask` sends the request for the page of a token.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[str], Awaitable[bytes]],
-        path: str,
-        *,
-        most: int = 1,
-        closed: Callable[[], None] | None = None,
-    ) -> None:
-        self._ask, self._tokens, self._closed = ask, Pages(path), closed
+    def __init__(self, ask: Callable[[str], Awaitable[bytes]], path: str, *, most: int = 1) -> None:
+        self._ask, self._tokens = ask, Pages(path)
         self._room = asyncio.Semaphore(most - 1)
         self._came: asyncio.Queue[tuple[bytes, bool] | Exception] = asyncio.Queue()  # a page; whether another comes
         self._coming: asyncio.Task[None] | None = None
@@ -122,5 +115,3 @@ class PagesAhead:
         """The caller does not want the rest of the pages."""
         if self._coming is not None:
             self._coming.cancel()
-        if self._closed is not None:
-            self._closed()

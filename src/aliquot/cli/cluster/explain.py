@@ -40,8 +40,8 @@ _NO_NODES = "kubectl get nodes,pods -A -o yaml prints"
 @click.option(
     "--cluster",
     type=click.Path(path_type=Path),
-    help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster); podgroups,"
-    " resourceclaims, resourcequotas too",
+    help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster); podgroups and"
+    " resourceclaims too",
 )
 @click.option(
     "-n", "--namespace", help="Namespace of POD, and of manifests that name none  [default: the one kubectl uses]"
@@ -79,12 +79,10 @@ def explain(
     """Show where Pods would go on a cluster, or every reason why they do not fit.
 
     POD is on the cluster already. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their replicas,
-    a DaemonSet as one Pod per node it selects, a CronJob as one run; PyTorchJobs, T9k's jobs, RayClusters,
-    LeaderWorkerSets, JobSets, Volcano's Jobs, Argo's Workflows, Knative's and KServe's services as the Pods of their
-    templates) are placed in order, each booked before the next. A ResourceQuota that is used up refuses a Pod; only
-    requests and the number of Pods are counted, not limits. The cluster is the one kubectl talks to, or CLUSTER.yaml.
-    Nothing is changed. Assumptions about the cluster are notes on stderr. Exit code 0 if all fit, 1 if some do not, 2
-    if the input cannot be read.
+    a DaemonSet as one Pod per node it selects, a CronJob as one run; objects of operators as the Pod templates in
+    them) are placed in order, each booked before the next. Quotas, Pod affinity, topology spread and host ports are
+    Kubernetes' to answer. The cluster is the one kubectl talks to, or CLUSTER.yaml. Nothing is changed. Assumptions
+    about the cluster are notes on stderr. Exit code 0 if all fit, 1 if some do not, 2 if the input cannot be read.
 
     \b
     aliquot explain my-pod -n team
@@ -92,8 +90,8 @@ def explain(
     kubectl get nodes,pods -A -o json > cluster.json
     aliquot explain -f pods.yaml --cluster cluster.json
     """
-    from aliquot.dialects.kube.operators import elsewhere
     from aliquot.dialects.kube.podfields import unknown_fields_of
+    from aliquot.dialects.kube.templates import guess, is_custom
     from aliquot.dialects.lookalikes import outside_template
     from aliquot.dialects.registry import remarks
     from aliquot.services.doctor.locate import UnknownOptionError, default_location, find_scheduler
@@ -118,16 +116,10 @@ def explain(
         snapshot.add_group(manifest.value)
         slips = [misplaced.sentence() for misplaced in outside_template(manifest.value, by.served)]
         slips += _of_owner(manifest.value, by)
-        for text in (*slips, *unknown_fields_of(manifest.value), elsewhere(manifest.value)):
-            if text is None:
-                continue
+        guessed = guess(manifest.value) if is_custom(manifest.value) else None
+        for text in (*slips, *unknown_fields_of(manifest.value), *([guessed] if guessed else ())):
             click.echo(f"note: {printable(pod_key(manifest.value))}: {printable(text)}", err=True)
     pods = named if filename is None else _pods(filename, manifests, snapshot.nodes.values())
-    if cluster is None and filename is not None:
-        from aliquot.cli.cluster.objects import resource_quotas
-
-        for quota in reach(lambda: resource_quotas(kubectl, pods)):
-            snapshot.add_quota(quota)
     snapshot.expect(pods)
     noted = (Note(pod_key(pod), text) for pod in pods for text in remarks(pod, by))
     for line in _noted([*snapshot.notes, *noted]):
@@ -217,7 +209,6 @@ def _named(name: str, namespace: str, objects: list[JsonObject]) -> JsonObject:
 
 def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) -> list[JsonObject]:
     from aliquot.dialects.kube.manifests import expand
-    from aliquot.dialects.kube.operators import elsewhere
     from aliquot.model.refusal import Invalid
     from aliquot.services.explain.manifests import pod_key
 
@@ -226,7 +217,7 @@ def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) 
         made = expand(manifest.value, nodes, operators=True)
         if isinstance(made, Invalid):
             raise manifest.error(made.sentence())
-        if not made and _makes_pods(manifest) and elsewhere(manifest.value) is None:
+        if not made and _makes_pods(manifest):
             text = "makes no Pods now" + _WHY_NONE.get(str(manifest.value["kind"]), ": suspended, or with 0 replicas")
             click.echo(f"note: {printable(pod_key(manifest.value))}: {text}", err=True)
         if not made and not _makes_pods(manifest) and _asks_elsewhere(manifest.value):
@@ -243,18 +234,20 @@ def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) 
 
 def _asks_elsewhere(manifest: JsonObject) -> bool:
     """Whether it is a custom resource with a field for GPUs: its operator may make Pods of it."""
-    api, spec = manifest.get("apiVersion"), mapping(manifest.get("spec"))
-    group = api.partition("/")[0] if isinstance(api, str) else ""
-    custom = "." in group and not group.endswith(".k8s.io")  # others are Kubernetes' own: a policy, a class
+    from aliquot.dialects.kube.templates import is_custom
+
+    spec = mapping(manifest.get("spec"))
     fields = [*spec, *(field for part in spec.values() for field in mapping(part))]
-    return custom and any(isinstance(field, str) and "gpu" in field.lower() for field in fields)
+    return is_custom(manifest) and any(isinstance(field, str) and "gpu" in field.lower() for field in fields)
 
 
 def _makes_pods(manifest: Manifest) -> bool:
     from aliquot.dialects.kube.manifests import WORKLOADS
-    from aliquot.dialects.kube.operators import known
+    from aliquot.dialects.kube.templates import is_custom, templates_in
 
-    return manifest.value["kind"] in WORKLOADS or known(manifest.value)
+    if is_custom(manifest.value):
+        return bool(templates_in(manifest.value))
+    return manifest.value["kind"] in WORKLOADS
 
 
 def _noted(notes: Iterable[Note]) -> Iterator[str]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from urllib.parse import quote
 
 import click
 
 from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, both
-from aliquot.cli.tables import printable
 from aliquot.dialects import dra, podgroups
 from aliquot.model.decoding.openjson import JsonObject
-from aliquot.services.explain.quotas import KIND, namespaces_of
 
 
 def cluster_objects(kubectl: Kubectl) -> list[JsonObject]:
@@ -30,21 +27,6 @@ def cluster_objects(kubectl: Kubectl) -> list[JsonObject]:
         sick = []
     claims = _claims(kubectl) if hands_out_claims([*nodes, *slices]) else []
     return [*nodes, *pods, *sick, *slices, *claims, *_pod_groups(kubectl)]
-
-
-def resource_quotas(kubectl: Kubectl, pods: Iterable[JsonObject]) -> list[JsonObject]:
-    """Those of the namespaces that these Pods would be in. Raises KubectlError."""
-    found: list[JsonObject] = []
-    for namespace in namespaces_of(pods):
-        try:
-            found += kubectl.items(f"/api/v1/namespaces/{quote(namespace, safe='')}/resourcequotas", KIND)
-        except KubectlError as error:
-            if error.trouble is Trouble.FORBIDDEN:
-                said = f"note: ResourceQuotas of namespace {printable(namespace)} cannot be read: {error.text}"
-                click.echo(said, err=True)
-            elif error.trouble is not Trouble.NOT_FOUND:
-                raise
-    return found
 
 
 def _claims(kubectl: Kubectl) -> list[JsonObject]:

@@ -168,7 +168,6 @@ def scheduler(**given: Any) -> None:
     from aliquot.adapters.host.logs import start_logging
     from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, find_server
     from aliquot.services.scheduler.starting import run_scheduler
-    from aliquot.services.scheduler.watches.firstlists import receive_first_lists
 
     options = _merged(given)
     log_level = options.pop("log_level", "info")
@@ -188,15 +187,12 @@ def scheduler(**given: Any) -> None:
             log.warning("verbs_without_tls", extra={"data": {"address": address, "effect": _EXPOSED}})
         return made[0]
 
-    received = receive_first_lists(server)
     try:
-        asyncio.run(run_scheduler(server, settings, received))
+        asyncio.run(run_scheduler(server, settings))
     except OSError as error:
         if not made:
             raise
         raise InputError(_taken(made[0], error)) from error
-    finally:
-        received.close()
 
 
 def _taken(settings: Settings, error: OSError) -> str:

@@ -18,7 +18,6 @@ from aliquot.cli.demo.sandbox import IDLE, DemoError, Sandbox, Tenant
 from aliquot.cli.tables import bar, printable, table
 from aliquot.model.residency import Where
 from aliquot.wording.amounts import memory
-from aliquot.wording.shortage import reason
 
 if TYPE_CHECKING:
     from aliquot.model.status.burn import BurnResult
@@ -104,6 +103,7 @@ class Story:
         self.out.line("Measuring the speed of an idle card ...")
         measured = self.sandbox.command("run", "--", "aliquot", "burn", "calibrate", "-o", "json")
         self.sandbox.environment["ALIQUOT_BURN_RATE"] = str(json.loads(measured)["iterations_per_us"])
+        self._watch(_PATIENCE / 3, until=lambda: not self.sandbox.status().tenants)  # the card is free again
         slice_mib = min(2048, self.sandbox.status().cards[0].memory_mib // 8)
         self._slice = ("--memory", _typed(slice_mib))
         self._dialects()
@@ -119,34 +119,30 @@ class Story:
         self.out.heading(1, "Three Pods, written for three vendors: which card does each one get?")
         filled = self._fill_a_card()
         self.out.note(f"free memory: {self._free()}")
-        self._do("run", "-d", "-f", str(PODS), shown=f"run -d -f {PODS.name}")
-        status = self.sandbox.status()
-        for tenant in status.tenants:
-            for share in tenant.cards if tenant.name in _PODS else ():
-                compute = "" if share.core is None else f" and {share.core:g}% of the compute"
-                self.out.note(f"{tenant.name} -> card {share.index}: {memory(share.limit_mib)}{compute}")
-        waiting = [f"{entry.name}: {reason(entry)}" for entry in status.queue]
-        for line in waiting:
-            self.out.note(line)
+        self.out.command("run", "-d", "-f", PODS.name)
+        done = self.sandbox.tried("run", "-d", "--timeout", "10s", "-f", str(PODS))
+        running = [tenant for tenant in self.sandbox.status().tenants if tenant.name in _PODS]
+        for tenant in running:
+            share = tenant.cards[0]
+            core = "" if share.core is None else f", {share.core:g}% of the compute"
+            self.out.note(f"{tenant.name} -> card {share.index}: {memory(share.limit_mib)}{core}")
+        self.out.note("Each gets the fullest card that has room, so that the others stay free for larger Pods.")
         self.out.note(f"free memory now: {self._free()}")
         self._watch(self.pace["read"])
-        names = [tenant.name for tenant in status.tenants if tenant.name in _PODS]
-        self.outcome.append(promises.placed(wanted=len(_PODS), running=len(names), reasons=waiting))
-        for name in names:
+        self.outcome.append(promises.placed(wanted=3, running=len(running), reasons=done.stderr.splitlines()[-1:]))
+        for name in (*(tenant.name for tenant in running), *filled):
             self.sandbox.ask({"op": "stop", "name": name, "timeout": 1.0})
-        if filled:
-            self.sandbox.ask({"op": "stop", "name": _SLEEPER, "timeout": 1.0})
 
-    def _fill_a_card(self) -> bool:
+    def _fill_a_card(self) -> list[str]:
         """Where there are two cards, book most of one: otherwise they would be alike, and there would be no choice. Two
         of the Pods still fit on it, not three."""
         cards = self.sandbox.status().cards
         held = int(0.8 * cards[0].memory_mib - 3072) // 1024
         if len(cards) < 2 or held < 1:
-            return False
+            return []
         shown = f"run -d --name {_SLEEPER} --memory {held} -- sleep infinity"
         self._do("run", "-d", "--name", _SLEEPER, "--memory", f"{held}", "--", *IDLE, shown=shown)
-        return True
+        return [_SLEEPER]
 
     def _free(self) -> str:
         """The free memory of the cards; on several nodes, of the first node's."""
@@ -304,11 +300,11 @@ class Story:
             self.out.note("left out: the card, or the host's memory for what leaves it, is too small")
             return
         self._do("policy", "oversubscribe", "1.5")
-        rest = card - int(_FITTING * size)
+        rest, others = card - int(_FITTING * size), []
         if 3 * size < card:
             self.out.note(f"(another program has {memory(rest)} of this large card)")
             held = ["serve", "--memory", f"{rest}MiB", "--period", "500ms"]
-            self._begin("rest", ["--memory", f"{rest + 1024}MiB"], held, _LOAD_US, shown=False)
+            others = [self._begin("rest", ["--memory", f"{rest + 1024}MiB"], held, _LOAD_US, shown=False)]
         slice_ = ("--memory", f"{size + _CONTEXT_MIB}MiB")
         start = self.sandbox.home / "demo" / "wake"
         asleep = ["serve", "--memory", f"{size}MiB", "--period", "20ms", "--start-file", str(start), "--warmup", "0ms"]
@@ -332,6 +328,8 @@ class Story:
         self.outcome.append(promises.woken(woken, size=memory(size), bounds=self.bounds))
         self._watch(self.pace["read"])
         right = [tenant.finish().right is True for tenant in three]
+        for tenant in others:
+            tenant.finish()
         self.outcome.append(promises.memory_kept(right=all(right), kernels=sum(each.counter().done for each in three)))
 
     def _wake(self, sleeper: Tenant, start: Path) -> float | None:

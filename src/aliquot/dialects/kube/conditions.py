@@ -21,6 +21,24 @@ _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effec
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
+def scheduling_gates(spec: JsonView) -> tuple[str, ...]:
+    """The gates that hold the Pod back."""
+    return tuple(as_text(mapping(gate).get("name")) for gate in sequence(spec.get("schedulingGates")))
+
+
+def asked_of_kubernetes(spec: JsonView) -> list[str]:
+    """What else kube-scheduler decides about a Pod with this spec: no command decides it in its place."""
+    affinity = mapping(spec.get("affinity"))
+    containers = map(mapping, sequence(spec.get("containers")))
+    ports = [mapping(port) for container in containers for port in sequence(container.get("ports"))]
+    asked = {
+        "Pod affinity": any(affinity.get(key) for key in ("podAffinity", "podAntiAffinity")),
+        "topology spread": bool(spec.get("topologySpreadConstraints")),
+        "host ports": spec.get("hostNetwork") is True or any(port.get("hostPort") for port in ports),
+    }
+    return [name for name, asks in asked.items() if asks]
+
+
 def closing_taints(spec: NodeSpec) -> tuple[JsonView, ...]:
     """The taints that keep Pods from a node unless they tolerate them; a cordon is one."""
     if not spec.taints and not spec.unschedulable:  # nearly all

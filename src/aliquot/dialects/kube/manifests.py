@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from aliquot.dialects.kube.conditions import unselected
-from aliquot.dialects.kube.operators import known, operator_pods
 from aliquot.dialects.kube.shapes import mapping, sequence
+from aliquot.dialects.kube.templates import is_custom, template_pods
 from aliquot.dialects.pods import tolerates
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.decoding.openjson import JsonObject, JsonView
@@ -50,8 +50,8 @@ def expand(
     A Pod is itself; a Deployment, ReplicaSet, StatefulSet, ReplicationController or Job of any apiVersion is its
     replicas (a Job: its parallelism, no more than its completions; none while it is suspended), named NAME-0, NAME-1,
     ... and owned by it; a CronJob is the Pods of one run; a DaemonSet one Pod on each of `nodes` that it selects; a
-    List is all of its items. With `operators`, the objects of other operators are the Pods these would make
-    (operators.py). Other kinds make no Pods: the empty list, as for an empty YAML document.
+    List is all of its items. With `operators`, the objects of other operators are the Pods of the templates in them
+    (templates.py). Other kinds make no Pods: the empty list, as for an empty YAML document.
     """
     nodes = tuple(nodes)
     found: list[JsonObject] = []
@@ -72,8 +72,8 @@ def expand(
             waiting.extendleft(reversed(made))
             continue
         pods: list[JsonObject] | Invalid = [obj] if kind == "Pod" else []
-        if operators and known(obj):
-            pods = operator_pods(obj, path)
+        if operators and is_custom(obj):
+            pods = template_pods(obj, path)
         elif kind in WORKLOADS:
             pods = _pods_of(obj, kind, path, nodes)
         if isinstance(pods, Invalid):

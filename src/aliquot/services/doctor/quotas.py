@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.model.decoding.openjson import JsonObject
 from aliquot.services.doctor.findings import Finding, found, ok
-from aliquot.services.explain.quotas import counted_by_hami_alone
+
+_LIMITS = "limits.nvidia.com/"
 
 
 def quota_findings(quotas: Iterable[JsonObject]) -> Iterator[Finding]:
@@ -15,7 +16,8 @@ def quota_findings(quotas: Iterable[JsonObject]) -> Iterator[Finding]:
     well = True
     for quota in quotas:
         hard = mapping(mapping(quota.get("spec")).get("hard"))
-        instead = {limit: request for limit, request in counted_by_hami_alone(hard).items() if request not in hard}
+        limits = {name: f"requests.{name.removeprefix('limits.')}" for name in hard if name.startswith(_LIMITS)}
+        instead = {limit: request for limit, request in limits.items() if request not in hard}
         if instead:
             well = False
             metadata = mapping(quota.get("metadata"))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from aliquot.dialects import Rules, kai
-from aliquot.dialects.kube.podterms import PodTerms, terms_of
-from aliquot.dialects.native import PLACE
+from aliquot.dialects import kai
+from aliquot.dialects.kube.conditions import asked_of_kubernetes
+from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.pods import read_pod
+from aliquot.dialects.wire.objectreading import read_object
+from aliquot.dialects.wire.objects import PodObject
 from aliquot.dialects.wire.schedulerconfig import known_schedulers
 from aliquot.model.claim import Claim
 from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.refusal import Invalid, show
-from aliquot.services.explain.quotas import requested
+from aliquot.services.explain.others import other_resources
 
 # The fields of a Pod's spec by which kube-scheduler picks nodes.
 NODE_FIELDS = ("nodeName", "nodeSelector", "affinity", "tolerations")
@@ -27,6 +27,16 @@ def other_scheduler(spec: JsonView, served: frozenset[str]) -> str | None:
     return f"only if scheduler {name} asks aliquot: its configuration must have Aliquot's extender"
 
 
+def left_to_kubernetes(manifest: JsonObject, *, created: bool) -> str | None:
+    """Of a Pod that has a card: what kube-scheduler last said of it, or is still to decide."""
+    pod = read_object(manifest, PodObject, "pod") if created else None
+    if isinstance(pod, PodObject) and pod.last_refusal:
+        return f"kube-scheduler last said: {pod.last_refusal}"
+    spec = mapping(manifest.get("spec"))
+    asked = [*asked_of_kubernetes(spec), *other_resources(spec)]
+    return f"only if kube-scheduler finds the node right for its {' and '.join(asked)} too" if asked else None
+
+
 def priority_of(spec: JsonView) -> int | None:
     """The Pod's priority; None where only the cluster knows what its class means."""
     priority, name = spec.get("priority"), spec.get("priorityClassName")
@@ -39,21 +49,6 @@ def uncalled(manifest: JsonObject, claim: Claim) -> tuple[Invalid, ...]:
     """What a Pod of the cluster lacks so that kube-scheduler asks us about it."""
     view = read_pod(manifest) if claim.dialect == kai.DIALECT else None
     return () if view is None else tuple(kai.uncalled(view, claim))
-
-
-def manifest_terms(manifest: JsonObject, claim: Claim, rules: Rules) -> PodTerms:
-    view = read_pod(manifest)
-    assert view is not None  # it has a claim
-    terms, places = terms_of(view, view.spec), int(requested(view, claim, rules, PLACE))
-    return replace(terms, amounts={**terms.amounts, PLACE: places}) if places else terms
-
-
-def kind_of(terms: PodTerms, spec: JsonView) -> str | None:
-    """Equal for Pods with equal terms that select the same nodes; None: nested deeper than Kubernetes would take."""
-    try:
-        return repr((terms, [spec.get(gate) for gate in NODE_FIELDS]))
-    except (ValueError, RecursionError):
-        return None
 
 
 def _metadata(obj: JsonObject) -> JsonObject:

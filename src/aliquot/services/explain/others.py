@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aliquot.dialects import hami, kai
+from aliquot.dialects import gpushare, hami, kai, native, qgpu, t9k
 from aliquot.dialects.kube.shapes import mapping, sequence
 from aliquot.dialects.rules import Rules
 from aliquot.dialects.wire.otherplugins import is_other_resource
 from aliquot.model.decoding.openjson import JsonView
 
+_OURS = frozenset({*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, *hami.RESOURCES, native.PLACE})
 _MOST_NAMES = 3
 _NONE = (0, "0")  # asks for nothing
 _NOT_OURS = "Aliquot does not place it"
@@ -30,6 +31,11 @@ def why_not_ours(manifest: JsonView, rules: Rules) -> str:
     if sequence(spec.get("resourceClaims")):
         return f"asks by ResourceClaims, which a DRA driver serves: {_NOT_OURS}; {_OF_CLAIMS}"
     return f"requests no GPU in any of the dialects: {_NOT_OURS}"
+
+
+def other_resources(spec: JsonView) -> list[str]:
+    """What a Pod with this spec requests beside cards, CPU and memory, which others hand out."""
+    return sorted({name for name in _resources(spec) if "/" in name and name not in _OURS})
 
 
 def _instead(names: list[str], rules: Rules) -> str:

@@ -1,8 +1,8 @@
 """The scheduler's own cluster, filled from a list of Kubernetes objects, and where Pods would go on it.
 
-`Cluster` decides, as it does in the scheduler. Here are only: kube-scheduler's own conditions (of a node by itself, and
-in `residents` of the Pods there), which nothing else applies to a command; notes on what had to be assumed; and the
-booking of one Pod after the other.
+`Cluster` decides, as it does in the scheduler. Here are only: kube-scheduler's conditions of a node by itself, which
+nothing else applies to a command; notes on what had to be assumed; and the booking of one Pod after the other. What
+kube-scheduler decides by the Pods that are there (affinity, spread, ports) it alone answers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from msgspec import structs
 
 from aliquot import dialects
 from aliquot.dialects import Rules
-from aliquot.dialects.kube.conditions import node_refusals
+from aliquot.dialects.kube.conditions import node_refusals, scheduling_gates
 from aliquot.dialects.kube.podfields import with_slips, wrong_metadata
-from aliquot.dialects.kube.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.kube.shapes import mapping
 from aliquot.dialects.wire.objectreading import read_object
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.otherplugins import hand_out, read_slices, share_command
-from aliquot.dialects.wire.views import pod_names, pod_view
+from aliquot.dialects.wire.views import pod_names
 from aliquot.model.claim import Claim
 from aliquot.model.decoding.openjson import JsonObject, JsonView
 from aliquot.model.grant import Grant
@@ -35,8 +34,7 @@ from aliquot.services.explain.claims import PodClaims
 from aliquot.services.explain.groups import GroupMembers
 from aliquot.services.explain.manifests import (
     NODE_FIELDS,
-    kind_of,
-    manifest_terms,
+    left_to_kubernetes,
     name_of,
     other_scheduler,
     pod_key,
@@ -44,8 +42,6 @@ from aliquot.services.explain.manifests import (
     uncalled,
 )
 from aliquot.services.explain.others import why_not_ours
-from aliquot.services.explain.quotas import Quotas
-from aliquot.services.explain.residents import Residents, lacks_cards
 from aliquot.services.explain.running import stays
 from aliquot.services.explain.verdicts import Note, Preemption, Verdict
 from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
@@ -68,7 +64,6 @@ class _Latest:
 
     demand: Demand
     gate: _Gate
-    near: tuple[Refusal, ...]
     clock: int
     refusals: tuple[Refusal, ...]
 
@@ -101,11 +96,9 @@ class Snapshot:
     pods: list[ClusterPod] = field(default_factory=list)  # all, in the order given
     running: dict[str, Placed] = field(default_factory=dict)  # by namespace/name, with cards known or guessed
     claims: PodClaims = field(default_factory=PodClaims)
-    quotas: Quotas = field(default_factory=Quotas)
     unheeded: dict[str, Invalid] = field(default_factory=dict)  # ConfigMaps that cannot be read, by namespace/name
     notes: list[Note] = field(default_factory=list)
     _gates: dict[str, _Gate] = field(default_factory=dict)
-    _residents: Residents | None = None
     _latest: _Latest | None = None
     _preemption: tuple[tuple[object, ...], Preemption | None] = ((), None)  # the latest, and of what
     _members: GroupMembers = field(init=False)
@@ -126,12 +119,6 @@ class Snapshot:
     def add_group(self, manifest: JsonObject) -> None:
         """One of the PodGroups."""
         wrong = self._members.add_group(manifest)
-        if wrong is not None:
-            self.notes.append(Note(pod_key(manifest), wrong))
-
-    def add_quota(self, manifest: JsonObject) -> None:
-        """One of the ResourceQuotas."""
-        wrong = self.quotas.add(manifest)
         if wrong is not None:
             self.notes.append(Note(pod_key(manifest), wrong))
 
@@ -230,17 +217,14 @@ class Snapshot:
             if stays(running, claim, created=created, going=running.claim.uid in cluster.going):
                 return Verdict(key, claim, running.grant, remark="runs there already")
             self._drop(running, manifest)
-        over = () if created else self.quotas.admit(manifest, claim, cluster.rules, keep=book)
-        if over:
-            return Verdict(key, broken=over)
         spec = mapping(manifest.get("spec"))
         gates = scheduling_gates(spec)
         if gates:
             return Verdict(key, claim, gates=gates)
         verdict = self._decide(manifest, claim, why_not_elsewhere=why_not_elsewhere, book=book, who_goes=who_goes)
         place = None if running is None else f"in place of the one on {running.grant.node}"
-        unsaid = None if created else self.quotas.unsaid(manifest, claim)
-        remarks = (other_scheduler(spec, cluster.rules.served), unsaid, place)
+        left = left_to_kubernetes(manifest, created=created) if verdict.grant is not None else None
+        remarks = (other_scheduler(spec, cluster.rules.served), left, place)
         return replace(verdict, remark="; ".join(filter(None, remarks)) or None)
 
     def _decide(
@@ -250,38 +234,23 @@ class Snapshot:
         cluster, key, spec = self.cluster, pod_key(manifest), mapping(manifest.get("spec"))
         if claim.uid not in cluster.pending:
             cluster.chooser.observe(claim)
-        gate, terms = self._gate(manifest, claim), manifest_terms(manifest, claim, cluster.admission_rules)
-        rows, near = self._open_rows(manifest, gate, terms)
+        gate = self._gate(manifest, claim)
+        rows = np.flatnonzero(gate.rows)
         admitted = self._admit(manifest, claim, rows, keep=book)
         if isinstance(admitted, Shortfall):  # it evicts no Pod
-            refusals = self._members.refusals(admitted, self._refusals(claim, gate, near), claim, rows)
+            refusals = self._members.refusals(admitted, self._refusals(claim, gate), claim, rows)
             return Verdict(key, claim, refusals=refusals, group=admitted)
         if admitted is None:
             cluster.release_hold(claim.uid)  # of a group that has enough members by now: it is decided anew
         grant = admitted or cluster.chooser.choose(claim, rows)
-        refusals = self._refusals(claim, gate, near) if grant is None or why_not_elsewhere else ()
+        refusals = self._refusals(claim, gate) if grant is None or why_not_elsewhere else ()
         if grant is not None and book:
             if claim.uid in cluster.held:  # with the other members of its group
                 cluster.assume(claim, grant.node)
             else:
                 self._book(structs.replace(claim, uid=self._new_uid(claim)), grant)
-            self._there().add(grant.node, terms)
-        preemption = None
-        if grant is None and who_goes:  # also where others hold the resources of cards: those go with them
-            rows = self._rows(gate, (refusal for refusal in near if refusal.never or not lacks_cards(refusal)))
-            preemption = self._who_goes(claim, spec, rows, refusals)
+        preemption = self._who_goes(claim, spec, rows, refusals) if grant is None and who_goes else None
         return Verdict(key, claim, grant, refusals=refusals, preemption=preemption)
-
-    def _open_rows(self, manifest: JsonObject, gate: _Gate, terms: PodTerms) -> tuple[Ints, tuple[Refusal, ...]]:
-        """The rows that kube-scheduler lets the Pod on, and what keeps it from others because of the Pods there."""
-        spec = mapping(manifest.get("spec"))
-        near = self._there().refusals(kind_of(terms, spec), terms, spec)
-        return self._rows(gate, near), near
-
-    def _rows(self, gate: _Gate, near: Iterable[Refusal]) -> Ints:
-        rows = gate.rows.copy()
-        rows[[self.cluster.board.row_of[refusal.node] for refusal in near]] = False
-        return np.flatnonzero(rows)
 
     def _admit(self, manifest: JsonObject, claim: Claim, rows: Ints, *, keep: bool) -> Grant | Shortfall | None:
         """As the scheduler's filter does with a member of a PodGroup; None: the Pod goes by itself."""
@@ -296,8 +265,7 @@ class Snapshot:
         manifest, pending = self._members.manifests.get(uid), self.cluster.pending.get(uid)
         if manifest is None or pending is None or not isinstance(pending.claim, Claim):
             return None
-        terms = manifest_terms(manifest, pending.claim, self.cluster.admission_rules)
-        return self._open_rows(manifest, self._gate(manifest, pending.claim), terms)[0]
+        return np.flatnonzero(self._gate(manifest, pending.claim).rows)
 
     def _who_goes(self, claim: Claim, spec: JsonView, rows: Ints, refusals: tuple[Refusal, ...]) -> Preemption | None:
         """Of the nodes that kube-scheduler lets the Pod on. Replicas share the answer, as they share their refusals."""
@@ -322,46 +290,25 @@ class Snapshot:
                 self._latest = replace(self._latest, clock=cluster.board.clock)
         return found
 
-    def _there(self) -> Residents:
-        """All Pods on nodes; read when first asked for."""
-        if self._residents is None:
-            self._residents = Residents(self.nodes)
-            for node, terms, ending in _residents(self.pods):
-                self._residents.add(node, terms, ending=ending)
-        return self._residents
-
     def _drop(self, running: Placed, manifest: JsonObject) -> None:
         """A Pod goes, and the one of the manifest comes in its place."""
         key = running.claim.key
-        gone, there = [pod for pod in self.pods if pod.key == key], self._there()
         self.pods = [pod for pod in self.pods if pod.key != key]
         del self.running[key]
         self.cluster.drop_pod(key)
         self._members.expect([manifest])
-        for node, terms, ending in _residents(gone):
-            there.remove(node, terms, ending=ending)
-        self.quotas.release(gone[0].manifest, running.claim, self.cluster.rules)
 
     def _book(self, claim: Claim, grant: Grant) -> None:
         """Book the grant, as the scheduler does after its answer to filter, and at bind."""
         self.cluster.hold(claim, grant, NEVER)
         self.cluster.assume(claim, grant.node)
 
-    def _refusals(self, claim: Claim, gate: _Gate, near: tuple[Refusal, ...]) -> tuple[Refusal, ...]:
+    def _refusals(self, claim: Claim, gate: _Gate) -> tuple[Refusal, ...]:
         """Every reason, of Kubernetes and ours. Replicas that all do not fit share one tuple: nothing changed."""
         demand, latest, clock = demand_of(claim), self._latest, self.cluster.board.clock
-        if (
-            latest is None
-            or latest.demand != demand
-            or latest.gate is not gate
-            or latest.near is not near
-            or latest.clock != clock
-        ):
-            ours = self.cluster.chooser.refusals(claim)
-            said = {refusal.node for refusal in ours}  # more about the cards of that node than its resources tell
-            others = (refusal for refusal in near if refusal.node not in said or not lacks_cards(refusal))
-            refusals = (*gate.closed, *others, *ours)
-            latest = self._latest = _Latest(demand, gate, near, clock, refusals)
+        if latest is None or latest.demand != demand or latest.gate is not gate or latest.clock != clock:
+            refusals = (*gate.closed, *self.cluster.chooser.refusals(claim))
+            latest = self._latest = _Latest(demand, gate, clock, refusals)
         return latest.refusals
 
     def _gate(self, manifest: JsonObject, claim: Claim) -> _Gate:
@@ -410,17 +357,7 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     snapshot.cluster.reported.drivers = read_slices(kinds.get("ResourceSlice", []))
     for group in kinds.get("PodGroup", []):
         snapshot.add_group(group)
-    for quota in kinds.get("ResourceQuota", []):
-        snapshot.add_quota(quota)
     snapshot.claims = PodClaims(kinds.get("ResourceClaim", []))
     snapshot.add_nodes(kinds.get("Node", []))
     snapshot.add_pods(kinds.get("Pod", []))
     return snapshot
-
-
-def _residents(pods: Iterable[ClusterPod]) -> Iterator[tuple[str, PodTerms, bool]]:
-    """Of those that are on a node: the node, the Pod's terms, and whether it ends."""
-    for pod in pods:
-        if pod.read.spec.node_name and not pod.read.finished:
-            terms = terms_of(pod_view(pod.read), mapping(pod.manifest.get("spec")))
-            yield pod.read.spec.node_name, terms, pod.read.metadata.deletion_timestamp is not None

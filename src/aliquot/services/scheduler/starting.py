@@ -1,8 +1,7 @@
 """Starts the scheduler: requests the first lists, and loads the rest of the program while the API server works on them.
 
-Loading takes half a second of CPU, and nothing of it is needed to send a request. Processes of their own receive the
-lists meanwhile. Where there are none, it is done in steps, on the loop that receives the lists: two threads would get
-in each other's way.
+Loading takes half a second of CPU, and nothing of it is needed to send a request. It is done in steps, on the loop that
+receives the lists: two threads would get in each other's way.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aliquot.adapters.kubernetes.kube import Kube
-from aliquot.services.scheduler.watches.firstlists import AGENT, Received, Started, request_first_lists
+from aliquot.services.scheduler.watches.firstlists import AGENT, Started, request_first_lists
 
 if TYPE_CHECKING:
     from aliquot.adapters.kubernetes.kubeconfig import Server
@@ -36,15 +35,15 @@ _STEPS = (
 )
 
 
-async def run_scheduler(server: Server, settings: Callable[[], Settings], received: Received) -> None:
+async def run_scheduler(server: Server, settings: Callable[[], Settings]) -> None:
     """Until SIGTERM or SIGINT. `settings` is called when all is loaded, and may end this by an exception.
 
-    `received`: from `receive_first_lists`. Raises OSError if a port is taken.
+    Raises OSError if a port is taken.
     """
     async with Kube(server, agent=AGENT) as kube:
-        started = Started(kube, request_first_lists(kube, received))
+        started = Started(kube, request_first_lists(kube))
         try:
-            await _load(pausing=received.nodes is None or received.pods is None)
+            await _load()
             from aliquot.services.scheduler.service import Scheduler
 
             await Scheduler(server, settings(), started).run()
@@ -52,17 +51,15 @@ async def run_scheduler(server: Server, settings: Callable[[], Settings], receiv
             started.lists.close()
 
 
-async def _load(*, pausing: bool) -> None:
+async def _load() -> None:
     gc.disable()  # it would walk what is loaded again and again: 0.1 s of a start of 1.5 s
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads for matrices, which we do not have, busy-wait
     try:
-        if pausing:
-            await asyncio.sleep(_HANDSHAKE)
+        await asyncio.sleep(_HANDSHAKE)
         for step in _STEPS:
-            if pausing:
-                await asyncio.sleep(_MOMENT)
-                for _ in range(_TURNS):
-                    await asyncio.sleep(0)
+            await asyncio.sleep(_MOMENT)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             importlib.import_module(step)
     finally:
         gc.freeze()
