@@ -44,7 +44,7 @@ struct alq_card {
     uint32_t room_ms;       /* how long an allocation waits for room that others have; 0: not at all */
     uint64_t reserve;       /* bytes of the card that memory which may leave does not take: the mover starts there */
     uint16_t gaps[ALQ_GAPS];    /* processes: how often they came back after so long: from seeing their work done to the
-                             * next launch. They count round; the daemon reads them often enough */
+                             * next launch or copy. They count round; the daemon reads them often enough */
 };
 
 /* One process on one card: a cache line. Each field has one writer, named here. */
@@ -77,11 +77,8 @@ struct alq_slot {
 };
 
 /* The memory of one process on one card, when it may leave. A cache line of its own. */
-enum { ALQ_STAY = 0, ALQ_LEAVE = 1, ALQ_RETURN = 2,
-       ALQ_HALT = 3,        /* leave with what can, and have every call wait: the driver will take the rest, by its checkpoint */
-       ALQ_AWAY = 4 };      /* it does, or has: only the daemon can end that, by ALQ_RETURN */
-enum { ALQ_RESIDENT = 0, ALQ_LEAVING = 1, ALQ_PARKED = 2, ALQ_RETURNING = 3, ALQ_LOST = 4,
-       ALQ_HALTED = 5 };    /* as was ordered; without a daemon it goes on by itself as long as the order is ALQ_HALT */
+enum { ALQ_STAY = 0, ALQ_LEAVE = 1, ALQ_RETURN = 2 };
+enum { ALQ_RESIDENT = 0, ALQ_LEAVING = 1, ALQ_PARKED = 2, ALQ_RETURNING = 3, ALQ_LOST = 4 };
 enum { ALQ_WHY_NOTHING = 0, ALQ_WHY_BUSY = 1, ALQ_WHY_CAPTURE = 2, ALQ_WHY_POOL = 3, ALQ_WHY_ROOM = 4, ALQ_WHY_ERROR = 5,
        ALQ_WHY_MOVER = 6 /* there is none, or it went away */, ALQ_WHY_UNKNOWN = 7 /* the mover does not have it */ };
 enum { ALQ_STAYS_POOLED = 1 /* stream-ordered */, ALQ_STAYS_SHARED = 2 /* with other processes */, ALQ_STAYS_OTHER = 4 };

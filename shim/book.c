@@ -64,15 +64,14 @@ static void remove_at(size_t hole)
     }
 }
 
-/* Memory that cannot leave the card, when the tenant may be parked. Returns whether it is such. */
-static bool count_stays(const struct alq_entry *entry, int by)
+/* Memory that cannot leave the card, when the tenant may be parked. */
+static void count_stays(const struct alq_entry *entry, int by)
 {
     static const uint32_t stays[] = {
         [ALQ_POOLED] = ALQ_STAYS_POOLED, [ALQ_OPENED] = ALQ_STAYS_SHARED, [ALQ_HELD] = ALQ_STAYS_SHARED,
         [ALQ_MEMORY] = ALQ_STAYS_OTHER, [ALQ_ARRAY] = ALQ_STAYS_OTHER, [ALQ_EXTERNAL] = ALQ_STAYS_OTHER,
         [ALQ_IN_GRAPH] = ALQ_STAYS_OTHER, [ALQ_MOVABLE] = 0 };
     alq_count_stays(entry->card, stays[entry->kind], by);
-    return stays[entry->kind];
 }
 
 /* Enters an allocation. One of the same kind and key that is still there is replaced: the driver gave the key away
@@ -80,7 +79,6 @@ static bool count_stays(const struct alq_entry *entry, int by)
 bool alq_book(struct alq_entry entry)
 {
     struct alq_entry old = { .kind = 0 };
-    bool stays = false;
     pthread_mutex_lock(&lock);
     bool fits = (count + 1) * 4 <= capacity * 3 || grow();
     if (fits) {
@@ -91,15 +89,13 @@ bool alq_book(struct alq_entry entry)
             count++;
         entry.serial = ++serials;
         table[i] = entry;
-        stays = count_stays(&entry, 1);
+        count_stays(&entry, 1);
         if (old.kind)
             count_stays(&old, -1);
     }
     pthread_mutex_unlock(&lock);
     if (old.kind == ALQ_MEMORY || old.kind == ALQ_ARRAY || old.kind == ALQ_PIECE || old.kind == ALQ_OPENED || old.kind == ALQ_EXTERNAL)
         alq_ended(&old);
-    if (stays && entry.card >= 0 && alq_page() && alq_page()->card[entry.card].parkable)
-        alq_parking_begin(entry.card);      /* the driver may take it */
     return fits;
 }
 

@@ -196,9 +196,7 @@ bool alq_ordered_wait(int card, uint64_t until)
         }
         if (bytes || alq_now() >= until)
             return bytes;
-        uint32_t call = alq_pause_call();
         alq_sleep_ms(1);
-        alq_resume_call(call);
     }
     return false;
 }

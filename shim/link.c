@@ -255,7 +255,6 @@ static void *run(void *unused)
         alq_keep_slot();
         alq_exports_settle();
         rescue();
-        alq_parking_look();
         if (!connected() || told_slot != alq_slot_index()) {
             wait_for_change(__atomic_load_n(&changes, __ATOMIC_ACQUIRE), backoff);
             backoff = backoff ? (backoff * 2 < BACKOFF_MS ? backoff * 2 : BACKOFF_MS) : 10;

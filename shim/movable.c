@@ -318,7 +318,10 @@ static unsigned find_run(const struct chunk *chunk, unsigned wanted)
 {
     unsigned run = 0;
     for (unsigned i = 0; i < GRAINS; i++) {
-        if (!(i & 63) && chunk->used[i / 64] == UINT64_MAX) {
+        if (!(i & 63) && !chunk->used[i / 64] && run + 64 < wanted) {
+            run += 64;
+            i += 63;
+        } else if (!(i & 63) && chunk->used[i / 64] == UINT64_MAX) {
             run = 0;
             i += 63;
         } else if (chunk->used[i / 64] >> (i & 63) & 1) {
@@ -332,9 +335,10 @@ static unsigned find_run(const struct chunk *chunk, unsigned wanted)
 
 static void mark(struct chunk *chunk, unsigned from, unsigned n, bool used)
 {
-    for (unsigned i = from; i < from + n; i++) {
-        uint64_t bit = 1ull << (i & 63);
-        chunk->used[i / 64] = used ? chunk->used[i / 64] | bit : chunk->used[i / 64] & ~bit;
+    for (unsigned i = from, many; i < from + n; i += many) {     /* word by word: a block may have thousands of grains */
+        many = 64 - (i & 63) < from + n - i ? 64 - (i & 63) : from + n - i;
+        uint64_t bits = (UINT64_MAX >> (64 - many)) << (i & 63);
+        chunk->used[i / 64] = used ? chunk->used[i / 64] | bits : chunk->used[i / 64] & ~bits;
     }
     chunk->spare = used ? chunk->spare - n : chunk->spare + n;
 }

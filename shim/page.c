@@ -325,9 +325,9 @@ static bool try_add(int card, uint64_t bytes, uint64_t need)
 static bool reserve_once(int card, uint64_t bytes, uint64_t need)
 {
     pthread_mutex_lock(&ledger);
-    bool locked = lock_ledger_byte(), done = false;
+    bool alone = __atomic_load_n(&page->top, __ATOMIC_SEQ_CST) <= 1, locked = !alone && lock_ledger_byte(), done = false;
     /* without the lock two more tries: whoever was in the way has had time to step back */
-    for (int tries = locked ? 1 : 3; tries > 0 && !done; tries--) {
+    for (int tries = locked || alone ? 1 : 3; tries > 0 && !done; tries--) {
         done = try_add(card, bytes, need);
         if (!done && tries > 1)
             short_pause();

@@ -11,7 +11,6 @@
 
 #define FINISH_NS 10000000000ull    /* for the work on the card */
 #define CONTEXTS  16
-#define SHOWN_NS  5000000000ull     /* a call that began before calls were shown is over by then */
 #define LOCK_S    15                /* for the call that ends a context */
 #define LETS_GO_NS 70000000000ull   /* for a move that uses a context which is about to end: the mover answers within 60 s */
 #define STUCK_NS  15000000000ull    /* the same for a wait that was given up: its work may never end */
@@ -19,7 +18,6 @@
 int alq_parks;                      /* some card's memory may leave: calls enter */
 int alq_begun[ALQ_CARDS];
 static CUcontext contexts[ALQ_CARDS][CONTEXTS];
-static uint64_t shown_since;        /* when calls began to show that they are under way */
 static uint32_t ended_contexts;     /* so many: another may have the address of one of them */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;   /* held while threads of the shim use one of them */
 static bool too_many[ALQ_CARDS];    /* there are contexts whose work we cannot wait for */
@@ -69,20 +67,14 @@ static bool is_stuck(void)
     return false;
 }
 
-/* Before a context may end: the driver crashes where it is given one that has. Not while the process is halted, which it becomes only
- * while the lock is held. False: a move holds it for too long, or nothing here can move. */
+/* Before a context may end: the driver crashes where it is given one that has. False: a move holds it for too long, or nothing
+ * here can move. */
 bool alq_lock_contexts(void)
 {
     if (!__atomic_load_n(&alq_parks, __ATOMIC_ACQUIRE))
         return false;
     for (uint64_t began = alq_now();;) {
-        uint32_t call = alq_pause_call();
         bool locked = lock_within(1);
-        if (locked && __atomic_load_n(&alq_halted, __ATOMIC_SEQ_CST)) {
-            pthread_mutex_unlock(&contexts_lock);
-            locked = false;
-        }
-        alq_resume_call(call);
         if (locked || alq_now() - began > (is_stuck() ? STUCK_NS : LETS_GO_NS))
             return locked;
     }
@@ -190,8 +182,7 @@ static bool any(int card, bool resident)
     return false;
 }
 
-/* halt: it ends where the driver can take what is left. */
-static void leave(struct alq_move *move, int card, bool halt)
+static void leave(struct alq_move *move, int card)
 {
     uint64_t began = alq_now();
     uint32_t why = ALQ_WHY_NOTHING, before = alq_state_of(card);
@@ -211,36 +202,22 @@ static void leave(struct alq_move *move, int card, bool halt)
         why = ALQ_WHY_BUSY;
     if (!why && before == ALQ_RESIDENT)
         alq_ordered_park(card), alq_movable_trim();
-    if (!why && halt && !alq_calls_stop(card))
-        why = ALQ_WHY_BUSY;
     pthread_mutex_lock(&alq_movable_lock);
-    if (!why && (!halt || any(card, true)))
-        why = alq_mover_move(card, halt ? ALQ_HALT : ALQ_LEAVE, alq_count_parked);
+    if (!why)
+        why = alq_mover_move(card, ALQ_LEAVE, alq_count_parked);
     bool away = any(card, false);
     left_behind[card] = away && any(card, true);
     pthread_mutex_unlock(&alq_movable_lock);
     if (current)
         let_go();
-    if (!why && !away && !halt)
+    if (!why && !away)
         why = ALQ_WHY_BUSY;     /* there is nothing that can leave, or not now: not tried again before the daemon says so */
     if (!why)
         __atomic_store_n(&move->out_ns, alq_now() - began, __ATOMIC_RELAXED);
-    if (away && before == ALQ_RESIDENT && !halt)     /* else the daemon counts */
+    if (away && before == ALQ_RESIDENT)
         __atomic_fetch_add(&move->moves, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&move->why, why, __ATOMIC_RELEASE);
-    alq_set_state(card, halt && !why ? ALQ_HALTED : away ? ALQ_PARKED : ALQ_RESIDENT);
-}
-
-/* The daemon died before it began, or is one that knows nothing of this. One that is only late has written ALQ_AWAY before it looks
- * at our state: no call goes on before we know. */
-static void go_on(struct alq_move *move, int card)
-{
-    pthread_mutex_lock(&alq_movable_lock);
-    bool away = any(card, false);
-    pthread_mutex_unlock(&alq_movable_lock);
-    uint32_t state = away ? ALQ_PARKED : ALQ_RESIDENT;
-    __atomic_store_n(&move->state, state, __ATOMIC_SEQ_CST);
-    alq_set_state(card, __atomic_load_n(&move->order, __ATOMIC_SEQ_CST) == ALQ_AWAY ? ALQ_HALTED : state);
+    alq_set_state(card, away ? ALQ_PARKED : ALQ_RESIDENT);
 }
 
 static void come_back(struct alq_move *move, int card)
@@ -270,7 +247,6 @@ static void *run(void *which)
     int card = (int)(intptr_t)which, relaxed = CAPTURE_MODE_RELAXED;
     prctl(PR_SET_NAME, "aliquot-mover", 0, 0, 0);
     ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&relaxed);
-    alq_calls_begin();
     for (;;) {
         struct alq_move *move = alq_move_of(card);
         if (!move) {
@@ -281,26 +257,13 @@ static void *run(void *which)
         uint32_t state = alq_state_of(card);
         bool again = !__atomic_load_n(&move->why, __ATOMIC_RELAXED);    /* the daemon says when */
         if (again && order == ALQ_LEAVE && (state == ALQ_RESIDENT || (state == ALQ_PARKED && left_behind[card])))
-            leave(move, card, false);
-        else if (again && order == ALQ_HALT && (state == ALQ_RESIDENT || state == ALQ_PARKED) && !alq_stale(card) &&
-                 alq_now() - shown_since >= SHOWN_NS)
-            leave(move, card, true);
-        else if (state == ALQ_HALTED && (order == ALQ_HALT ? alq_stale(card) : order == ALQ_STAY || order == ALQ_LEAVE))
-            go_on(move, card);
-        else if (again && order == ALQ_RETURN && (state == ALQ_PARKED || state == ALQ_HALTED))
+            leave(move, card);
+        else if (again && order == ALQ_RETURN && state == ALQ_PARKED)
             come_back(move, card);
         else
             alq_futex_wait(&move->order, order, ALQ_ROUND_NS);
     }
     return NULL;
-}
-
-static void show_calls(void)
-{
-    if (__atomic_load_n(&alq_parks, __ATOMIC_SEQ_CST))
-        return;
-    shown_since = alq_now();
-    __atomic_store_n(&alq_parks, 1, __ATOMIC_SEQ_CST);
 }
 
 void alq_parking_begin(int card)
@@ -313,24 +276,12 @@ void alq_parking_begin(int card)
     sigfillset(&all);
     pthread_t thread;
     pthread_sigmask(SIG_SETMASK, &all, &before);    /* the program's signals are not for this thread */
-    show_calls();       /* before the thread can halt them */
+    __atomic_store_n(&alq_parks, 1, __ATOMIC_SEQ_CST);
     if (pthread_create(&thread, NULL, run, (void *)(intptr_t)card) == 0)
         pthread_detach(thread);
     else
         __atomic_store_n(&alq_begun[card], 0, __ATOMIC_RELEASE);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-}
-
-void alq_parking_look(void)
-{
-    const struct alq_page *page = alq_page();
-    for (int card = 0; page && (uint32_t)card < page->cards && card < ALQ_CARDS; card++) {
-        if (!page->card[card].parkable)
-            continue;
-        show_calls();
-        if (!__atomic_load_n(&alq_begun[card], __ATOMIC_ACQUIRE) && alq_still_wanted(card, ALQ_HALT))
-            alq_parking_begin(card);
-    }
 }
 
 void alq_parking_forget(void)

@@ -28,7 +28,6 @@ static inline void alq_futex_wake(uint32_t *word)
  * dead. */
 struct alq_known { uint32_t state, wanted; uint64_t movable, parked, kept; };
 extern struct alq_known alq_known[ALQ_CARDS];
-extern uint32_t alq_halted;
 struct alq_move *alq_move_of(int card);
 uint32_t alq_state_of(int card);
 void alq_set_state(int card, uint32_t state);
@@ -38,8 +37,6 @@ void alq_residence_forget(void);
 /* ---- calls.c: which calls are under way ---- */
 bool alq_is_late(int card, uint64_t *deadline);
 bool alq_drained(int card);
-void alq_calls_begin(void);
-bool alq_calls_stop(int card);              /* from now on calls of any kind wait, until the state is set to another than halted */
 void alq_calls_forget(void);
 
 /* ---- parking.c ---- */

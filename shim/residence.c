@@ -3,7 +3,6 @@
 #include "parking.h"
 
 struct alq_known alq_known[ALQ_CARDS];
-uint32_t alq_halted;                /* 1 + card: calls wait before they do anything: any call of the driver may hang now */
 
 struct alq_move *alq_move_of(int card)
 {
@@ -20,8 +19,6 @@ uint32_t alq_state_of(int card)
 void alq_set_state(int card, uint32_t state)
 {
     struct alq_move *move = alq_move_of(card);
-    if (state == ALQ_HALTED || __atomic_load_n(&alq_halted, __ATOMIC_SEQ_CST) == (uint32_t)card + 1)
-        __atomic_store_n(&alq_halted, state == ALQ_HALTED ? (uint32_t)card + 1 : 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&alq_known[card].state, state, __ATOMIC_SEQ_CST);
     if (move)
         __atomic_store_n(&move->state, state, __ATOMIC_SEQ_CST);
@@ -100,8 +97,7 @@ void alq_parking_publish(struct alq_page *page, unsigned slot)
     for (int card = 0; card < ALQ_CARDS; card++) {
         if (!page->card[card].parkable)
             continue;
-        uint32_t state = alq_state_of(card);        /* halted: the driver may have it, which the daemon finds out */
-        struct alq_move move = { .order = state == ALQ_HALTED ? ALQ_AWAY : ALQ_STAY, .state = state, .wanted = alq_known[card].wanted,
+        struct alq_move move = { .order = ALQ_STAY, .state = alq_state_of(card), .wanted = alq_known[card].wanted,
                                  .movable = alq_known[card].movable, .parked = alq_known[card].parked, .stays = stays_of(card) };
         page->move[slot][card] = move;
     }
@@ -109,7 +105,6 @@ void alq_parking_publish(struct alq_page *page, unsigned slot)
 
 void alq_residence_forget(void)
 {
-    alq_halted = 0;
     counts_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     memset(alq_known, 0, sizeof alq_known);
     memset(counts, 0, sizeof counts);

@@ -29,7 +29,6 @@ static dlsym_fn *real_dlsym;
 #define TOUCH(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define WORD(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #define BODY(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
-#define HOLD(name, kinds, ...) ALQ_##kinds(DECLARE, name, )
 #include "hooks.def"
 
 struct alq_symbol alq_symbols[ALQ_SYMBOLS] = {
@@ -41,7 +40,6 @@ struct alq_symbol alq_symbols[ALQ_SYMBOLS] = {
 #define TOUCH(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define WORD(name, kinds, ...) ALQ_##kinds(ENTRY, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(ENTRY, name)
-#define HOLD(name, kinds, ...) ALQ_##kinds(HELD, name)
 #include "hooks.def"
 #define ASK(name, params) { #name, NULL, NULL, false },
 #include "hooks.def"

@@ -30,9 +30,7 @@ static bool ask_for_room(int card, uint64_t bytes, uint64_t began)
     }
     if (now - began >= longest)
         return false;
-    uint32_t call = alq_pause_call();
     alq_futex_wait(&move->order, __atomic_load_n(&move->order, __ATOMIC_ACQUIRE), ROOM_NS);
-    alq_resume_call(call);
     return true;
 }
 

@@ -48,7 +48,6 @@
 #define QUERY(name, kinds, params, ...) typedef int fn_##name params;
 #define TOUCH(name, kinds, params, ...) typedef int fn_##name params;
 #define WORD(name, kinds, params, ...) typedef int fn_##name params;
-#define HOLD(name, kinds, params, ...) typedef int fn_##name params;
 #define ASK(name, params) typedef int fn_##name params;
 #define BODY(name, kinds, params, args) typedef int fn_##name params; int alq_##name(fn_##name *real, int ptsz, ALQ_STRIP params);
 #include "hooks.def"
@@ -64,7 +63,6 @@ enum alq_index {
 #define TOUCH(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #define WORD(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #define BODY(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
-#define HOLD(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
 #include "hooks.def"
     ALQ_HOOKS,
     ALQ_BEFORE_ASKS = ALQ_HOOKS - 1,
@@ -76,7 +74,7 @@ struct alq_symbol {
     const char *name;
     void       *wrapper;    /* NULL for those that are only asked */
     void       *real;       /* found on first use; never NULL after that */
-    bool        held;       /* HOLD, WAIT, QUERY: nothing is limited by it */
+    bool        held;       /* WAIT, QUERY: nothing is limited by it */
 };
 extern struct alq_symbol alq_symbols[ALQ_SYMBOLS];
 
@@ -214,6 +212,8 @@ void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream
 void alq_busy_begin(struct alq_use *use, int card, int ptsz, CUstream stream);
 void alq_busy_end(struct alq_use *use, int card);
 void alq_work_forget(void);
+extern uint64_t alq_done_ns[ALQ_CARDS];         /* when it saw its work done, while it is away */
+void alq_gap_ends(int card);                     /* it comes back */
 /* The line of the page on which work for the current card is noted; NULL: nothing to note. */
 static inline struct alq_use *alq_here(int *card)
 {
@@ -235,6 +235,8 @@ static inline struct alq_use *alq_work(bool gated, int ptsz, CUstream stream)
         __atomic_fetch_add(&use->waiting, 1, __ATOMIC_RELAXED);
     if (ALQ_RARE(__atomic_load_n(&use->wake, __ATOMIC_RELAXED) | __atomic_load_n(&use->gate, __ATOMIC_RELAXED)))
         alq_work_slow(use, card, gated, ptsz, stream);
+    if (!gated && ALQ_RARE(__atomic_load_n(&alq_done_ns[card], __ATOMIC_RELAXED)))
+        alq_gap_ends(card);
     if (gated && !__atomic_load_n(&use->busy_since_ns, __ATOMIC_RELAXED))
         alq_busy_begin(use, card, ptsz, stream);
     return use;
@@ -278,7 +280,6 @@ void alq_parking_publish(struct alq_page *page, unsigned slot);     /* what the 
 bool alq_lock_contexts(void);               /* before the driver is asked to end one */
 void alq_unlock_contexts(bool locked, CUcontext ended);
 void alq_parking_begin(int card);           /* the first memory on that card of a tenant that may be parked */
-void alq_parking_look(void);                /* a process without any has to halt like the others of its tenant: it has a context */
 bool alq_enter_resident(int card);          /* for calls that wake nothing: false, not entered: the memory is not there */
 
 /* ---- ordered.c, kept.c: stream-ordered memory that can leave ---- */
@@ -302,23 +303,6 @@ bool alq_is_primary(CUcontext context, CUdevice device);    /* contexts.c: the d
 CUcontext alq_primary(CUdevice device);     /* NULL: not known */
 bool alq_context_lives(CUcontext current);  /* the thread's own, which another may have ended */
 extern int alq_parks;
-/* First in every hook of the driver: while the driver has taken this process off the card, no call of it comes back. And last,
- * with what the first one answered: the driver is not asked to take it while calls are under way. A call that waits in the
- * shim is not. */
-enum { ALQ_NO_CALL = 0, ALQ_CALL = 1, ALQ_WAIT_CALL = 2 /* for work on the card */ };
-struct alq_caller { _Alignas(64) uint32_t tid; uint32_t call; };    /* a thread, and the kind of its call */
-struct alq_caller *alq_hold_slow(uint32_t kind);
-static inline struct alq_caller *alq_hold(uint32_t kind)
-{
-    return ALQ_RARE(__atomic_load_n(&alq_parks, __ATOMIC_RELAXED)) ? alq_hold_slow(kind) : NULL;
-}
-static inline void alq_done(struct alq_caller *caller)
-{
-    if (ALQ_RARE(caller))
-        __atomic_store_n(&caller->call, ALQ_NO_CALL, __ATOMIC_RELEASE);
-}
-uint32_t alq_pause_call(void);              /* around a wait in the shim */
-void alq_resume_call(uint32_t kind);
 int alq_enter_slow(bool word);
 void alq_exit(int card);
 /* Before a call that may touch memory of the card, and after it (with what it answered): waits while the memory is away.

@@ -7,16 +7,18 @@
 #include <unistd.h>
 #include "shim.h"
 
-#define DRAIN_NS 300000L        /* between two looks whether the work before is done */
+#define LOOK_NS  20000L         /* between two looks whether the work before is done, ... */
+#define SOON_NS  3000000ull     /* as long as it is the rest of a token; another tenant waits for it */
+#define LATER_NS 300000L        /* ... and after that */
 #define ROUND_NS 100000000L     /* one sleep at the gate: a dead daemon is noticed that soon after ALQ_STALE_NS */
 
 /* When this process saw its work done; 0: it has work, or came back from that gap. */
-static uint64_t done_ns[ALQ_CARDS];
+uint64_t alq_done_ns[ALQ_CARDS];
 
 /* It comes back: how long was it away? Before it waits at the gate, which is no gap of its own. */
-static void gap_ends(int card, uint64_t now)
+void alq_gap_ends(int card)
 {
-    uint64_t done = __atomic_exchange_n(&done_ns[card], 0, __ATOMIC_RELAXED), edge = ALQ_GAP_NS;
+    uint64_t done = __atomic_exchange_n(&alq_done_ns[card], 0, __ATOMIC_RELAXED), now = alq_now(), edge = ALQ_GAP_NS;
     struct alq_page *page = alq_page();
     unsigned at = 0;
     if (!done || now < done || !page)
@@ -61,7 +63,7 @@ int alq_cuLaunchHostFunc(fn_cuLaunchHostFunc *real, int ptsz, CUstream stream, v
 
 void alq_work_forget(void)
 {
-    memset(done_ns, 0, sizeof done_ns);
+    memset(alq_done_ns, 0, sizeof alq_done_ns);
     memset(seeing, 0, sizeof seeing);
 }
 
@@ -80,13 +82,14 @@ static int ask_stream(int ptsz, CUstream stream)
  * something that this very thread does after its launch. */
 static void drain(struct alq_use *use, int card, int ptsz, CUstream stream)
 {
-    const struct timespec pause = { .tv_nsec = DRAIN_NS };
+    uint64_t began = alq_now();
     int result = ask_stream(ptsz, stream);
     if (result == CUDA_ERROR_NOT_READY)
         alq_busy_begin(use, card, ptsz, stream);
     while (result == CUDA_ERROR_NOT_READY) {
         if (__atomic_load_n(&use->gate, __ATOMIC_ACQUIRE) != 1 || alq_stale(card))
             return;
+        const struct timespec pause = { .tv_nsec = alq_now() - began < SOON_NS ? LOOK_NS : LATER_NS };
         nanosleep(&pause, NULL);
         result = ask_stream(ptsz, stream);
     }
@@ -107,9 +110,7 @@ static void wait_at_gate(struct alq_use *use, int card, int ptsz, CUstream strea
                 __atomic_fetch_add(&use->rescued, 1, __ATOMIC_RELAXED);
             return;
         }
-        uint32_t call = alq_pause_call();
         syscall(SYS_futex, &use->gate, FUTEX_WAIT, 1, &round, NULL, 0);
-        alq_resume_call(call);
     }
 }
 
@@ -120,19 +121,22 @@ void alq_busy_begin(struct alq_use *use, int card, int ptsz, CUstream stream)
     uint64_t idle = 0, now = alq_now();
     if (!alq_capturing(stream, ptsz) &&
         __atomic_compare_exchange_n(&use->busy_since_ns, &idle, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-        gap_ends(card, now);
+        alq_gap_ends(card);
     errno = saved;
 }
 
 void alq_busy_end(struct alq_use *use, int card)
 {
     uint64_t since = __atomic_load_n(&use->busy_since_ns, __ATOMIC_RELAXED);
-    if (!since)
+    if (!since) {   /* it was for a copy: what follows is another gap */
+        if (card >= 0 && !__atomic_load_n(&alq_done_ns[card], __ATOMIC_RELAXED))
+            __atomic_store_n(&alq_done_ns[card], alq_now(), __ATOMIC_RELAXED);
         return;
+    }
     int saved = errno;
     uint64_t now = alq_now();
     if (card >= 0)  /* first: another thread may launch at once */
-        __atomic_store_n(&done_ns[card], now, __ATOMIC_RELAXED);
+        __atomic_store_n(&alq_done_ns[card], now, __ATOMIC_RELAXED);
     if (__atomic_compare_exchange_n(&use->busy_since_ns, &since, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) && now > since)
         __atomic_fetch_add(&use->busy_ns, now - since, __ATOMIC_RELAXED);
     errno = saved;
@@ -145,7 +149,7 @@ void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream
         alq_link_wake(card);
     /* a launch on a capturing stream does not run: it becomes a node, and whoever captures may hold locks */
     if (gated && __atomic_load_n(&use->gate, __ATOMIC_RELAXED) == 1 && !alq_capturing(stream, ptsz)) {
-        gap_ends(card, alq_now());
+        alq_gap_ends(card);
         wait_at_gate(use, card, ptsz, stream);
     }
     errno = saved;

@@ -5,13 +5,11 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
-        struct alq_caller *caller = alq_hold(ALQ_CALL); \
         struct alq_use *use = alq_work(true, ptsz, stream_); \
         int entered = alq_enter(); \
         int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
         alq_handed_over(use); \
         alq_leave(entered); \
-        alq_done(caller); \
         alq_note_fault(result); \
         return result; \
     }
@@ -20,12 +18,10 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
-        struct alq_caller *caller = alq_hold(ALQ_CALL); \
         alq_work(false, ptsz, NULL); \
         int entered = alq_enter(); \
         int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
         alq_leave(entered); \
-        alq_done(caller); \
         alq_note_fault(result); \
         return result; \
     }
@@ -45,16 +41,13 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
-        struct alq_caller *caller = alq_hold(ALQ_CALL); \
         alq_work(false, ptsz, NULL); \
         int entered = alq_enter(); \
         if (ALQ_RARE(entered == ALQ_GONE)) { \
-            alq_done(caller); \
-            return CUDA_ERROR_UNKNOWN; \
+                return CUDA_ERROR_UNKNOWN; \
         } \
         WAITING(name, symbol, args) \
         alq_leave(entered); \
-        alq_done(caller); \
         return result; \
     }
 
@@ -62,15 +55,11 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
-        struct alq_caller *caller = alq_hold(ALQ_WAIT_CALL); \
         WAITING(name, symbol, args) \
         if (ALQ_RARE(__atomic_load_n(&alq_pools_live, __ATOMIC_RELAXED))) { \
-            if (caller)     /* it may have halted meanwhile */ \
-                alq_hold_slow(ALQ_CALL); \
             alq_settle(); \
             alq_ordered_settle(); \
         } \
-        alq_done(caller); \
         return result; \
     }
 
@@ -79,13 +68,11 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
-        struct alq_caller *caller = alq_hold(ALQ_CALL); \
         int card = 0, result = ALQ_REAL_AS(name, symbol) args; \
         alq_note_fault(result); \
         struct alq_use *use = result == CUDA_SUCCESS ? alq_here(&card) : NULL; \
         if (use && !__atomic_load_n(&use->waiting, __ATOMIC_RELAXED)) \
             alq_busy_end(use, card); \
-        alq_done(caller); \
         return result; \
     }
 
@@ -93,21 +80,16 @@
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
-        struct alq_caller *caller = alq_hold(ALQ_CALL); \
-        int answer = ALQ_INSIDE(ALQ_REAL_AS(name, symbol) args); \
-        alq_done(caller); \
-        return answer; \
+        return ALQ_INSIDE(ALQ_REAL_AS(name, symbol) args); \
     }
 
 #define WRAP_WORD(symbol, name, ptsz, params, args) \
     ALQ_EXPORT fn_##name symbol; \
     int symbol params \
     { \
-        struct alq_caller *caller = alq_hold(ALQ_CALL); \
         int entered = alq_enter_as(true); \
         int result = ALQ_RARE(entered == ALQ_GONE) ? CUDA_ERROR_UNKNOWN : ALQ_REAL_AS(name, symbol) args; \
         alq_leave(entered); \
-        alq_done(caller); \
         return result; \
     }
 
@@ -118,29 +100,10 @@
         fn_##name *real = ALQ_REAL_AS(name, symbol); \
         if (!alq_on()) \
             return real args; \
-        struct alq_caller *caller = #symbol[0] == 'c' ? alq_hold(ALQ_CALL) : NULL;      /* and not of NVML */ \
         int saved = errno; \
         int result = alq_##name(real, ptsz, ALQ_STRIP args); \
         errno = saved; \
-        alq_done(caller); \
         return result; \
-    }
-
-/* The counted call is a function of its own, so that for tenants that are not parkable this one is a load, a branch and a jump. */
-#define WRAP_HOLD(symbol, name, ptsz, params, args) \
-    static __attribute__((noinline, cold)) int counted_##symbol params \
-    { \
-        struct alq_caller *caller = alq_hold_slow(ALQ_CALL); \
-        int result = ALQ_REAL_AS(name, symbol) args; \
-        alq_done(caller); \
-        return result; \
-    } \
-    ALQ_EXPORT fn_##name symbol; \
-    int symbol params \
-    { \
-        if (ALQ_RARE(__atomic_load_n(&alq_parks, __ATOMIC_RELAXED))) \
-            return counted_##symbol args; \
-        return ALQ_REAL_AS(name, symbol) args; \
     }
 
 #define GATE(name, kinds, params, args, stream) ALQ_##kinds(WRAP_GATE, name, params, args, stream)
@@ -151,5 +114,4 @@
 #define TOUCH(name, kinds, params, args) ALQ_##kinds(WRAP_TOUCH, name, params, args)
 #define WORD(name, kinds, params, args) ALQ_##kinds(WRAP_WORD, name, params, args)
 #define BODY(name, kinds, params, args) ALQ_##kinds(WRAP_BODY, name, params, args)
-#define HOLD(name, kinds, params, args) ALQ_##kinds(WRAP_HOLD, name, params, args)
 #include "hooks.def"

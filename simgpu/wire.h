@@ -44,7 +44,6 @@ enum sim_kind {
     SIM_OPEN,        /*                                    -> errno; a new RM file as SCM_RIGHTS */
     SIM_MIG_MODE,    /* struct sim_since, card             -> uint32_t, 1 while the card is in MIG mode */
     SIM_FOLLOW,      /* struct sim_follow                  -> errno; MPS: the group works in the time of another, its server's */
-    SIM_CHECKPOINT,  /* struct sim_checkpoint              -> errno; struct sim_checkpointed: a process leaves the cards, and returns */
 };
 
 struct sim_head {
@@ -67,8 +66,6 @@ struct sim_memory { uint64_t total, used; };
 struct sim_process { uint32_t pid, permille; uint64_t memory, stamp_us; };
 struct sim_load   { uint32_t permille, memory_percent; };
 struct sim_fault  { struct sim_head head; uint32_t card, what; uint64_t xid; /* SIM_XID: its number */ };
-struct sim_checkpoint { struct sim_head head; uint32_t pid, step; /* enum sim_step */ };
-struct sim_checkpointed { uint32_t state, pad; /* as CUDA's CUprocessState */ uint64_t bytes; /* that the process has on cards */ };
 struct sim_event  { uint64_t number; uint32_t card, xid; /* numbers begin at 1 */ };
 
 enum sim_what {
@@ -78,9 +75,6 @@ enum sim_what {
     SIM_MIG,         /* `xid` 1: NVML says that MIG mode is on; 0: that the card has none */
     SIM_INERT,       /* `xid` is a sum of enum sim_inert: these controls answer OK from now on and change nothing */
 };
-/* EAGAIN: it has work on a card; ENOMEM: a card has no room for it; EPERM: it is another user's; EPROTO: it is not in the
- * state for that. Until it is unlocked, its own requests are answered with EINPROGRESS, and its library waits. */
-enum sim_step { SIM_STEP_NONE, SIM_STEP_LOCK, SIM_STEP_CHECKPOINT, SIM_STEP_RESTORE, SIM_STEP_UNLOCK, SIM_STEP_FAIL };
 enum sim_inert { SIM_SLICES_INERT = 1, SIM_PAUSE_INERT = 2 };
 #define RM_GPU_IS_LOST 0x0f
 
@@ -122,8 +116,7 @@ struct lane_result { uint64_t start_ns, end_ns; };
 struct sim_lane {
     uint32_t magic;
     uint32_t dead;         /* player: the group is gone, or garbage was found here; nothing will be done any more */
-    uint32_t locked;       /* player: the process is locked or checkpointed: it submits nothing */
-    uint32_t pad0[13];
+    uint32_t pad0[14];
     uint64_t head;         /* process: entries written so far */
     uint32_t rung, waiters; /* process: a bell is on its way (the player takes it back); armed waits */
     uint8_t  pad1[48];

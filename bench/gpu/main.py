@@ -71,7 +71,6 @@ EXTRA: dict[str, Callable[[Lab], list[Row]]] = {
     "park-cost": moves.cost,
     "park-allocators": moves.allocators,
     "park-kills": crowds.kills,
-    "park-arrays": moves.arrays,
     "park-checkpoint": moves.checkpoint,
     "together": together.measure,
     "calls": calls.measure,

@@ -1,4 +1,4 @@
-"""The chart as one file: deploy/install.yaml, for those without Helm. The wheel carries it too (hatch_build.py).
+"""The chart as one file: deploy/install.yaml, for those without Helm; in the wheel too, for `aliquot uninstall`.
 
 `make chart` runs it. HELM names the program; without it a Helm 4 in PATH is taken, or the one that the tests built.
 """
@@ -26,7 +26,7 @@ HEAD = """\
 #
 # Before that: images are named without a registry; put yours before aliquot/aliquot, and name a kube-scheduler of your
 # cluster's own version. Where Prometheus' operator is not installed, kubectl says that it does not know ServiceMonitor,
-# PodMonitor and PrometheusRule, and applies the rest. `aliquot install` sees to all this by itself.
+# PodMonitor and PrometheusRule, and applies the rest. `aliquot uninstall` removes it, also from the nodes.
 """
 
 
@@ -62,11 +62,11 @@ def example_image() -> str:
     return found[1]
 
 
-def render(helm: str) -> str:
-    """The whole file."""
+def render(helm: str, *more: str) -> str:
+    """The whole file; `more` are words for helm, after ours."""
     words = ["template", "aliquot", str(CHART), f"--namespace={NAMESPACE}", "--no-hooks"]
     words += [f"--kube-version={KUBERNETES}", "--api-versions=monitoring.coreos.com/v1"]
-    words += ["--set=namespace.create=true", f"--set=kubeScheduler.image={example_image()}"]
+    words += ["--set=namespace.create=true", f"--set=kubeScheduler.image={example_image()}", *more]
     made = subprocess.run([helm, *words], capture_output=True, text=True, check=False)  # noqa: S603  # our own words
     if made.returncode:
         sys.exit(made.stderr.strip())

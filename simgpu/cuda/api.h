@@ -178,14 +178,6 @@ typedef struct {
     CUgraphNode hErrNode_out;
     int result_out;
 } CUDA_GRAPH_INSTANTIATE_PARAMS;
-typedef enum {
-    CU_PROCESS_STATE_RUNNING = 0, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_FAILED,
-} CUprocessState;
-typedef struct { unsigned int timeoutMs, reserved0; cuuint64_t reserved1[7]; } CUcheckpointLockArgs;
-typedef struct { cuuint64_t reserved[8]; } CUcheckpointCheckpointArgs;
-typedef struct { cuuint64_t reserved[8]; } CUcheckpointRestoreArgs;
-typedef struct { cuuint64_t reserved[8]; } CUcheckpointUnlockArgs;
-_Static_assert(sizeof(CUcheckpointLockArgs) == 64, "checkpoint");
 typedef int CUmem_advise;
 _Static_assert(sizeof(CUgraphNodeParams) == 256 && sizeof(CUDA_MEMCPY2D) == 128, "nodes, copies");
 typedef struct CUctxCreateParams_st CUctxCreateParams;

@@ -141,7 +141,6 @@ CUresult context_current(CUcontext *context);
 CUresult context_check(CUcontext context);
 
 /* ---- lane.c: submission and completion ---- */
-void lane_rest(void);            /* a millisecond */
 CUresult lane_submit(CUcontext context, CUstream stream, const struct op *op, uint64_t *seq);
 CUresult lane_wait(CUcontext context, uint32_t slot, uint64_t seq);
 CUresult lane_wait_all(CUcontext context);

@@ -185,17 +185,8 @@ static void note_record(CUevent event, const struct CUstream_st *stream, uint64_
     event->time_ns = 0;
 }
 
-void lane_rest(void)
-{
-    struct timespec moment = { 0, 1000000 };
-    nanosleep(&moment, NULL);
-}
-
 CUresult lane_submit(CUcontext context, CUstream stream, const struct op *op, uint64_t *seq)
 {
-    while (__atomic_load_n(&context->lane->locked, __ATOMIC_ACQUIRE) &&
-           !__atomic_load_n(&context->lane->dead, __ATOMIC_ACQUIRE))
-        lane_rest();
     struct effect *effect = effect_of(op);
     static const struct op NOTHING = { .kind = OP_NOTHING };
     uint32_t place = 0;

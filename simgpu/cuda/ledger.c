@@ -1,15 +1,10 @@
 /* ledger.c - the bytes of a card, asked of the player. */
 #include "driver.h"
-#include <errno.h>
 
 static CUresult ask(struct device *device, uint32_t kind, uint64_t bytes, struct sim_memory *memory)
 {
     struct sim_bytes request = { .head.kind = kind, .card = device->card, .bytes = bytes };
-    int error;
-    while ((error = sim_call(driver.rm, &request, sizeof request, memory, memory ? sizeof *memory : 0, NULL, NULL,
-                             NULL)) == EINPROGRESS)
-        lane_rest(); /* locked, or off the cards */
-    return driver_error(error);
+    return driver_error(sim_call(driver.rm, &request, sizeof request, memory, memory ? sizeof *memory : 0, NULL, NULL, NULL));
 }
 
 CUresult ledger_reserve(struct device *device, uint64_t bytes)

@@ -66,8 +66,7 @@ static CUresult attach(CUcontext context)
 {
     struct sim_attach request = { .head.kind = SIM_ATTACH, .client = driver.client, .group = context->group };
     int file = -1;
-    int error;
-    while ((error = sim_call(driver.rm, &request, sizeof request, NULL, 0, NULL, NULL, &file)) == EINPROGRESS) lane_rest();
+    int error = sim_call(driver.rm, &request, sizeof request, NULL, 0, NULL, NULL, &file);
     if (error) return driver_error(error);
     if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     context->lane = mmap(NULL, sizeof *context->lane, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

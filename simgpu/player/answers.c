@@ -119,7 +119,7 @@ static int answer_processes(const struct sim_since *request, struct answer *answ
 {
     struct sim_process *list = (struct sim_process *)(void *)answer->bytes;
     for (struct connection *c = player->connections; c; c = c->next) {
-        if (!c->contexts[request->card] || c->checkpoint == CHECKPOINTED) continue;
+        if (!c->contexts[request->card]) continue;
         uint32_t i = 0;
         while (i < answer->head.count && list[i].pid != c->pid) i++;
         struct sim_process entry = { .pid = c->pid, .memory = memory_held(c, request->card) };
@@ -193,18 +193,12 @@ void answer_request(const struct link *link, struct connection *connection, cons
                     struct answer *answer)
 {
     union { struct sim_head head; struct sim_attach attach; struct sim_bytes bytes; struct sim_since since;
-            struct sim_fault fault; struct sim_follow follow; struct sim_checkpoint checkpoint; } request;
+            struct sim_fault fault; struct sim_follow follow; } request;
     int error = EINVAL;
     memset(&request, 0, sizeof request);
     memcpy(&request, message, size < sizeof request ? size : sizeof request);
     request.head.kind &= ~SIM_AGAIN;
-    uint32_t kind = request.head.kind;
-    if (connection && (connection->checkpoint == LOCKED || connection->checkpoint == CHECKPOINTED) &&
-        (kind == SIM_ATTACH || kind == SIM_RESERVE || kind == SIM_RELEASE)) {
-        answer->head.error = EINPROGRESS;
-        return;
-    }
-    switch (kind) {
+    switch (request.head.kind) {
     case SIM_OPEN: error = answer_open(link, answer); break;
     case SIM_IOCTL: if (connection) error = answer_ioctl(connection, message, size, answer); break;
     case SIM_CARDS: error = answer_cards(answer); break;
@@ -239,13 +233,6 @@ void answer_request(const struct link *link, struct connection *connection, cons
         if (size != sizeof request.since || request.since.card >= player->set.cards) break;
         put(answer, &(uint32_t){ player->card[request.since.card].mig }, sizeof(uint32_t));
         error = 0;
-        break;
-    case SIM_CHECKPOINT:
-        if (size == sizeof request.checkpoint) {
-            struct sim_checkpointed found = { 0 };
-            error = checkpoint_step(link->uid, &request.checkpoint, &found);
-            put(answer, &found, sizeof found);
-        }
         break;
     case SIM_STATE:
         error = is_ours(link->uid) ? 0 : EPERM;

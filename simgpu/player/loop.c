@@ -321,7 +321,6 @@ static void drop_closed(void)
         }
         *link = c->next;
         player->connection_count--;
-        checkpoint_end(c);
         objects_free_all(c);
         for (uint32_t i = 0; i < player->set.cards; i++) {
             player->card[i].used -= c->memory[i];

@@ -110,7 +110,6 @@ struct connection {
     struct connection *next;
     int fd;                  /* the pipe's read end */
     bool closed;
-    uint32_t checkpoint;     /* of enum checkpoint_state */
     struct object *objects;
     uint32_t count, made;
     uint64_t memory[SIM_CARDS_MAX]; /* reserved; contexts take more */
@@ -223,12 +222,6 @@ struct object *channel_of(struct connection *owner, struct group *group, uint32_
 void close_of(uint32_t uid, int fd);                    /* a file of that user, now or soon: never waits */
 void cut_of(uint32_t uid, const char *path, size_t size); /* a file of ours that this user can write, soon */
 bool reads_nothing_of(uint32_t uid);                    /* too many files of that user wait to be closed */
-
-/* ---- checkpoint.c: processes that leave the cards as a whole ---- */
-enum checkpoint_state { RUNNING = 0, LOCKED, CHECKPOINTED, FAILED }; /* CUDA's own values */
-int checkpoint_step(uint32_t uid, const struct sim_checkpoint *request, struct sim_checkpointed *found); /* 0 or an errno */
-void checkpoint_end(struct connection *connection);     /* it is about to be dropped */
-void checkpoint_again(struct connection *connection);   /* of the last player */
 
 /* ---- usage.c: who had how much ---- */
 void usage_add(struct usage *usage, uint64_t from, uint64_t to);

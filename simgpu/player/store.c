@@ -142,7 +142,6 @@ static void connection_again(uint64_t number)
     player->connections = c;
     player->connection_count++;
     objects_again(c);
-    checkpoint_again(c);
 }
 
 static bool is_known(char kind, uint64_t number)

@@ -6,7 +6,7 @@ import os
 import sys
 
 # Commands that hold processes and secrets by file descriptors of the kernel.
-_NEED_LINUX = ("run", "apply", "demo", "probe", "up", "agent", "scheduler")
+_NEED_LINUX = ("run", "demo", "probe", "up", "agent", "scheduler")
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ import pytest
 from aliquot.arbiter import slices
 from aliquot.arbiter.card import DOZE, REST, SAMPLE, CardArbiter
 from aliquot.arbiter.orders import Arm, Pause, Resume
-from aliquot.arbiter.proof import EVEN_US, LONG_US, SHORT_US, Phase, Trial
 from aliquot.arbiter.roster import IDLE_AFTER, Reading
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
@@ -131,35 +130,3 @@ def test_online_work_is_armed_as_soon_as_it_rests_and_others_when_they_are_quiet
     arbiter.tick(5.0)
     arbiter.read({name: Reading(2, False) for name in names}, 5.01)
     assert [order.context for order in arbiter.tick(5.01) if isinstance(order, Arm)] == armed
-
-
-# --- a trial decides while it lasts -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("phase", "sensor", "other", "waiting"),
-    [
-        (Phase.EVEN, EVEN_US, EVEN_US, []),
-        (Phase.FAVOURED, LONG_US, SHORT_US, []),
-        (Phase.PAUSED, EVEN_US, EVEN_US, ["b/1"]),
-        (Phase.GATED, EVEN_US, EVEN_US, []),
-        (Phase.EVEN_AGAIN, EVEN_US, EVEN_US, []),
-    ],
-)
-def test_trial_decides_slices_and_pauses_of_those_that_take_part(
-    phase: Phase, sensor: int, other: int, waiting: list[str]
-) -> None:
-    arbiter = card(FIXED, a=NORMAL, b=NORMAL, c=NORMAL, d=NORMAL, e=NORMAL)
-    arbiter.trial = Trial("a/1", frozenset({"b/1", "c/1", "gone/1"}), phase=phase, until=5.001)
-    look(arbiter, 5.0, "a b d")
-    assert [arbiter.slice_of(f"{tenant}/1") for tenant in "abcd"] == [sensor, other, other, slices.FAIR]
-    assert stopped(arbiter) == [*waiting, "d/1"], (
-        "who is idle is not paused, and who takes no part waits for its window"
-    )
-    assert arbiter.deadline == 5.001
-
-
-def test_trial_that_waits_for_longer_does_not_move_the_next_decision() -> None:
-    arbiter = card(a=NORMAL, b=NORMAL)
-    arbiter.trial = Trial("a/1", frozenset({"b/1"}), until=9.0)
-    assert look(arbiter, 5.0, "a b").deadline == 5.0 + DOZE

@@ -170,6 +170,19 @@ def test_piece_is_the_work_between_two_gaps() -> None:
     assert gaps.piece == pytest.approx(0.003, rel=0.01)
 
 
+@pytest.mark.parametrize(("pause", "wanted"), [(0.0004, 0.67), (0.0081, 0.09), (5.0, 0.01)])
+def test_what_is_no_gap_is_wanted_of_the_card(pause: float, wanted: float) -> None:
+    """A wait for the card is no gap, and counts; a long pause counts as the longest gap that is told apart."""
+    learned, steps = Gaps(), max(1, round(pause / 0.004))
+    for _ in range(200):
+        counts = [0] * LENGTHS
+        for _ in range(steps - 1):
+            learned.read([0] * LENGTHS, 0.0, 0.004)
+        counts[bisect_left(EDGES, pause)] += 1
+        learned.read(counts, 0.0004, 0.0012 if steps == 1 else 0.0048)
+    assert learned.wants == pytest.approx(wanted, abs=0.05)
+
+
 def test_tenant_keeps_the_delay_of_its_own_rules_where_the_node_learns() -> None:
     card = beside_training(llm(6), release_delay=0.1)
     card.run(3.0)

@@ -185,28 +185,24 @@ def test_what_would_not_fit_beside_what_always_stays_is_too_large(fixed: int, to
 @pytest.mark.parametrize(
     ("facts", "figures"),
     [
-        # (resident, on_card, frees, slow_parked, slow_frees, pooled, copies, needs)
-        ({}, (70, 75, 70, 0, 0, 30, 70, 30)),
-        ({"where": Where.RETURNING}, (70, 75, 100, 0, 0, 30, 100, 30)),
-        ({"parked": 130}, (0, 5, 0, 0, 0, 130, 0, 130)),
-        ({"slow": 20}, (70, 75, 70, 0, 20, 30, 50, 30)),
-        ({"slow": 20, "slow_away": True}, (70, 75, 70, 20, 0, 10, 70, 30)),
-        ({"slow": 20, "slow_away": True, "where": Where.RETURNING}, (70, 75, 100, 20, 20, 10, 80, 30)),
-        ({"kept": 25}, (70, 75, 70, 0, 0, 30, 45, 30)),
-        ({"kept": 80}, (70, 75, 70, 0, 0, 30, 0, 30)),
-        ({"wants": 7}, (70, 75, 70, 0, 0, 30, 70, 37)),
+        # (resident, on_card, frees, copies, needs)
+        ({}, (70, 75, 70, 70, 30)),
+        ({"where": Where.RETURNING}, (70, 75, 100, 100, 30)),
+        ({"parked": 130}, (0, 5, 0, 0, 130)),
+        ({"kept": 25}, (70, 75, 70, 45, 30)),
+        ({"kept": 80}, (70, 75, 70, 0, 30)),
+        ({"wants": 7}, (70, 75, 70, 70, 37)),
     ],
 )
 def test_figures_of_an_occupant(facts: dict[str, object], figures: tuple[int, ...]) -> None:
     one = replace(Occupant("a", OFFLINE, Where.RESIDENT, 100, parked=30, fixed=5), **facts)  # type: ignore[arg-type]
-    found = (one.resident, one.on_card, one.frees, one.slow_parked, one.slow_frees, one.pooled, one.copies, one.needs)
-    assert found == figures
+    assert (one.resident, one.on_card, one.frees, one.copies, one.needs) == figures
 
 
 def test_seconds_of_a_swap() -> None:
-    leaving = Occupant("a", OFFLINE, Where.RESIDENT, 60 * 10**9, slow=20 * 10**9)
-    coming = Occupant("b", OFFLINE, Where.PARKED, 30 * 10**9, parked=30 * 10**9, slow=10 * 10**9, slow_away=True)
-    assert BYTES.seconds(leaving, coming) == 1.0 + 10.0 + 0.5 + 2.0
+    leaving = Occupant("a", OFFLINE, Where.RESIDENT, 40 * 10**9)
+    coming = Occupant("b", OFFLINE, Where.PARKED, 20 * 10**9, parked=20 * 10**9)
+    assert BYTES.seconds(leaving, coming) == 1.5
 
 
 def test_most_room_is_what_would_be_free_if_all_left_that_may() -> None:

@@ -15,6 +15,8 @@ from xml.etree import ElementTree
 import pytest
 from bench.gpu.children import Child, ChildError
 from bench.gpu.drawing import Lane, Panel, held, timeline
+from bench.gpu.engines import rows as engines
+from bench.gpu.engines.figures import Request, busy
 from bench.gpu.main import EXTRA, ROWS
 from bench.gpu.report import Row, render
 from bench.gpu.rows import shares, tail
@@ -188,10 +190,32 @@ def test_slow_requests_are_named_with_the_steps_that_overlap_them(tmp_path: Path
     assert tail.step_times(steps)["Pause"] == {"count": 1, "p50": 400, "p99": 400, "max": 400}
 
 
+def test_a_server_is_busy_once_while_requests_overlap() -> None:
+    over = Window(10.0, 20.0)
+    answered = [Request(due, 1000.0, (1000.0,), (0, "")) for due in (9.0, 12.0, 13.0, 19.5)]  # two seconds each
+    assert busy(answered, over) == pytest.approx((1.0 + 3.0 + 0.5) / 10)
+    assert busy([], over) == 0
+
+
+def test_engines_are_measured_without_the_rows_that_take_minutes() -> None:
+    chosen = {name: engines.chosen(name) for name in ("engines", "engines.sweep", "engines.valve")}
+    assert [row for rows in chosen.values() for row in sorted(rows)] == [
+        row for rows in chosen.values() for row in sorted(set(rows))
+    ]
+    assert set().union(*chosen.values()) == set(engines.ROWS)
+    assert engines.chosen("engines.llama") == ["engines.llama"]
+
+
+def test_shares_of_engines_can_be_measured_without_engines(tmp_path: Path) -> None:
+    done = command("--simulate", "--only", "engines.shares", "--seconds", "0.3", "--out", str(tmp_path))
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert [len(row["numbers"]["figures"]) for row in rows] == [2, 2, 2], done.stdout + done.stderr
+
+
 def test_the_default_run_leaves_out_what_takes_minutes() -> None:
     assert "tail" in EXTRA
     assert not [name for name in ROWS if name.startswith("park-")]
-    assert len([name for name in EXTRA if name.startswith("park-")]) == 10
+    assert len([name for name in EXTRA if name.startswith("park-")]) == 9
 
 
 def test_the_rows_can_be_listed() -> None:

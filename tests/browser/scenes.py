@@ -47,9 +47,9 @@ class Shown(Machine):
     def normal_load(self, name: str, *, memory: int, core: int) -> None:
         self.detach("--name", name, "--memory", str(memory), "--core", str(core), "--", *LOAD)
 
-    def apply(self, manifest: str, *, wait: bool = True) -> None:
-        """As on Kubernetes; with `wait`, until all of it runs."""
-        done = self.aliquot("apply", "-f", "-", *(["--wait"] if wait else []), input=manifest)
+    def run_pods(self, manifest: str) -> None:
+        """In the background."""
+        done = self.aliquot("run", "-d", "-f", "-", input=manifest)
         assert done.returncode == 0, done.stderr
 
     @contextmanager
@@ -89,29 +89,19 @@ def pods(*wanted: tuple[str, dict[str, int], tuple[str, ...], str | None]) -> st
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
 
 
-def replicas(name: str, count: int, memory: int) -> str:
-    """A manifest of a StatefulSet in gpushare's words."""
-    labels = {"app": name}
-    limits = {"aliyun.com/gpu-mem": memory}
-    container = {"name": "main", "image": "none", "command": LOAD, "resources": {"limits": limits}}
-    template = {"metadata": {"labels": labels}, "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}
-    spec = {"replicas": count, "serviceName": name, "selector": {"matchLabels": labels}, "template": template}
-    return json.dumps({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name}, "spec": spec})
-
-
 @contextmanager
 def lively(machine: Shown) -> Iterator[None]:
     """Pods of all three dialects: some share a card by quota, online takes another from offline again and again; one
     waits."""
     machine.aliquot("policy", "set", "burst-share")
     machine.aliquot("policy", "release-delay", "100ms")
-    machine.apply(pods(*_FULL_CARD))
-    machine.apply(pods(*_MIXED_CARD))  # one card is full: these must share the other
-    machine.apply(pods(*_NO_ROOM), wait=False)
+    machine.run_pods(pods(*_FULL_CARD))
+    machine.run_pods(pods(*_MIXED_CARD))  # one card is full: these must share the other
+    machine.run_pods(pods(*_NO_ROOM))
     try:
         yield
     finally:
-        machine.aliquot("delete", "pods", "--all", "--now")
+        machine.aliquot("stop", "--all", "--timeout", "0")
 
 
 @contextmanager

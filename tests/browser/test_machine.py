@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import Browser, expect
 
-from browser.scenes import LOAD, Shown, pods, replicas, shown
+from browser.scenes import LOAD, Shown, pods, shown
 from browser.visits import visiting
 
 SOON = 4_000  # ms; a tick comes twice a second
@@ -86,34 +86,16 @@ def test_run_panel_shows_where_and_why(browser: Browser, machine: Shown) -> None
         expect(panel).to_have_count(0)
 
 
-def test_pod_panel_shows_owner_and_command(browser: Browser, machine: Shown) -> None:
-    machine.apply(replicas("binpack", 2, memory=3))
-    try:
-        with visiting(browser, machine.url) as visit:
-            visit.page.get_by_role("article").get_by_title("default/binpack-1", exact=True).first.click()
-            panel = visit.page.get_by_role("dialog", name="default/binpack-1")
-            expect(panel).to_contain_text("StatefulSet/binpack")
-            expect(panel).to_contain_text("gpushare")
-            expect(panel).to_contain_text("burn load")
-            visit.picture("pod-of-a-machine")
-    finally:
-        machine.aliquot("delete", "statefulset", "binpack")
-
-
 def test_waiting_pod_panel_shows_why(browser: Browser, machine: Shown) -> None:
     memory = {"tke.cloud.tencent.com/qgpu-memory": 20}  # of 24 GiB
-    names = ("early-a", "early-b", "late")
-    machine.apply(pods(*((name, memory, LOAD, None) for name in names)), wait=False)
-    try:
-        with visiting(browser, machine.url) as visit:
-            waiting = visit.page.locator("section", has=visit.page.get_by_role("heading", name="Waiting Pods"))
-            expect(waiting.get_by_role("button", name="late")).to_have_count(1)
-            waiting.get_by_role("button", name="late").click()
-            panel = visit.page.get_by_role("dialog", name="default/late")
-            expect(panel).to_contain_text("nowhere yet")
-            expect(panel).to_contain_text("20 GiB")
-    finally:
-        machine.aliquot("delete", "pod", *names)
+    machine.run_pods(pods(*((name, memory, LOAD, None) for name in ("early-a", "early-b", "late"))))
+    with visiting(browser, machine.url) as visit:
+        waiting = visit.page.locator("section", has=visit.page.get_by_role("heading", name="Waiting Pods"))
+        expect(waiting.get_by_role("button", name="late")).to_have_count(1)
+        waiting.get_by_role("button", name="late").click()
+        panel = visit.page.get_by_role("dialog", name="late")
+        expect(panel).to_contain_text("nowhere yet")
+        expect(panel).to_contain_text("20 GiB")
 
 
 def test_policy_change_is_shown(browser: Browser, machine: Shown) -> None:
@@ -148,7 +130,7 @@ def test_simulated_nodes_show_their_cards(browser: Browser) -> None:
         for name in ("node-0", "node-1"):
             node = visit.page.get_by_role("region", name=f"Node {name}")
             expect(node.get_by_role("article")).to_have_count(4)
-        machine.apply(replicas("binpack", 3, memory=3))
-        expect(visit.page.get_by_role("article").get_by_title("default/binpack-2", exact=True).first).to_be_visible()
+        machine.normal_load("batch", memory=3, core=50)
+        expect(visit.page.get_by_role("article").get_by_title("batch", exact=True).first).to_be_visible()
         visit.picture("two-nodes")
-        machine.aliquot("delete", "statefulset", "binpack")
+        machine.clear()

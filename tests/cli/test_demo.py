@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,10 @@ import pytest
 
 from aliquot.adapters.host.process.procscan import with_environment
 from aliquot.cli.demo import command, promises
-from aliquot.cli.demo.cleanup import clean_up, pool_of
 from aliquot.cli.demo.command import Found, choose, print_results
-from aliquot.cli.demo.output import Part, PlainOutput, Row, lines, note
-from aliquot.cli.demo.output import command as command_line
-from aliquot.cli.demo.processes import Sandbox
 from aliquot.cli.demo.promises import REAL, SIMULATED, Counter, expected_shares, pace
-from aliquot.cli.demo.scenario import apply_pods
+from aliquot.cli.demo.sandbox import clean_up, pool_of
+from aliquot.cli.demo.story import Printed, size_mib
 from aliquot.cli.errors import InputError
 from kit.machines.machine import ALIQUOT, Machine, cards, eventually
 from kit.running.hostilefolder import hostile_folder, taken
@@ -131,18 +128,24 @@ def test_counter_completed_ignores_paused_kernel() -> None:
 @pytest.mark.parametrize("seconds", [20, 30, 40, 120, 600])
 def test_pace_fills_the_time(seconds: float) -> None:
     phases = pace(seconds)
-    assert (phases.idle is not None) == (seconds >= 40)
-    measured = phases.read + 3 * phases.shares + 2 * (phases.idle or 0)
-    measured += phases.alone + phases.whole + phases.gaps + phases.kept + phases.after
-    settling = phases.settle * (3 if phases.idle is None else 5)
+    assert (phases["idle"] > 0) == (seconds >= 40)
+    measured = sum(phases.values()) + 2 * phases["shares"] + phases["idle"]  # three policies; with an idle tenant two
+    settling = promises.SETTLE * (5 if phases["idle"] else 3)
     assert 0.7 * seconds - 10 < measured + settling < seconds
-    assert min(phases.shares, phases.alone, phases.kept) > 0.5
+    assert min(phases["shares"], phases["alone"], phases["kept"]) > 0.5
 
 
-def test_demo_bars() -> None:
-    full, half = lines([Row("train", "offline", 1.0), Row("serve", "online 50%", 0.5)]).splitlines()
+def test_demo_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    Printed().bars([("train", "offline", 1.0), ("serve", "online 50%", 0.5)])
+    full, half = (line.strip() for line in capsys.readouterr().out.splitlines())
     assert full == "train  offline     100.0%  " + 30 * "█"
     assert half == "serve  online 50%   50.0%  " + 15 * "█"
+
+
+@pytest.mark.parametrize(("card", "pool", "real", "size"), [(24, 32, False, 9), (141, 32, True, 8), (141, 6, True, 6),
+    (6, 32, True, 0), (24, 2, True, 0)])  # fmt: skip
+def test_demo_size_of_three_programs(card: int, pool: int, real: bool, size: int) -> None:
+    assert size_mib(1024 * card, 1024 * pool, real=real) == 1024 * size
 
 
 def _promises(bounds: promises.Bounds, latency: float = 0.0) -> list[promises.Promise]:
@@ -169,86 +172,33 @@ def _promises(bounds: promises.Bounds, latency: float = 0.0) -> list[promises.Pr
     ]
 
 
-class Recorded:
-    """An output that keeps its lines and their styles."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.styles: list[list[str]] = []
-
-    def line(self, *parts: Part) -> None:
-        self.lines.append("".join(part if isinstance(part, str) else part[0] for part in parts))
-        self.styles.append([part[1] for part in parts if not isinstance(part, str)])
-
-    def show(self, rows: Sequence[Row]) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 @pytest.mark.parametrize("bounds", [REAL, SIMULATED])
 @pytest.mark.parametrize("latency", [0.0, 134.0, 3_210.0, 123_456.0])
-def test_demo_results_fit_80_columns(bounds: promises.Bounds, latency: float) -> None:
-    out = Recorded()
-    print_results(out, _promises(bounds, latency), bounds)
-    assert max(map(len, out.lines)) <= 80, out.lines
+def test_demo_results_fit_80_columns(
+    bounds: promises.Bounds, latency: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_results(Printed(), _promises(bounds, latency), bounds)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80, lines
 
 
-def test_demo_results_begin_with_the_verdict() -> None:
-    out, rows = Recorded(), _promises(REAL)
+def test_demo_results_begin_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     missed = promises.placed(wanted=3, running=2, reasons=["t9k: card 0 has 1 GiB free"])
-    print_results(out, [missed, *rows[6:]], REAL)
-    at = next(at for at, line in enumerate(out.lines) if line)
-    assert (out.lines[at], out.styles[at]) == ("10 of 11 promises held", ["bold yellow"])
-    table = out.lines[out.lines.index(next(line for line in out.lines if line.startswith("RESULT"))) :]
+    print_results(Printed(), [missed, *_promises(REAL)[6:]], REAL)
+    lines = capsys.readouterr().out.splitlines()
+    assert next(filter(None, lines)) == "10 of 11 promises held"
+    table = lines[lines.index(next(line for line in lines if line.startswith("RESULT"))) :]
     assert table[1].startswith("MISSED  3 Pods")
     assert table[2].strip() == "t9k: card 0 has 1 GiB free"
-    assert out.styles[out.lines.index(table[1])] == ["bold red"]
-    good = Recorded()
-    print_results(good, rows[6:7], REAL)
-    assert ["bold green"] in good.styles
 
 
-def test_demo_wraps_texts_and_continues_commands() -> None:
-    out = Recorded()
-    note(out, "word " * 40)
-    command_line(out, "aliquot run " + "--name x " * 20)
-    assert max(map(len, out.lines)) <= 80
-    pasted = " ".join(line.strip().removesuffix(" \\") for line in out.lines if "word" not in line)
-    assert pasted == ("$ aliquot run " + "--name x " * 20).strip()
-
-
-def test_plain_demo_prints_shares_while_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
-    now = 0.0
-    out = PlainOutput(clock=lambda: now)
-    for quarter in range(40):  # ten seconds
-        now = quarter / 4
-        out.show([Row("alpha", "quota 50%", 0.5), Row("beta", "quota 30%", None)])
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0].strip() for line in printed] == ["2 s", "5 s", "8 s"]
-    assert printed[0].endswith(": alpha 50%, beta 0%")
-
-
-def test_plain_demo_prints_the_time_while_something_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    now = 0.0
-    out = PlainOutput(clock=lambda: now)
-    for tenth in range(80):
-        now = tenth / 10
-        out.print_time()
-    assert capsys.readouterr().out.split() == ["3", "s", "...", "5", "s", "..."]
-    out.finish()  # a demo that stays prints no more of it
-    now = 100.0
-    out.print_time()
-    out.show([Row("alpha", "quota 50%", 0.5)])
-    assert capsys.readouterr().out == ""
-
-
-def test_demo_pods_get_reduced_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKEN", "secret")
-    sandbox, asked = Sandbox(folder), dict[str, Any]()
-    monkeypatch.setattr(sandbox, "ask", asked.update)
-    apply_pods(sandbox)
-    assert "TOKEN" not in asked["env"]
-    assert asked["env"]["ALIQUOT_HOME"] == str(folder)
+def test_demo_wraps_texts_and_continues_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    Printed().note("word " * 40)
+    Printed().command("run", *["--name x"] * 20)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    pasted = " ".join(line.strip().removesuffix(" \\") for line in lines if "word" not in line)
+    assert pasted == "$ aliquot run " + " ".join(["--name x"] * 20)
 
 
 # --- on which cards --------------------------------------------------------------------------------------------------
@@ -377,7 +327,7 @@ def test_clean_up_spares_other_processes(folder: Path) -> None:
         pool_of(folder / "mine").mkdir()
         eventually(lambda: with_environment("ALIQUOT_HOME", str(folder / "mine")))
         clean_up(folder / "mine")
-        assert mine.wait(10) == -signal.SIGTERM
+        assert mine.wait(10) == -signal.SIGKILL
         assert neighbour.poll() is None
         assert not (folder / "mine").exists()
         assert not pool_of(folder / "mine").exists()

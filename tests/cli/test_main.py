@@ -71,12 +71,11 @@ def test_usage_error_is_one_line_with_click_8_1_too(arguments: list[str]) -> Non
             "No such option '-w': `aliquot top` is live; `watch aliquot ps` repeats this list (see aliquot ps",
         ),
         (["ps", "--json"], "No such option '--json': use -o json (see aliquot ps"),
-        (["top", "-n", "1"], "No such option '-n': use --once (see aliquot top"),
+        (["top", "-b"], "No such option '-b': use --once (see aliquot top"),
         (
             ["dashboard", "-o", "json"],
             "No such option '-o': it prints nothing but the address on stdout (see aliquot d",
         ),
-        (["describe", "pod", "-o", "json"], "No such option '-o': `aliquot get TYPE NAME -o json` or `-o yaml` is for"),
         (["stop", "-9", "x"], "No such option '-9': use --timeout 0: SIGKILL at once (see aliquot stop"),
         (["-v"], "No such option '-v': use --version (see aliquot --help)"),
         (["ps", "--what"], "No such option '--what' (see aliquot ps --help)"),
@@ -88,19 +87,22 @@ def test_unknown_option_names_what_to_use_instead(arguments: list[str], sentence
 
 
 def test_misspelled_command_suggests_another() -> None:
-    assert aliquot("aply", "-f", "x").stderr == (
-        'aliquot: No such command "aply"; did you mean apply? (see aliquot --help)\n'
-    )
+    assert aliquot("stpo", "x").stderr == 'aliquot: No such command "stpo"; did you mean stop? (see aliquot --help)\n'
     assert "?" not in aliquot("xyzzy").stderr
 
 
 def test_word_of_another_tool_names_the_command_to_use() -> None:
     assert aliquot("status").stderr == (
-        'aliquot: No such command "status": `aliquot ps` lists runs and Pods, `aliquot top` shows every card '
+        'aliquot: No such command "status": `aliquot ps` lists runs, `aliquot top` shows every card '
         "(see aliquot --help)\n"
     )
     for word in ("ls", "kill", "start"):
         assert f'No such command "{word}": `aliquot ' in aliquot(word).stderr
+    for word in ("install", "upgrade"):
+        assert "use `helm upgrade --install`" in aliquot(word, "--image", "x").stderr
+    for word in ("apply", "create", "scale"):
+        said = aliquot(word, "-f", "x").stderr
+        assert "`aliquot run -f POD.yaml` runs a Pod's containers; for Deployments and the like use k3s" in said
     assert "--version" in aliquot("version").stderr
     assert "`aliquot policy set fixed-share`" in aliquot("policy", "fixed-share").stderr
 

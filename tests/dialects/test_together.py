@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import Rules, parse_node, parse_pod, render_inventory
-from aliquot.dialects.local.claims import parse_local_pod
 from aliquot.dialects.native import render_together
 from aliquot.dialects.nodereading import NodeReader
 from aliquot.dialects.registry import PodReader
@@ -37,7 +36,7 @@ def as_user(user: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dialect", sorted(LIMITS))
 def test_together_annotation_names_the_group_on_one_machine(dialect: str) -> None:
-    claim = parse_local_pod(together(LIMITS[dialect], "team"))
+    claim = parse_pod(together(LIMITS[dialect], "team"), Rules(one_user=True))
     assert isinstance(claim, Claim)
     assert (claim.group, claim.user, claim.parkable) == ("team", None, False)
 
@@ -53,7 +52,7 @@ def test_together_annotation_names_the_group_on_one_machine(dialect: str) -> Non
     ],
 )
 def test_bad_together_annotation_is_refused(pod: dict[str, Any], why: str) -> None:
-    for broken in (parse_local_pod(pod), parse_pod({**pod, "spec": {**pod["spec"], **as_user(1000)}})):
+    for broken in (parse_pod(pod, Rules(one_user=True)), parse_pod({**pod, "spec": {**pod["spec"], **as_user(1000)}})):
         assert isinstance(broken, tuple)
         assert any(one.field.endswith('together"]') and why in one.allowed for one in broken), broken
 

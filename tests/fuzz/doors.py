@@ -1,4 +1,4 @@
-"""What local users and visitors send: lines on the control socket, manifests applied, HTTP to the dashboard."""
+"""What local users and visitors send: lines on the control socket, Pods to run, HTTP to the dashboard."""
 
 from __future__ import annotations
 
@@ -16,38 +16,44 @@ from hypothesis import strategies as st
 
 from aliquot.adapters.host.control import LONGEST
 from aliquot.adapters.host.home import Home
-from aliquot.dialects.kube.manifests import WORKLOADS
-from aliquot.dialects.local.objects import POD, amounts_of, pod_of, read_objects, template_of
-from aliquot.model.containers.launch import render_launch
-from aliquot.model.containers.localpod import Applier
-from aliquot.model.node import Node
+from aliquot.cli.run.pod import options_of
+from aliquot.dialects.podruns import PodRuns, makes_pods, runs_of
 from aliquot.model.refusal import Invalid
-from aliquot.model.tenancy import TenantEnvironment
 from aliquot.services.dashboard.access import Access
 from aliquot.services.dashboard.http import serving
 from aliquot.services.dashboard.hub import Hub
-from aliquot.services.machine.pods import launchspec
-from aliquot.services.machine.pods.creation import logs_of, new_pod
 from aliquot.services.machine.requests import parse_run_request, readable_name
 from fuzz.kubernetes import PODS
 from kit.machines.fakeview import FakeView
 from kit.machines.machine import PATIENCE, Machine, paper
-from kit.machines.machinepods import container, pod, workload
 
 from .inputs import any_json, as_bytes, changed, damaged, loose_atoms, texts
 from .target import Check, Target, plain
 
-# --- `run`, `apply` ---------------------------------------------------------------------------------------------------
+# --- `run` ------------------------------------------------------------------------------------------------------------
 
 _ASKS = [
     {"op": "run", "command": ["python", "-m", "train"], "name": "a", "class": "online", "memory_mib": 1024, "core": 30},
     {"op": "run", "command": ["./x.sh"], "gpus": 2, "wait": False, "detach": True},
 ]
-_OBJECTS = [
-    [pod("p", container(env=[{"name": "A", "value": "$(B)"}, {"name": "B", "value": "x"}]))],
-    [pod("p", container("a", "sh", "-c", "true"), initContainers=[container("i")], restartPolicy="Never")],
-    [workload(kind, "web", 3) for kind in WORKLOADS],
-    [{"kind": "List", "items": [{"kind": "Service", "metadata": {"name": "s"}}, *PODS[:3]]}],
+_PODS = [
+    *PODS[:3],
+    {
+        "kind": "Pod",
+        "metadata": {"name": "p"},
+        "spec": {
+            "initContainers": [{"name": "i", "command": ["true"]}],
+            "containers": [
+                {
+                    "name": "a",
+                    "command": ["sh", "-c"],
+                    "args": ["$(A)"],
+                    "env": [{"name": "A", "value": "$(B)"}, {"name": "B", "value": "x"}],
+                    "resources": {"limits": {"aliyun.com/gpu-mem": 3}},
+                }
+            ],
+        },
+    },
 ]
 
 
@@ -65,28 +71,18 @@ def _ask(said: Any) -> None:
             assert os.path.dirname(os.path.normpath(path)) == home.logs
 
 
-def _apply(objects: Any) -> None:
-    """Every valid manifest makes a Pod and a launch spec for its supervisor."""
-    found = read_objects(objects)
-    if isinstance(found, Invalid):
-        assert found.sentence()
+def _pod(said: Any) -> None:
+    """Every Pod is refused with sentences, or has runs whose requests the daemon can read."""
+    if not isinstance(said, dict):
         return
-    home, applier = Home("/run/aliquot", "/var/lib/aliquot"), Applier(1000, 1000, "/", {"PATH": "/bin"})
-    for item in found:
-        if not item.makes_pods:
-            continue
-        template_of(item.manifest)
-        manifest = item.manifest
-        if item.kind != POD:
-            assert 0 <= amounts_of(item.manifest).replicas <= 256
-            manifest = pod_of(item.manifest, "x")
-        made = new_pod(manifest, None, applier, home, 0.0)
-        logs = logs_of(home, made.uid)
-        for state in made.state.containers:
-            assert os.path.dirname(os.path.normpath(state.log)) == logs
-        claim = launchspec.claim_of(made)
-        spec = launchspec.launch_spec(made, None, claim, Node("box", ()), TenantEnvironment(), logs)
-        assert len(json.dumps(render_launch(spec))) < 64 << 20
+    makes_pods(said)
+    found = runs_of(said, None, "box")
+    if not isinstance(found, PodRuns):
+        assert all(broken.sentence() for broken in found)
+        return
+    for run in found.runs:
+        assert run.command
+        assert options_of(run)["--name"] == run.name
 
 
 # --- the control socket -----------------------------------------------------------------------------------------------
@@ -99,24 +95,18 @@ _REQUESTS: list[Any] = [
     {"op": "stop", "name": "x", "timeout": 1},
     {"op": "logs", "name": "x"},
     {"op": "ended"},
-    *({"op": "apply", "objects": objects, "cwd": "/", "env": {}, "dry_run": True} for objects in _OBJECTS),
-    {"op": "delete", "kind": "Pod", "name": "p", "namespace": "default", "grace": 0},
-    {"op": "object", "kind": "Pod", "name": "p"},
-    {"op": "pod-logs", "name": "p", "container": "main"},
-    {"op": "keep", "uid": "x", "granted": False},
 ]
-_LAST = ("apply", "down", "stop", "delete")  # what cannot be undone, at worst for the user who runs us
+_LAST = ("down", "stop")  # what cannot be undone, at worst for the user who runs us
 
 
 def _mild(request: Any) -> Any:
-    """A dry run, or to nobody."""
+    """To nobody."""
     if not isinstance(request, dict) or request.get("op") not in _LAST:
         return request
     name = request.get("name")
     return {
         **request,
-        "op": "apply" if request["op"] == "down" else request["op"],
-        "dry_run": True,
+        "op": "stop",
         "name": f"nobody/{name}" if isinstance(name, str) else name,
     }
 
@@ -246,7 +236,7 @@ _queries = st.builds(
 
 TARGETS: tuple[Target, ...] = (
     plain("run", changed(_ASKS, loose_atoms), _ask, 100),
-    plain("apply", changed(_OBJECTS, loose_atoms) | any_json(loose_atoms), _apply),
+    plain("run-pod", changed(_PODS, loose_atoms) | any_json(loose_atoms), _pod),
     Target("control-socket", lines, _daemon, 40),
     Target("dashboard", damaged(_ASKED) | _queries | st.binary(max_size=300), _panel, 40),
 )

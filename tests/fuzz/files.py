@@ -114,9 +114,6 @@ def _store(path: Path) -> None:
         else:
             with contextlib.suppress(StoreError):
                 store.tenancies()
-                if isinstance(store, Store):
-                    store.objects.workloads()
-                    store.objects.pods()
             store.close()
         for file in path.parent.iterdir():
             if file.is_file():

@@ -17,8 +17,8 @@ from aliquot.dialects.dra.slices import device_name
 from aliquot.dialects.kube.conditions import node_refusals
 from aliquot.dialects.kube.manifests import expand
 from aliquot.dialects.wire import extender as wire
-from aliquot.dialects.wire.install.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
 from aliquot.dialects.wire.leases import LeaseObject
+from aliquot.dialects.wire.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
 from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.dialects.wire.webhook.admission import AdmissionSettings, review
 from aliquot.dialects.wire.webhook.configuration import parse_secret
@@ -136,7 +136,7 @@ def _left_behind(text: Any) -> None:
     node = {"metadata": {"name": "n1", "annotations": {LEFT_BEHIND: text}}}
     found = parse_left_behind(node)
     _said(found)
-    node_leftovers(node, {})
+    node_leftovers(node)
     if isinstance(found, LeftBehind):
         assert re.fullmatch(r"[A-Za-z0-9_.:/@+-]{1,512}", found.image)
         assert re.fullmatch(r"(/[A-Za-z0-9_.+-]+)+", found.kubelet)

@@ -22,32 +22,15 @@ from aliquot.cli.main import cli
 from aliquot.cli.tables import printable
 from fuzz.kubernetes import NODES, PODS
 from kit.clusters.kubectl import FakeCluster
-from kit.machines.fakedaemon import FakeDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
+from kit.machines.fakedaemon import FakeDaemon, a_card, a_queue_entry, a_share, a_status, a_tenant
 
 from .inputs import ODD_TEXTS, changed
 from .target import Check, Target, plain
 
-_TENANT = {
-    "id": "t1", "name": "train", "class": "normal", "cards": [a_share()], "uid": 0, "pid": 1, "root": 1, "since": 0.0,
-    "command": ["python", "train.py"], "log": None, "pids": [1], "started": 0.0, "detached": False, "user": 0,
-}  # fmt: skip
-_WAITING = {
-    "position": 1,
-    "name": "next",
-    "why": [],
-    "reasons": [],
-    "since": 0.0,
-    "command": ["a"],
-    "asked": {},
-    "pid": 1,
-    "user": 0,
-}
 _FOUND = {"kind": "stranger", "uuid": "GPU-0", "pid": 4711, "text": "python is nobody's", "tenant": None}
 _STATUS = a_status(
-    a_pod("web", why=["asks for 3 GiB"], events=[{"time": 0.0, "text": "made", "type": "Normal"}]),
-    pending("late"),
-    a_pod("done", phase="Failed", reason="no", containers=[a_container(state="ended", exit_code=1, reason="no")]),
-    workloads=[a_workload("Deployment", "web")],
+    tenants=[a_tenant("train", command=["python", "train.py"], cards=[a_share(state="paused", paused_by="web")])],
+    queue=[a_queue_entry("next", command=["a"], kept_for="other")],
     cards=[a_card("box", 0, 4, healthy=False, why_out="it is lost"), a_card("box", 1)],
     findings=[_FOUND],
 )
@@ -68,10 +51,6 @@ _KEPT = {
 _COMMANDS = (
     ("top", "--once"),
     ("ps",),
-    ("get", "pods"),
-    ("get", "pods", "-o", "wide"),
-    ("get", "all"),
-    ("describe", "pod", "web"),
     ("top", "--once", "-o", "json"),
     ("ps", "-o", "json"),
 )
@@ -100,8 +79,7 @@ def _worded(draw: st.DrawFn, value: Any, key: str) -> Any:
         return {key: _worded(draw, inner, key) for key, inner in value.items()}
     if isinstance(value, list):
         return [_worded(draw, inner, key) for inner in value]
-    name = key in ("name", "namespace", "key") and value in ("web", "default", "default/web")  # or it is not found
-    return draw(hostile) if isinstance(value, str) and key not in _KEPT and not name else value
+    return draw(hostile) if isinstance(value, str) and key not in _KEPT else value
 
 
 def harmless(text: str) -> None:

@@ -18,8 +18,8 @@ from installing.wheels import MACHINES, ROOT, binaries, build, installed, names,
 from kit.running.ports import free_port
 
 OLDEST_GLIBC = (2, 17)
-# What is in the package beside Python: the demo's Pods, what `aliquot install` applies, the kubelet's messages, machine
-# code, and the dashboard.
+# What is in the package beside Python: the demo's Pods, what `aliquot uninstall` removes, the kubelet's messages,
+# machine code, and the dashboard.
 DATA = re.compile(
     r"aliquot/(cli/demo/\w+\.yaml|manifests/install\.yaml|adapters/kubelet/\w+\.(proto|pyi)|lib/.+|static/.+)"
 )
@@ -57,7 +57,7 @@ def test_a_wheel_holds_the_package_and_nothing_else(wheels: dict[str, Path]) -> 
     assert [name for name in found if not name.endswith(".py") and not DATA.fullmatch(name)] == []
 
 
-def test_a_wheel_holds_the_manifest_that_install_applies(wheels: dict[str, Path]) -> None:
+def test_a_wheel_holds_the_manifest_that_uninstall_removes(wheels: dict[str, Path]) -> None:
     with zipfile.ZipFile(wheels[platform.machine()]) as wheel:
         packaged = wheel.read("aliquot/manifests/install.yaml")
     assert packaged == (ROOT / "deploy" / "install.yaml").read_bytes()

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from aliquot.model.choice import Rule
 from aliquot.model.claim import AppClass, Claim, Preference, Role, Slice, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer, Order
@@ -351,11 +350,3 @@ def test_the_order_of_a_nodes_owner_is_for_ordinary_pods_without_one_of_their_ow
     for grant in (chooser.choose(claim), chooser.seat(claim, 0)):
         assert grant is not None
         assert grant.containers[0].shares[0].card == card
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_reason_for_cards_that_were_searched_for_is_that_the_containers_go_together(policy: str) -> None:
-    chooser, claim = Chooser(a_cluster([[16, 16, 16]] * 2), POLICIES[policy]()), _three(9)
-    grant = chooser.choose(claim)
-    assert grant is not None
-    assert chooser.why(claim, grant).rules == (Rule.TOGETHER,)

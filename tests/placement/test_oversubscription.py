@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from aliquot.model.choice import Rule
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.device import Card, reserve_mib
 from aliquot.model.node import Node
@@ -158,16 +157,6 @@ def test_every_policy_takes_memory_that_is_not_booked_first(policy: str) -> None
     places = [(booking.node, *booking.occupant.usage) for booking in scene.ledger]
     assert sorted(places) == [("n1", 0), ("n1", 1), ("n2", 0)]
     assert scene.book(parkable(10, "p4")) != [None]
-
-
-@pytest.mark.parametrize("policy", ["binpack", "spread"])
-def test_the_reason_names_unbooked_memory_and_no_rule_among_cards_without(policy: str) -> None:
-    scene = Scene(a_board(a_stretched(2.0, CARD, CARD)), policy)
-    scene.book(parkable(10, "a"))
-    claim = parkable(10, "b")
-    grant = scene.chooser.choose(claim)
-    assert grant is not None
-    assert scene.chooser.why(claim, grant).rules == (Rule.UNBOOKED,)
 
 
 def test_a_factor_that_was_lowered_holds_for_new_work_only() -> None:

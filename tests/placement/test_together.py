@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from aliquot.model.choice import Rule
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.grant import Grant
 from aliquot.model.node import Order
@@ -81,28 +80,6 @@ def test_of_several_cards_of_its_group_a_member_gets_the_one_that_the_policy_pre
     chooser = Chooser(board, POLICIES[policy]())
     grants = [chooser.choose(member("a")), chooser.seat(member("a"), 0)]
     assert [grant and _card(grant) for grant in grants] == [("n1", card)] * 2
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_choice_names_the_group_as_its_only_reason(policy: str) -> None:
-    board = two_nodes()
-    ledger, chooser = Ledger(board), Chooser(board, POLICIES[policy]())
-    place(board, chooser, ledger, member("a"))
-    claim = member("b")
-    grant = chooser.choose(claim)
-    assert grant is not None
-    assert chooser.why(claim, grant).rules == (Rule.GROUP,)
-
-
-def test_choice_among_cards_of_the_group_does_not_name_the_group() -> None:
-    """No other card had room: between those of the group the policy decided."""
-    board = two_nodes()
-    for node, slot, size, key in (("n1", 0, 1, "x"), ("n1", 1, 2, "x"), ("n2", 0, 8, ""), ("n2", 1, 8, "")):
-        board.take(node, Occupant({slot: Usage(size * GIB, slices=1)}, group=member(key).group_key if key else ""))
-    chooser, claim = Chooser(board, POLICIES["binpack"]()), member("a")
-    grant = chooser.choose(claim)
-    assert grant is not None
-    assert (_card(grant), chooser.why(claim, grant).rules) == (("n1", 1), (Rule.LEAST_FREE,))
 
 
 def test_member_that_ended_attracts_no_other() -> None:

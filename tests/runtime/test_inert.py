@@ -92,14 +92,3 @@ def test_nothing_is_tried_while_a_tenant_works(doubtful_node: Node) -> None:
     assert control_of(node) == ["unproven", "not_tried"]
     load.kill()
     assert until_known(node) == ["proven", None]
-
-
-def test_an_inert_card_is_found_by_tenants_that_compete(doubtful_node: Node) -> None:
-    node = doubtful_node
-    faults.make_inert(node.player.socket, 0, "both")
-    start(node, "unproven")
-    loads = [node.load(node.tenant(), "5ms", "--depth", "8") for _ in range(2)]
-    node.until_runs(*loads)
-    assert until_known(node) == ["gate", "both_inert"]
-    pids = {None, *(load.pid for load in loads)}
-    wait_until(lambda: {finding["pid"] for finding in node.ask("findings")} == pids, "each is reported", LONG)

@@ -20,19 +20,14 @@ from simgpu.rig import Card, Player
 PATIENCE = 90.0
 LOAD = (*ALIQUOT, "burn", "load", "--seconds", "600", "--iterations-per-us", "1000")
 BLOCK = 8 << 20
-PODS = """
-apiVersion: apps/v1
-kind: StatefulSet
-metadata: {{name: pod}}
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {{name: pod, annotations: {{aliquot.dev/together: team}}}}
 spec:
-  replicas: 2
-  podManagementPolicy: Parallel
-  selector: {{matchLabels: {{app: pod}}}}
-  template:
-    metadata: {{labels: {{app: pod}}, annotations: {{aliquot.dev/together: team}}}}
-    spec:
-      containers:
-      - {{name: main, image: x, command: {command}, resources: {{limits: {{aliyun.com/gpu-mem: 1}}}}}}
+  containers:
+  - {{name: a, command: {command}, resources: {{limits: {{aliyun.com/gpu-mem: 1}}}}}}
+  - {{name: b, command: {command}, resources: {{limits: {{aliyun.com/gpu-mem: 1}}}}}}
 """
 GREEDY = f"""
 import ctypes
@@ -177,22 +172,22 @@ def test_control_that_died_is_replaced_for_the_next_member(groups: Groups) -> No
     until(lambda: groups.busy([pid])[0] > 0.4, "the new member computes")
 
 
-def test_pods_of_a_group_run_side_by_side_on_one_machine(groups: Groups, tmp_path: Path) -> None:
-    manifest = tmp_path / "pods.yaml"
-    manifest.write_text(PODS.format(command=json.dumps([*LOAD, "--kernel", "5ms"])))
-    said = groups.machine.aliquot("apply", "-f", str(manifest))
+def test_containers_of_a_group_run_side_by_side(groups: Groups, tmp_path: Path) -> None:
+    manifest = tmp_path / "pod.yaml"
+    manifest.write_text(POD.format(command=json.dumps([*LOAD, "--kernel", "5ms"])))
+    said = groups.machine.aliquot("run", "-d", "-f", str(manifest))
     assert said.returncode == 0, said.stderr
-    assert "if one of its Pods dies with work in flight, all of team may fail" in said.stdout + said.stderr
+    assert "if one of its members dies with work in flight, all of team may fail" in said.stdout + said.stderr
 
     def computing() -> list[int]:
-        pods = [processes_of(f"default/pod-{at}") for at in range(2)]
-        return [pid for pids in pods for pid in pids if any(group.queued for group in groups.card().compute(pid))]
+        runs = [processes_of(f"pod-{name}") for name in "ab"]
+        return [pid for pids in runs for pid in pids if any(group.queued for group in groups.card().compute(pid))]
 
-    pids = until(lambda: found if len(found := computing()) == 2 else None, "both Pods compute")
+    pids = until(lambda: found if len(found := computing()) == 2 else None, "both compute")
     until(lambda: all(part > 0.8 for part in groups.busy(pids)), "both have the card at the same time")
     assert len(list(groups.folder.glob("*.json"))) == 1, "they have one server"
-    assert groups.machine.aliquot("delete", "-f", str(manifest)).returncode == 0
-    until(lambda: not groups.of_groups() and not any(groups.folder.iterdir()), "the server ends with the last Pod")
+    assert groups.machine.aliquot("stop", "pod-a", "pod-b").returncode == 0
+    until(lambda: not groups.of_groups() and not any(groups.folder.iterdir()), "the server ends with the last of them")
 
 
 def test_memory_limit_holds_for_each_member(groups: Groups) -> None:

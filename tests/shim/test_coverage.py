@@ -35,14 +35,6 @@ def explained(path: Path) -> dict[str, str]:
 
 
 EXCEPTIONS = explained(HERE / "exceptions.txt")
-HOLDING = explained(HERE / "holding.txt")
-TABLE = "".join((ROOT / "shim" / name).read_text() for name in ("hooks.def", "held.def"))
-# Every wrapper of a function of the driver begins with alq_hold.
-HELD = frozenset(
-    name + suffix
-    for name, kinds in re.findall(r"^(?!ASK)[A-Z]+\((cu\w+),\s*(ONE|SZ|DS),", TABLE, re.MULTILINE)
-    for suffix in ("", *({"SZ": ["_ptsz"], "DS": ["_ptds"]}.get(kinds, [])))
-)
 PARKING = explained(HERE / "parking.txt")
 # Who asks, ends, waits or sets something takes nothing of a card.
 HARMLESS = re.compile(
@@ -89,36 +81,6 @@ def test_every_function_that_may_name_memory_or_a_stream_waits_for_parked_memory
         and not any(fnmatchcase(symbol, pattern) or fnmatchcase(symbol, f"{pattern}_pt?z") for pattern in PARKING)
     )
     assert not missing, f"CUDA {release}: hook them in shim/hooks.def, or explain them in tests/shim/cuda/parking.txt"
-
-
-@pytest.mark.parametrize("release", sorted(RELEASES))
-def test_every_function_waits_while_the_driver_has_checkpointed_the_process_or_is_explained(release: str) -> None:
-    missing = sorted(
-        symbol
-        for symbol in RELEASES[release]
-        if symbol not in HELD and not any(fnmatchcase(symbol, pattern) for pattern in HOLDING)
-    )
-    assert not missing, f"CUDA {release}: add them to shim/held.def, or explain them in tests/shim/cuda/holding.txt"
-
-
-def test_every_exception_of_holding_is_needed() -> None:
-    functions = frozenset().union(*RELEASES.values())
-    for pattern, reason in HOLDING.items():
-        matched = {symbol for symbol in functions if fnmatchcase(symbol, pattern)}
-        assert matched - HELD, f"{pattern} is held, or no function of any release"
-        assert len(reason) > 4
-
-
-def test_wrappers_of_all_kinds_hold_first() -> None:
-    source = (ROOT / "shim" / "wrappers.c").read_text()
-    wrappers = re.findall(r"#define WRAP_(\w+)\(.*?(?=\n\n|\n#define)", source, re.DOTALL)
-    assert set(wrappers) >= {"GATE", "NOTE", "COPY", "WAIT", "QUERY", "TOUCH", "WORD", "BODY", "HOLD"}
-    for wrapper in re.split(r"(?=#define WRAP_)", source)[1:]:
-        held = re.search(r"caller = .*\balq_hold(_slow)?\(ALQ_\w*CALL\)", wrapper)
-        assert held, wrapper.splitlines()[0]
-        assert held.start() < wrapper.index("alq_done(caller);"), wrapper.splitlines()[0]
-        returns = wrapper.count("return ") - wrapper.count("return real args") - 2 * wrapper.count("return counted_")
-        assert returns == wrapper.count("alq_done(caller);"), wrapper.splitlines()[0]
 
 
 def test_every_exception_of_parking_is_needed() -> None:

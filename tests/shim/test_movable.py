@@ -346,19 +346,6 @@ def test_context_that_was_released_but_not_by_its_last_holder_is_waited_for(park
     assert program.answer() == {"waits": 1}
 
 
-@pytest.mark.parametrize("order", [Order.STAY, Order.LEAVE])
-def test_halted_program_goes_on_where_the_daemon_knows_nothing_of_it(parkable: Tenant, order: Order) -> None:
-    program = parkable.start(with_helpers("free(alloc(10 * MIB)[1]); step(); say(result=launch()); heard()"))
-    program.answer()
-    with parkable.beating():
-        parkable.page.order(0, 0, Order.HALT)
-        eventually(lambda: parkable.page.move(0, 0).state == State.HALTED, 60)
-        parkable.page.order(0, 0, order)
-        eventually(lambda: parkable.page.move(0, 0).state == State.RESIDENT, 60)
-        program.proceed()
-        assert program.answer() == {"result": 0}
-
-
 def test_allocation_does_not_wait_for_a_daemon_that_has_long_been_gone(parkable: Tenant) -> None:
     parkable.page.set_room_wait(0, 60.0)
     parkable.page.set_reserve(0, 63 * GIB)
@@ -374,13 +361,12 @@ def test_allocation_does_not_wait_for_a_daemon_that_has_long_been_gone(parkable:
     assert seen["seconds"] < 8.0
 
 
-@pytest.mark.parametrize("order", [Order.LEAVE, Order.HALT])
-def test_pool_that_is_full_for_a_moment_is_tried_again(parkable: Tenant, order: Order) -> None:
+def test_pool_that_is_full_for_a_moment_is_tried_again(parkable: Tenant) -> None:
     with parkable.listen() as listener, contextlib.ExitStack() as kept, parkable.beating():
         listener.settimeout(60)
         program = parkable.start(with_helpers("alloc(10 * MIB); step()"))
         program.answer()
-        parkable.page.order(0, 0, order)
+        parkable.page.order(0, 0, Order.LEAVE)
         connection = mover_connection(listener, kept)
         connection.settimeout(60)
         connection.send(wire.answer(Why.NOTHING))
@@ -390,23 +376,7 @@ def test_pool_that_is_full_for_a_moment_is_tried_again(parkable: Tenant, order: 
                 os.close(file)
             assert wire.read_pieces(packet).out
             connection.send(wire.answer(why))
-        state = State.HALTED if order is Order.HALT else State.PARKED
-        eventually(lambda: parkable.page.move(0, 0).state == state, 60)
-
-
-def test_program_whose_memory_is_away_halts_too(parkable: Tenant) -> None:
-    with parkable.listen() as listener, contextlib.ExitStack() as kept, parkable.beating():
-        listener.settimeout(60)
-        program = parkable.start(with_helpers("alloc(10 * MIB); step()"))
-        program.answer()
-        parkable.page.order(0, 0, Order.LEAVE)
-        connection = mover_connection(listener, kept)
-        connection.settimeout(60)
-        for _ in range(2):  # to its hello, and to its pieces
-            connection.send(wire.answer(Why.NOTHING))
         eventually(lambda: parkable.page.move(0, 0).state == State.PARKED, 60)
-        parkable.page.order(0, 0, Order.HALT)
-        eventually(lambda: parkable.page.move(0, 0).state == State.HALTED, 20)
 
 
 def test_same_size_again_asks_the_driver_for_nothing(parkable: Tenant) -> None:

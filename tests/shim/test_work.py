@@ -208,6 +208,19 @@ def test_gaps_are_counted_by_length_from_a_wait_to_the_next_launch(tenant: Tenan
     assert (short, sum(counts), sum(counts[bisect_left(EDGES, 0.2) :])) == (0, 3, 1)
 
 
+def test_copy_ends_one_gap_and_its_end_begins_another(tenant: Tenant) -> None:
+    """The process was not idle while it waited for the copy."""
+    tenant.run("""
+        import time
+        context()
+        launch(); cuda.cuCtxSynchronize(); time.sleep(0.03)
+        cuda.cuMemcpyDtoH_v2(None, c_uint64(0), c_size_t(4)); cuda.cuCtxSynchronize(); time.sleep(0.03)
+        launch(); say()
+    """)
+    counts = tenant.page.gaps(0)
+    assert (sum(counts[: bisect_left(EDGES, 0.03)]), sum(counts)) == (0, 2)
+
+
 def test_a_captured_kernel_does_not_make_busy(tenant: Tenant) -> None:
     tenant.run("context(); S = stream(); cuda.cuStreamBeginCapture_v2(S, 0); say(result=launch(S))")
     assert tenant.use().busy_since_ns == 0

@@ -94,7 +94,7 @@ function Everything() {
       {idle && kind === "machine" && (
         <Empty
           lead={text.emptyMachine}
-          lines={["aliquot run --memory 10 --core 30 -- python train.py", "aliquot apply -f pod.yaml", "aliquot demo"]}
+          lines={["aliquot run --memory 10 --core 30 -- python train.py", "aliquot run -f pod.yaml", "aliquot demo"]}
         />
       )}
       {shown.map((name, at) => (

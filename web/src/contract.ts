@@ -99,10 +99,7 @@ export const MESSAGE_CODES = [
   "claim-nowhere",
   "scheduler-said",
   "invalid-pod",
-  "container-exited",
-  "pod-reason",
   "requests",
-  "no-request",
   "promised",
   "paused",
   "claim-holds",
@@ -292,7 +289,6 @@ export interface Tenant {
   where: Where | null;
   parked_mib: number;
   moves: number;
-  way: Way | null;
   why_parked: ParkReason | null;
   latency_seconds: number | null;
   latency_missed_seconds: number;
@@ -303,8 +299,6 @@ export interface Tenant {
 export type State = "idle" | "running" | "paused" | "waiting";
 
 export type Where = "resident" | "leaving" | "parked" | "returning";
-
-export type Way = "copy" | "checkpoint";
 
 export type ParkReason = "idle" | "room" | "turn" | "asked" | "shared-memory" | "stream-ordered" | "unmovable" | "pool-full" | "no-pool" | "failed" | "no-room" | "lost";
 

@@ -9,13 +9,11 @@ export function awayOf(tenant: Tenant): Where | null {
   return tenant.where === "resident" ? null : tenant.where;
 }
 
-/** In which way it left is told while it is away: on the card, the way is only what would be done. */
 export function stateHint(tenant: Tenant, text: Text): string {
   const told = [
     tenant.paused_by === null ? "" : text.pausedBy(tenant.paused_by),
     tenant.paused_seconds ? text.pausedFor(age(tenant.paused_seconds, text)) : "",
     tenant.why_parked === null ? "" : text.whyParked[tenant.why_parked] ?? tenant.why_parked,
-    tenant.way === null || awayOf(tenant) === null ? "" : text.ways[tenant.way] ?? tenant.way,
     tenant.moves ? text.moves(tenant.moves) : "",
     tenant.latency_seconds === null ? "" : text.acceptsLatency(delay(tenant.latency_seconds)),
   ];

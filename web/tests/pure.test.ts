@@ -149,7 +149,6 @@ describe("what is said of a tenant's state", () => {
     where: "resident",
     parked_mib: 0,
     moves: 2,
-    way: "copy",
     why_parked: null,
     latency_seconds: null,
     latency_missed_seconds: 0,
@@ -157,16 +156,7 @@ describe("what is said of a tenant's state", () => {
     users: null,
   };
 
-  it.each(["resident", null] as const)("names no way in which it left while it is on the card (%s)", (where) => {
+  it.each(["resident", "parked", null] as const)("says how often its memory moved (%s)", (where) => {
     expect(stateHint({ ...tenant, where }, TEXTS.en)).toBe("moved 2 times");
-  });
-
-  it.each(["leaving", "parked", "returning"] as const)("names the way while it is %s", (where) => {
-    expect(stateHint({ ...tenant, where }, TEXTS.en)).toBe("its memory is copied to the host pool, moved 2 times");
-  });
-
-  it("shows the ways and places of a newer agent as they come", () => {
-    const newer = { ...tenant, where: "elsewhere", way: "by-air" } as unknown as Tenant;
-    expect(stateHint(newer, TEXTS.en)).toBe("by-air, moved 2 times");
   });
 });

@@ -34,15 +34,6 @@ describe("the languages", () => {
   });
 });
 
-describe("parked memory", () => {
-  it("says in which way it left", () => {
-    expect(TEXTS.en.parked("4 GiB", "copy")).toBe("4 GiB parked, copied");
-    expect(TEXTS.en.parked("4 GiB", "checkpoint")).toBe("4 GiB parked, by checkpoint");
-    expect(TEXTS.en.parked("4 GiB", null)).toBe("4 GiB parked");
-    expect(TEXTS.zh.parked("4 GiB", "checkpoint")).toBe("已换出 4 GiB，用检查点");
-  });
-});
-
 describe("the language", () => {
   it("is the browser's first that we speak", () => {
     expect(languageOf(null, ["zh-TW", "en"])).toBe("zh");

@@ -9,7 +9,7 @@ from typing import Any
 from bench.gpu.engines.catalog import ENGINES
 from bench.gpu.engines.folder import Folder
 from bench.gpu.engines.player import Player
-from bench.gpu.engines.scenes import Found, Measure, alone, differing, length, on_grounds, same, start, watch
+from bench.gpu.engines.scenes import Found, Measure, alone, differing, on_grounds, same, start, watch
 from bench.gpu.grounds import Ground
 from bench.gpu.lab import Lab
 from bench.gpu.report import Row
@@ -27,7 +27,6 @@ class Scene:
     names: tuple[str, str]
     alone: list[Found]
     beside: list[Found]
-    seconds: float
 
     @property
     def added_ms(self) -> float | None:
@@ -43,9 +42,7 @@ class Scene:
     @property
     def of_free(self) -> float:
         """Offline throughput over what online work leaves free by its own times alone; above 1 where they overlap."""
-        online = self.alone[0].figures
-        busy = online["requests"] * (self.alone[0].ms("all_ms", "p50") or 0.0) / 1000 / self.seconds
-        free = max(0.05, 1 - busy)
+        free = max(0.05, 1 - self.alone[0].figures["busy"])
         return self.beside[1].per_s / self.alone[1].per_s / free if self.alone[1].per_s else 0.0
 
     def told(self) -> str:
@@ -81,7 +78,8 @@ def swept(names: tuple[str, str]) -> Measure:
     return partial(_sweep, names)
 
 
-def _players(stage: Stage, folder: Folder, names: tuple[str, str]) -> list[Player]:
+def begin(stage: Stage, folder: Folder, names: tuple[str, str]) -> list[Player]:
+    """Both started, and at rest."""
     online, offline = (ENGINES[name] for name in names)
     return start(
         stage,
@@ -95,9 +93,9 @@ def _players(stage: Stage, folder: Folder, names: tuple[str, str]) -> list[Playe
 
 def _measure(names: tuple[str, str], lab: Lab, folder: Folder) -> list[Row]:
     with lab.node(release_delay="auto") as node, lab.stage(node) as stage:
-        players = _players(stage, folder, names)
+        players = begin(stage, folder, names)
         before = alone(lab, players)
-        scene = Scene(names, before, watch(lab, *players), length(lab))
+        scene = Scene(names, before, watch(lab, *players))
         delays = node.standings()
     others = on_grounds(lab, partial(_on_ground, names, lab, folder))
     both = zip(before, scene.beside, names, strict=True)
@@ -108,7 +106,7 @@ def _measure(names: tuple[str, str], lab: Lab, folder: Folder) -> list[Row]:
         Row(
             what=f"{names[0]} online beside {names[1]} offline, auto: TTFT p50 added; token p99; offline of free",
             must=f"<= {MOST_FIRST_MS:g} ms; <= {MOST_TOKEN:.2f}; >= {LEAST_FREE:.2f}; same tokens",
-            measured=f"{_number(added, '+.2f')} ms; {_number(ratio, '.2f')}; {scene.of_free:.2f}; {agree}",
+            measured=f"{number(added, '+.2f')} ms; {number(ratio, '.2f')}; {scene.of_free:.2f}; {agree}",
             ok=good and scene.of_free >= LEAST_FREE and well,
             stock=others.get("stock", {}).get("told", ""),
             mps=others.get("mps", {}).get("told", ""),
@@ -117,14 +115,14 @@ def _measure(names: tuple[str, str], lab: Lab, folder: Folder) -> list[Row]:
     ]
 
 
-def _number(value: float | None, form: str) -> str:
+def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
 def _on_ground(names: tuple[str, str], lab: Lab, folder: Folder, ground: Ground) -> dict[str, Any]:
     with lab.stage(ground) as stage:
-        players = _players(stage, folder, names)
-        scene = Scene(names, alone(lab, players), watch(lab, *players), length(lab))
+        players = begin(stage, folder, names)
+        scene = Scene(names, alone(lab, players), watch(lab, *players))
     return {"told": scene.told(), **scene.numbers()}
 
 
@@ -136,11 +134,11 @@ def _sweep(names: tuple[str, str], lab: Lab, folder: Folder) -> list[Row]:
     scenes: dict[str, Scene] = {}
     rows = []
     with lab.node(release_delay=DELAYS[0]) as node, lab.stage(node) as stage:
-        players = _players(stage, folder, names)
+        players = begin(stage, folder, names)
         before = alone(lab, players)
         for delay in DELAYS:
             node.set_release_delay(delay)
-            scenes[delay] = scene = Scene(names, before, watch(lab, *players), length(lab))
+            scenes[delay] = scene = Scene(names, before, watch(lab, *players))
             lab.say(f"{delay}: {scene.told()}")
             rows.append(
                 Row(
@@ -165,7 +163,7 @@ def _verdict(names: tuple[str, str], scenes: dict[str, Scene]) -> Row:
     return Row(
         what=f"{names[0]} beside {names[1]}: auto against the best of {len(fixed)} fixed delays",
         must=f"tokens as good, offline >= {1 - _MOST_OFF_BEST:.2f} of it",
-        measured=f"best {best}: offline {share:.2f} of it; tokens {_number(auto.token_ratio, '.2f')} of alone",
+        measured=f"best {best}: offline {share:.2f} of it; tokens {number(auto.token_ratio, '.2f')} of alone",
         ok=good,
         numbers={"best": best, "alone": alone_told, "offline": auto.alone[1].figures},
     )

@@ -107,12 +107,26 @@ BESIDE = (
     ("llama", "embed"),
     ("llama", "jax"),
 )
-# two of the ordinary class, both busy
-ORDINARY = (
+# of the ordinary class, all busy
+ORDINARY: tuple[tuple[str, ...], ...] = (
     ("llama", "llama"),
     ("vllm", "vllm"),
     ("hf", "hf"),
     ("llama", "vllm"),
     ("llama", "training"),
     ("embed", "embed"),
+    ("llama", "llama", "llama"),
+    ("llama", "llama", "llama", "llama"),
+)
+# in a group, and how many times what they do on the stock driver
+GROUPS = (
+    (("vllm", "vllm"), 1.35),
+    (("embed", "embed", "embed"), 2.0),
+)
+# online, offline, and tokens of a prompt
+VALVE = (
+    (("vllm", "vllm-batch"), 512),
+    (("vllm", "vllm-batch"), 2048),
+    (("vllm", "training"), 512),
+    (("vllm", "training"), 2048),
 )

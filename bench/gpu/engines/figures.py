@@ -84,7 +84,18 @@ def of_server(samples: Samples, over: Window) -> dict[str, Any]:
         "tpot_ms": quantiles(each.tpot_ms for each in mine if each.tpot_ms is not None),
         "all_ms": quantiles(each.all_ms for each in mine),
         "per_s": round(came / over.seconds, 3),
+        "busy": round(busy(every, over), 4),
     }
+
+
+def busy(answered: Iterable[Request], over: Window) -> float:
+    """The part of the window in which at least one request was being answered."""
+    reached, total = over.begin, 0.0
+    for begin, end in sorted((each.due, each.due + each.all_ms / 1000) for each in answered):
+        begin, end = max(begin, reached), min(end, over.end)
+        if end > begin:
+            reached, total = end, total + end - begin
+    return total / over.seconds
 
 
 def of_loop(samples: Samples, over: Window) -> dict[str, Any]:

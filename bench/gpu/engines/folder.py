@@ -68,10 +68,11 @@ class Folder:
         return ["--folder", str(samples.with_suffix(".model"))] if engine.name == "embed" else []
 
     def _model(self, name: str, kind: str) -> Path:
-        """Made once, by a process of its own: the package gguf is among vLLM's."""
+        """Made once, by a process of its own: the package gguf is among vLLM's, or on PYTHONPATH."""
         path = self.path / "models" / name
         if not path.exists():
-            paths = os.pathsep.join([*_own_paths(), str(self.path / "vllm-site")])
+            found = [*_own_paths(), str(self.path / "vllm-site"), os.environ.get("PYTHONPATH")]
+            paths = os.pathsep.join(filter(None, found))
             words = [sys.executable, str(PROGRAMS / "make_model.py"), kind, str(path)]
             answer(words, {**os.environ, "PYTHONPATH": paths}, 120)
         return path

@@ -8,8 +8,7 @@ import sys
 import time
 from typing import Any
 
-from bench.gpu import words
-from bench.gpu.children import ChildError, answer
+from bench.gpu.children import ChildError
 from bench.gpu.lab import Lab
 from bench.gpu.parking.program import WORKLOAD, Crowd, Program, begin, crowded, gib, on_stock, quota, until
 from bench.gpu.report import Row
@@ -185,34 +184,6 @@ def _two_processes(crowd: Crowd, size: int) -> Row:
         ok=wrong == ["0", "0"] and (bool(refused) or there.get("parked_bytes", 0) > 0),
         numbers={"refused": refused, "residency": there, "code": code},
     )
-
-
-def arrays(lab: Lab) -> list[Row]:
-    """A tenant that only the driver's checkpoint can move: parked by hand and woken by a kernel, then by hand."""
-    size = gib(lab, CHECKPOINT_GIB)
-    with crowded(lab, 8) as crowd:
-        ask = Ask(name="arrays", core=0, memory=quota(lab, size + 1, 3), park="600s")
-        program = crowd.begin("arrays", 1, "--arrays", str(size), ask=ask)
-        program.ready()
-        until(lambda: crowd.residency("arrays").get("way") == "checkpoint", 60, "the driver can take it")
-        found = _rounds(crowd, program, 1)
-        first = crowd.residency("arrays")
-        program.hold()
-        refused = crowd.park("arrays")
-        answer(words.wake("arrays"), crowd.node.env, 90)
-        woken = crowd.residency("arrays")
-        program.go()
-        ended = program.finish()
-    return [
-        Row(
-            what=f"{size} GiB of arrays by the driver's checkpoint: out; back; first kernel",
-            must="nothing wrong",
-            measured=f"{found['out'][0]:.1f}; {found['back'][0]:.1f} GB/s; {ended['woken'][0]:.1f} s; "
-            f"{ended['wrong']} of {ended['pieces']} wrong; {refused or woken['where']}",
-            ok=not ended["wrong"] and not refused and woken["where"] == "resident",
-            numbers={"rounds": found, "first": first, "woken": woken, "ended": ended},
-        )
-    ]
 
 
 def checkpoint(lab: Lab) -> list[Row]:

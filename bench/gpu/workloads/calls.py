@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+from functools import partial
 from statistics import median
 
 _MIB = 1 << 20
@@ -69,11 +70,8 @@ def main() -> None:
     kept = c_uint64()
     card.call("cuMemAllocAsync", byref(kept), c_size_t(64 * _MIB), card.stream)
     found = {
-        **{
-            f"cudaMalloc {size}": nanoseconds(lambda size=size: card.plain(size), 100)
-            for size in (4096, _MIB, 8 * _MIB)
-        },
-        **{f"cudaMallocAsync {size}": nanoseconds(lambda size=size: card.ordered(size), 2000) for size in (4096, _MIB)},
+        **{f"cudaMalloc {size}": nanoseconds(partial(card.plain, size), 100) for size in (4096, _MIB, 8 * _MIB)},
+        **{f"cudaMallocAsync {size}": nanoseconds(partial(card.ordered, size), 2000) for size in (4096, _MIB)},
         "copy 64": nanoseconds(card.copy, 1000),
     }
     print(json.dumps(found))

@@ -9,8 +9,7 @@
     gaps.py     how long online work keeps an idle card, learned from its own gaps
     card.py     one card: from who is there and what they do to the orders, and when to look again
     differing.py  what was ordered before, and which orders lead from there to what shall be
-    proof.py    whether slices and pauses have an effect, by what a context gets done
-    ownproof.py the same on an idle card, by two contexts of our own
+    proof.py    whether slices and pauses have an effect, by two contexts of our own on an idle card
     account.py  what share of the card each context had
     bill.py     who pays for its time: tenants, idle, unknown, unmeasured
     timeline.py who held the card in the last minute

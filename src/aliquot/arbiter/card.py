@@ -24,7 +24,6 @@ from aliquot.arbiter.debts import Debts
 from aliquot.arbiter.differing import Ordered, difference
 from aliquot.arbiter.gaps import LATENCY, Gaps
 from aliquot.arbiter.orders import Hold, Open, Order, Pause, Resume
-from aliquot.arbiter.proof import Phase, Trial
 from aliquot.arbiter.roster import BUSY, IDLE_AFTER, NEVER_DRY, STILL_BUSY, Context, Member, Reading, Roster
 from aliquot.arbiter.timeline import Taken
 from aliquot.arbiter.turns import FOREVER, Rotation, Rounds, Windows
@@ -50,7 +49,6 @@ class CardArbiter:
     preemptions: Counter[str] = field(default_factory=Counter)  # by tenant
     takings: deque[Taken] = field(default_factory=lambda: deque(maxlen=64))  # the same one by one, for the timelines
     roster: Roster = field(default_factory=Roster)
-    trial: Trial | None = None  # whether slices and pauses have an effect: while it lasts, it decides
     _ordered: dict[str, Ordered] = field(default_factory=dict)
     _front: Windows = field(default_factory=Windows)
     _gated: Windows = field(default_factory=Windows)  # those in front, where slices do not bind
@@ -160,24 +158,15 @@ class CardArbiter:
         self._former = (self._front.turn, self._capped.turn, self._gated.turn, self._brief.turn)
         front, behind = self._ranks()
         self._step_debts([*front, *behind], now)
-        lengths_of_work = {tenant: gaps.piece for tenant, gaps in self._gaps.items()}
-        self._pieces = (
-            not self._has_online()
-            and self.trial is None
-            and pieces.take_turns(front, lengths_of_work, before=self._pieces)
-        )
+        self._pieces = not self._has_online() and pieces.take_turns(front, self._gaps, before=self._pieces)
         self._dry = not self._pieces and self._runs_dry(front)
         lengths = self._lengths(front, behind, now)
         enabled = self._enabled_front(front, now) | {context.name for context in behind}
         enabled -= self._waiting_behind(front, behind, now)
         enabled -= {context.name for context in (*front, *behind) if context.settling and self._pays(context)}
-        if self.trial is not None:
-            enabled = self._impose(self.trial, lengths, enabled)
         turns = (self._front, self._gated, self._behind, self._capped, self._brief)
         interval = now + self._interval(front, behind)
         self.deadline = min(interval, settled, self._release, self._debts.until, *(turn.until for turn in turns))
-        if self.trial is not None:
-            self.deadline = min(self.deadline, self.trial.until)
         online = {context.name for context in front if self._class_of(context) is AppClass.ONLINE}
         first = self._begins_window(front)
         return difference(
@@ -465,15 +454,6 @@ class CardArbiter:
             self.preemptions.update(losers := {context.tenant for context in offline})
             self.takings.append(Taken(now, by, tuple(losers)))
         self._online_was_active = active
-
-    def _impose(self, trial: Trial, lengths: dict[str, int], enabled: set[str]) -> set[str]:
-        """Slices as the trial wants them in this phase; returns who runs."""
-        taking_part = {trial.sensor, *trial.others} & lengths.keys()
-        lengths |= {name: trial.slice_of(name) for name in taking_part}
-        if trial.phase is not Phase.PAUSED:
-            return enabled | taking_part
-        stopped = {name for name in trial.others & taking_part if self.roster.contexts[name].active}
-        return (enabled | taking_part) - stopped
 
     def _interval(self, front: Sequence[Context], behind: Sequence[Context]) -> float:
         """Seconds until activity is read again. An idle context wakes us by itself."""

@@ -54,6 +54,8 @@ class Gaps:
     takings: int = 0  # of the card from offline work, so far
     _counts: list[float] = field(default_factory=_none)
     _busy: float = 0.0  # seconds with work, among these gaps
+    _elapsed: float = 0.0  # seconds in all, each gap at most LONGEST; some of them were waits for the card
+    _still: float = 0.0  # seconds since it last had work or came back
     _strain: float = 1.0  # by how much the price was raised because the latency was missed
     _window: float = 0.0
     _switches: float = 0.0
@@ -69,6 +71,8 @@ class Gaps:
                 if count:
                     self._add(at, count, contended=contended)
         self._busy += busy
+        self._still = 0.0 if busy or any(counts) else self._still + elapsed
+        self._elapsed += elapsed if self._still <= LONGEST else 0.0
         if any(counts):
             self.delay = self._cheapest()
         self._judge(elapsed)
@@ -78,6 +82,12 @@ class Gaps:
         """Seconds of work from one gap to the next, lately. None: not known."""
         total = sum(self._counts)
         return self._busy / total if total > 1e-3 else None
+
+    @property
+    def wants(self) -> float:
+        """The part of the time in which it had work or waited for the card: all but its gaps."""
+        idle = sum(count * min(LONGEST, length) for count, length in zip(self._counts, _MIDDLE, strict=True))
+        return max(0.0, 1.0 - idle / self._elapsed) if self._elapsed > 0 else 0.0
 
     def _add(self, at: int, count: int, *, contended: bool) -> None:
         self._counts[at] += count
@@ -94,6 +104,7 @@ class Gaps:
         left = 0.5 ** (seconds / _HALF_LIFE)
         self._counts = [count * left for count in self._counts]
         self._busy *= left
+        self._elapsed *= left
 
     def _price(self, total: float) -> float:
         """Of one switch."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from aliquot.arbiter.gaps import Gaps
 from aliquot.arbiter.roster import Context
 
 LOOK = 0.004  # seconds between two looks: who is idle shall not keep its turn
 _LONGEST = 0.02  # seconds of a piece: longer ones switch seldom, and would outlast their turn
-_WINDOW, _WAIT = 0.012, 0.015  # seconds: of one turn, and of those of all others together, where all are equal
+_WINDOW, _WAIT = 0.013, 0.0165  # seconds: of one turn, and of those of all others together, where all are equal
 _SHORTEST, _ROUND = 0.004, 0.1  # seconds: a turn that is worth its beginning, and all turns of a round at most
 # Of the card, wanted by all together: less, and they are seldom in each other's way.
 _CROWDED, _STILL_CROWDED = 1.2, 1.0
@@ -28,15 +29,16 @@ def period(quotas: Collection[float]) -> float:
     return max(equal, min(_ROUND, _SHORTEST / min(quotas)))
 
 
-def take_turns(contexts: Sequence[Context], pieces: Mapping[str, float | None], *, before: bool) -> bool:
+def take_turns(contexts: Sequence[Context], gaps: Mapping[str, Gaps], *, before: bool) -> bool:
     """Whether all that have work wait for short pieces of it, each in one process, and want more than the card.
-    `pieces`: seconds, by tenant; `before`: whether they took turns so far."""
+    `before`: whether they took turns so far."""
     wanted: dict[str, float] = {}
     for context in contexts:
         if not context.active:
             continue
-        piece = pieces.get(context.tenant)
-        if piece is None or piece > _LONGEST or not context.preemptible or context.tenant in wanted:
+        learned = gaps.get(context.tenant)
+        piece = None if learned is None else learned.piece
+        if learned is None or piece is None or piece > _LONGEST or not context.preemptible or context.tenant in wanted:
             return False
-        wanted[context.tenant] = context.part_busy
+        wanted[context.tenant] = learned.wants
     return len(wanted) > 1 and sum(wanted.values()) >= (_STILL_CROWDED if before else _CROWDED)

@@ -1,38 +1,23 @@
-"""Whether slices and pauses have an effect on a card, judged by what one context gets done.
+"""Whether slices and pauses have an effect on an idle card, judged by two contexts of our own that compete for it.
 
-A driver may answer OK to every control and change nothing. So one context, the *sensor*, is watched while the others
-are treated differently: all alike, the sensor favoured by slices, the others paused, and the others held at the gate,
-which is our own and always works. The gate is the comparison: where the sensor gets more done while the others are at
-the gate, it was really short of the card, and slices and pauses must show the same. Where it does not (it is
-idle, or runs ahead of the card), nothing is concluded. A sensor whose queue runs dry can still deceive: slices do not
-help it and the gate does. That is why trials run only where the owner of the card asks for them.
+Both always have work in the queue, and every kernel is the same amount of work. So what each of them gets done is its
+share of the card, and nothing has to be compared with another moment: clocks that rise meanwhile change nothing. A
+stage in which a queue ran dry says nothing, because a context without work gives its slice away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from aliquot.model.cardstate.control import PROVEN, CardControl, ControlLevel, ControlReason
 
-# What the sensor gained by slices or by a pause, over what it gained by the gate.
-SEEN, NOT_SEEN = 0.5, 0.2
-LEAST_GAIN = 1.5  # by the gate: below this nothing is concluded, since the sensor was not short of the card
-LEAST_COUNT, ENOUGH = 8, 12  # launches of the sensor in a phase: to conclude anything, and to end it early
-STEADY = 1.3  # the two phases in which all are alike may differ by this factor
-
-EVEN_US, LONG_US, SHORT_US = 2_000, 16_000, 1_000  # slices during a trial; two short ones still get on
-
-
-class Phase(StrEnum):
-    """What is done to the others."""
-
-    EVEN = "even"
-    FAVOURED = "favoured"
-    PAUSED = "paused"
-    GATED = "gated"
-    EVEN_AGAIN = "even-again"
+EVEN_US, LONG_US, SHORT_US = 2_000, 8_000, 500  # time slices
+_LEAST = 12  # kernels of both in a stage, to conclude anything
+_EVEN = 0.3  # either has at least this share while both are treated alike: else something else is on the card
+# The part of the expected effect that was there.
+_SEEN, _NOT_SEEN = 0.5, 0.25
 
 
 class Effect(Enum):
@@ -41,19 +26,6 @@ class Effect(Enum):
     SEEN = "seen"
     NONE = "none"
     UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What the sensor got done in a phase."""
-
-    launches: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Launches per second."""
-        return self.launches / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +54,6 @@ class Verdict:
         return CardControl(ControlLevel.UNPROVEN, ControlReason.INCONCLUSIVE)
 
 
-def judge(samples: Mapping[Phase, Sample]) -> Verdict:
-    """One pass of all phases."""
-    if any(phase not in samples or samples[phase].launches < LEAST_COUNT for phase in Phase):
-        return Verdict()
-    first, last = samples[Phase.EVEN].rate, samples[Phase.EVEN_AGAIN].rate
-    if max(first, last) > STEADY * min(first, last):  # its work changed: no phase can be compared with another
-        return Verdict()
-    even = (first + last) / 2
-    gain = samples[Phase.GATED].rate / even
-    if gain < LEAST_GAIN:
-        return Verdict()
-    return Verdict(_effect(samples[Phase.FAVOURED].rate / even, gain), _effect(samples[Phase.PAUSED].rate / even, gain))
-
-
-def _effect(gain: float, by_the_gate: float) -> Effect:
-    part = (gain - 1) / (by_the_gate - 1)
-    if part >= SEEN:
-        return Effect.SEEN
-    return Effect.NONE if part <= NOT_SEEN else Effect.UNKNOWN
-
-
 def both(first: Verdict, second: Verdict) -> Verdict:
     """A control has no effect only if two passes say so; one that saw an effect is enough for the contrary."""
     return Verdict(_agreed(first.slices, second.slices), _agreed(first.pause, second.pause))
@@ -114,52 +65,79 @@ def _agreed(first: Effect, second: Effect) -> Effect:
     return Effect.NONE if first is second is Effect.NONE else Effect.UNKNOWN
 
 
-@dataclass(slots=True)
-class Trial:
-    """The phases one after the other, and again where the first pass finds a fault. Time and counts in, verdict out."""
+class Stage(StrEnum):
+    """How the two are treated."""
 
-    sensor: str
-    others: frozenset[str]
-    settle: float = 0.04  # seconds at the start of a phase that do not count: what was queued before still runs
-    count: float = 0.11  # seconds that do, or more, up to `longest`, where the sensor has launched little
-    longest: float = 0.2
-    phase: Phase = Phase.EVEN
-    until: float = 0.0  # when to call `step` next
-    _counting_since: tuple[float, int] | None = None
-    _samples: dict[Phase, Sample] = field(default_factory=dict)
-    _first: Verdict | None = None
+    EVEN = "even"
+    FAVOURED = "favoured"  # the first has a long slice, the second a short one
+    PAUSED = "paused"  # the second
+    EVEN_AGAIN = "even-again"
 
-    def begin(self, now: float) -> None:
-        """The first phase begins."""
-        self.phase, self.until, self._counting_since = Phase.EVEN, now + self.settle, None
 
-    def step(self, launches: int, now: float) -> Verdict | None:
-        """What the sensor has launched so far; the verdict, once there is one. `phase` may be another afterwards."""
-        if now < self.until:
-            return None
-        if self._counting_since is None:
-            self._counting_since, self.until = (now, launches), now + self.count
-            return None
-        since, before = self._counting_since
-        if launches - before < ENOUGH and now < since + self.longest:
-            self.until = now + self.settle / 4
-            return None
-        self._samples[self.phase] = Sample(launches - before, now - since)
-        self._counting_since, self.until = None, now + self.settle
-        phases = list(Phase)
-        if self.phase is not phases[-1]:
-            self.phase = phases[phases.index(self.phase) + 1]
-            return None
-        found = judge(self._samples)
-        if self._first is not None:
-            return both(self._first, found)
-        if not found.finds_fault:
-            return found
-        self._first, self._samples, self.phase = found, {}, Phase.EVEN
-        return None
+# A second pass, where the first finds a fault, begins with the last stage of the first.
+PASS = (Stage.FAVOURED, Stage.PAUSED, Stage.EVEN_AGAIN)
 
-    def slice_of(self, context: str) -> int:
-        """Microseconds, in this phase."""
-        if self.phase is not Phase.FAVOURED:
-            return EVEN_US
-        return LONG_US if context == self.sensor else SHORT_US
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the two got done in a stage: kernels, and the seconds that they were counted over."""
+
+    first: int
+    second: int
+    seconds: float
+    dry: bool = False  # a queue was empty for a moment
+
+    @property
+    def share(self) -> float:
+        """The first's part of what both got done."""
+        return self.first / max(1, self.first + self.second)
+
+    @property
+    def counts(self) -> bool:
+        """Whether something can be concluded."""
+        return not self.dry and self.first + self.second >= _LEAST
+
+
+def slices_in(stage: Stage) -> tuple[int, int]:
+    """Microseconds of the first and of the second."""
+    return (LONG_US, SHORT_US) if stage is Stage.FAVOURED else (EVEN_US, EVEN_US)
+
+
+def judge_pass(stages: Mapping[Stage, Measured]) -> Verdict:
+    """What one pass shows."""
+    if any(stage not in stages for stage in Stage):
+        return Verdict()
+    even, again = stages[Stage.EVEN], stages[Stage.EVEN_AGAIN]
+    if not all(one.counts and _EVEN <= one.share <= 1 - _EVEN for one in (even, again)):
+        return Verdict()
+    usual = (even.share + again.share) / 2
+    return Verdict(_slices(stages[Stage.FAVOURED], usual), _pause(stages[Stage.PAUSED], usual))
+
+
+def _slices(found: Measured, usual: float) -> Effect:
+    expected = LONG_US / (LONG_US + SHORT_US) - usual
+    return _effect((found.share - usual) / expected) if found.counts else Effect.UNKNOWN
+
+
+def _pause(found: Measured, usual: float) -> Effect:
+    """A pause that stops both would leave nothing to count."""
+    return _effect(1 - (1 - found.share) / (1 - usual)) if found.counts else Effect.UNKNOWN
+
+
+def _effect(part: float) -> Effect:
+    if part >= _SEEN:
+        return Effect.SEEN
+    return Effect.NONE if part <= _NOT_SEEN else Effect.UNKNOWN
+
+
+def judge(passes: Sequence[Mapping[Stage, Measured]]) -> Verdict:
+    """Of one pass, or of two: that a control has no effect needs both."""
+    verdicts = [judge_pass(stages) for stages in passes]
+    if not verdicts or (len(verdicts) == 1 and verdicts[0].finds_fault):
+        return Verdict()
+    return verdicts[0] if len(verdicts) == 1 else both(verdicts[0], verdicts[1])
+
+
+def needs_second_pass(stages: Mapping[Stage, Measured]) -> bool:
+    """Whether the first pass found a fault."""
+    return judge_pass(stages).finds_fault

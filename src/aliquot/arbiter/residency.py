@@ -7,9 +7,6 @@ tenants that do not fit together take turns: long enough that moving costs a ten
 would wait longer than STARVES for that. One returns while another leaves, piece by piece, so that a swap takes as long
 as the larger of the two and needs hardly any room in between.
 
-What only the driver's checkpoint can move (`slow`) leaves and returns as a whole, and does not go to the pool. Others
-leave before it where that makes enough room, and its turns are longer by what it costs.
-
 Pure: time is an argument. Failures are facts of a tenant (`retry_at`), not exceptions.
 """
 
@@ -35,7 +32,6 @@ RETRY_MOST = 8.0  # seconds until a tenant that could not leave is asked again, 
 FUTILE = 1.0  # seconds for which a verdict on an allocation must hold before it is refused
 SLACK = 2 << 30  # bytes, on the card or in the pool, without which one cannot return while another leaves
 _MOST_SETS = 2000  # of tenants that are compared when some must leave; beyond, the largest leave
-_SLOWER = 20  # times that the driver's checkpoint takes longer
 _RANK = {AppClass.ONLINE: 0, AppClass.NORMAL: 1, AppClass.OFFLINE: 2}
 
 
@@ -65,8 +61,6 @@ class Occupant:
     wants_since: float = 0.0
     retry_at: float = -inf  # before then it is not asked to leave again: the last time it could not
     kept: int = 0  # of `movable`, bytes that hold nothing: given back, not moved, once it leaves
-    slow: int = 0  # of `movable`, bytes that only the driver's checkpoint moves: all at once, and not to the pool
-    slow_away: bool = False  # these are parked
 
     @property
     def rank(self) -> int:
@@ -89,24 +83,9 @@ class Occupant:
         return self.resident + (self.parked if self.where is Where.RETURNING else 0)
 
     @property
-    def slow_parked(self) -> int:
-        """Of the parked bytes, those that are not in the pool."""
-        return self.slow if self.slow_away else 0
-
-    @property
-    def slow_frees(self) -> int:
-        """Of what it frees, the part that does not go to the pool."""
-        return 0 if self.slow_away and self.where is not Where.RETURNING else self.slow
-
-    @property
-    def pooled(self) -> int:
-        """Bytes in the pool."""
-        return self.parked - self.slow_parked
-
-    @property
     def copies(self) -> int:
         """Bytes of the pool that it takes when it leaves."""
-        return max(0, self.frees - self.slow_frees - self.kept)
+        return max(0, self.frees - self.kept)
 
     @property
     def needs(self) -> int:
@@ -186,13 +165,10 @@ class Memory:
     card: int
     pool: int
     bandwidth: float = 40e9  # bytes per second
-    slow_out: float = 2e9  # the same of the driver's checkpoint
-    slow_back: float = 5e9
 
     def seconds(self, leaving: Occupant, coming: Occupant) -> float:
         """What it takes to have the one leave for the other."""
-        out = leaving.copies / self.bandwidth + leaving.slow_frees / self.slow_out
-        return out + (coming.needs - coming.slow_parked) / self.bandwidth + coming.slow_parked / self.slow_back
+        return (leaving.copies + coming.needs) / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +203,9 @@ def decide(occupants: Sequence[Occupant], memory: Memory, now: float) -> Decisio
     free -= sum(occupant.parked for occupant in occupants if occupant.where is Where.RETURNING)
     leave_now = [occupant for occupant in occupants if occupant.where is Where.LEAVING]
     coming = sum(occupant.resident for occupant in leave_now)
-    pool = memory.pool - sum(occupant.pooled for occupant in occupants)
+    pool = memory.pool - sum(occupant.parked for occupant in occupants)
     pool -= sum(occupant.copies for occupant in leave_now)
-    pool += sum(occupant.pooled for occupant in occupants if occupant.where is Where.RETURNING)
-    at_once = any(occupant.slow_frees for occupant in leave_now)  # piece by piece, nothing comes of it
+    pool += sum(occupant.parked for occupant in occupants if occupant.where is Where.RETURNING)
     if free < 0:  # those that return were promised what comes
         free, coming = 0, max(0, free + coming)
     gone: set[str] = set()
@@ -247,20 +222,14 @@ def decide(occupants: Sequence[Occupant], memory: Memory, now: float) -> Decisio
             continue
         if lacking <= coming:
             free, coming = 0, coming - lacking
-            if at_once or asking.slow_away:
-                waiting[asking.tenant] = Obstacle.TURN
-            else:
-                orders += _return_of(asking)
+            orders += _return_of(asking)
             continue
         lacking -= coming
         there = [occupant for occupant in occupants if _may_leave(occupant, asking) and occupant.tenant not in gone]
         ready = [occupant for occupant in there if _ready_at(occupant, asking, there, memory) <= now]
-        slack = free + pool >= SLACK and not asking.slow_away
-        room = pool + (asking.pooled if slack else 0)  # it gives back its part of the pool while others leave
-        leaving = _fewest([occupant for occupant in ready if not occupant.slow], lacking, room)
-        if leaving is None:
-            slack, room = slack and not any(occupant.slow for occupant in ready), pool
-            leaving = _fewest(ready, lacking, room)
+        slack = free + pool >= SLACK
+        room = pool + (asking.parked if slack else 0)  # it gives back its part of the pool while others leave
+        leaving = _fewest(ready, lacking, room)
         free = 0  # the free room is kept for it: no tenant behind it in the queue overtakes it
         coming = 0
         if leaving is None:
@@ -393,9 +362,9 @@ def _fewest(there: Sequence[Occupant], lacking: int, pool: int) -> Sequence[Occu
 
 
 def _cost(chosen: Sequence[Occupant]) -> tuple[int, int, float]:
-    """Offline work before others; then bytes, slow ones as many times more; then who was active lately."""
+    """Offline work before others; then bytes; then who was active lately."""
     ranks = -sum(occupant.rank for occupant in chosen)
-    size = sum(occupant.copies + _SLOWER * occupant.slow_frees for occupant in chosen)
+    size = sum(occupant.copies for occupant in chosen)
     return ranks, size, max(occupant.last_active for occupant in chosen)
 
 

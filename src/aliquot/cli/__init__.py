@@ -2,9 +2,7 @@
 
 run       `aliquot run`, which becomes the command it runs
 machine   the daemon of one machine and its runs: up, down, ps, top, stop, policy, burn
-pods      manifests on one machine: apply, get, describe, delete, logs
-cluster   programs and tools of a cluster: scheduler, agent, explain, doctor, kubectl plugins
-install   install, upgrade, uninstall
+cluster   programs and tools of a cluster: scheduler, agent, explain, doctor, uninstall, kubectl plugins
 demo      the two-minute demonstration
 options   options that several commands share
 """

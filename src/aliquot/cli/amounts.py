@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; G, Gi and GB mean GiB too; at least 1MiB"
+MEMORY_OF_RUN = f"{MEMORY_ALLOWED}; or a percentage of each card, as in 25%"
 DURATION_ALLOWED = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
 SIMULATED = "2x24GiB"  # the cards of --simulate without a value
 SIMULATE_ALLOWED = (
@@ -14,6 +15,7 @@ SIMULATE_ALLOWED = (
 )
 
 _MEMORY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(?:([MGT])i?B?)?", re.IGNORECASE)
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*%")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|)")
 _CARDS = re.compile(r"(?:([0-9]{1,4})x)?([0-9]{1,4})x([^x]+)")
 _MOST_CARDS = 64
@@ -32,6 +34,17 @@ def parse_memory(text: str) -> int:
     amount = int(float(match[1]) * _PER_MIB[(match[2] or "G").upper()]) if match else 0
     if not 1 <= amount <= 1 << 30:
         raise AmountError(MEMORY_ALLOWED)
+    return amount
+
+
+def parse_percent(text: str) -> float | None:
+    """A percentage; None: it is written as another amount."""
+    if not text.endswith("%"):
+        return None
+    match = _PERCENT.fullmatch(text.strip())
+    amount = float(match[1]) if match else 0.0
+    if not 0 < amount <= 100:
+        raise AmountError(MEMORY_OF_RUN)
     return amount
 
 

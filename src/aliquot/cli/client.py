@@ -26,9 +26,7 @@ _LONGEST_DELAY = 60.0
 _SETTLED = 3.0  # seconds
 _RETURN = 15.0  # seconds for which a command that watches waits for a daemon to come back
 _KUBELET = "/var/lib/kubelet/device-plugins"
-_NO_DAEMON = (
-    "no daemon runs on this machine: start one with `aliquot up -d`; `aliquot run` and `aliquot apply` start it too"
-)
+_NO_DAEMON = "no daemon runs on this machine: start one with `aliquot up -d`; `aliquot run` starts it too"
 _NO_AGENT = (
     "this machine has a kubelet, but neither an agent nor a daemon runs: run `aliquot doctor` to see why the agent is "
     "missing, or `aliquot up -d` if Kubernetes does not manage the cards"
@@ -175,5 +173,4 @@ def refused(error: AnswerError, what: str) -> InputError:
 def _existing(names: Sequence[str], what: str) -> str:
     if what != "run":
         return f"there are {', '.join(names)}" if names else "there is none"
-    runs = [name for name in names if "/" not in name]  # Pods are called NAMESPACE/NAME; `aliquot delete` ends them
-    return f"there are {', '.join(runs)}" if runs else "only Pods run" if names else "nothing runs"
+    return f"there are {', '.join(names)}" if names else "nothing runs"

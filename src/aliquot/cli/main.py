@@ -22,16 +22,8 @@ COMMANDS = (
         "demo.command:demo",
         "Show in two minutes how cards are shared: promised and measured results side by side.",
     ),
-    ("run", "run", "Run a command on a slice of a card."),
-    ("apply", "pods.apply:apply", "Run the Pods of a manifest on this machine as local processes."),
-    ("get", "pods.get:get", "Show the Pods, workloads and nodes of this machine."),
-    (
-        "describe",
-        "pods.describe:describe",
-        "Show the details of a Pod, workload or node, with the reason for its placement.",
-    ),
-    ("delete", "pods.delete:delete", "Delete Pods and workloads."),
-    ("logs", "pods.logs:logs", "Show the output of a Pod or of a run started with --detach."),
+    ("run", "run", "Run a command, or the containers of a Pod, on slices of the cards."),
+    ("logs", "machine.logs:logs", "Show the output of a run started with --detach."),
     ("ps", "machine.ps:ps", "List the running and queued tenants of this machine."),
     ("top", "machine.top:top", "Show live usage of every card and tenant."),
     ("probe", "machine.probe:probe", "Measure what control of a card is worth, in about a minute."),
@@ -54,14 +46,8 @@ COMMANDS = (
         "Run the simulated cards of a node, for an agent with the same --simulate.",
     ),
     (
-        "install",
-        "install.install:install",
-        "Install aliquot on a cluster: scheduler, webhook, agents, and what they need.",
-    ),
-    ("upgrade", "install.install:upgrade", "Upgrade the installation on a cluster to this program's version."),
-    (
         "uninstall",
-        "install.uninstall:uninstall",
+        "cluster.uninstall:uninstall",
         "Remove aliquot from a cluster: all objects, and on the nodes all files, sockets, labels and annotations.",
     ),
     (
@@ -76,25 +62,28 @@ COMMANDS = (
 )
 
 
-_LIST = "`aliquot ps` lists runs and Pods, `aliquot top` shows every card"
-_END = "`aliquot stop NAME` stops a run, `aliquot delete pod NAME` a Pod"
-_START = "`aliquot run -- COMMAND` runs a command, `aliquot apply -f FILE` a manifest, `aliquot up -d` the daemon"
-_SHOW = "`aliquot ps` lists runs, `aliquot describe pod NAME` shows a Pod"
+_LIST = "`aliquot ps` lists runs, `aliquot top` shows every card"
+_END = "`aliquot stop NAME` stops a run"
+_START = "`aliquot run -- COMMAND` runs a command, `aliquot run -f POD.yaml` a Pod, `aliquot up -d` starts the daemon"
+_SHOW = "`aliquot ps -o json` shows all of a run"
+_PODS = "`aliquot run -f POD.yaml` runs a Pod's containers; for Deployments and the like use k3s (docs/k3s.md)"
+_INSTALL = "use `helm upgrade --install` with the chart, or `kubectl apply -f deploy/install.yaml`: see docs/install.md"
 
 # Words of other tools, and the command to use instead.
 _HINTS = {
     **dict.fromkeys(("list", "ls", "status", "jobs", "queue"), _LIST),
-    **dict.fromkeys(("kill", "rm", "remove", "cancel"), _END),
-    **dict.fromkeys(("start", "exec", "create", "submit"), _START),
-    **dict.fromkeys(("show", "inspect", "events"), _SHOW),
+    **dict.fromkeys(("kill", "rm", "remove", "cancel", "delete"), _END),
+    **dict.fromkeys(("start", "exec", "submit"), _START),
+    **dict.fromkeys(("show", "inspect", "events", "describe"), _SHOW),
     **dict.fromkeys(("gpus", "cards", "smi", "watch", "monitor"), "`aliquot top` shows every card and its tenants"),
-    "pods": "`aliquot get pods` lists them",
-    "nodes": "`aliquot get nodes` lists them",
+    **dict.fromkeys(("get", "pods"), _LIST),
+    "nodes": "`aliquot top` shows their cards",
     "restart": "`aliquot down && aliquot up -d` restarts the daemon; runs on real cards continue",
     "pause": "`aliquot park NAME` takes the memory of a run off its card",
     "resume": "`aliquot wake NAME` brings the memory of a run back to its card",
     "config": "`aliquot policy` shows and sets how cards are shared; `aliquot up --help` lists the daemon's options",
-    **dict.fromkeys(("scale", "edit", "patch", "rollout"), "change the manifest, and `aliquot apply -f FILE` again"),
+    **dict.fromkeys(("apply", "create", "scale", "edit", "patch", "rollout"), _PODS),
+    **dict.fromkeys(("install", "upgrade"), _INSTALL),
     "version": "use the option --version",
     "help": "`aliquot COMMAND --help` describes a command",
     "bench": "`aliquot probe` measures a card, `aliquot demo` shows how it is shared",

@@ -14,7 +14,6 @@ _BY_COMMAND: dict[str, Sequence[tuple[tuple[str, ...], str]]] = {
     "aliquot ps": [
         (_FOLLOW, "`aliquot top` is live; `watch aliquot ps` repeats this list"),
         (("q", "quiet", "l", "e", "x", "u"), "-o json has every field"),
-        (("n", "namespace", "A"), "it lists all namespaces"),
     ],
     "aliquot top": [
         (_FOLLOW, "it is live on a terminal; --every sets the seconds between updates"),
@@ -36,7 +35,6 @@ _BY_COMMAND: dict[str, Sequence[tuple[tuple[str, ...], str]]] = {
         (("since", "p", "previous"), "the log is one piece: use --tail N"),
         (_OUTPUT, "it prints what the run wrote, unchanged"),
     ],
-    "aliquot describe": [(_OUTPUT, "`aliquot get TYPE NAME -o json` or `-o yaml` is for programs")],
     "aliquot dashboard": [(_OUTPUT, "it prints nothing but the address on stdout")],
     "aliquot down": [(("f", "force", "v"), "tenants keep running; `aliquot stop --all` stops yours")],
     "aliquot up": [

@@ -16,13 +16,6 @@ class Where(OpenCode):
     RETURNING = "returning"
 
 
-class Way(OpenCode):
-    """How a tenant's memory leaves the card."""
-
-    COPY = "copy"  # Aliquot copies it to the host's pool, at the speed of the bus
-    CHECKPOINT = "checkpoint"  # the driver takes the whole processes, ten times slower, to their own host memory
-
-
 class ParkReason(OpenCode):
     """Why a tenant's memory is parked or on its way, or why it cannot be parked."""
 
@@ -55,9 +48,6 @@ class Residency:
     last_out: float | None = None  # seconds that its last way out took; None: it has not left yet
     last_in: float | None = None
     why: ParkReason | None = None
-    way: Way | None = None  # None: it cannot leave
-    checkpointed: int = 0  # of the parked: not in the pool, but in host memory of its own
-    detail: str | None = None  # why the driver's checkpoint cannot take it either, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +61,3 @@ class Arrival:
     took: float  # seconds
     why: ParkReason | None = None  # it left
     away: float | None = None  # seconds that it was parked; None: it leaves, or that is not known
-    way: Way = Way.COPY

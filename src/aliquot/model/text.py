@@ -48,18 +48,3 @@ def printable_json(text: str) -> str:
 def encodable(text: str) -> str:
     """The text with a question mark for each half of a surrogate pair."""
     return text.encode(errors="replace").decode()
-
-
-def not_encodable(value: object) -> str | None:
-    """The first text in the JSON value that UTF-8 cannot spell."""
-    pending = [value]
-    while pending:
-        found = pending.pop()
-        if isinstance(found, str):
-            if encodable(found) != found:
-                return found
-        elif isinstance(found, dict):
-            pending += [*found.keys(), *found.values()]
-        elif isinstance(found, list):
-            pending += found
-    return None

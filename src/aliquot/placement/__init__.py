@@ -10,7 +10,6 @@
     seat.py      which cards of one node each container gets
     policies/    binpack, spread, fgd, dense: which of the nodes that fit, and which of its cards
     choose.py    the best node for a claim, with scores kept per shape
-    why.py       why a decision took its cards: what ruled the others out
     book.py      who holds what: assume, confirm, forget, expire
     groups/      places for Pods that start together
     preemption/  who has to go for a more important Pod, and the room kept for it

@@ -15,7 +15,6 @@ from functools import partial
 import numpy as np
 from msgspec.structs import replace
 
-from aliquot.model.choice import Choice
 from aliquot.model.claim import AppClass, Claim, Preference
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
@@ -37,7 +36,6 @@ from aliquot.placement.policies.ranking import (
 )
 from aliquot.placement.seat import Patience, grant_on, seat
 from aliquot.placement.verdicts import FITS, TOGETHER_NOT, verdicts
-from aliquot.placement.why import choice_of
 
 POLICIES: dict[str, Callable[[], Policy]] = {"binpack": binpack, "spread": spread, "fgd": fgd, "dense": dense}
 
@@ -177,15 +175,6 @@ class Chooser:
         if members:
             scores = np.where(self._counted(members, np.array([row]))[0] > 0, scores - _above_all(scores), scores)
         return seat(self.board, row, claim, demand, _order(scores), patience or Patience())
-
-    def why(self, claim: Claim, grant: Grant) -> Choice:
-        """Why `choose` took these cards. Ask before the grant is booked."""
-        demand = self._demand(claim)
-        places = self._replicas(claim, demand)
-        replicas = self._counted(places, np.arange(self.board.rows)) if places else None
-        members = self._members(claim)
-        group = self._counted(members, np.arange(self.board.rows)) > 0 if members else None
-        return choice_of(self.board, self._policy(demand), demand, grant, replicas, group)
 
     def refusals(self, claim: Claim, among: Ints | None = None) -> list[Refusal]:
         """Every reason why the claim does not go to the rows (all, or those) that it does not fit."""

@@ -2,10 +2,9 @@
 
     amounts.py    "10 GiB", "30%", "2m05s"
     reasons.py    the one table from Reason to words, in three lengths, and the codes inside kube-scheduler's messages
-    shortage.py   why a run or a Pod of one machine waits
+    shortage.py   why a run of one machine waits
     refusals.py   why no node of a cluster takes a Pod
     groups.py     what a waiting PodGroup has and lacks
-    placement.py  why a Pod is on its cards
     requests.py   what a Pod asks for
     promises.py   what a Pod was promised
     nodes.py      what had to be assumed about a node, and why it is closed

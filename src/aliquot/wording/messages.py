@@ -18,7 +18,6 @@ from aliquot.model.status.dashboard import PodCard
 from aliquot.model.status.machine import (
     CardStatus,
     FindingStatus,
-    PodStatus,
     QueueEntry,
     RefusalStatus,
     RequestStatus,
@@ -104,7 +103,7 @@ def queued(entry: QueueEntry) -> Message:
 
 
 def short_of(entry: QueueEntry) -> Message:
-    """What a run or a Pod in the queue of a machine waits for."""
+    """What a run in the queue of a machine waits for."""
     text = shortage.reason(entry)
     if entry.kept_for:
         return Message(Code.ROOM_RESERVED, text, name=entry.kept_for)
@@ -152,23 +151,7 @@ def invalid_pod(broken: Invalid | None) -> Message:
     return Message(Code.INVALID_POD, f"invalid Pod: {broken.sentence()}", name=broken.field, detail=broken.sentence())
 
 
-def pod_reason(pod: PodStatus) -> Message | None:
-    """Why a local Pod fits no card ever, failed, or waits to be started again."""
-    if pod.reason is None:
-        return None
-    if pod.refusals:
-        cards = [refused_by_card(refusal) for refusal in pod.refusals]
-        return Message(Code.NO_ROOM, pod.reason, refusals=cards[:1], count=len(cards) - 1)
-    for container in pod.containers:
-        if container.exit_code is not None and container.state != "running":
-            code = container.exit_code
-            return Message(Code.CONTAINER_EXITED, pod.reason, name=container.name, number=code, detail=pod.reason)
-    return Message(Code.POD_REASON, pod.reason, detail=pod.reason)
-
-
 # --- why a Pod or a run is where it is -------------------------------------------------------------------------------
-
-NO_REQUEST = Message(Code.NO_REQUEST, "Requests no card.")
 
 
 def placed(cards: Sequence[int], node: str | None) -> Message:

@@ -1,4 +1,4 @@
-"""What a run or a Pod waits for on one machine, from what the queue reports about each card.
+"""What a run waits for on one machine, from what the queue reports about each card.
 
 Imported by `aliquot run`, which has read JSON and no structs: nothing heavy.
 """

@@ -271,5 +271,5 @@ def test_store_keeps_data_of_an_earlier_version(folder: Path) -> None:
         database.execute("INSERT INTO settings VALUES ('policy', 'fixed-share')")
     before.close()
     store = a_store(folder)
-    assert (store.setting("policy"), store.objects.pods(), store.notes) == ("fixed-share", [], [])
+    assert (store.setting("policy"), store.notes) == ("fixed-share", [])
     store.close()

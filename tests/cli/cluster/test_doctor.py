@@ -139,7 +139,7 @@ def test_json_has_the_findings_as_data(well: FakeCluster) -> None:
     (finding,) = [load for load in json.loads(result.stdout) if load["level"] == "finding"]
     assert finding["check"] == "scheduler"
     assert finding["about"] == ["Lease kube-system/aliquot-scheduler"]
-    assert finding["fix"].startswith("install it: `aliquot install`")
+    assert finding["fix"].startswith("install it, with Helm or from install.yaml: docs/install.md;")
 
 
 @pytest.mark.parametrize(

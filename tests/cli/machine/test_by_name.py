@@ -127,11 +127,11 @@ def test_stop_takes_names_or_all(machine: Machine, words: list[str]) -> None:
     )
 
 
-def test_stop_of_all_leaves_pods_and_runs_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_of_all_leaves_runs_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALIQUOT_HOME", str(tmp_path))
     daemon = FakeDaemon(tmp_path, stop={"was": "running"})
-    mine = [a_tenant("mine", uid=os.geteuid()), a_tenant("default/pod", uid=os.geteuid())]
-    daemon.answers["status"] = a_status(tenants=[*mine, a_tenant("theirs", uid=4711)])
+    mine = a_tenant("mine", uid=os.geteuid())
+    daemon.answers["status"] = a_status(tenants=[mine, a_tenant("theirs", uid=4711)])
     CliRunner().invoke(cli, ["stop", "--all"])
     assert [request["name"] for request in daemon.requests("stop")] == ["mine"]
     daemon.answers["stop"] = [{"error": {"kind": "unknown-name", "name": "mine", "names": []}}]  # it ended meanwhile
@@ -203,7 +203,7 @@ def test_stop_all_with_sudo_names_the_runs_of_the_calling_user(tmp_path: Path, m
     monkeypatch.setenv("SUDO_UID", "70001")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     daemon = FakeDaemon(tmp_path, stop={"was": "running"})
-    theirs = [a_tenant("train", uid=70001), a_tenant("default/pod", uid=70001), a_tenant("other", uid=70002)]
+    theirs = [a_tenant("train", uid=70001), a_tenant("other", uid=70002)]
     daemon.answers["status"] = a_status(tenants=theirs)
     result = CliRunner().invoke(cli, ["stop", "--all"], standalone_mode=False)
     assert isinstance(result.exception, InputError)

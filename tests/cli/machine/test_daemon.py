@@ -19,7 +19,6 @@ from aliquot.cli.machine.up import _check_no_system_daemon
 from aliquot.model.node import Isolation
 from aliquot.model.status.machine import DaemonStatus, PoolStatus, RulesStatus, Status
 from kit.machines.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, paper
-from kit.machines.machinepods import Pods, container, pod
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -106,7 +105,7 @@ def test_up_in_the_background_is_content_with_a_daemon_that_has_its_options(own:
         ({"--token-file": "/t"}, {"--token-file": "/t"}, []),
         ({"--token-file": "/t"}, {}, ["--token-file /t (it has none)"]),
         ({"--release-delay": "20ms"}, {}, ["--release-delay 20ms (it has auto)"]),
-        ({"--release-delay": "auto", "--enforce": "report", "--host-pool": "8MiB", "--rules": "seed"}, {}, []),
+        ({"--release-delay": "auto", "--enforce": "report", "--host-pool": "8MiB"}, {}, []),
         ({"--enforce": "kill"}, {}, ["--enforce kill (it has report)"]),
         ({"--host-pool": "9MiB"}, {}, ["--host-pool 9MiB (it has 8MiB)"]),
         ({"--control": "gate"}, {"--control": "gate"}, []),
@@ -114,7 +113,7 @@ def test_up_in_the_background_is_content_with_a_daemon_that_has_its_options(own:
     ],
 )
 def test_options_that_a_running_daemon_lacks(asked: dict[str, str], options: dict[str, str], found: list[str]) -> None:
-    daemon = DaemonStatus(pid=1, simulated="2x24GiB", rules="seed", options=options)
+    daemon = DaemonStatus(pid=1, simulated="2x24GiB", options=options)
     status = Status(daemon, RulesStatus(Isolation.BEST_EFFORT, None), [], [], [], [], pool=PoolStatus(8 << 20, 0, 0))
     assert list(differences(asked, status)) == found
 
@@ -162,8 +161,7 @@ def test_commands_without_daemon_say_how_to_start_it(own: Machine, words: list[s
     result = own.aliquot(*words)
     assert result.returncode == 2
     assert result.stderr == (
-        "aliquot: no daemon runs on this machine: start one with `aliquot up -d`; `aliquot run` and `aliquot apply` "
-        "start it too\n"
+        "aliquot: no daemon runs on this machine: start one with `aliquot up -d`; `aliquot run` starts it too\n"
     )
 
 
@@ -174,20 +172,14 @@ def test_down_without_daemon(own: Machine) -> None:
 
 def test_down_without_daemon_names_what_a_killed_one_left(own: Machine) -> None:
     own.up()
-    pods = Pods(own)
-    pods.apply(pod("held"), pod("bare", container(gib=None)))
-    pods.until_all(["Running"] * 2)
     own.detach("--name", "left", "--memory", "1", "--", *FOREVER)
     own.kill()
     result = own.aliquot("down")
     assert result.stdout == (
-        "no daemon runs\n"
-        "default/held, left, 1 Pod without a card: still running; `aliquot up -d` adopts them, then "
-        "`aliquot stop NAME` and `aliquot delete pod NAME` end them\n"
+        "no daemon runs\nleft: still running; `aliquot up -d` adopts it, then `aliquot stop NAME` ends it\n"
     )
     own.up()
     own.aliquot("stop", "left")
-    pods.clear()
     own.kill()
     assert own.aliquot("down").stdout == "no daemon runs\n"
 
@@ -199,30 +191,28 @@ def test_nothing_was_left_in_a_home_of_another_user(tmp_path: Path, monkeypatch:
         ["sleep", "600"], env={"ALIQUOT_TENANT": f"{home.tenants}/x", "ALIQUOT_NAME": "a"}
     ) as process:
         try:
-            assert left_behind(home) == (["a"], 0)
+            assert left_behind(home) == ["a"]
             monkeypatch.setattr(os, "stat", lambda path: Mock(st_uid=os.geteuid() + 1))
-            assert left_behind(home) == ([], 0)
+            assert left_behind(home) == []
         finally:
             process.kill()
     monkeypatch.undo()
-    assert left_behind(Home("/nowhere", "/nowhere")) == ([], 0)
+    assert left_behind(Home("/nowhere", "/nowhere")) == []
 
 
 @pytest.mark.parametrize(
-    ("names", "pods", "cards", "words"),
+    ("names", "cards", "words"),
     [
-        (["a"], 0, None, "a: still running; `aliquot up -d` adopts it, then `aliquot stop NAME` ends it"),
+        (["a"], None, "a: still running; `aliquot up -d` adopts it, then `aliquot stop NAME` ends it"),
         (
-            ["default/p"],
-            2,
+            ["a", "b"],
             "1x24GiB",
-            "default/p, 2 Pods without a card: still running; `aliquot up -d --simulate 1x24GiB` adopts them, then "
-            "`aliquot delete pod NAME` ends them",
+            "a, b: still running; `aliquot up -d --simulate 1x24GiB` adopts them, then `aliquot stop NAME` ends them",
         ),
     ],
 )
-def test_words_of_what_was_left(names: list[str], pods: int, cards: str | None, words: str) -> None:
-    assert left_behind_words(names, pods, cards) == words
+def test_words_of_what_was_left(names: list[str], cards: str | None, words: str) -> None:
+    assert left_behind_words(names, cards) == words
 
 
 def test_damaged_database_is_rebuilt(own: Machine) -> None:

@@ -26,7 +26,7 @@ BECOME = f"""
 import encodings.idna, json, os, signal, subprocess, sys
 import aliquot.__main__, aliquot.cli.main, aliquot.cli.machine.policy, aliquot.cli.run.command
 import aliquot.cli.machine.stop, aliquot.cli.machine.up
-import aliquot.adapters.gpu.player, aliquot.cli.pods.logs, click.shell_completion
+import aliquot.adapters.gpu.player, aliquot.cli.machine.logs, click.shell_completion
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); os.chdir("/")
 sys.argv[0] = "aliquot"
 aliquot.__main__.main()

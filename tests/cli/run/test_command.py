@@ -108,7 +108,10 @@ def test_run_dashes_are_optional(machine: Machine) -> None:
 
 
 OF_CORE = "a whole number from 1 to 100, in percent of a card (above 100: --rules 2026)"
-OF_MEMORY = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; G, Gi and GB mean GiB too; at least 1MiB"
+OF_MEMORY = (
+    "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; G, Gi and GB mean GiB too; at least 1MiB; "
+    "or a percentage of each card, as in 25%"
+)
 OF_NAME = "use at most 63 letters, digits, dots, _ and -; the first is a letter or digit"
 OF_TIME = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
 OF_SIMULATE = (
@@ -133,7 +136,7 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
         (["--class=online", "--latency=2", "true"], 2, f"--latency: 2 is not allowed: {LATENCY_UNIT}"),
         (["--class=online", "--latency=1m", "true"], 2, f"--latency: 1m is not allowed: {LATENCY_ALLOWED}"),
         (["--gpus", "3", "--", "true"], 2, "--gpus: 3 is not allowed: at most 2: this machine has no more cards"),
-        (["--gpus", "0", "--", "true"], 2, "--gpus: 0 is not allowed: a whole number, at least 1"),
+        (["--gpus", "0", "--", "true"], 2, "--gpus: 0 is not allowed: a whole number, at least 1, or all"),
         (["--name", "a/b", "--", "true"], 2, f"--name: a/b is not allowed: {OF_NAME}"),
         (["--timeout", "soon", "--", "true"], 2, f"--timeout: soon is not allowed: {OF_TIME}"),
         (["--simulate", "2x", "--", "true"], 2, f"--simulate: 2x is not allowed: {OF_SIMULATE}"),

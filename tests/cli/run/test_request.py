@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.host.control import Connection, NoDaemonError
-from aliquot.adapters.host.home import POD_VARIABLE
 from aliquot.cli.run import request
 from kit.machines.fakedaemon import FakeDaemon
 
@@ -55,13 +54,6 @@ def test_run_starts_no_daemon_in_place_of_the_machines_own(
 def test_run_starts_no_daemon_in_a_home_where_another_user_had_one(lost: Connection) -> None:
     lost.user += 1
     with pytest.raises(request.RunError, match="root starts it with `aliquot up -d`"):
-        request.reconnect(lost, [])
-
-
-def test_run_in_a_pod_starts_no_daemon(lost: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would end with the Pod."""
-    monkeypatch.setenv(POD_VARIABLE, "some-uid")
-    with pytest.raises(request.RunError, match="did not restart"):
         request.reconnect(lost, [])
 
 

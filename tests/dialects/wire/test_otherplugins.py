@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -21,10 +22,11 @@ from aliquot.dialects.wire.otherplugins import (
     is_other_resource,
     may_label,
     may_serve_nvidia_gpu,
+    opted_in,
     other_resources,
+    others_of,
     read_slices,
     served_by_other,
-    serving_others,
 )
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from kit.values.manifests import a_node
@@ -33,6 +35,11 @@ from kit.values.strategies import anything
 Json = dict[str, Any]
 GPU = "nvidia.com/gpu"
 UUIDS = ("GPU-00000000-aaaa-bbbb-cccc-000000000000", "GPU-11111111-aaaa-bbbb-cccc-111111111111")
+
+
+def serving_others(node: NodeObject, drivers: Iterable[str] = ()) -> tuple[str, ...]:
+    """The resources and drivers that keep us from using the node's cards; none where its owner has opted in."""
+    return others_of(None if opted_in(node.metadata.labels) else other_resources(node), tuple(drivers))
 
 
 def node(labels: dict[str, str] | None = None, **amounts: Any) -> NodeObject:

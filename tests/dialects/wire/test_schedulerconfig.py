@@ -8,6 +8,7 @@ from aliquot.dialects import gpushare, qgpu, t9k
 from aliquot.dialects.wire.schedulerconfig import (
     KubeSchedulerSettings,
     config_api,
+    dialects_of,
     parse_version,
     reads_policy,
     render_config,
@@ -140,3 +141,22 @@ def test_kube_scheduler_tries_again_every_second() -> None:
     config = render_config(KubeSchedulerSettings((1, 36), URL))
     assert (config["podInitialBackoffSeconds"], config["podMaxBackoffSeconds"]) == (1, 1)
     assert config["leaderElection"] == {"leaderElect": True}
+
+
+@pytest.mark.parametrize(
+    ("mode", "resources", "profiles"),
+    [
+        ("gpushare", ["aliyun.com/gpu-mem", "aliyun.com/gpu-count", "aliyun.com/gpu-core.percentage"], []),
+        ("all", None, ["t9k-scheduler"]),
+        ("kai", ["aliquot.dev/card-place"], ["kai-scheduler"]),
+        ("hami", None, ["hami-scheduler"]),
+        ("all+hami+kai", None, ["t9k-scheduler", "hami-scheduler", "kai-scheduler"]),
+    ],
+)
+def test_second_kube_scheduler_has_resources_and_profiles_of_the_dialects(
+    mode: str, resources: list[str] | None, profiles: list[str]
+) -> None:
+    config = render_config(KubeSchedulerSettings((1, 36), URL, dialects=dialects_of(mode), second=True))
+    names = [resource["name"] for resource in config["extenders"][0]["managedResources"]]
+    assert resources in (None, names)
+    assert [profile["schedulerName"] for profile in config["profiles"]] == ["aliquot-scheduler", *profiles]

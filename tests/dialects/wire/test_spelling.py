@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 
@@ -13,8 +12,7 @@ from aliquot.dialects.wire import otherplugins
 from aliquot.dialects.wire.advertising import is_token
 from aliquot.dialects.wire.events import LONGEST_NOTE, Form, ObjectRef, Occurrence, render_event, shorten
 from aliquot.dialects.wire.extender import offered_victims, parse_preemption
-from aliquot.dialects.wire.install.deployment import Identity, cards_without_agents
-from aliquot.dialects.wire.install.record import labels_to_restore, pack, render_replaced, unpack
+from aliquot.dialects.wire.ownobjects import Identity, cards_without_agents, identities_in
 from aliquot.dialects.wire.schedulerconfig import is_managed, known_schedulers
 from aliquot.dialects.wire.webhook.admission import env_annotation
 from aliquot.dialects.wire.webhook.configuration import InstallerMarks, parse_secret, secret_patch, secrets_path
@@ -126,24 +124,14 @@ def test_simulated_cards_stay_on_their_nodes() -> None:
     assert (spec["serviceAccountName"], spec["imagePullSecrets"]) == ("default", [{"name": "key"}])
 
 
-@pytest.mark.parametrize(
-    ("present", "restored"),
-    [
-        ({"a": "ours", "b": "ours"}, {"a": "theirs", "b": "theirs"}),
-        ({"a": "changed", "b": "changed"}, {"b": "theirs"}),
-        (None, {"b": "theirs"}),
-    ],
-)
-def test_labels_that_we_replaced_are_restored_unless_changed_since(present: object, restored: dict[str, str]) -> None:
-    kept = render_replaced({"a": ("theirs", "ours"), "b": ("theirs", None)})
-    assert labels_to_restore({"metadata": {**kept, "labels": present}}) == restored
+def test_objects_of_the_file_in_another_namespace() -> None:
+    def found(kind: str, name: str, **metadata: str) -> Identity:
+        (which,) = identities_in([{"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **metadata}}], "mine")
+        return which
 
-
-def test_packed_objects_are_the_same_text_at_any_time() -> None:
-    objects: list[Json] = [{"kind": "Pod"}, {"a": [1, None]}]
-    packed = pack(objects)
-    assert unpack(packed) == objects
-    assert base64.b64decode(packed)[4:8] == bytes(4), "no time of packing"
+    assert found("Namespace", "aliquot-system") == Identity("v1", "Namespace", "", "mine")
+    assert found("Secret", "s", namespace="aliquot-system").path == "/api/v1/namespaces/mine/secrets/s"
+    assert found("Role", "r", namespace="kube-system").namespace == "kube-system"
 
 
 @pytest.mark.parametrize(("kind", "api"), [("Secret", "v1"), ("Other", "admissionregistration.k8s.io/v1")])

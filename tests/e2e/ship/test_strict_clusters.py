@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from aliquot.services.install.sweeper import agent_settings, render_sweeper, within_limit_range
+from aliquot.services.uninstall.sweeper import agent_settings, render_sweeper, within_limit_range
 from kit.values.chart import CHART, Json, runs_on
 from testbed.build import CannotBuildError, binaries
 from testbed.plane import ControlPlane

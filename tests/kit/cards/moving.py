@@ -1,7 +1,6 @@
 """A program whose GPU memory moves: `python -m kit.cards.moving PIECES MIB UNTIL [KIND]`. KIND `ordered`: the
 memory is stream-ordered, and a part of it is freed and allocated again in every step; `limited`: of a pool that has a
-limit, so it does not move; `array`: but for one small piece it is arrays, which only the driver's checkpoint moves;
-`bare`: the same without that piece.
+limit, so it does not move.
 
 It works on all of its memory, checks it in between, and says in one line of JSON what it saw."""
 
@@ -22,12 +21,6 @@ def limited(session: Session) -> ctypes.c_void_p:
     return ctypes.c_void_p(session.cuda.get("cuMemPoolCreate", ctypes.byref(props)))
 
 
-def arrays(session: Session, count: int, mib: int) -> list[int]:
-    """Each of so many MiB: CUDA_ARRAY_DESCRIPTOR with rows of 1 MiB, of four floats."""
-    shape = (ctypes.c_uint64 * 3)(1 << 16, mib, 4 << 32 | 0x20)
-    return [session.cuda.get("cuArrayCreate_v2", ctypes.byref(shape)) for _ in range(count)]
-
-
 def main(pieces: int, mib: int, until: Path, kind: str = "plain") -> dict[str, object]:
     session = Session()
     size = mib << 20
@@ -40,9 +33,6 @@ def main(pieces: int, mib: int, until: Path, kind: str = "plain") -> dict[str, o
             return int(session.cuda.get("cuMemAllocFromPoolAsync", size, pool, None))
         return int(session.cuda.get("cuMemAllocAsync", size, None))
 
-    if kind in ("array", "bare"):
-        arrays(session, pieces, mib)
-        pieces, size, kind = int(kind == "array"), 2 << 20, "plain"
     memory = [allocate() for _ in range(pieces)]
     steps, wrong, longest, last = 0, 0, 0.0, time.monotonic()
     hold, held = until.with_suffix(".hold"), False  # while that file is there, it does nothing

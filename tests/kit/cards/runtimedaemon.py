@@ -39,7 +39,7 @@ class Server:
             folder = Path(sys.argv[sys.argv.index("--pool") + 1])
             mover = MoverClient(folder, 0, os.environ, log_file=folder.with_suffix(".log"))
         mode = os.environ.get("CONTROL", "unproven")
-        plan = ControlPlan({self.uuid: {"proven": PROVEN, "forced": FORCED}.get(mode, CardControl())}, True, None)
+        plan = ControlPlan({self.uuid: {"proven": PROVEN, "forced": FORCED}.get(mode, CardControl())}, None)
         if mode in set(Mode):
             folder = Path(os.environ["STATE"])
             plan = plan_control(

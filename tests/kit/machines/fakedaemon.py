@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.model.status.machine import PodStatus, Status
+from aliquot.model.status.machine import Status
 
 Json = dict[str, Any]
 Answer = Json | list[Json] | Callable[[Json], Json | list[Json]]
@@ -86,24 +86,6 @@ def a_share(index: int = 0, gib: int = 3, **more: Any) -> Json:
     }
 
 
-def a_container(name: str = "main", state: str = "running", **more: Any) -> Json:
-    """A container of a Pod."""
-    return {
-        "name": name,
-        "init": False,
-        "state": state,
-        "exit_code": None,
-        "restarts": 0,
-        "started": 0.0,
-        "ended": None,
-        "pid": 4711 if state == "running" else None,
-        "image": "some/image:v1",
-        "command": ["python", "train.py"],
-        "log": f"/logs/{name}",
-        **more,
-    }
-
-
 def a_tenant(name: str, **more: Any) -> Json:
     """A run on the first card."""
     return {
@@ -142,54 +124,7 @@ def a_queue_entry(name: str, **more: Any) -> Json:
     }
 
 
-def a_pod(name: str, namespace: str = "default", **more: Any) -> Json:
-    """A Pod that runs on the first card."""
-    return {
-        "namespace": namespace,
-        "name": name,
-        "key": f"{namespace}/{name}",
-        "uid": f"uid-{name}",
-        "user": 0,
-        "owner": None,
-        "dialect": "gpushare",
-        "class": "normal",
-        "phase": "Running",
-        "reason": None,
-        "terminating": False,
-        "node": "box",
-        "cards": [a_share()],
-        "containers": [a_container()],
-        "created": 0.0,
-        "started": 0.0,
-        "finished": None,
-        "restart_policy": "Always",
-        "why": [],
-        "events": [],
-        **more,
-    }
-
-
-def pending(name: str, reason: str = "card 0 has 1 GiB free, needs 3 GiB", **more: Any) -> Json:
-    """A Pod that waits."""
-    waits: Json = {"phase": "Pending", "node": None, "cards": [], "reason": reason, "started": None}
-    return a_pod(name, **{**waits, "containers": [a_container(state="waiting")], **more})
-
-
-def a_workload(kind: str, name: str, namespace: str = "default", **more: Any) -> Json:
-    """A workload that has created two of its three Pods."""
-    return {
-        "kind": kind,
-        "namespace": namespace,
-        "name": name,
-        "replicas": 3,
-        "ready": 2,
-        "created": 0,
-        "user": 0,
-        **more,
-    }
-
-
-def a_status(*pods: Json, **more: Any) -> Json:
+def a_status(**more: Any) -> Json:
     """A machine of one node with two cards of 24 GiB."""
     return {
         "daemon": {"pid": 1, "simulated": None},
@@ -198,8 +133,6 @@ def a_status(*pods: Json, **more: Any) -> Json:
             {"name": "box", "cards": ["GPU-0", "GPU-1"], "offers": ["qgpu", "gpushare"], "policy": "best-effort"}
         ],
         "cards": [a_card("box", index) for index in range(2)],
-        "workloads": [],
-        "pods": list(pods),
         "tenants": [],
         "queue": [],
         "findings": [],
@@ -227,8 +160,3 @@ def a_card(node: str, index: int, booked_gib: int = 0, **more: Any) -> Json:
 def machine_status(status: Json) -> Status:
     """The status as a command reads it."""
     return msgspec.convert(status, Status)
-
-
-def pod_status(pod: Json) -> PodStatus:
-    """The Pod as a command reads it."""
-    return msgspec.convert(pod, PodStatus)

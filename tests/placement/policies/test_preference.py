@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from aliquot.dialects import Rules, parse_pod
-from aliquot.model.choice import Rule
 from aliquot.model.claim import CardFilter, Claim, Preference, Usage
 from aliquot.model.node import Order
 from aliquot.model.reason import Reason
@@ -69,10 +68,6 @@ def test_cards_of_a_node_are_taken_in_its_owners_order_under_every_policy(
     board = a_board(replace(a_node("a", 16, 16), card_order=order))
     claims = [asking(4, name=f"p{at}") for at in range(3)]
     assert cards_of(board, claims, policy) == expected
-    found, claim = chooser(board, policy), asking(4, name="next")
-    grant = found.choose(claim)
-    assert grant is not None
-    found.why(claim, grant)  # has a reason, whatever it is
 
 
 @pytest.mark.parametrize(("cards", "place"), [(B, "b0"), (S, "b1")])
@@ -85,26 +80,6 @@ def test_of_nodes_that_are_alike_the_one_with_the_preferred_card_is_taken(
         for slot in slots:
             board.take(node, Occupant({slot: Usage(4 * GIB, slices=1)}))
     assert cards_of(board, [asking(4, preference=Preference(nodes, cards))]) == [place]
-
-
-def test_reason_of_a_preferred_choice() -> None:
-    board = a_board(a_node("a", 16, 16), a_node("b", 16, 16))
-    cards_of(board, [asking(4)])
-    claim = asking(4, name="next", preference=Preference(S, S))
-    found = chooser(board)
-    grant = found.choose(claim)
-    assert grant is not None
-    assert found.why(claim, grant).rules == (Rule.NODE_PODS,)
-
-
-@pytest.mark.parametrize(("cards", "rule"), [(B, Rule.LEAST_FREE), (S, Rule.MOST_FREE)])
-def test_reason_of_a_preferred_card(cards: Order, rule: Rule) -> None:
-    board = a_board(a_node("a", 16, 16))
-    board.take("a", Occupant({0: Usage(4 * GIB, slices=1)}))
-    found, claim = chooser(board), asking(4, preference=Preference(B, cards))
-    grant = found.choose(claim)
-    assert grant is not None
-    assert found.why(claim, grant).rules == (rule,)
 
 
 def models_board() -> Board:

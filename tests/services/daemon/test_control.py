@@ -19,7 +19,7 @@ def test_request_of_is_cancelled_even_as_the_request_comes(steps: int) -> None:
         reader = asyncio.StreamReader()
         asking = asyncio.create_task(request_of(reader))
         await asyncio.sleep(0.01)
-        reader.feed_data(b'{"op": "keep"}\n')
+        reader.feed_data(b'{"op": "hello"}\n')
         for _ in range(steps):
             await asyncio.sleep(0)
         was_there = asking.cancel()

@@ -65,14 +65,14 @@ def test_metrics_have_every_figure_of_a_tenant() -> None:
 def test_metrics_have_moves_durations_and_reasons_of_memory_that_leaves() -> None:
     residency = {
         "where": "parked", "resident_bytes": 1, "parked_bytes": 2, "moves": 3, "moved_bytes": 4,
-        "last_out_seconds": 0.5, "last_in_seconds": None, "why": "turn", "way": "checkpoint",
+        "last_out_seconds": 0.5, "last_in_seconds": None, "why": "turn",
     }  # fmt: skip
     exposed = lines(a_status(residency=residency))
     labels = '{card="0",class="offline",tenant="train",uuid="GPU-0"'
     assert f"aliquot_tenant_moves_total{labels}}} 3.0" in exposed
     assert f"aliquot_tenant_moved_bytes_total{labels}}} 4.0" in exposed
     assert f"aliquot_tenant_move_out_seconds{labels}}} 0.5" in exposed
-    assert f'aliquot_tenant_residency{labels},way="checkpoint",where="parked",why="turn"}} 1.0' in exposed
+    assert f'aliquot_tenant_residency{labels},where="parked",why="turn"}} 1.0' in exposed
     assert not any(line.startswith("aliquot_tenant_move_in_seconds{") for line in exposed)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aliquot.model.node import Isolation
 from aliquot.model.status import requests
-from aliquot.model.status.requests import ApplyRequest, DeleteRequest, PolicyRequest, StopRequest, SupervisorRequest
+from aliquot.model.status.requests import PolicyRequest, StopRequest
 from aliquot.services.daemon.control import RefusedError
 from aliquot.services.daemon.requests import parse_request
 
@@ -34,7 +34,6 @@ def test_request_is_read_with_its_defaults_and_without_fields_of_other_releases(
     read = parse_request({"policy": "fixed-share", "release_delay": 1, "oversubscribe": 2, "card": 0}, PolicyRequest)
     assert read == PolicyRequest(Isolation.FIXED_SHARE, 1.0, 2.0, 0)
     assert parse_request({"release_delay": "auto"}, PolicyRequest).release_delay == "auto"
-    assert parse_request({"uid": "u", "granted": True}, SupervisorRequest) == SupervisorRequest("u", granted=True)
 
 
 @pytest.mark.parametrize("timeout", [-0.1, 86400.1, True, None, "5", float("nan"), float("inf"), 10**400, [1]])
@@ -47,9 +46,6 @@ def test_refusal_names_the_field_as_people_know_it() -> None:
     allowed = "auto, or 0 to 60s, for example 100ms"
     assert refused({"release_delay": 61}, PolicyRequest) == ("invalid", "release-delay", 61, allowed)
     assert refused({"policy": "fair"}, PolicyRequest) == ("invalid", "policy", "fair", ", ".join(Isolation))
-    assert refused({"env": {"A": 1}}, ApplyRequest) == ("invalid", "env", {"A": 1}, "a mapping of names to strings")
-    assert refused({"grace": "soon"}, DeleteRequest) == ("invalid", "grace", "soon", "0 to 86400 seconds")
-    assert refused({"dry_run": "yes"}, ApplyRequest) == ("invalid", "dry_run", "yes", "Expected `bool`, got `str`")
 
 
 @given(st.sampled_from(KINDS), st.data())

@@ -17,7 +17,8 @@ RELEASE = "0.1.0"
 
 def installation_findings(workloads: list[Any], pods: list[Any], nodes: list[Any], version: str) -> list[Finding]:
     read = [msgspec.convert(node, NodeObject) for node in nodes]
-    return [*install.installation_findings(map(read_workload, workloads), read_pods(pods), read, version)]
+    objects = map(read_workload, workloads)
+    return [*install.installation_findings(objects, read_pods(pods), read, version, frozenset({"qgpu", "gpushare"}))]
 
 
 def _workload(
@@ -101,3 +102,45 @@ def test_workload_that_cannot_be_read_is_a_finding() -> None:
     finding, well = installation_findings([_workload("Deployment", "scheduler"), broken], [], [], RELEASE)
     assert (finding.level, well.level) == (Level.FINDING, Level.OK)
     assert finding.what.startswith("cannot be read: status.numberAvailable")
+
+
+def _running(name: str, node: str | None = "n1", phase: str = "Running") -> Any:
+    spec = {} if node is None else {"nodeName": node}
+    return {"metadata": {"name": name, "namespace": "kube-system"}, "spec": spec, "status": {"phase": phase}}
+
+
+AGENT = _running("aliquot-agent-x")
+
+
+@pytest.mark.parametrize(
+    ("pods", "said"),
+    [
+        ([_running("gpushare-schd-extender-7d-x")], "schedules the same Pods as Aliquot"),
+        ([_running("qgpu-scheduler-7d-x")], "schedules the same Pods as Aliquot"),
+        ([_running("gpushare-device-plugin-ds-x"), AGENT], "runs on n1 together with Aliquot's agent"),
+        ([_running("hami-device-plugin-x"), AGENT], "runs on n1 together with Aliquot's agent"),
+    ],
+)
+def test_a_product_that_gives_away_the_same_cards_is_reported(pods: list[Any], said: str) -> None:
+    (finding,) = installation_findings(_both(), pods, [], RELEASE)
+    assert finding.about == (f"kube-system/{pods[0]['metadata']['name']}",)
+    assert said in finding.what
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        [_running("hami-scheduler-7d-x")],  # its Pods are not ours in this mode
+        [_running("gpushare-schd-extender-7d-x", node=None)],
+        [_running("gpushare-schd-extender-7d-x", phase="Succeeded")],
+        [_running("gpushare-device-plugin-ds-x", node="n2"), AGENT],  # a node that is not taken over yet
+        [_running("hami-webui-x"), AGENT],
+    ],
+)
+def test_products_beside_us_that_give_away_other_cards_are_not_reported(pods: list[Any]) -> None:
+    (finding,) = installation_findings(_both(), pods, [], RELEASE)
+    assert finding.level is Level.OK
+
+
+def test_products_are_not_reported_before_an_installation() -> None:
+    assert installation_findings([], [_running("gpushare-schd-extender-7d-x")], [], RELEASE) == []

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,6 @@ from aliquot.adapters.host.control import AnswerError, Connection, ControlError,
 from aliquot.adapters.host.handedfiles import Listener
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.process import processes
-from aliquot.adapters.host.process.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store
 from aliquot.model.status.machine import DaemonStatus
 from aliquot.model.tenancy import TenantEnvironment
@@ -34,7 +32,7 @@ from aliquot.services.daemon.connections import Clients
 from aliquot.services.daemon.control import Caller, listen
 from aliquot.services.machine import control as module
 from aliquot.services.machine.control import ControlServer
-from aliquot.services.machine.pods.manager import PodManager
+from aliquot.services.machine.sweeper import Sweeper
 from aliquot.services.machine.tenants.machine import LocalMachine
 from kit.machines.machine import PaperArbiter, cards
 from kit.running.lingering import SECONDS, hand_over, lingering
@@ -50,7 +48,7 @@ class Daemon:
 
     def __init__(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         self.home, self.uid, self.pid = home, os.geteuid(), os.getpid()
-        for folder in (home.tenants, home.logs, home.pod_logs):
+        for folder in (home.tenants, home.logs):
             os.makedirs(folder, exist_ok=True)
         self.store = Store(home.database, home.tenants)
         self.machine = LocalMachine(
@@ -61,9 +59,9 @@ class Daemon:
             watch=lambda _: None,
             environment=lambda _tenancy, folder: TenantEnvironment({"ALIQUOT_TENANT": folder}),
         )
-        pods = PodManager(self.machine, self.store.objects, Supervisors(home.control), lambda *_: TenantEnvironment())
-        information = DaemonStatus(os.getpid(), home=home.run, simulated=None, dashboard=None, rules="seed")
-        self.control = ControlServer(self.machine, SimpleNamespace(readings={}), information, pods)  # type: ignore[arg-type]
+        sweeper = Sweeper(self.machine, ("ALIQUOT_TENANT",))
+        information = DaemonStatus(os.getpid(), home=home.run, simulated=None, dashboard=None)
+        self.control = ControlServer(self.machine, SimpleNamespace(readings={}), information, sweeper)  # type: ignore[arg-type]
         monkeypatch.setattr(
             module, "caller_of", lambda _: Caller(self.pid, self.uid, self.uid, processes.start_time(self.pid))
         )
@@ -261,67 +259,6 @@ def test_run_that_leaves_the_queue_or_finds_no_room_leaves_no_log(daemon: Daemon
 
     def logs() -> list[Path]:
         return list(Path(daemon.home.logs).glob("*.log"))
-
-    asyncio.run(act())
-
-
-HALF = "half \ud800"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"metadata": {"name": "p", "labels": {"a": HALF}}},
-        {"metadata": {"name": "p", "annotations": {HALF: "a"}}},
-        {"spec": {"containers": [{"name": "c", "image": HALF, "command": ["true"]}]}},
-        {"spec": {"containers": [{"name": "c", "image": "i", "command": ["/x\udc80"]}]}},
-    ],
-    ids=["label", "annotation", "image", "command"],
-)
-def test_status_is_answered_although_the_text_of_a_pod_cannot_be_encoded(
-    daemon: Daemon, change: dict[str, Any]
-) -> None:
-    containers = [{"name": "c", "image": "i", "command": ["true"]}]
-    pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers}, **change}
-    pod["spec"]["schedulingGates"] = [{"name": "g"}]
-
-    async def act() -> None:
-        daemon.store.writer.start()
-        async with daemon.serving():
-            refused = await daemon.ask(ONE, op="apply", objects=[pod], cwd="/", env={})
-            assert "half of a surrogate pair" in refused["error"]["allowed"]
-            assert "ok" in await daemon.ask(ANOTHER, op="status")
-
-    asyncio.run(act())
-
-
-def test_status_has_what_can_be_encoded_of_a_pod_that_an_earlier_release_stored(daemon: Daemon) -> None:
-    containers = [{"name": "c", "image": "i", "command": ["true"]}]
-    pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers}}
-    pod["spec"]["schedulingGates"] = [{"name": "g"}]  # type: ignore[index]
-
-    async def act() -> None:
-        daemon.store.writer.start()
-        async with daemon.serving():
-            assert "ok" in await daemon.ask(ONE, op="apply", objects=[pod], cwd="/", env={})
-            ((uid, found),) = daemon.control.pods.pods.items()
-            daemon.control.pods.pods[uid] = replace(found, state=replace(found.state, reason=HALF))
-            status = (await daemon.ask(ANOTHER, op="status"))["ok"]
-            assert [pod["reason"] for pod in status["pods"]] == ["half ?"]
-
-    asyncio.run(act())
-
-
-@pytest.mark.parametrize(("cwd", "env"), [("/\ud800", {}), ("/", {"A": "\ud800"}), ("/", {"\ud800": "a"}), ("/\0", {})])
-def test_folder_and_environment_that_no_process_can_have_are_refused(
-    daemon: Daemon, cwd: str, env: dict[str, str]
-) -> None:
-    async def act() -> None:
-        async with daemon.serving():
-            answer = await daemon.ask(ONE, op="apply", objects=[], cwd=cwd, env=env, dry_run=True)
-            assert answer["error"]["field"] == ("cwd" if cwd != "/" else "env")
-            latin = await daemon.ask(ONE, op="apply", objects=[], cwd="/\udce9", env={"A": "\udce9"}, dry_run=True)
-            assert latin == {"ok": {"results": []}}, "bytes that are no UTF-8 are usual there"
 
     asyncio.run(act())
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from base64 import b64decode
 from typing import Any
 
-import pytest
-
 from aliquot.arbiter.timeline import Came, Record, Taken
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
@@ -16,7 +14,7 @@ from aliquot.placement.board import Board
 from aliquot.placement.policies.waste import Waste
 from aliquot.services.dashboard.contract import FREE, MIXED, OUT, WHOLE
 from aliquot.services.machine.dashboard import MachineView
-from kit.machines.fakedaemon import a_container, machine_status
+from kit.machines.fakedaemon import machine_status
 from kit.machines.fakeview import JsonView, texts
 
 GIB = 1 << 30
@@ -91,28 +89,6 @@ WAITS = {
     "waited_seconds": 12.0,
     "command": ["serve"],
     "log": None,
-}
-A_POD = {
-    "namespace": "default",
-    "name": "binpack-1-0",
-    "key": "default/binpack-1-0",
-    "uid": "u",
-    "user": 0,
-    "owner": {"kind": "StatefulSet", "name": "binpack-1"},
-    "dialect": "gpushare",
-    "class": "normal",
-    "phase": "Running",
-    "reason": None,
-    "node": "node-1",
-    "cards": [on(0, 3, None)],
-    "containers": [a_container(command=["burn"])],
-    "created": 900.0,
-    "started": 901.0,
-    "finished": None,
-    "restart_policy": "Always",
-    "events": [],
-    "wants": "3 GiB",
-    "why": ["asked for main: 3GiB of memory", "card 0 was the fullest with room"],
 }
 
 
@@ -213,7 +189,6 @@ def test_card_shows_tenants_with_promise_and_use() -> None:
             "where": None,
             "parked_mib": 0,
             "moves": 0,
-            "way": None,
             "why_parked": None,
             "latency_seconds": None,
             "latency_missed_seconds": 0,
@@ -229,15 +204,14 @@ def test_tenant_names_the_group_with_which_it_runs_side_by_side() -> None:
     assert tenant["together"] == "pair"
 
 
-@pytest.mark.parametrize("way", ["copy", "checkpoint"])
-def test_card_shows_how_parked_memory_left(way: str) -> None:
+def test_card_shows_what_is_parked() -> None:
     residency = {
         "where": "parked", "resident_bytes": 0, "parked_bytes": 4 * GIB, "moves": 1, "moved_bytes": 4 * GIB,
-        "last_out_seconds": 1.0, "last_in_seconds": None, "why": "idle", "way": way,
+        "last_out_seconds": 1.0, "last_in_seconds": None, "why": "idle",
     }  # fmt: skip
     machine = Machine(tenants=[a_tenant("off", "offline", on(1, 8, residency=residency))])
     (tenant,) = machine.view.state(1000.0)["live"]["nodes"][0]["cards"][1]["tenants"]
-    assert (tenant["parked_mib"], tenant["way"]) == (4096, way)
+    assert (tenant["parked_mib"], tenant["why_parked"]) == (4096, "idle")
 
 
 def test_waiting_run_shows_what_the_nearest_card_lacks() -> None:
@@ -265,22 +239,6 @@ def test_waiting_run_shows_what_the_nearest_card_lacks() -> None:
         },
         "wants": {"text": "20 GiB, 50%", "requests": [{"memory_mib": 20480, "core": 50.0}]},
     }
-
-
-def test_waiting_pod_is_listed_once_in_its_dialect() -> None:
-    pod = {**A_POD, "phase": "Pending", "node": None, "cards": [], "started": None}
-    machine = Machine(queue=[{**WAITS, "name": pod["key"]}], pods=[pod])
-    state = machine.view.state(1000.0)
-    (entry,) = state["waiting"]["pods"]
-    assert (entry["key"], entry["dialect"], entry["wants"]["text"]) == (pod["key"], "gpushare", "3 GiB")
-    assert state["totals"]["waiting"] == 1
-    assert [pod["key"] for pod in machine.view.search("binpack", 10)["pods"]] == [pod["key"]]
-
-
-def test_unplaceable_pod_shows_what_it_wants() -> None:
-    pod = {**A_POD, "phase": "Pending", "node": None, "reason": "too large", "wants": "2 whole cards"}
-    (entry,) = Machine(pods=[pod]).view.state(1000.0)["waiting"]["pods"]
-    assert (entry["wants"]["text"], entry["reason"]["text"]) == ("2 whole cards", "too large")
 
 
 def test_run_shows_where_and_why() -> None:
@@ -311,35 +269,20 @@ def test_queued_run_shows_what_each_card_lacks() -> None:
     assert pod["refusals"][0]["text"] == "card 0 has 1 GiB free, needs 20 GiB"
 
 
-def test_pod_shows_its_dialect_owner_and_place() -> None:
-    machine = Machine(pods=[A_POD], tenants=[a_tenant("default/binpack-1-0", "normal", on(0, 3, None))])
-    pod = machine.view.pod("default/binpack-1-0", 1000.0)
-    assert pod is not None
-    assert (pod["dialect"], pod["owner"], pod["node"]) == ("gpushare", "StatefulSet/binpack-1", "node-1")
-    assert texts(pod["why"]) == [
-        "Requests 3 GiB (gpushare).",
-        "Promised 3 GiB of the card, and a part of the compute that quotas leave (burst-share).",
-        "Card 0 of node-1: of the cards with room, the fullest (binpack).",
-    ]
-    state = machine.view.state(1000.0)
-    assert state["live"]["nodes"][0]["cards"][0]["tenants"][0]["dialect"] == "gpushare"
-
-
 def test_unknown_names_are_none() -> None:
     assert Machine().view.pod("nobody", 1000.0) is None
     assert Machine().node("nowhere") is None
 
 
-def test_search_finds_runs_pods_and_the_queue() -> None:
-    machine = Machine(tenants=[a_tenant("train")], queue=[WAITS], pods=[A_POD])
+def test_search_finds_runs_and_the_queue() -> None:
+    machine = Machine(tenants=[a_tenant("train")], queue=[WAITS])
     found = machine.view.search("", 50)
     assert [(pod["key"], pod["phase"]) for pod in found["pods"]] == [
-        ("default/binpack-1-0", "Running"),
         ("train", "Running"),
         ("big", "Pending"),
     ]
     assert [pod["key"] for pod in machine.view.search("TRAI", 50)["pods"]] == ["train"]
-    assert len(machine.view.search("", 2)["pods"]) == 2
+    assert len(machine.view.search("", 1)["pods"]) == 1
 
 
 def test_point_has_every_series() -> None:

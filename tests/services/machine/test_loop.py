@@ -60,23 +60,17 @@ def ask(request, reads=False):
         connection.close()
     else:
         held.append(connection)
-container = {"name": "c", "image": "i", "command": ["true"]}
-spec = {"containers": [container], "schedulingGates": [{"name": "g"}]}
-def pod(at, start="p"):
-    return {"kind": "Pod", "metadata": {"name": f"{start}-{at}"}, "spec": spec}
 for at in range(100):
     ask({"op": "run", "command": ["x" * 200] * 60, "memory_mib": 1000 + at})
 for at in range(40):
     ask({"op": "status"})
 for at in range(20):
     ask(None)
-ask({"op": "apply", "dry_run": True, "objects": [pod(at, "dry") for at in range(256)]}, True)
 end = time.monotonic() + seconds
 while time.monotonic() < end:
     ask({"op": "ended"}, True)
     ask({"op": "logs", "name": "run-1"}, True)
-    ask({"op": "apply", "objects": [pod(at) for at in range(100)]}, True)
-    ask({"op": "apply", "objects": [[[[0] * 1000] * 30]]}, True)
+    ask({"op": "stop", "name": [[[0] * 1000] * 30]}, True)
     ask({"op": "run", "command": ["x"], "memory_mib": 99, "wait": False, "detach": True}, True)
     ask({"op": "policy", "policy": "fixed-share"}, True)
     ask({"op": "policy", "policy": "best-effort"}, True)

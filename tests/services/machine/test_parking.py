@@ -7,7 +7,6 @@ import os
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -38,7 +37,7 @@ class Rig:
 
     def __init__(self, folder: str) -> None:
         self.home = Home(folder, folder)
-        for made in (self.home.tenants, self.home.logs, self.home.pod_logs):
+        for made in (self.home.tenants, self.home.logs):
             os.makedirs(made, exist_ok=True)
         self.pool = 100 * 1024
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -205,19 +204,6 @@ def test_park_and_wake_ask_the_runtime_and_wait_for_it(rig: Rig) -> None:
     assert rig.move("wake", "train") == {"name": "train", "resident_bytes": GIB, "parked_bytes": 0}
     assert rig.arbiter.moves == [(tenant, True), (tenant, False)]
     assert rig.denied == ["park train", "wake train"]  # asked whether the caller may
-
-
-def test_park_ends_with_the_reason_where_the_driver_refuses_it_meanwhile(rig: Rig) -> None:
-    rig.run(4, "train", park=30)
-    rig.stands("train", Where.RESIDENT, ParkReason.UNMOVABLE)
-    (standing,) = rig.arbiter.standing
-    residency = replace(cast("Residency", standing.residency), detail="the driver's checkpoint refuses it: error 801")
-    rig.arbiter.standing = [replace(standing, residency=residency)]
-    began = time.monotonic()
-    refused = refusal_of(lambda: rig.move("park", "train", timeout=60))
-    assert time.monotonic() - began < 30
-    why = "it has memory of a kind that cannot be moved, and the driver's checkpoint refuses it: error 801"
-    assert refused["text"] == f"train cannot leave: {why}"
 
 
 def test_park_of_a_run_that_called_its_memory_back_between_two_looks_ends_and_says_so(rig: Rig) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.storage.store import Store
 from aliquot.model.claim import AppClass
-from aliquot.model.containers.localpod import Applier, LocalPod
 from aliquot.model.grant import Share
 from aliquot.model.tenancy import Tenancy
 from kit.cards.reuse import NOBODY, SERVER, connection_of_ended, needs_root
@@ -69,14 +67,10 @@ def test_stored_pid_of_another_process_is_not_adopted(machine: Machine, victim: 
     share = Share(0, 1024, uuid="GPU-0")
     run = Tenancy("a" * 10, "", "run-1", AppClass.NORMAL, (share,), 1.0, NOBODY, victim.pid, started - 1, ("x",))
     store.add(run)
-    manifest = {"metadata": {"name": "p", "namespace": "default"}, "spec": {"containers": [{"name": "c"}]}}
-    pod = LocalPod("b" * 36, "default", "p", None, manifest, "", Applier(NOBODY, NOBODY, "/", {}), 1.0)
-    store.objects.write(pods=[replace(pod, supervisor=(victim.pid, started - 1), ending=0.0)])
     store.set("boot", processes.boot_id())
     store.close()
     machine.up()
     assert machine.names() == []
-    eventually(lambda: not machine.status()["pods"])  # it was to be deleted
     with pytest.raises(AnswerError):
         ask([home], {"op": "stop", "name": "run-1", "timeout": 0}, 60)
     assert victim.poll() is None

@@ -29,6 +29,8 @@ from kit.values.anyjson import any_json
         ),
         (RunRequest(("x",), core=30, app_class=AppClass.OFFLINE), Slice(memory_percent=30, greedy_milli=300)),
         (RunRequest(("x",), memory_mib=512, core=30, app_class=AppClass.ONLINE), Slice(memory_mib=512, core_milli=300)),
+        (RunRequest(("x",), memory_percent=25), Slice(memory_percent=25)),
+        (RunRequest(("x",), memory_percent=25, core=30), Slice(memory_percent=25, core_milli=300)),
     ],
     ids=[
         "nothing is the whole card",
@@ -38,6 +40,8 @@ from kit.values.anyjson import any_json
         "offline core is greedy",
         "offline core alone",
         "online",
+        "a percentage of memory is no quota",
+        "a percentage of memory and another of compute",
     ],
 )
 def test_run_request_slice(ask: RunRequest, expected: Slice) -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.host.process import exitcodes
-from aliquot.adapters.host.process.supervisors import make_log_folder
-from aliquot.model.containers.localpod import Applier
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.logs import RunLogs
 from aliquot.services.machine.tenants.runfiles import new_log
@@ -75,15 +73,3 @@ def test_logs_of_others_are_bounded_beside_a_mount(tmp_path: Path) -> None:
             new_log(str(tmp_path / "b.log"), "b", caller)
         assert time.monotonic() - began < MOST
     assert [(tmp_path / f"{name}.log").stat().st_size for name in ("a", "b", "c")] == [0, 10_000, 0]
-
-
-def test_mount_over_the_log_folder_of_a_pod_is_refused_at_once(tmp_path: Path) -> None:
-    folder, owner = tmp_path / "pods" / "uid", Applier(70001, 70001, str(tmp_path), {})
-    make_log_folder(str(folder), owner)
-    make_log_folder(str(folder), owner)
-    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (70001, 0o700)
-    with silent_mount(folder):
-        began = time.monotonic()
-        with pytest.raises(OSError, match="somebody has mounted"):
-            make_log_folder(str(folder), owner)
-        assert time.monotonic() - began < MOST

@@ -138,9 +138,6 @@ class Suspects:
     def release(self, now: float, tenancies: Collection[Tenancy]) -> Iterator[None]:
         yield from ()
 
-    def clear(self, found: Scan, uids: Collection[str]) -> None:
-        pass
-
 
 def test_all_who_wait_for_a_look_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """240 connections that waited for the name of a run each had looks of their own: `hello` took 3.5 s."""
@@ -154,7 +151,7 @@ def test_all_who_wait_for_a_look_share_it(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def act() -> None:
         known = Counted()
-        sweeper = Sweeper(known, known, ("ALIQUOT_TENANT",))
+        sweeper = Sweeper(known, ("ALIQUOT_TENANT",))
         first = asyncio.create_task(sweeper.look())
         while not looks:
             await asyncio.sleep(0)
@@ -197,7 +194,7 @@ def test_pages_are_asked_about_in_a_thread_and_tenants_end_in_steps(monkeypatch:
     async def act() -> None:
         known = Slow()
         counting = asyncio.create_task(count())
-        await Sweeper(known, known, ("ALIQUOT_TENANT",)).look()
+        await Sweeper(known, ("ALIQUOT_TENANT",)).look()
         counting.cancel()
 
     monkeypatch.setattr("aliquot.services.machine.sweeper.procscan.scan", lambda *_, **__: Scan())
@@ -232,7 +229,7 @@ def test_user_whose_processes_cannot_all_be_read_delays_no_other(monkeypatch: py
 
     async def act() -> None:
         known = Two()
-        sweeper = Sweeper(known, known, ("ALIQUOT_TENANT",))
+        sweeper = Sweeper(known, ("ALIQUOT_TENANT",))
         await sweeper.look()
         assert (asked, seen) == ([{restless, calm}], [{"a", "b"}])
         began = time.monotonic()

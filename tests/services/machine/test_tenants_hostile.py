@@ -15,10 +15,8 @@ import pytest
 from aliquot.adapters.host import users
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.procscan import Scan, Seen
-from aliquot.model.status.answers import Answer
 from aliquot.model.tenant import Standing
 from aliquot.services.daemon.control import RefusedError
-from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.tenants import recovery
 from kit.machines.machine import PaperArbiter
 from kit.machines.tenantrig import Rig, tenant_rig
@@ -195,23 +193,6 @@ def test_user_with_few_runs_reads_that_the_daemon_is_full_and_why(rig: Rig) -> N
         "the daemon has no room for another run: 4 runs of all users are what its limit of open files allows. "
         "Wait until some end, or raise that limit (LimitNOFILE of the systemd unit)"
     )
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
-def test_pods_do_not_count_as_runs(rig: Rig) -> None:
-    class Silent:
-        def notify(self, message: Answer) -> None: ...
-        def on_grant(self, *granted: Any) -> None: ...
-
-    rig.machine.admission._most_runs = 8
-    request = RunRequest(("x",), memory_mib=1024)
-    for number in range(30):  # of which some wait
-        claim = request.claim(f"pod{number:07}", f"default/p-{number}")
-        caller = replace(rig.process(), uid=70001)
-        rig.machine.admission.submit_pod(claim, request, caller, float(number), 1.0, Silent())
-    assert len(list(rig.machine.queue)) > 2
-    rig.submit(replace(rig.process(), uid=70001), memory_mib=1)
-    rig.submit(replace(rig.process(), uid=70002), memory_mib=1)
 
 
 def _spend(seconds: float) -> None:

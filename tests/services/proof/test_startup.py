@@ -17,7 +17,7 @@ from aliquot.model.device import Card
 from aliquot.services.proof import startup
 from aliquot.services.proof.contest import REFUSED, DisturbedContestError, Found, InterruptedContestError
 from aliquot.services.proof.startup import Mode, StartupProof, plan_control
-from aliquot.services.runtime.cards.proving import CardWork
+from aliquot.services.runtime.cards.work import CardWork
 
 INCONCLUSIVE = CardControl(ControlLevel.UNPROVEN, ControlReason.INCONCLUSIVE)
 EXCLUSIVE = CardControl(ControlLevel.UNPROVEN, ControlReason.EXCLUSIVE)

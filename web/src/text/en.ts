@@ -1,6 +1,6 @@
 /* Every text of the dashboard in English. Other languages have the same keys, or they do not compile. */
 
-import type { ParkReason, Way, Where } from "../contract";
+import type { ParkReason, Where } from "../contract";
 
 export const en = {
   machine: "machine",
@@ -77,11 +77,7 @@ export const en = {
   greedy: "spare compute",
   states: { running: "running", paused: "paused", waiting: "waiting", idle: "idle" } as Record<string, string>,
   residency: { resident: "on the card", leaving: "leaving", parked: "parked", returning: "returning" } as Record<Where, string>,
-  parked: (amount: string, way: Way | null) => `${amount} parked${way === "checkpoint" ? ", by checkpoint" : way === "copy" ? ", copied" : ""}`,
-  ways: {
-    copy: "its memory is copied to the host pool",
-    checkpoint: "leaves by the driver's checkpoint, to its own host memory",
-  } as Record<Way, string>,
+  parked: (amount: string) => `${amount} parked`,
   moves: (count: number) => `moved ${count} times`,
   whyParked: {
     idle: "it was idle, and others needed the room",
@@ -176,7 +172,7 @@ export const en = {
   usedBy: "used by",
   unused: "no Pod uses it now",
 
-  emptyMachine: "Nothing runs here yet. Give a command a slice of a card, apply a manifest, or see a story played:",
+  emptyMachine: "Nothing runs here yet. Give a command a slice of a card, run a Pod, or see a story played:",
   emptyCluster: "No node with cards is known yet. Install the agent, then label a node; see",
   noCards: "No card was found. Without a GPU, play with simulated ones:",
 

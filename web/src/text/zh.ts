@@ -76,8 +76,7 @@ export const zh: Text = {
   greedy: "闲置算力",
   states: { running: "运行", paused: "暂停", waiting: "等待", idle: "空闲" },
   residency: { resident: "在卡上", leaving: "正在移出", parked: "已换出", returning: "正在换入" },
-  parked: (amount, way) => `已换出 ${amount}${way === "checkpoint" ? "，用检查点" : way === "copy" ? "，已拷贝" : ""}`,
-  ways: { copy: "显存拷贝到主机内存池", checkpoint: "用驱动的检查点离开，放在它自己的主机内存里" },
+  parked: (amount) => `已换出 ${amount}`,
   moves: (count) => `已搬移 ${count} 次`,
   whyParked: {
     idle: "空闲中，显存让给了其他任务",
@@ -171,7 +170,7 @@ export const zh: Text = {
   usedBy: "使用者",
   unused: "目前没有 Pod 使用",
 
-  emptyMachine: "还没有任务。给一条命令分一片卡，应用一份清单，或看一段演示：",
+  emptyMachine: "还没有任务。给一条命令分一片卡，运行一个 Pod，或看一段演示：",
   emptyCluster: "还没有带卡的节点。请安装 agent 并给节点打标签，参见",
   noCards: "没有找到卡。没有 GPU 时可以用模拟卡：",
 

@@ -101,7 +101,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
       <td title={text.memory}>
         {used && <>{used} / </>}
         {booked}
-        {tenant.parked_mib > 0 && <small>{text.parked(memory(tenant.parked_mib), tenant.way)}</small>}
+        {tenant.parked_mib > 0 && <small>{text.parked(memory(tenant.parked_mib))}</small>}
       </td>
       <td title={text.quota}>{quota(tenant, text)}</td>
       {measured && <td title={text.share}>{tenant.share === null ? "" : percent(tenant.share)}</td>}

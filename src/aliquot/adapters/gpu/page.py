@@ -93,8 +93,6 @@ class Order(IntEnum):
     STAY = 0
     LEAVE = 1
     RETURN = 2
-    HALT = 3  # leave with what can; the driver will take the rest, by its checkpoint
-    AWAY = 4  # it does, or has
 
 
 class State(IntEnum):
@@ -105,7 +103,6 @@ class State(IntEnum):
     PARKED = 2
     RETURNING = 3
     LOST = 4
-    HALTED = 5  # as was ordered: its calls wait
 
 
 class Why(IntEnum):

@@ -17,8 +17,6 @@ TENANT_VARIABLE = "ALIQUOT_TENANT"  # names the folder of a process's tenant
 NAME_VARIABLE = "ALIQUOT_NAME"  # and the tenant's name
 SIM_VARIABLE = "ALIQUOT_SIMGPU"  # names the player's socket to the stand-ins
 OF_A_TENANT = (TENANT_VARIABLE, NAME_VARIABLE, SIM_VARIABLE)  # what processes of others may not inherit
-POD_VARIABLE = "ALIQUOT_POD"  # the uid of a local Pod: marks every process of the Pod
-CONTAINER_VARIABLE = "ALIQUOT_CONTAINER"  # marks the processes of one container
 
 _SUN_PATH = 107  # bytes of a unix socket's name, without the NUL
 # What opening a file says that another user put there, a link, a pipe or a socket.
@@ -93,11 +91,6 @@ class Home(NamedTuple):
     def logs(self) -> str:
         """The output of detached tenants, one file each."""
         return f"{self.state}/logs"
-
-    @property
-    def pod_logs(self) -> str:
-        """One folder per Pod, named by its uid, with one file per container."""
-        return f"{self.logs}/pods"
 
     @property
     def daemon_log(self) -> str:

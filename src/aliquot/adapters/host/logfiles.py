@@ -1,7 +1,7 @@
 """Logs to which programs append, bounded: NAME has what was written last, NAME.1 what was written before.
 
 The programs keep their file open (O_APPEND), so it is copied and cut, not renamed; what they write in the instant
-between the two is lost. A Pod's supervisor imports this module: nothing heavy.
+between the two is lost.
 """
 
 from __future__ import annotations

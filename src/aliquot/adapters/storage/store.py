@@ -1,5 +1,4 @@
-"""The state of a machine's daemon in SQLite: the runs with their shares, the settings, and what was applied
-(objectstore.py).
+"""The state of a machine's daemon in SQLite: the runs with their shares, and the settings.
 
 A second copy of each run is a small file beside the tenant's folder. When the database is damaged, it is moved aside,
 and the runs are read from the copies. So are runs that it lacks: it may be new, or its log may be lost.
@@ -19,8 +18,6 @@ from aliquot.adapters.host.process.processes import is_shortage
 from aliquot.adapters.storage.database import STRICT, Database, StoreError
 from aliquot.adapters.storage.history import STEP as HISTORY
 from aliquot.adapters.storage.history import History
-from aliquot.adapters.storage.objectstore import STEP as OBJECTS
-from aliquot.adapters.storage.objectstore import ObjectStore
 from aliquot.adapters.storage.tenantstore import TenantStore, parse_share, render_share
 from aliquot.adapters.storage.writer import Writer
 from aliquot.model.tenancy import Tenancy
@@ -52,14 +49,13 @@ _STEPS = (
     ) {STRICT};
     CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) {STRICT};
     """,
-    OBJECTS,
+    "",  # here an earlier release had tables of Pods
     HISTORY,
     "ALTER TABLE tenants ADD COLUMN park_after REAL;",
     "ALTER TABLE tenants ADD COLUMN groupname TEXT NOT NULL DEFAULT '';",
     "ALTER TABLE tenants ADD COLUMN latency REAL; ALTER TABLE tenants ADD COLUMN release_delay REAL;",
 )
 _ADDED = {"park_after": None, "groupname": "", "latency": None, "release_delay": None}  # not by an earlier release
-_LOST = "what was applied is lost: apply it again"
 BOOT = "boot"  # the setting that each daemon writes when it has adopted the tenants: without it the file is new
 _OLDEST = 2  # the release that may still use the file: the rest was only added
 
@@ -81,11 +77,9 @@ class Store(TenantStore):
         self._copies = Path(copies)
         super().__init__(path)
         self.writer = Writer()  # for writes in the event loop; everything else is for its start
-        self.objects = ObjectStore(self._database)
         self.history = History(self._database)
         if self._database.damage:
             self.notes.append(f"{self._database.damage}; the policy is back to its default")
-            self.notes.append(_LOST)
         self._rebuild()
 
     def _open(self) -> Database:
@@ -116,7 +110,6 @@ class Store(TenantStore):
                 self.notes.append(f"{path} could not be read: {error}")
         if restored and self.setting(BOOT) is None and not self._database.damage:
             self.notes.append(f"{self.path} was missing or empty; the policy is back to its default")
-            self.notes.append(_LOST)
         if restored:
             self.notes.append(f"{restored} tenant{'s' * (restored > 1)} read back from {self._copies}")
 

@@ -214,7 +214,7 @@ class _Cluster:
 
     def workloads(self) -> list[WorkloadObject | Invalid]:
         """Deployments and DaemonSets with our label; none where it was put there in another way, or may not be seen."""
-        from aliquot.dialects.wire.install.deployment import SELECTOR
+        from aliquot.dialects.wire.ownobjects import SELECTOR
         from aliquot.dialects.wire.workloads import read_workload
 
         found: list[JsonObject] = []
@@ -300,7 +300,11 @@ def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
     yield from cluster.findings[1:]  # what we may not read
     cluster.findings[1:] = []
     yield from installation_findings(
-        cluster.workloads(), read_pods(pods or []), overview.snapshot.nodes.values(), aliquot.__version__
+        cluster.workloads(),
+        read_pods(pods or []),
+        overview.snapshot.nodes.values(),
+        aliquot.__version__,
+        rules.served,
     )
     yield from control_findings(control, overview.snapshot, now)
     if nodes is not None:

@@ -183,9 +183,8 @@ def _without_cluster(error: KubectlError, filename: Path | None) -> str:
     """What those can do who have no cluster."""
     if error.trouble not in (Trouble.NO_KUBECTL, Trouble.UNREACHABLE):
         return ""
-    here = "describe pod NAME" if filename is None else f"apply --dry-run -f {shlex.quote(str(filename))}"
-    what = "explains a Pod of this machine" if filename is None else "checks the manifest for this machine"
-    return f". Without a cluster: --cluster FILE has its nodes and Pods (see --help); `aliquot {here}` {what}"
+    here = f"; `aliquot run --dry-run -f {shlex.quote(str(filename))}` shows its runs here" if filename else ""
+    return f". Without a cluster: --cluster FILE has its nodes and Pods (see --help){here}"
 
 
 def _in_namespaces(manifests: list[Manifest], namespace: str | None, kubectl: Kubectl | None) -> list[Manifest]:

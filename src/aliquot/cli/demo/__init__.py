@@ -1,11 +1,8 @@
 """`aliquot demo`: shows in two minutes how cards are shared, and measures it.
 
-command.py    options, choice of cards, exit code
-scenario.py   the parts, in order
-crowd.py      the fifth part: more memory than the card has
-processes.py  a separate daemon in a temporary folder, and the tenants on its cards
-cleanup.py    ends everything that was started, however the demo ends
-output.py     live bars on a terminal, plain lines otherwise
-promises.py   promised and measured values, the verdict, and the time per part; pure functions
-pods.yaml     the Pods of the first part
+command.py   options, choice of cards, the final table, exit code
+story.py     the five parts, in order: commands of `aliquot`, and what they did
+sandbox.py   a daemon and tenants in a temporary folder, which are gone however the demo ends
+promises.py  promised and measured values, and the time per part; pure functions
+pods.yaml    the Pods of the first part
 """

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NoReturn, TypedDict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import NoReturn
 
 import click
 
@@ -20,9 +19,9 @@ from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonErr
 from aliquot.adapters.host.home import homes
 from aliquot.cli.amounts import SIMULATED
 from aliquot.cli.client import parse_answer
-from aliquot.cli.demo import output as console
-from aliquot.cli.demo import promises, scenario
-from aliquot.cli.demo.processes import Sandbox, sandboxed
+from aliquot.cli.demo import promises
+from aliquot.cli.demo.sandbox import sandboxed
+from aliquot.cli.demo.story import Printed, Story
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation
 from aliquot.cli.tables import table
@@ -34,7 +33,6 @@ ON_REAL_CARDS = "\0aliquot-demo"  # an abstract socket: exclusive, and gone with
 _SIMULATED_MEANS = "Placement, shares and limits are real; only the computing on the cards is simulated."
 _MISSED, _TERMINATED = 1, 143
 _DAY = 86_400
-_LOOK = 0.5
 _AT_WORK = 0.1  # utilisation of a card from which the demo would disturb others
 
 
@@ -70,55 +68,38 @@ def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, 
     """
     began = time.monotonic()
     parse_simulation(simulate)
-    terminal = output == "text" and sys.stdout.isatty()
-    lively = terminal and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
-    with _terminated(), contextlib.ExitStack() as held:
+    for number in (signal.SIGTERM, signal.SIGHUP):  # clean up as after Ctrl-C
+        signal.signal(number, _leave)
+    out = Printed(err=output == "json")
+    with contextlib.ExitStack() as held:
         spec, line = choose(simulate, _find, held)
-        with sandboxed() as sandbox, contextlib.ExitStack() as shown:
-            out: console.Output
-            if lively:
-                out = shown.enter_context(console.live_output(seconds))
-            else:
-                out = shown.enter_context(console.plain_output(err=output == "json"))
-            console.paragraph(out, line)
-            console.paragraph(out, "Starting a daemon of its own; the demo leaves nothing behind.")
-            sandbox.up(spec)
-            address = _dashboard(sandbox)
-            if address:
-                out.line("Watch it live: ", (address, "bold"))
-            bounds = promises.REAL if spec is None else promises.SIMULATED
-            demo_run = scenario.Scenario(sandbox, out, promises.pace(seconds), bounds, began)
-            demo_run.run()
-            stays = stay if stay is not None else terminal
-            if output == "json":
-                click.echo(json.dumps(_report(demo_run, spec, address)))
-            else:
-                print_results(out, demo_run.outcome, demo_run.bounds)
-                if address:
-                    out.line(f"Dashboard: {address}" + ("" if stays else " (ends with the demo; keep it with --stay)"))
-            if stays:
-                _stay(sandbox, out)
-    missed = [promise for promise in demo_run.outcome if not promise.held]
+        sandbox = held.enter_context(sandboxed())
+        out.text(line)
+        out.text("Starting a daemon of its own; the demo leaves nothing behind.")
+        sandbox.up(spec)
+        address = sandbox.status().daemon.dashboard or None
+        if address:
+            out.line(f"Watch it live: {address}", bold=True)
+        bounds = promises.REAL if spec is None else promises.SIMULATED
+        story = Story(sandbox, out, seconds, bounds, began)
+        story.run()
+        if output == "json":
+            rows = [asdict(row) for row in story.outcome]
+            first = story.first_share
+            answer = {"simulated": spec, "first_share_seconds": first, "dashboard": address, "promises": rows}
+            click.echo(json.dumps(answer))
+        else:
+            print_results(out, story.outcome, bounds)
+        if stay if stay is not None else output == "text" and sys.stdout.isatty():
+            story.keep_running()
+            out.line()
+            out.text("A job and a server that is busy every few seconds keep running. To watch them:")
+            out.line(f"  ALIQUOT_HOME={sandbox.home} {sys.argv[0]} top")
+            out.line("Press Ctrl-C to end the demo.", bold=True)
+            with contextlib.suppress(KeyboardInterrupt):  # which is no failure
+                signal.pause()
+    missed = [promise for promise in story.outcome if not promise.held]
     raise click.exceptions.Exit(_MISSED if strict and missed else 0)
-
-
-class PromiseReport(TypedDict):
-    """One promise and what was measured."""
-
-    key: str
-    promised: str
-    measured: str
-    held: bool
-    reasons: list[str]
-
-
-class Report(TypedDict):
-    """What `aliquot demo -o json` prints."""
-
-    simulated: str | None
-    first_share_seconds: float | None
-    dashboard: str | None
-    promises: list[PromiseReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +120,10 @@ def choose(simulate: str | None, find: Callable[[], Found], held: contextlib.Exi
     if not found.cards:
         return SIMULATED, f"No NVIDIA GPU here ({found.why}): {simulated}"
     _refuse_beside_daemon()
-    if not _is_only_demo(held):
+    name = held.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
+    try:
+        name.bind(ON_REAL_CARDS)
+    except OSError:
         return SIMULATED, f"Another demo uses the cards of this machine: {simulated}"
     if found.busy:
         busy = ", ".join(f"card {index}" for index in found.busy)
@@ -153,21 +137,13 @@ def _find() -> Found:
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 
     try:
-        nvml = Nvml()
+        with contextlib.closing(Nvml()) as nvml:
+            cards = nvml.cards()
+            used = (card for card in cards if nvml.processes(card.uuid))
+            busy = (card.index for card in used if (nvml.utilisation(card.uuid) or 0.0) >= _AT_WORK)
+            return Found(cards, "NVML reports no GPU", tuple(busy))
     except NvmlError as error:
         return Found(why=str(error))
-    try:
-        cards = nvml.cards()
-        busy = [
-            card.index
-            for card in cards
-            if nvml.processes(card.uuid) and (nvml.utilisation(card.uuid) or 0.0) >= _AT_WORK
-        ]
-        return Found(cards, "NVML reports no GPU", tuple(busy))
-    except NvmlError as error:
-        return Found(why=str(error))
-    finally:
-        nvml.close()
 
 
 def _refuse_beside_daemon() -> None:
@@ -183,98 +159,26 @@ def _refuse_beside_daemon() -> None:
         )
 
 
-def _is_only_demo(held: contextlib.ExitStack) -> bool:
-    """Whether no other demo uses the real cards. The kernel releases the name with the process."""
-    name = held.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
-    try:
-        name.bind(ON_REAL_CARDS)
-    except OSError:
-        return False
-    return True
-
-
-def _dashboard(sandbox: Sandbox) -> str | None:
-    return sandbox.status().daemon.dashboard or None
-
-
-def print_results(out: console.Output, outcome: Sequence[promises.Promise], bounds: promises.Bounds) -> None:
+def print_results(out: Printed, outcome: Sequence[promises.Promise], bounds: promises.Bounds) -> None:
     """The verdict, then the table."""
     held = sum(row.held for row in outcome)
     out.line()
-    out.line((f"{held} of {len(outcome)} promises held", "bold green" if held == len(outcome) else "bold yellow"))
+    out.line(f"{held} of {len(outcome)} promises held", bold=True, fg="green" if held == len(outcome) else "yellow")
     if bounds.note:
-        console.paragraph(out, bounds.note)
+        out.text(bounds.note)
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if held < len(outcome) and bounds is promises.SIMULATED and load > cores:
-        console.paragraph(out, _busy(load, cores))
+    if held < len(outcome) and bounds is promises.SIMULATED and load > cores:  # they compete for the processor
+        out.text(f"The machine is busy: a load of {load:.1f} on {cores} cores in the last minute. Try when it is idle.")
     out.line()
     rows = [("held" if row.held else "MISSED", row.promised, row.measured) for row in outcome]
     head, *lines = table(("RESULT", "PROMISED", "MEASURED"), rows).splitlines()
-    out.line((head, "bold"))
+    out.line(head, bold=True)
     for row, line in zip(outcome, lines, strict=True):
-        verdict = len("held" if row.held else "MISSED")
-        out.line((line[:verdict], "green" if row.held else "bold red"), line[verdict:])
+        out.line(line, fg="green" if row.held else "red")
         for reason in () if row.held else row.reasons:
-            console.paragraph(out, reason, "        ", "  ")
+            out.text(reason, "        ", "  ")
     out.line()
 
 
-def _busy(load: float, cores: int) -> str:
-    """Simulated cards compete for the processor."""
-    return f"The machine is busy: a load of {load:.1f} on {cores} cores in the last minute. Try again when it is idle."
-
-
-def _report(demo_run: scenario.Scenario, spec: str | None, address: str | None) -> Report:
-    return {
-        "simulated": spec,
-        "first_share_seconds": demo_run.first_share,
-        "dashboard": address,
-        "promises": [
-            {
-                "key": row.key,
-                "promised": row.promised,
-                "measured": row.measured,
-                "held": row.held,
-                "reasons": list(row.reasons),
-            }
-            for row in demo_run.outcome
-        ],
-    }
-
-
-def _stay(sandbox: Sandbox, out: console.Output) -> None:
-    """Wait for Ctrl-C, which is no failure."""
-    try:
-        scenario.keep_running(sandbox)
-        out.line()
-        console.paragraph(out, "A job and a server that is busy every few seconds keep running. To watch them:")
-        out.line(f"  ALIQUOT_HOME={sandbox.home} {_program()} top")
-        out.line(("Press Ctrl-C to end the demo.", "bold"))
-        while True:
-            out.show(scenario.rows_of(sandbox.status()))
-            time.sleep(_LOOK)
-    except KeyboardInterrupt:
-        return
-
-
-def _program() -> str:
-    """The program's name as a user types it here: `make run` leaves it outside PATH."""
-    program = sys.argv[0]
-    if shutil.which("aliquot") is not None or os.path.basename(program) != "aliquot":
-        return "aliquot"
-    return os.path.relpath(program) if len(os.path.relpath(program)) < len(program) else program
-
-
-@contextlib.contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM and a closed terminal clean up as Ctrl-C does."""
-
-    def leave(*_: object) -> NoReturn:
-        raise click.exceptions.Exit(_TERMINATED)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _leave(*_: object) -> NoReturn:
+    raise click.exceptions.Exit(_TERMINATED)

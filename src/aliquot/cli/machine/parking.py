@@ -8,7 +8,7 @@ import click
 
 from aliquot.cli.client import Duration, NoDaemonRunsError, events
 from aliquot.cli.errors import InputError
-from aliquot.cli.pods.completion import runs
+from aliquot.cli.machine.runnames import runs
 from aliquot.wording.amounts import memory
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import click
 import msgspec
@@ -13,10 +12,10 @@ from msgspec import UNSET
 
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status
-from aliquot.cli.pods.rows import age, apps, compute, core, latency_words, state_of, waiting_lines
+from aliquot.cli.machine.cells import compute, core, latency_words
 from aliquot.cli.tables import date_time, narrowed, printable, table, terminal_width
 from aliquot.model.residency import Where
-from aliquot.model.status.machine import EndedStatus, PodStatus, QueueEntry, ShareStatus, Status, TenantStatus
+from aliquot.model.status.machine import EndedStatus, QueueEntry, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
 from aliquot.wording.states import state_words
@@ -44,7 +43,7 @@ _DROPPABLE = (
 def ps(everything: bool, output: str) -> None:
     """List the running and queued tenants of this machine.
 
-    With -a also the runs that have ended (the last 100 of each user), and the Pods that are over. The exit code of a
+    With -a also the runs that have ended (the last 100 of each user). The exit code of a
     run in the foreground is known on Linux 6.15 and later; elsewhere often only its shell knows it.
 
     \b
@@ -59,59 +58,30 @@ def ps(everything: bool, output: str) -> None:
         answer["tenants"] = [tenant for tenant in answer["tenants"] if tenant["id"] not in over]
         status = parse_status(answer)
     if output == "json":
-        keys = ("tenants", "queue", "pods", "ended")
+        keys = ("tenants", "queue", "ended")
         click.echo(json.dumps({key: answer[key] for key in keys if key in answer}, indent=2))
         return
     _print_present(status)
     if everything:
-        _print_ended(msgspec.convert(answer.get("ended", []), list[EndedStatus]), status.pods or [])
+        _print_ended(msgspec.convert(answer.get("ended", []), list[EndedStatus]))
 
 
-class _Ended(NamedTuple):
-    name: str
-    uid: int
-    app_class: str
-    exit: str
-    started: float | None
-    ended: float | None
-    command: str
-
-
-def _print_ended(runs: Sequence[EndedStatus], pods: Sequence[PodStatus]) -> None:
-    entries = [
-        _Ended(
-            run.name,
-            run.uid,
-            run.app_class,
-            _exit(run.exit_code, run.signal),
-            run.started,
-            run.ended,
-            _command(run.command),
-        )
-        for run in runs
-    ]
-    for pod in pods:
-        if pod.phase in ("Succeeded", "Failed"):
-            code = next((container.exit_code for container in apps(pod) if container.exit_code), 0)
-            command = _first(pod)[1]
-            entries.append(
-                _Ended(pod.key, pod.user, pod.app_class, _exit(code, None), pod.started, pod.finished, command)
-            )
-    if not entries:
+def _print_ended(runs: Sequence[EndedStatus]) -> None:
+    if not runs:
         click.echo("\nnothing has ended")
         return
     head = ("NAME", "USER", "CLASS", "EXIT", "STARTED", "ENDED", "COMMAND")
     rows = [
         (
-            entry.name,
-            _user(entry.uid),
-            entry.app_class,
-            entry.exit,
-            _time(entry.started),
-            _time(entry.ended),
-            entry.command,
+            run.name,
+            _user(run.uid),
+            run.app_class,
+            _exit(run.exit_code, run.signal),
+            _time(run.started),
+            _time(run.ended),
+            _command(run.command),
         )
-        for entry in sorted(entries, key=lambda entry: entry.ended or entry.started or 0.0)
+        for run in sorted(runs, key=lambda run: run.ended or run.started)
     ]
     columns, cells = narrowed(head, rows, terminal_width(), ("COMMAND", "STARTED", "CLASS", "USER"))
     click.echo(f"\n{table(columns, cells)}")
@@ -129,13 +99,9 @@ def _exit(code: int | None, signal: str | None) -> str:
 
 def _print_present(status: Status) -> None:
     head = _COLUMNS
-    pods = {pod.key: pod for pod in status.pods or []}
-    names = {tenant.name for tenant in status.tenants} | {entry.name for entry in status.queue}
-    pending = [pod for pod in pods.values() if pod.phase == "Pending"]
     several = len(status.nodes or []) > 1
-    rows = [_running(tenant, pods.get(tenant.name), several=several) for tenant in status.tenants]
-    rows += [_waiting(entry, pods.get(entry.name)) for entry in status.queue]
-    rows += [_pending(pod) for pod in pending if pod.key not in names]
+    rows = [_running(tenant, several=several) for tenant in status.tenants]
+    rows += [_waiting(entry) for entry in status.queue]
     if not rows:
         click.echo("nothing runs")
         return
@@ -147,10 +113,7 @@ def _print_present(status: Status) -> None:
     columns, cells = narrowed(head, rows, terminal_width(), _DROPPABLE)
     click.echo(table(columns, cells, right=frozenset(at for at, name in enumerate(columns) if name == "PID")))
     for entry in status.queue:
-        if entry.name not in pods:
-            click.echo(printable(f"{entry.name} waits ({entry.position} of {entry.of}): {reason(entry)}"))
-    for line in waiting_lines(pending):
-        click.echo(line)
+        click.echo(printable(f"{entry.name} waits ({entry.position} of {entry.of}): {reason(entry)}"))
 
 
 _Rows = list[tuple[str, ...]]
@@ -163,22 +126,21 @@ def _with_column(head: tuple[str, ...], rows: _Rows, name: str, words: list[str]
     return (*head[:at], name, *head[at:]), [(*row[:at], word, *row[at:]) for row, word in zip(rows, words, strict=True)]
 
 
-def _running(tenant: TenantStatus, pod: PodStatus | None = None, *, several: bool = False) -> tuple[str, ...]:
+def _running(tenant: TenantStatus, *, several: bool = False) -> tuple[str, ...]:
     """`several` nodes: a card's number alone says too little."""
     shares = tenant.cards
     cards = ",".join(str(share.index) for share in shares) or "-"
-    pid, command = (tenant.pid, _command(tenant.command)) if pod is None else _first(pod)
     return (
         tenant.name,
-        _user(tenant.uid if pod is None else pod.user),
+        _user(tenant.uid),
         tenant.app_class,
-        "-" if pid is None else str(pid),
+        "-" if tenant.pid is None else str(tenant.pid),
         f"{tenant.node}/{cards}" if several and tenant.node else cards,
         "-" if not shares else "whole" if shares[0].exclusive else memory(shares[0].limit_mib),
         compute(shares[0]) if shares else "-",
         ",".join(dict.fromkeys(_state(share) for share in shares)),
         duration(int(tenant.age_seconds)),
-        command,
+        _command(tenant.command),
     )
 
 
@@ -189,32 +151,14 @@ def _state(share: ShareStatus) -> str:
     return state_words(share.state, share.paused_by)
 
 
-def _first(pod: PodStatus) -> tuple[int | None, str]:
-    """Process and command of the first container that runs; the others are counted."""
-    running = (container for container in pod.containers if container.state == "running")
-    first = next(running, next(iter(apps(pod)), None))
-    if first is None:
-        return None, "-"
-    more = f" (and {len(pod.containers) - 1} more)" if len(pod.containers) > 1 else ""
-    return first.pid, _command(first.command, _LONGEST_COMMAND - len(more)) + more
-
-
-def _pending(pod: PodStatus) -> tuple[str, ...]:
-    pid, command = _first(pod)
-    shown = "-" if pid is None else str(pid)
-    state, since = state_of(pod).lower(), age(pod.created)
-    return (pod.key, _user(pod.user), pod.app_class, shown, "-", "-", "-", state, since, command)
-
-
-def _waiting(entry: QueueEntry, pod: PodStatus | None = None) -> tuple[str, ...]:
+def _waiting(entry: QueueEntry) -> tuple[str, ...]:
     wanted = "whole" if entry.core is None else "-"
     if entry.memory_bytes is not None:
         wanted = memory(entry.memory_bytes >> 20)
     cards, state = f"{entry.gpus} wanted", f"queued {entry.position}"
     since = duration(int(entry.waited_seconds))
-    pid, command = (entry.pid, _command(entry.command)) if pod is None else _first(pod)
-    shown = "-" if pid is None else str(pid)
-    user = _user(entry.uid)
+    shown, user = "-" if entry.pid is None else str(entry.pid), _user(entry.uid)
+    command = _command(entry.command)
     return (entry.name, user, entry.app_class, shown, cards, wanted, core(entry.core), state, since, command)
 
 

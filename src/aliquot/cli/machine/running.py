@@ -61,8 +61,6 @@ def _running(status: Status) -> dict[str, str]:
         "--enforce": "report" if kill_after is None else "kill",
         "--enforce-grace": _ms(GRACE if kill_after is None else kill_after),
     }
-    if daemon.rules:
-        found["--rules"] = daemon.rules
     if daemon.dashboard is None:  # also where its port was in use
         found["--listen"] = "0"
     found["--host-pool"] = f"{mib}MiB" if status.pool and (mib := status.pool.bytes >> 20) else "0"

@@ -12,8 +12,7 @@ import click
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import Duration, NoDaemonRunsError, NotFoundError, events, read_status
 from aliquot.cli.errors import InputError
-from aliquot.cli.pods.completion import runs
-from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE
+from aliquot.cli.machine.runnames import runs
 from aliquot.model.status.machine import Status
 
 _AT_ONCE = 32  # runs: fewer than a user may have connections
@@ -21,13 +20,12 @@ _AT_ONCE = 32  # runs: fewer than a user may have connections
 
 @click.command()
 @click.argument("names", metavar="NAME...", nargs=-1, shell_complete=runs)
-@click.option("--all", "everything", is_flag=True, help="Stop all your runs, also queued ones; no Pods")
+@click.option("--all", "everything", is_flag=True, help="Stop all your runs, also queued ones")
 @click.option("--timeout", type=Duration(), default="10s", show_default=True, help="Time from SIGTERM to SIGKILL")
 def stop(names: Sequence[str], everything: bool, timeout: float) -> None:
     """Stop runs.
 
-    Send SIGTERM to all processes of a run, then SIGKILL to those that are left. A queued run leaves the queue. To stop
-    Pods, use `aliquot delete`.
+    Send SIGTERM to all processes of a run, then SIGKILL to those that are left. A queued run leaves the queue.
 
     \b
     aliquot stop train serve
@@ -69,8 +67,8 @@ def _stop_all(timeout: float) -> int:
 
 def _runs_of(status: Status, uid: int) -> tuple[list[str], list[str]]:
     """Names of those that wait, the last first, and of those that run."""
-    waiting = [entry.name for entry in reversed(status.queue) if entry.uid == uid and "/" not in entry.name]
-    return waiting, [one.name for one in status.tenants if one.uid == uid and "/" not in one.name]  # no NAMESPACE/NAME
+    waiting = [entry.name for entry in reversed(status.queue) if entry.uid == uid]
+    return waiting, [one.name for one in status.tenants if one.uid == uid]
 
 
 def _check_sudo(status: Status) -> None:
@@ -140,17 +138,7 @@ def _exit_code(failed: Sequence[Exception]) -> int:
     return refused[0].exit_code if refused else 0
 
 
-def _report_missing(name: str, error: InputError) -> None:
-    """A Pod of that name is named with the command that deletes it."""
-    try:
-        pods = read_status().pods or []
-    except InputError:  # the daemon ended meanwhile
-        pods = []
-    for pod in pods:
-        if name in (pod.name, f"{pod.namespace}/{pod.name}", f"pod/{pod.name}"):
-            where = "" if pod.namespace == DEFAULT_NAMESPACE else f" -n {pod.namespace}"
-            error = InputError(f"{name} is a Pod, not a run: `aliquot delete pod {pod.name}{where}` deletes it")
-            break
+def _report_missing(_name: str, error: InputError) -> None:
     error.show()
 
 

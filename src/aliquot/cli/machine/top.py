@@ -16,9 +16,9 @@ import click
 
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import Watch, ask, parse_status, read_status
-from aliquot.cli.pods.rows import compute, latency_words, paused_time, waiting_lines
+from aliquot.cli.machine.cells import compute, latency_words, paused_time
 from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
-from aliquot.model.residency import Way, Where
+from aliquot.model.residency import Where
 from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import count, duration, memory, release_delay
 from aliquot.wording.control import control_words
@@ -134,12 +134,8 @@ def view(status: Status, width: int | None = None) -> str:
 
 
 def _waiting(status: Status) -> Iterator[str]:
-    """Runs by their place in the queue; Pods, which stand in the same queue, have it in their reason."""
-    pods = {pod.key: pod for pod in status.pods or []}
     for entry in status.queue:
-        if entry.name not in pods:
-            yield f"waiting {entry.position}: {entry.name}: {reason(entry)}"
-    yield from waiting_lines(pod for pod in pods.values() if pod.phase == "Pending")
+        yield f"waiting {entry.position}: {entry.name}: {reason(entry)}"
 
 
 def _advice(status: Status) -> Iterator[str]:
@@ -223,8 +219,7 @@ def _parked(share: ShareStatus) -> str:
     residency = share.residency
     if residency is None or not (residency.parked_bytes or residency.moves):
         return "-"
-    slowly = ", by checkpoint" if residency.way is Way.CHECKPOINT else ""
-    return f"{memory(residency.parked_bytes >> 20)}, {count(residency.moves, 'move')}{slowly}"
+    return f"{memory(residency.parked_bytes >> 20)}, {count(residency.moves, 'move')}"
 
 
 def _state(share: ShareStatus) -> str:
@@ -232,7 +227,7 @@ def _state(share: ShareStatus) -> str:
     residency, state = share.residency, state_words(share.state, share.paused_by)
     if residency is None:
         return state
-    words = residency_words(residency.where, residency.why, residency.way, residency.detail)
+    words = residency_words(residency.where, residency.why)
     if not words:
         return state
     return words if residency.where is not Where.RESIDENT else f"{state}; {words}"

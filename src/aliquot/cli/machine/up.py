@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 
 from aliquot.adapters.host.home import (
-    CONTAINER_VARIABLE,
     NAME_VARIABLE,
-    POD_VARIABLE,
     SIM_VARIABLE,
     TENANT_VARIABLE,
     Home,
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 POLICY_CHOICES = ("best-effort", "fixed-share", "burst-share")
 NO_CARD = (
     "no usable NVIDIA GPU ({why}). To try aliquot without one: "
-    "`aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE` or `aliquot up --simulate 2x24GiB`"
+    "`aliquot run --simulate -- COMMAND` or `aliquot up --simulate 2x24GiB`"
 )
 
 
@@ -70,11 +68,6 @@ _OPTIONS = (
     ),
     *enforce_options("as set last, at first report"),
     control_option("as set last, at first auto"),
-    click.option(
-        "--rules",
-        type=click.Choice(["seed", "2026"]),
-        help="Version of qGPU's rules for `aliquot apply`  [default: as set last, at first seed]",
-    ),
     click.option(
         "--simulate",
         metavar="[SPEC]",
@@ -124,7 +117,6 @@ class UpOptions(TypedDict):
 
     policy: str | None
     release_delay: float | str | None
-    rules: str | None
     host_pool: int | None
     log_limit: int | None
     keep_usage: int | None
@@ -160,7 +152,6 @@ def check_up_options(
 def up_words(
     policy: str | None,
     release_delay: float | str | None,
-    rules: str | None,
     simulate: str | None,
     listen: str | None,
     token_file: Path | str | None,
@@ -176,7 +167,6 @@ def up_words(
     words = []
     for flag, value in (
         ("--policy", policy),
-        ("--rules", rules),
         ("--simulate", simulate),
         ("--listen", listen),
         ("--token-file", None if token_file is None else os.path.abspath(token_file)),
@@ -214,7 +204,7 @@ def up(
     if detach:
         _in_background(up_words(simulate=simulate, listen=listen, token_file=token_file, **options))
         return
-    for name in (TENANT_VARIABLE, NAME_VARIABLE, POD_VARIABLE, CONTAINER_VARIABLE):  # what it starts is not the run's
+    for name in (TENANT_VARIABLE, NAME_VARIABLE):  # what it starts is not the run's
         os.environ.pop(name, None)
     home = own_home()
     if home not in homes()[:1]:
@@ -229,7 +219,7 @@ def down() -> None:
 
     Tenants keep running unpaused and with their memory limits; the next daemon adopts them. Memory that is parked stays
     in the host's memory, and its tenants wait for the next daemon. Simulated cards end, and with them everything that
-    runs on them. Without a daemon it names the runs and Pods that a killed one left behind.
+    runs on them. Without a daemon it names the runs that a killed one left behind.
 
     \b
     aliquot down
@@ -245,9 +235,8 @@ def down() -> None:
     except NoDaemonRunsError:
         ended = [player.end(home) for home in homes()]
         click.echo("no daemon runs; simulated cards stopped" if simulated or any(ended) else "no daemon runs")
-        names, pods = left_behind(own_home())
-        if names or pods:
-            click.echo(left_behind_words(names, pods, None if playing is None else playing.spec))
+        if names := left_behind(own_home()):
+            click.echo(left_behind_words(names, None if playing is None else playing.spec))
         return
     pid = answer.get("pid")
     started = None if pid is None else processes.start_time(pid)
@@ -343,7 +332,6 @@ def _serve(
     from aliquot.adapters.host.systemd import notify_ready
     from aliquot.adapters.storage.store import StoreError
     from aliquot.cli.machine.keptoptions import kept_listen, with_given
-    from aliquot.dialects import QgpuRules
     from aliquot.model.node import Isolation
     from aliquot.services.daemon import home as daemon_home
     from aliquot.services.machine import service
@@ -390,7 +378,6 @@ def _serve(
             release_delay=options["release_delay"],
             enforce=options["enforce"],
             kill_after=kill_after(options["enforce"], options["enforce_grace"]),
-            qgpu_rules=None if options["rules"] is None else QgpuRules(options["rules"]),
             simulated=None if playing is None else playing.spec,
             stand_ins=None if playing is None else player.simulation(),
             nodes=1 if playing is None else playing.nodes,

@@ -13,7 +13,7 @@ from aliquot.cli.errors import InputError
 if TYPE_CHECKING:
     from aliquot.services.proof.startup import Mode
 
-_CHOICES = ("auto", "prove", "trust", "gate")
+_CHOICES = ("auto", "trust", "gate")
 _VARIABLE = "ALIQUOT_CONTROL"
 
 
@@ -23,8 +23,8 @@ def control_option(default: str) -> Callable[[Any], Any]:
         "--control",
         type=click.Choice(_CHOICES),
         help="What holds tenants to their shares. auto: the card's time slices and pauses, tried for half a second "
-        "while the card is idle, and the gate (kernel launches wait) where they have no effect; prove: the same, also "
-        "tried with competing tenants; trust: slices and pauses, never tried; gate: always the gate  "
+        "while the card is idle, and the gate (kernel launches wait) where they have no effect; trust: slices and "
+        "pauses, never tried; gate: always the gate  "
         f"[default: ${_VARIABLE}, else {default}]",
     )
 
@@ -33,7 +33,7 @@ def control_mode(given: str | None, kept: str | None = None) -> Mode:
     """The mode that the option names, else the environment, else as set last. Raises InputError."""
     from aliquot.services.proof.startup import Mode
 
-    found = given or os.environ.get(_VARIABLE) or kept or Mode.AUTO
+    found = given or os.environ.get(_VARIABLE) or (Mode.AUTO if kept in (None, "prove") else kept)
     if found not in _CHOICES:
         raise InputError(f"{_VARIABLE}: {found} is not allowed: one of {', '.join(_CHOICES)}")
     return Mode(found)

@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError, connect
 from aliquot.adapters.host.home import (
-    CONTAINER_VARIABLE,
     OF_A_TENANT,
-    POD_VARIABLE,
     Home,
     HomeError,
     homes,
@@ -35,7 +33,7 @@ _LEAST_FILES = 64
 _ADVICE = "set ALIQUOT_HOME to a folder that you own"
 
 # Variables that the daemon must not inherit from the command that starts it.
-_FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, POD_VARIABLE, CONTAINER_VARIABLE, "CUDA_VISIBLE_DEVICES")
+_FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, "CUDA_VISIBLE_DEVICES")
 
 
 class StartError(Exception):

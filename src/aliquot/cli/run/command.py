@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.cli.amounts import (
     DURATION_ALLOWED,
-    MEMORY_ALLOWED,
+    MEMORY_OF_RUN,
     SIMULATE_ALLOWED,
     SIMULATED,
     AmountError,
@@ -22,8 +22,9 @@ from aliquot.cli.amounts import (
     parse_cards,
     parse_duration,
     parse_memory,
+    parse_percent,
 )
-from aliquot.cli.run.execute import execute, run_detached
+from aliquot.cli.run.execute import execute, execute_without_card, run_detached
 from aliquot.cli.run.request import (
     BAD_INPUT,
     INTERRUPTED,
@@ -59,6 +60,7 @@ _CORE = {  # by --rules
 }
 
 USAGE = "aliquot run [OPTIONS] [--] COMMAND [ARGS]..."
+_USAGE_OF_PODS = "aliquot run [OPTIONS] -f POD.yaml"
 HELP = """\
 Run a command on a slice of a card.
 
@@ -70,17 +72,18 @@ aliquot run --memory 10 --core 30 -- python train.py
 aliquot run --class offline --core 50 --memory 20 -- python train.py
 aliquot run --class online --memory 8 -- python serve.py
 aliquot run --gpus 2 --memory 8 -- torchrun train.py
-aliquot run --simulate -- aliquot burn\
+aliquot run --simulate -- aliquot burn
+aliquot run -d -f pod.yaml\
 """
 # flag, value, help
 OPTIONS = (
     (
         "--memory",
         "SIZE",
-        "Memory on each card in GiB, or 512MiB, 10GiB. Without --memory and --core: whole cards",
+        "Memory on each card in GiB, or 512MiB, 10GiB, 25%. Without --memory and --core: whole cards",
     ),
     ("--core", "PERCENT", "Compute of each card, 1 to 100. Without --memory: the same percentage of memory"),
-    ("--gpus", "N", "Number of cards, with one slice on each  [default: 1]"),
+    ("--gpus", "N", "Number of cards, or all, with one slice on each  [default: 1]"),
     (
         "--rules",
         "VERSION",
@@ -107,9 +110,18 @@ OPTIONS = (
     ("--timeout", "TIME", "Wait at most that long (30s, 5m), then exit with code 75"),
     ("--detach", None, "Run in the background, log the output and print the name. Also -d"),
     ("--simulate", "[SPEC]", "If no daemon runs, start one with simulated cards  [default: 2x24GiB]"),
+    (
+        "--filename",
+        "FILE",
+        "Run the containers of a Pod, with its request in any dialect; - is stdin. Also -f",
+    ),
+    ("--dry-run", None, "With -f: print the runs and start none"),
+    ("--output", "FORMAT", "With -f, and --dry-run or --detach: table or json. Also -o"),
     ("--help", None, "Show this message and exit. Also -h"),
 )
 
+_SHORT = {"-d": "--detach", "-h": "--help", "-f": "--filename", "-o": "--output"}
+_OF_PODS = ("--dry-run", "--output")  # options that need -f
 _NARROWEST = 20  # columns for the text of an option
 
 
@@ -140,6 +152,21 @@ def _main(arguments: list[str]) -> int:
     if "--help" in options:
         print(help_text(_terminal_width()), flush=True)
         return 0
+    if "--filename" in options:
+        from aliquot.cli.run.pod import run_pod  # not at the top: it reads YAML
+
+        return run_pod(options, command, _run_command)
+    for flag in _OF_PODS:
+        if flag in options:
+            raise RunError(f"{flag} needs -f POD.yaml (see aliquot run --help)")
+    return _run_command(options, command)
+
+
+def _run_command(options: dict[str, str] | None, command: list[str]) -> int:
+    """Become the command, on its slice; None: without a card. Returns only for one in the background. Raises
+    RunError."""
+    if options is None:
+        execute_without_card(_find(command[0]), command)
     request = _request(options, command)
     program = _find(command[0])
     up = _up_arguments(options)
@@ -171,7 +198,7 @@ def help_text(width: int | None = None) -> str:
     body = [f"  {line}" if line else "" for line in HELP.splitlines()]
     if width is not None:
         lines = [part for line in lines for part in _wrapped(line, width, wide + 4)]
-    return "\n".join((f"Usage: {USAGE}", "", *body, "", "Options:", *lines))
+    return "\n".join((f"Usage: {USAGE}", f"       {_USAGE_OF_PODS}", "", *body, "", "Options:", *lines))
 
 
 def _terminal_width() -> int | None:
@@ -207,7 +234,7 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
         if not word.startswith("-") or word == "-":
             break
         flag, equals, value = word.partition("=")
-        flag = {"-d": "--detach", "-h": "--help"}.get(flag, flag)
+        flag = _SHORT.get(flag, flag)
         if flag not in known:
             from aliquot.cli.run.hints import suggestion  # not at the top: only this error needs it
 
@@ -251,9 +278,15 @@ def _request(options: dict[str, str], command: list[str]) -> RunMessage:
         most, allowed = _CORE[options.get("--rules", "seed")]
         request["core"] = _whole("--core", options["--core"], 1, most, allowed)
     if "--gpus" in options:
-        request["gpus"] = _whole("--gpus", options["--gpus"], 1, 1 << 16, "a whole number, at least 1")
+        every = options["--gpus"] == "all"
+        gpus = "a whole number, at least 1, or all"
+        request["gpus"] = "all" if every else _whole("--gpus", options["--gpus"], 1, 1 << 16, gpus)
     if "--memory" in options:
-        request["memory_mib"] = _amount("--memory", options["--memory"], parse_memory, MEMORY_ALLOWED)
+        percent = _amount("--memory", options["--memory"], parse_percent, MEMORY_OF_RUN)
+        if percent is not None:
+            request["memory_percent"] = percent
+        else:
+            request["memory_mib"] = _amount("--memory", options["--memory"], parse_memory, MEMORY_OF_RUN)
     if options.get("--class", "normal") not in _CLASSES:
         raise not_allowed("--class", options["--class"], "online, offline or normal")
     if "--park" in options:

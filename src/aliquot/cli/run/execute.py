@@ -24,14 +24,23 @@ if TYPE_CHECKING:
     from aliquot.adapters.host.messages import Granted, WaitingEvent
 
 
+_NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 RequestGrant = Callable[[Callable[["WaitingEvent"], None]], "Granted"]  # the argument is called whenever it waits
 
 
 def execute(granted: Granted, program: str, command: list[str]) -> NoReturn:
     """Exec the command. Only the environment of the tenant stays behind."""
+    _exec(program, command, environment_of(granted))
+
+
+def execute_without_card(program: str, command: list[str]) -> NoReturn:
+    """Exec a command that may use no card."""
+    _exec(program, command, {**_own_environment(), **_NO_CARD})
+
+
+def _exec(program: str, command: list[str], environment: dict[str, str]) -> NoReturn:
     import signal
 
-    environment = environment_of(granted)
     # Python ignores these two signals, and an exec keeps ignored signals ignored.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -47,10 +56,14 @@ def execute(granted: Granted, program: str, command: list[str]) -> NoReturn:
 
 def environment_of(granted: Granted) -> dict[str, str]:
     """The environment of this process at its start, with the variables of the tenant."""
+    return with_granted(_own_environment(), fixed=granted.get("set", {}), front=granted.get("front", {}))
+
+
+def _own_environment() -> dict[str, str]:
     environment = dict(os.environ)
     if environment.get("LC_CTYPE") == "C.UTF-8" and not _was_inherited(b"LC_CTYPE="):
         del environment["LC_CTYPE"]  # set by Python itself in the C locale
-    return with_granted(environment, fixed=granted.get("set", {}), front=granted.get("front", {}))
+    return environment
 
 
 def _was_inherited(start: bytes) -> bool:

@@ -32,7 +32,7 @@ _HINTS = {
     **dict.fromkeys(("n", "N", "nodes", "ntasks", "np"), "--gpus is the number of cards; one command is started"),
     "rm": "nothing remains of a run but its line in `aliquot ps -a`",
     "wait": "it waits unless you say --no-wait",
-    "restart": "runs are not restarted; `aliquot apply -f FILE` restarts Pods",
+    "restart": "runs are not restarted; systemd or Kubernetes restarts what ends",
 }
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 

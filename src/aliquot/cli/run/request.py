@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError
-from aliquot.adapters.host.home import POD_VARIABLE, own_home
+from aliquot.adapters.host.home import own_home
 from aliquot.cli.amounts import parse_cards, parse_duration
 from aliquot.cli.run.autostart import StartError, connect_or_start, wait_for_daemon
 from aliquot.model.text import printable
@@ -123,8 +123,8 @@ def wait_for_grant(
 
 def reconnect(lost: Connection, up: list[str], deadline: float | None = None, *, may_start: bool = True) -> Connection:
     """Connect to the daemon that follows one that died. If that was ours and none follows, start one as a new run
-    would. Not in place of another user's (root's), which would book the same cards; nor in a Pod, with which it would
-    end. `may_start`: it did not end on SIGTERM. Raises TimeoutError at the deadline."""
+    would. Not in place of another user's (root's), which would book the same cards. `may_start`: it did not end on
+    SIGTERM. Raises TimeoutError at the deadline."""
     ours = _is_ours(lost)
     start = ours and may_start
     patience = _OWN_RESTART + os.getpid() % _SPREAD / 10 if start else _RESTART
@@ -146,7 +146,7 @@ def reconnect(lost: Connection, up: list[str], deadline: float | None = None, *,
 
 def _is_ours(daemon: Connection) -> bool:
     """Whether a run may start the next daemon in its place."""
-    return daemon.user == os.geteuid() and daemon.path == own_home().control and POD_VARIABLE not in os.environ
+    return daemon.user == os.geteuid() and daemon.path == own_home().control
 
 
 def _next(connection: Connection, deadline: float | None, answered: bool) -> JsonObject:

@@ -160,13 +160,9 @@ def mentions_others(node: NodeObject) -> bool:
     return allocatable.keys() != capacity.keys() and bool(_others_among(tuple(allocatable)))
 
 
-def serving_others(node: NodeObject, drivers: Iterable[str] = ()) -> tuple[str, ...]:
-    """The resources and drivers that keep us from using the node's cards; none where its owner has opted in."""
-    return others_of(None if opted_in(node.metadata.labels) else other_resources(node), tuple(drivers))
-
-
 def others_of(resources: tuple[str, ...] | None, drivers: tuple[str, ...]) -> tuple[str, ...]:
-    """The same, by the node's resources of others; None: its owner has opted in."""
+    """The resources and drivers that keep us from using a node's cards, by its resources of others; None: its owner has
+    opted in."""
     if resources is None or not (resources or drivers):  # nearly all
         return ()
     return (*resources, *(f"{DRIVER}{driver}" for driver in drivers))

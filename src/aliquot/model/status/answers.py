@@ -7,7 +7,6 @@ from typing import TypedDict, final
 
 from msgspec import UNSET, Struct, UnsetType
 
-from aliquot.model.decoding.openjson import JsonView
 from aliquot.model.node import Isolation
 from aliquot.model.status.machine import EndedStatus
 
@@ -49,17 +48,6 @@ class PolicyStatus(Struct):
     release_delay_seconds: float | None  # null: auto
     oversubscribe: list[float] | UnsetType = UNSET  # of a machine: times its memory that may be booked, by card
     notes: list[str] | UnsetType = UNSET  # of a machine: what a lower factor does not undo
-
-
-class AppliedObject(Struct):
-    """The answer to `apply` for one object of a manifest."""
-
-    kind: str
-    namespace: str
-    name: str
-    action: str  # created, configured, unchanged, skipped
-    pods: list[str] = []  # names; none in a dry run
-    notes: list[str] = []
 
 
 class RunLog(Struct):
@@ -108,33 +96,6 @@ class MovedMemory(Struct):
     resident_bytes: int
     parked_bytes: int
     returned: bool | UnsetType = UNSET  # it was parked, and the run has called it back since
-
-
-class AppliedObjects(Struct):
-    """The answer to `apply`."""
-
-    results: list[AppliedObject]
-
-
-class DeletedPods(Struct):
-    """The answer to `delete`."""
-
-    deleted: list[str]
-
-
-class ShownObject(Struct):
-    """Of `object`: the manifest with its status, as kubectl prints objects."""
-
-    object: JsonView
-
-
-class PodLog(Struct):
-    """The answer to `pod-logs`: where the output of a container is."""
-
-    pod: str
-    container: str
-    log: str | None
-    running: bool
 
 
 class SeenProcesses(Struct):

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from aliquot.model.claim import AppClass
-from aliquot.model.residency import ParkReason, Way, Where
+from aliquot.model.residency import ParkReason, Where
 from aliquot.model.status.messages import Message, Refused, Wants
 from aliquot.model.tenant import State
 
@@ -33,7 +33,6 @@ class Tenant(Struct):
     where: Where | None = None  # null: its memory does not leave the card
     parked_mib: int = 0
     moves: int = 0
-    way: Way | None = None  # in which it leaves; null: it does not
     why_parked: ParkReason | None = None  # or cannot be
     latency_seconds: float | None = None  # that it accepts to have added to its requests
     latency_missed_seconds: int = 0  # in which it had more

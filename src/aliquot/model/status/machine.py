@@ -8,7 +8,7 @@ from aliquot.model.cardstate.control import ControlLevel, ControlReason
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.node import Isolation
 from aliquot.model.reason import Reason
-from aliquot.model.residency import ParkReason, Way, Where
+from aliquot.model.residency import ParkReason, Where
 from aliquot.model.tenant import FindingKind, Level, State
 from aliquot.model.withheld import CardHolder, WithheldCode
 
@@ -27,7 +27,6 @@ class DaemonStatus(Struct):
     dashboard_elsewhere: str | UnsetType | None = UNSET
     token: bool | UnsetType = UNSET
     token_file: str | UnsetType | None = UNSET
-    rules: str | UnsetType = UNSET  # the version of qGPU's rules
     options: dict[str, str] | UnsetType = UNSET  # of its command line, by flag
     # of an agent
     node: str | UnsetType = UNSET
@@ -131,8 +130,6 @@ class ResidencyStatus(Struct):
     last_out_seconds: float | None
     last_in_seconds: float | None
     why: ParkReason | None  # it is parked, or cannot be
-    way: Way | None = None  # in which it leaves; None: it cannot
-    detail: str | None = None  # why the driver's checkpoint cannot take it either, in words
 
 
 class ShareStatus(Struct):
@@ -230,7 +227,7 @@ class QueuePosition(Struct):
 
 
 class QueueEntry(QueuePosition):
-    """A run or a Pod that waits for room, and why."""
+    """A run that waits for room, and why."""
 
     app_class: AppClass = field(name="class")
     uid: int | None
@@ -266,87 +263,6 @@ class FindingStatus(Struct):
     text: str
     kind: FindingKind | UnsetType = UNSET
     memory_bytes: int | UnsetType = UNSET  # of the process; of an overuse those over the limit
-
-
-class OwnerStatus(Struct):
-    """The workload that made a Pod."""
-
-    kind: str
-    name: str
-
-
-class ContainerStatus(Struct):
-    """One container of a local Pod."""
-
-    name: str
-    image: str
-    command: list[str]
-    log: str
-    init: bool
-    state: str  # waiting, running, ended
-    exit_code: int | None
-    restarts: int
-    started: float | None
-    ended: float | None
-    pid: int | None
-    reason: str | None = None
-
-
-class PodEventStatus(Struct):
-    """Something that happened to a local Pod."""
-
-    time: float
-    text: str
-    type: str
-
-
-class PodStatus(Struct):
-    """A local Pod."""
-
-    namespace: str
-    name: str
-    key: str
-    uid: str
-    user: int
-    owner: OwnerStatus | None
-    dialect: str | None
-    app_class: AppClass = field(name="class")
-    phase: str
-    reason: str | None
-    node: str | None
-    cards: list[ShareStatus]
-    containers: list[ContainerStatus]
-    created: float
-    started: float | None
-    finished: float | None
-    restart_policy: str
-    why: list[str]
-    events: list[PodEventStatus]
-    terminating: bool = False
-    labels: dict[str, str] = {}
-    wants: str = ""
-    requests: list[RequestStatus] = []  # the same as `wants`, as data
-    refusals: list[RefusalStatus] | UnsetType = UNSET  # of a Pod that fits no card of this machine, ever
-
-
-class WorkloadStatus(Struct):
-    """A Deployment, StatefulSet, ReplicaSet, DaemonSet, Job or CronJob of local Pods. Of a CronJob, `replicas` and
-    `ready` are its Jobs and those of them that are not over; `last_run` and `next_run` are in seconds since 1970.
-    `phase` is a Job's: it is over with Succeeded or Failed."""
-
-    kind: str
-    namespace: str
-    name: str
-    replicas: int
-    ready: int
-    created: float
-    user: int
-    labels: dict[str, str] = {}
-    suspended: bool = False
-    schedule: str | None = None
-    next_run: float | None = None
-    last_run: float | None = None
-    phase: str | None = None
 
 
 class ResourceStatus(Struct):
@@ -386,8 +302,6 @@ class Status(Struct):
     agent: AgentStatus | UnsetType = UNSET
     pool: PoolStatus | UnsetType = UNSET
     nodes: list[NodeStatus] | UnsetType = UNSET  # of a machine
-    workloads: list[WorkloadStatus] | UnsetType = UNSET
-    pods: list[PodStatus] | UnsetType = UNSET
 
     def cards_of(self, node: str) -> list[CardStatus]:
         """The cards of one node; an agent's cards are all of its own node."""

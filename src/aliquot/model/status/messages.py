@@ -38,11 +38,8 @@ class MessageCode(OpenCode):
     CLAIM_NOWHERE = "claim-nowhere"  # no node hands out cards by claims
     SCHEDULER_SAID = "scheduler-said"  # detail: why kube-scheduler found no node
     INVALID_POD = "invalid-pod"  # name: the field; detail: the whole sentence
-    CONTAINER_EXITED = "container-exited"  # name, number: exit code; detail
-    POD_REASON = "pod-reason"  # detail
     # why a Pod or a run is where it is
     REQUESTS = "requests"  # wants, dialect
-    NO_REQUEST = "no-request"
     PROMISED = "promised"  # wants: of each card; count: of cards; names: class and policy
     PAUSED = "paused"  # card; name: the tenant that has it; number: seconds that online work took in all
     CLAIM_HOLDS = "claim-holds"  # name: of the claim; node, cards; names: of the Pods that use it

@@ -12,13 +12,10 @@ from msgspec import Meta, Struct
 from aliquot.model.device import LEAST_FACTOR, MOST_FACTOR
 from aliquot.model.node import Isolation
 
-LONGEST_GRACE = 86400.0  # seconds
-
 FACTOR_ALLOWED = f"{LEAST_FACTOR} to {MOST_FACTOR}, for example 1.5"
 
 _Name = Annotated[str | None, Meta(description="a name")]
 _Delay = Annotated[float, Meta(ge=0, le=60)]
-_Grace = Annotated[float, Meta(ge=0, le=LONGEST_GRACE)]
 
 
 class Nothing(Struct):
@@ -68,42 +65,3 @@ class UsageRequest(Struct):
     """The request of `usage`."""
 
     since: Annotated[float, Meta(ge=0, description="seconds since 1970, not in the future")] = 0.0
-
-
-class ApplyRequest(Struct):
-    """The request of `apply`."""
-
-    objects: object = None  # the manifests: dialects/local/objects.py reads them
-    rules: Annotated[str | None, Meta(description="the name of a version of qGPU's rules")] = None  # null: the daemon's
-    cwd: Annotated[str, Meta(description="an absolute path")] = "/"
-    env: Annotated[dict[str, str], Meta(description="a mapping of names to strings")] = {}
-    dry_run: bool = False
-
-
-class ObjectRequest(Struct):
-    """The request of `object`: a Pod, or a workload that creates Pods."""
-
-    kind: _Name = None
-    name: _Name = None
-    namespace: _Name = None  # null: default
-
-
-class DeleteRequest(ObjectRequest):
-    """The request of `delete`."""
-
-    grace: Annotated[_Grace | None, Meta(description="0 to 86400 seconds")] = None  # null: the Pod's own
-
-
-class PodLogRequest(Struct):
-    """The request of `pod-logs`."""
-
-    name: _Name = None
-    namespace: _Name = None
-    container: _Name = None  # null: the first
-
-
-class SupervisorRequest(Struct):
-    """The request of `keep`: the supervisor of a Pod connects."""
-
-    uid: str = ""
-    granted: bool = False  # true: its containers run already

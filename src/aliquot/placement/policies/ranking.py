@@ -22,7 +22,6 @@ from typing import Protocol
 
 import numpy as np
 
-from aliquot.model.choice import Rule
 from aliquot.model.claim import AppClass, Preference
 from aliquot.model.device import CORE_MILLI, MOST_FACTOR
 from aliquot.model.node import Order
@@ -124,15 +123,6 @@ class Preferred:
         scores: Floats = self._cards(board, np.array([row]))[0]
         return scores
 
-    def keys(self, board: Board, _demand: Demand, rows: Ints, _replicas: Ints | None) -> list[tuple[Rule, Floats]]:
-        """The same as keys, the weightiest first."""
-        cards = self._cards(board, rows)
-        nodes = np.broadcast_to(self._nodes(board, rows)[:, None], cards.shape)
-        return [
-            (Rule.NODE_PODS if self._spread_nodes else Rule.FULLEST_NODE, nodes),
-            (Rule.MOST_FREE if self._spread_cards else Rule.LEAST_FREE, cards),
-        ]
-
     def _nodes(self, board: Board, rows: Ints) -> Floats:
         nodes = _crowd(board, rows) if self._spread_nodes else -board.load[rows]
         return nodes.astype(float)
@@ -167,29 +157,6 @@ def spread_cards(board: Board, demand: Demand, rows: Ints, replicas: Ints | None
     if replicas is not None:
         scores += np.minimum(replicas, _MOST_REPLICAS) * _CARD_REPLICA
     return scores
-
-
-def spread_keys(board: Board, demand: Demand, rows: Ints, replicas: Ints | None) -> list[tuple[Rule, Floats]]:
-    """The keys that spread_cards folds into one number, the weightiest first."""
-    rest = spread_cards(board, demand, rows, replicas) + _MOST_LEFT  # what is left counts down from that
-    keys: list[tuple[Rule, Floats]] = []
-    for rule, weight in (
-        (Rule.FEWEST_REPLICAS, _CARD_REPLICA),
-        (Rule.NO_OFFLINE, _BESIDE_OFFLINE),
-        (Rule.EMPTY, _SHARED),
-        (Rule.NODE_REPLICAS, _NODE_REPLICA),
-        (Rule.NODE_PODS, _CROWD),
-    ):
-        key, rest = np.divmod(rest, weight)
-        keys.append((rule, key))
-    return [*keys, (Rule.MOST_FREE, rest)]
-
-
-def packed_keys(board: Board, demand: Demand, rows: Ints, _replicas: Ints | None) -> list[tuple[Rule, Floats]]:
-    """The keys of binpack, the weightiest first."""
-    avoided, left = np.divmod(_packed_cards(board, demand, rows), _AVOID)
-    load = np.broadcast_to(-board.load[rows][:, None].astype(float), left.shape)
-    return [(Rule.NO_ONLINE, avoided), (Rule.FULLEST_NODE, load), (Rule.LEAST_FREE, left)]
 
 
 def _packed_cards(board: Board, demand: Demand, rows: Ints) -> Floats:

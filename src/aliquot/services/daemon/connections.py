@@ -210,12 +210,6 @@ class Client:
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def uncount(self) -> None:
-        """The connection no longer counts among the user's."""
-        if self._counted:
-            self._counted = False
-            self._clients.connections.give_back(self.account)
-
     def drop(self) -> None:
         """Close the connection at once."""
         self._writer.transport.abort()
@@ -223,7 +217,9 @@ class Client:
 
     def forget(self) -> None:
         """The connection is closed, or about to be: give back what it has."""
-        self.uncount()
+        if self._counted:
+            self._counted = False
+            self._clients.connections.give_back(self.account)
         if self._buffer:
             self._clients.unfinished.give_back(self.account, len(self._buffer))
             self._buffer.clear()

@@ -27,7 +27,7 @@ def make_home(home: Home) -> None:
     """Make its folders. Other users may pass through to what is theirs: tenants' folders and logs, whose names they
     know. They can neither list nor read anything else: earlier releases left files that everybody could read."""
     home.check()
-    for folder in (home.run, home.state, home.tenants, home.logs, home.pod_logs):
+    for folder in (home.run, home.state, home.tenants, home.logs):
         make_folder(folder, 0o711)
     several = (path for start in (home.database, home.daemon_log) for path in glob(f"{escape(start)}*"))
     for path in (home.lock, home.player, home.player_log, *several):

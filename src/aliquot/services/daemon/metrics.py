@@ -199,13 +199,13 @@ def _of_tenants(tenants: list[TenantStatus], who: Mapping[str, str]) -> Iterator
         yield family
     where = GaugeMetricFamily(
         "aliquot_tenant_residency",
-        "1 for where its memory is, why it is parked or cannot be, and how it leaves.",
-        labels=(*labels, "where", "why", "way"),
+        "1 for where its memory is, and why it is parked or cannot be.",
+        labels=(*labels, "where", "why"),
     )
     for share, owner in shares:
         if share.residency is not None:
             found = share.residency
-            where.add_metric((*owner, found.where, found.why or "", found.way or ""), 1.0)
+            where.add_metric((*owner, found.where, found.why or ""), 1.0)
     yield where
     state = GaugeMetricFamily(
         "aliquot_tenant_state", "1 for the state it is in, and the level.", labels=(*labels, "state", "level")

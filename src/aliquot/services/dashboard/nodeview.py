@@ -1,4 +1,4 @@
-"""The nodes, Pods and runs of a status as the dashboard shows them: of a machine, or of a node's agent."""
+"""The nodes and runs of a status as the dashboard shows them: of a machine, or of a node's agent."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from aliquot.model.status.dashboard import Card, Container, Node, Pod, PodCard, 
 from aliquot.model.status.machine import (
     CardStatus,
     NodeStatus,
-    PodStatus,
     QueueEntry,
     ShareStatus,
     Status,
     TenantStatus,
 )
-from aliquot.model.status.messages import Message, Wants
+from aliquot.model.status.messages import Message
 from aliquot.wording import messages
 
 
@@ -47,12 +46,10 @@ def notes(status: Status, cards: Iterable[CardStatus]) -> list[Message]:
 
 def tenants_by_card(status: Status) -> dict[str, list[Tenant]]:
     """By the card's UUID."""
-    dialects = {pod.key: pod.dialect for pod in status.pods or []}
     found: dict[str, list[Tenant]] = {}
     for tenant in status.tenants:
         for share in tenant.cards:
-            view = _tenant(tenant, share, dialects.get(tenant.name) or "run")
-            found.setdefault(share.uuid, []).append(view)
+            found.setdefault(share.uuid, []).append(_tenant(tenant, share))
     return found
 
 
@@ -76,12 +73,12 @@ def _card(card: CardStatus, tenants: list[Tenant]) -> Card:
     )
 
 
-def _tenant(tenant: TenantStatus, share: ShareStatus, dialect: str) -> Tenant:
+def _tenant(tenant: TenantStatus, share: ShareStatus) -> Tenant:
     residency = share.residency
     return Tenant(
         key=tenant.name,
         app_class=tenant.app_class,
-        dialect=dialect,
+        dialect="run",
         memory_mib=share.limit_mib,
         memory_used_mib=share.used_mib,
         core=share.core,
@@ -95,7 +92,6 @@ def _tenant(tenant: TenantStatus, share: ShareStatus, dialect: str) -> Tenant:
         where=None if residency is None else residency.where,
         parked_mib=0 if residency is None else residency.parked_bytes >> 20,
         moves=0 if residency is None else residency.moves,
-        way=None if residency is None else residency.way,
         why_parked=None if residency is None else residency.why,
         latency_seconds=tenant.latency_seconds,
         latency_missed_seconds=share.latency_missed_seconds,
@@ -103,41 +99,16 @@ def _tenant(tenant: TenantStatus, share: ShareStatus, dialect: str) -> Tenant:
     )
 
 
-# --- one Pod or run --------------------------------------------------------------------------------------------------
+# --- one run ---------------------------------------------------------------------------------------------------------
 
 
 def pod_view(status: Status, key: str, now: float) -> Pod | None:
-    """A Pod, or a run, by its name."""
+    """A run by its name."""
     entry = next((entry for entry in status.queue if entry.name == key), None)
-    for pod in status.pods or []:
-        if pod.key == key:
-            return _pod(pod, entry, status.rules.policy)
     for tenant in status.tenants:
         if tenant.name == key:
             return _run(tenant, status.rules.policy)
     return None if entry is None else _queued(entry, now)
-
-
-def _pod(pod: PodStatus, entry: QueueEntry | None, policy: str) -> Pod:
-    why = _paused(pod.cards)
-    why += [messages.requests(Wants(pod.wants, pod.requests), pod.dialect) if pod.dialect else messages.NO_REQUEST]
-    if pod.node is not None and pod.cards:
-        why.append(messages.promised(_pod_cards(pod.cards), pod.app_class, policy))
-        why.append(messages.placed([share.index for share in pod.cards], pod.node))
-    reason = messages.pod_reason(pod) if entry is None else messages.short_of(entry)
-    return Pod(
-        key=pod.key,
-        kind="pod",
-        app_class=pod.app_class,
-        dialect=pod.dialect,
-        phase=pod.phase,
-        node=pod.node,
-        cards=_pod_cards(pod.cards),
-        containers=[Container(container.name, container.command) for container in pod.containers],
-        owner=None if pod.owner is None else f"{pod.owner.kind}/{pod.owner.name}",
-        since=pod.started or pod.created,
-        why=[*why, *([] if entry is None else [messages.queued(entry)]), *([] if reason is None else [reason])],
-    )
 
 
 def _run(tenant: TenantStatus, policy: str) -> Pod:
@@ -188,29 +159,15 @@ def _queued(entry: QueueEntry, now: float) -> Pod:
 
 
 def waiting_views(status: Status, now: float) -> list[WaitingPod]:
-    """The queue, then Pods that are not in it: no card could ever take them."""
-    pods = {pod.key: pod for pod in status.pods or [] if pod.phase == "Pending" and not pod.node}
-    queue = [_waiting(entry, pods.pop(entry.name, None), now) for entry in status.queue]
-    return queue + [
+    """The queue."""
+    return [
         WaitingPod(
-            key=pod.key,
-            app_class=pod.app_class,
-            dialect=pod.dialect,
-            since=pod.created,
-            reason=messages.pod_reason(pod) or messages.WORKING,
-            wants=Wants(pod.wants, pod.requests),
+            key=entry.name,
+            app_class=entry.app_class,
+            dialect="run",
+            since=round(now - entry.waited_seconds, 1),
+            reason=messages.short_of(entry),
+            wants=messages.wants_of_entry(entry),
         )
-        for pod in pods.values()
+        for entry in status.queue
     ]
-
-
-def _waiting(entry: QueueEntry, pod: PodStatus | None, now: float) -> WaitingPod:
-    """A Pod knows better what it wants: the queue knows its first container."""
-    return WaitingPod(
-        key=entry.name,
-        app_class=entry.app_class,
-        dialect="run" if pod is None else pod.dialect,
-        since=round(now - entry.waited_seconds, 1),
-        reason=messages.short_of(entry),
-        wants=messages.wants_of_entry(entry) if pod is None else Wants(pod.wants, pod.requests),
-    )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
-from aliquot.dialects import native
-from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, VERSION_LABEL
+from aliquot.dialects import gpushare, hami, native, qgpu
 from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.ownobjects import COMPONENT_LABEL, DAEMON_SET, VERSION_LABEL
 from aliquot.dialects.wire.workloads import StartedPod, WorkloadObject, not_ready, rollout_status
 from aliquot.model.refusal import Invalid
 from aliquot.services.doctor.findings import Finding, Level, found, ok
 
-_UPGRADE = "`aliquot upgrade`, or `helm upgrade`, ends with all of them of one release"
+_UPGRADE = "`helm upgrade`, or `kubectl apply` of that release's install.yaml, ends with all of them of one release"
+# Programs of other products that give away cards, by what their Pods' names begin with, and whose Pods they serve.
+_SCHEDULERS = {
+    "gpushare-schd-extender-": gpushare.DIALECT,
+    "qgpu-scheduler-": qgpu.DIALECT,
+    "hami-scheduler-": hami.DIALECT,
+}
+_PLUGINS = ("gpushare-device-plugin-", "qgpu-manager-", "hami-device-plugin-")
+_MIGRATE = "let one product decide about a card: docs/migration.md"
 
 
 def installation_findings(
@@ -19,8 +27,10 @@ def installation_findings(
     pods: Iterable[StartedPod],
     nodes: Iterable[NodeObject],
     version: str,
+    served: Collection[str],
 ) -> Iterator[Finding]:
-    """`workloads` are the Deployments and DaemonSets with our label; `version` is this program's."""
+    """`workloads` are the Deployments and DaemonSets with our label; `version` is this program's; `served` are the
+    dialects of the scheduler."""
     everyone = list(workloads)
     ours = [
         workload
@@ -36,6 +46,7 @@ def installation_findings(
     wrong = [finding for workload in ours for finding in _about(workload, theirs)]
     wrong += _of_one_release(ours)
     wrong += _agents(nodes, _release(ours))
+    wrong += _competitors(theirs, served)
     yield from wrong
     if not wrong:
         yield ok("installation", f"{_release(ours)}: {', '.join(map(_count, ours))}")
@@ -103,3 +114,17 @@ def _agents(nodes: Iterable[NodeObject], release: str) -> Iterator[Finding]:
             yield found("installation", name, what, fix)
         else:
             yield found("installation", name, f"its agent is of release {agent}, the scheduler of {release}", _UPGRADE)
+
+
+def _competitors(pods: list[StartedPod], served: Collection[str]) -> Iterator[Finding]:
+    """Schedulers that decide about the same Pods, and device plugins on nodes with an agent of ours."""
+    running = [pod for pod in pods if pod.spec.node_name and not pod.finished]
+    with_agent = {pod.spec.node_name for pod in running if pod.metadata.name.startswith(f"{DAEMON_SET}-")}
+    for pod in running:
+        name, about = pod.metadata.name, f"{pod.metadata.namespace}/{pod.metadata.name}"
+        if any(name.startswith(start) and dialect in served for start, dialect in _SCHEDULERS.items()):
+            what = "schedules the same Pods as Aliquot: both may give one card away"
+            yield found("installation", about, what, f"scale it to 0; {_MIGRATE}")
+        elif name.startswith(_PLUGINS) and pod.spec.node_name in with_agent:
+            what = f"runs on {pod.spec.node_name} together with Aliquot's agent: both hand out its cards"
+            yield found("installation", about, what, f"remove one of them from the node; {_MIGRATE}")

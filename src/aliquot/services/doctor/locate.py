@@ -55,13 +55,13 @@ class SchedulerLocation(NamedTuple):
 
 
 def default_location() -> SchedulerLocation:
-    """Where `aliquot install` and the chart put it."""
+    """Where the chart puts it."""
     return SchedulerLocation("kube-system", "aliquot-scheduler", frozenset(DIALECTS))
 
 
 def find_scheduler(kubectl: Kubectl) -> SchedulerLocation:
     """The Deployment with our labels; the default location where there is none, or where we may not look."""
-    from aliquot.dialects.wire.install.deployment import COMPONENT_LABEL, NAME_LABEL
+    from aliquot.dialects.wire.ownobjects import COMPONENT_LABEL, NAME_LABEL
     from aliquot.dialects.wire.ownpods import account_of_deployment
 
     try:
@@ -82,11 +82,7 @@ def options_of(deployment: object) -> dict[str, str]:
     return dict(re.findall(r"'--([a-z-]+)=([^']*)'", str(mapping(deployment).get("spec"))))
 
 
-def served_by(deployment: object) -> frozenset[str]:
-    """The dialects of its --dialects option; all of them without one, or where it cannot be read."""
-    return _served(options_of(deployment))
-
-
 def _served(options: Mapping[str, str]) -> frozenset[str]:
+    """The dialects of its --dialects option; all of them without one, or where it cannot be read."""
     served = parse_dialects(options.get("dialects"))
     return frozenset(DIALECTS) if isinstance(served, Invalid) else served

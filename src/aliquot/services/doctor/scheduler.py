@@ -40,7 +40,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What was read of the scheduler's Lease and webhook, with kubectl or with our own client.
+    """What was read of the scheduler's Lease and webhook.
 
     An object that is not there is None; one that may not be read is not judged: it is UNSET.
     """
@@ -52,13 +52,12 @@ class Control:
     authority: str | None = None  # the certificate that signs the webhook's, in base64, as a Secret has it
 
 
-def control_findings(control: Control, snapshot: Snapshot, now: datetime, *, calls: bool = True) -> Iterator[Finding]:
+def control_findings(control: Control, snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
     """Whether a replica leads, kube-scheduler asks it (unless it is too early to know), and the webhook works."""
     if control.lease is not UNSET:
         yield from lease_findings(control.lease, control.lease_name, now)
-    if calls:
-        lease = control.lease if isinstance(control.lease, LeaseObject) else None
-        yield from call_findings(lease, snapshot, now)
+    lease = control.lease if isinstance(control.lease, LeaseObject) else None
+    yield from call_findings(lease, snapshot, now)
     if control.webhook is not UNSET:
         served = snapshot.cluster.rules.served
         yield from webhook_findings(control.webhook, control.authority, *control.trials, served=served)
@@ -68,8 +67,8 @@ def lease_findings(lease: LeaseObject | Invalid | None, name: str, now: datetime
     """Whether a replica leads."""
     if lease is None:
         what = "does not exist: no scheduler of Aliquot has ever led here, or it may not write Leases"
-        fix = "install it: `aliquot install`, or the Helm chart; where it runs, its log says what it lacks (with"
-        fix += " the vendor's own roles it may not write Leases, and always leads: docs/dropin.md)"
+        fix = "install it, with Helm or from install.yaml: docs/install.md; where it runs, its log says what it lacks"
+        fix += " (with the vendor's own roles it may not write Leases, and always leads: docs/dropin.md)"
         yield found("scheduler", f"Lease {name}", what, fix)
         return
     if isinstance(lease, Invalid):
@@ -236,9 +235,10 @@ def webhook_findings(
         what = "does not exist: mistakes show only after `kubectl apply`, and T9k Pods get no toleration"
         what += ", and Pods of KAI's get no card" * (kai.DIALECT in served)
         fix = (
-            "if it is wanted: `aliquot scheduler --webhook-port 9443`. A scheduler that has that port creates it within"
+            "if it is wanted: `aliquot scheduler --webhook-port 9443`. A scheduler that has that port creates it "
+            "within 20 seconds; if not, its log says what it lacks, and `helm upgrade`, or `kubectl apply` of "
+            "install.yaml, creates both"
         )
-        fix += " 20 seconds; if not, its log says what it lacks, and `helm upgrade` or `aliquot upgrade` create both"
         level = Level.FINDING if kai.DIALECT in served else Level.NOTE
         yield Finding("webhook", level, (name,), what, fix)
         return

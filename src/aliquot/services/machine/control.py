@@ -1,4 +1,4 @@
-"""The control socket of the machine's daemon: reads requests, calls the tenants and Pods, sends answers.
+"""The control socket of the machine's daemon: reads requests, calls the tenants, sends answers.
 
 A request is one line of JSON of bounded size on its own connection (adapters/host/control.py is the client). The kernel
 identifies the caller. Errors are answers:
@@ -28,7 +28,6 @@ from aliquot.adapters.host.encoding import encode_json
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import StoreError
-from aliquot.dialects import QgpuRules
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.answers import Answer, EndedRuns, PolicyStatus, RunLog, Send, StoppedRun, StoppingDaemon
 from aliquot.model.status.machine import DaemonStatus, Status
@@ -37,7 +36,6 @@ from aliquot.model.status.requests import (
     Nothing,
     PolicyRequest,
     StopRequest,
-    SupervisorRequest,
     UsageRequest,
 )
 from aliquot.model.status.usage import UsageReport
@@ -46,16 +44,14 @@ from aliquot.services.daemon.accepting import StreamServer
 from aliquot.services.daemon.connections import PIECE, Client, Clients
 from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of, send
 from aliquot.services.daemon.pace import Steps
-from aliquot.services.daemon.requests import Operation, parse_request
+from aliquot.services.daemon.requests import Operation
 from aliquot.services.daemon.tasks import termination_signal
 from aliquot.services.machine.history import ended_status
 from aliquot.services.machine.parking import Parking
-from aliquot.services.machine.pods.api import PodApi
-from aliquot.services.machine.pods.cron import CronJobs
-from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.requests import parse_run_request
 from aliquot.services.machine.status import status
+from aliquot.services.machine.sweeper import Sweeper
 from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.services.machine.tenants.members import user_of
 from aliquot.services.runtime.cards.meter import CardMeter
@@ -80,14 +76,11 @@ class ControlServer:
         machine: LocalMachine,
         meter: CardMeter,
         about: DaemonStatus,
-        pods: PodManager,
-        rules: QgpuRules = QgpuRules.SEED,
+        sweeper: Sweeper,
         billing: Billing | None = None,
     ) -> None:
         self.machine = machine
-        self.pods = pods
-        self._cron_jobs = CronJobs(pods)
-        self._pod_api = PodApi(pods, self._cron_jobs, rules)
+        self._sweeper = sweeper
         self._parking = Parking(machine, self._owner_only)
         self.about = about
         self._meter, self._billing = meter, billing
@@ -107,7 +100,6 @@ class ControlServer:
             "usage": Operation(UsageRequest, self._usage),
             "down": Operation(Nothing, self._down),
             **self._parking.operations,
-            **self._pod_api.operations,
         }
 
     async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -138,9 +130,7 @@ class ControlServer:
             self._orphaned.clear()
             try:
                 self.machine.register_again()
-                await self.pods.sweeper.look()
-                self._cron_jobs.tick(time.time())
-                self.pods.tick(time.time())
+                await self._sweeper.look()
             except Exception:  # one failed sweep must not be the last
                 _LOG.exception("sweep_failed")
 
@@ -174,8 +164,6 @@ class ControlServer:
         if name == "run":
             client.expect_updates()
             await self._run(request, caller, client)
-        elif name == "keep":
-            await self._pod_api.serve_supervisor(parse_request(request, SupervisorRequest), caller, client)
         elif name == "status":
             client.send_line(await self._status())
         elif name in self._operations:
@@ -197,7 +185,7 @@ class ControlServer:
                 done.set()
 
         if self.machine.move_on(caller):
-            await self.pods.sweeper.look(caller.uid)
+            await self._sweeper.look(caller.uid)
         await self._until_free(run_request.name)
         entry = self.machine.admission.submit(run_request, caller, time.time(), notify)
         if done.is_set():
@@ -216,7 +204,7 @@ class ControlServer:
         loop of a shell the next run of the name may ask before that."""
         deadline, pause, waited = time.monotonic() + _NAME_PATIENCE, _FIRST_PAUSE, False
         while name is not None and self.machine.is_ending(name) and time.monotonic() < deadline:
-            await self.pods.sweeper.look()
+            await self._sweeper.look()
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
             waited = True
@@ -247,7 +235,7 @@ class ControlServer:
 
     def status(self) -> Status:
         """The answer to `status`."""
-        return status(self.machine, self._meter.readings, time.time(), self.about, self.pods)
+        return status(self.machine, self._meter.readings, time.time(), self.about)
 
     async def _policy(self, request: PolicyRequest, caller: Caller, _send: Send) -> PolicyStatus:
         rules, delay = self.machine.rules, request.release_delay
@@ -267,9 +255,6 @@ class ControlServer:
     async def _stop(self, request: StopRequest, caller: Caller, send: Send) -> StoppedRun:
         """SIGTERM to all processes of the run, SIGKILL to those left after the timeout."""
         found = self.machine.find(request.name)
-        name = found.name if isinstance(found, QueuedRequest) else found.tenant.name
-        if any(pod.key == name for pod in self.pods.pods.values()):
-            raise RefusedError("failed", text=f"{name} is a Pod: use `aliquot delete pod {name}`")
         if isinstance(found, QueuedRequest):
             self._owner_only(caller, f"stop {found.name}", found.uid)
             found.notify({"error": {"kind": "stopped", "text": "`aliquot stop` removed it from the queue"}})
@@ -300,7 +285,7 @@ class ControlServer:
 
     async def _processes(self, tenancy: Tenancy) -> dict[int, int]:
         """All live processes of the tenant, with their start times."""
-        found = await self.pods.sweeper.scan({user_of(tenancy)})
+        found = await self._sweeper.scan({user_of(tenancy)})
         if tenancy.id not in self.machine.tenancies:  # it ended meanwhile; its root may be another tenant's
             return {}
         return self.machine.members(tenancy, found)
@@ -352,13 +337,9 @@ class ControlServer:
     async def _down(self, _request: Nothing, caller: Caller, _send: Send) -> StoppingDaemon:
         self._owner_only(caller, "stop the daemon")
         self._for_good = True
-        suspended: set[str] = set()
-        if self.about.simulated is not None:
-            suspended = {pod.key for pod in self.pods.pods.values()}
-            await self.pods.suspend()
         parked = [] if self.about.simulated is not None else self._parking.away()
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
-        names = sorted({tenancy.tenant.name for tenancy in self.machine.tenancies.values()} - suspended)
+        names = sorted({tenancy.tenant.name for tenancy in self.machine.tenancies.values()})
         waiting = [entry.name for entry in self.machine.queue]
         return StoppingDaemon(os.getpid(), names, waiting, parked)
 

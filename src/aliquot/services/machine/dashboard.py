@@ -259,16 +259,10 @@ def _usages(tenant: TenantStatus) -> list[Usage]:
 
 
 def _everything(status: Status) -> Iterable[FoundPod]:
-    pods = status.pods or []
-    keys = {pod.key for pod in pods}
-    for pod in pods:
-        yield FoundPod(pod.key, pod.node, pod.app_class, pod.phase)
     for tenant in status.tenants:
-        if tenant.name not in keys:
-            yield FoundPod(tenant.name, tenant.node or None, tenant.app_class, "Running")
+        yield FoundPod(tenant.name, tenant.node or None, tenant.app_class, "Running")
     for entry in status.queue:
-        if entry.name not in keys:
-            yield FoundPod(entry.name, None, entry.app_class, "Pending")
+        yield FoundPod(entry.name, None, entry.app_class, "Pending")
 
 
 def _troubles(status: Status) -> dict[str, list[Message]]:

@@ -19,7 +19,7 @@ from aliquot.services.daemon.requests import Operation
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.wording.amounts import memory
-from aliquot.wording.parking import cannot_words, reason_words
+from aliquot.wording.parking import reason_words
 
 _LOOK = 0.02  # seconds between two looks at a move
 _NEWCOMER = 2.0  # seconds until memory that a tenant has allocated is known: a round of the arbiter, and a busy machine
@@ -122,9 +122,6 @@ class Parking:
                 break
             if tenant.id not in self._machine.tenancies:
                 raise RefusedError("failed", text=f"{tenant.name} has ended")
-            refusal = _refusal(moved) if leave else None
-            if refusal is not None:
-                raise RefusedError("failed", text=f"{tenant.name} cannot leave: {refusal}")
             if time.monotonic() >= deadline:
                 raise RefusedError("failed", text=f"{tenant.name} has not {_past(leave)} yet{_why_now(moved)}")
             await asyncio.sleep(_LOOK)
@@ -143,12 +140,6 @@ def _moves(moved: list[Residency]) -> int:
 def _is_there(moved: list[Residency], wanted: Where) -> bool:
     """A tenant that has no movable memory on a card is where it should be."""
     return all(residency.where is wanted for residency in moved)
-
-
-def _refusal(moved: list[Residency]) -> str | None:
-    """Why the driver, asked to take it, did not; None: it was not asked, or goes on."""
-    stay = [residency for residency in moved if residency.way is None and residency.detail is not None]
-    return "; ".join(sorted({cannot_words(one.why, one.detail) for one in stay if one.why is not None})) or None
 
 
 def _past(leave: bool) -> str:

@@ -15,13 +15,11 @@ import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from aliquot.model.choice import Choice
 from aliquot.model.claim import CardFilter, Claim, Slice
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
 from aliquot.model.status.answers import Send
 from aliquot.model.status.machine import QueuePosition, RefusalStatus
-from aliquot.model.tenancy import Tenancy
 from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import Chooser
@@ -33,7 +31,7 @@ _SHORT = 32  # requests in a queue whose reasons are computed whenever they are 
 
 @dataclass(eq=False, slots=True)
 class QueuedRequest:
-    """A run or a Pod that waits for its slice. `notify` receives every answer."""
+    """A run that waits for its slice. `notify` receives every answer."""
 
     claim: Claim
     request: RunRequest
@@ -45,8 +43,6 @@ class QueuedRequest:
     notify: Send
     log: str | None = None
     last_position: QueuePosition | None = field(default=None)  # sent last
-    on_grant: Callable[[Tenancy, Grant, Choice | None], None] | None = None  # for a Pod: called instead of `notify`
-    choice: Choice | None = None  # why it gets its cards
     queued: bool = False
 
     @property
@@ -119,8 +115,7 @@ class Queue:
             claim = replace(claim, cards=replace(claim.cards or CardFilter(), uuids=cards))
         grant = self._chooser.choose(claim)
         if grant is None and cards:
-            claim, grant = entry.claim, self._chooser.choose(entry.claim)
-        entry.choice = None if grant is None else self._chooser.why(claim, grant)
+            grant = self._chooser.choose(entry.claim)
         return grant
 
     def positions(self) -> Iterator[tuple[QueuedRequest, QueuePosition]]:

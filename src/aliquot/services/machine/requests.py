@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
 from aliquot.dialects import QgpuRules
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
@@ -31,8 +30,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_ALLOWED = "use at most 63 letters, digits, dots, _ and -; the first is a letter or digit"
 CORE_ALLOWED = "a whole number from 1 to 100, in percent of a card's compute (above 100: --rules 2026)"
 CORE_2026 = "5 to 95 in steps of 5, or 100 and more for several cards, by qGPU's rules of 2026"
+ALL_CARDS = 0  # instead of a number of cards: every card of a node
 _MOST_WORDS = 64  # of the command line, kept for display: everybody's `ps` gets it for every run
-_MOST_NAMED = 4  # cards in a sentence
 _LONGEST_WORD = 256
 _LONGEST_COMMAND = 1024  # characters in all
 _INTERPRETERS = re.compile(r"python[0-9.]*|torchrun|bash|sh|node|perl|ruby")
@@ -54,16 +53,22 @@ class RunRequest:
     group: str = ""  # shares its cards in space with others of this group
     latency: float | None = None  # seconds that online work accepts to have added to its requests
     spread_core: int | None = None  # the core that was asked for, if it is why it has several cards
+    memory_percent: float | None = None  # of each card's memory, instead of `memory_mib`
+
+    @property
+    def whole(self) -> bool:
+        """Whether it asks for whole cards."""
+        return self.memory_mib is None and self.memory_percent is None and self.core is None
 
     def slice(self) -> Slice:
         """Neither memory nor core: the whole card. Core only: the same percentage of memory. Memory only: no quota."""
-        if self.memory_mib is None and self.core is None:
+        if self.whole:
             return Slice(memory_percent=100, exclusive=True)
         milli = None if self.core is None else self.core * 10
         offline = self.app_class is AppClass.OFFLINE
         return Slice(
             memory_mib=self.memory_mib or 0,
-            memory_percent=(self.core or 0) if self.memory_mib is None else 0,
+            memory_percent=(self.memory_percent or self.core or 0) if self.memory_mib is None else 0,
             core_milli=None if offline else milli,
             greedy_milli=milli if offline else None,
         )
@@ -77,10 +82,10 @@ class RunRequest:
         )  # fmt: skip
 
 
-def parse_rules(named: object, default: QgpuRules = QgpuRules.SEED) -> QgpuRules | Invalid:
+def parse_rules(named: object) -> QgpuRules | Invalid:
     """The version of qGPU's rules that a request names."""
     if named is None:
-        return default
+        return QgpuRules.SEED
     if isinstance(named, str) and named in tuple(QgpuRules):
         return QgpuRules(named)
     return Invalid("rules", named, " or ".join(QgpuRules))
@@ -107,45 +112,51 @@ def parse_run_request(message: Mapping[str, Any]) -> RunRequest | Invalid:
         return Invalid("core", core, CORE_ALLOWED)
     if memory is not None and not _within(memory, 1, 1 << 30):
         return Invalid("memory", memory, "at least 1MiB")
-    if not _within(gpus, 1, 1 << 16):
-        return Invalid("gpus", gpus, "a whole number, at least 1")
+    percent = message.get("memory_percent")
+    if percent is not None and (memory is not None or not _is_number(percent) or not 0 < percent <= 100):
+        return Invalid("memory", percent, "above 0% and at most 100% of each card, instead of an amount")
+    if gpus == "all":
+        gpus = ALL_CARDS
+    elif not _within(gpus, 1, 1 << 16):
+        return Invalid("gpus", gpus, "a whole number, at least 1, or all")
     asked = None
     if core is not None and several:
         spread = _spread(core, memory, gpus)
         if isinstance(spread, Invalid):
             return spread
         asked, (core, memory, gpus) = core if core >= 100 else None, spread
+        if asked is not None and percent is not None:
+            return Invalid("memory", f"{percent:g}%", "an amount with a core of 100 or more")
     for flag in ("wait", "detach"):
         if not isinstance(message.get(flag, False), bool):
             return Invalid(flag, message.get(flag), "true or false")
     park = message.get("park")
-    if park is not None and (
-        isinstance(park, bool) or not isinstance(park, int | float) or not 0 <= park <= LONGEST_PARK
-    ):
+    if park is not None and (not _is_number(park) or not 0 <= park <= LONGEST_PARK):
         return Invalid("park", park, PARK_ALLOWED)
-    if park is not None and core is None and memory is None:
+    whole = core is None and memory is None and percent is None
+    if park is not None and whole:
         return Invalid("park", duration(float(park)), PARK_WHOLE)
-    if park is not None and gpus > 1:
+    if park is not None and gpus != 1:
         return Invalid("park", duration(float(park)), PARK_SEVERAL)
     group = message.get("together", "")
     if group and not (isinstance(group, str) and NAME.fullmatch(group)):
         return Invalid("together", group, _NAME_ALLOWED)
-    if group and core is None and memory is None:
+    if group and whole:
         return Invalid("together", group, TOGETHER_WHOLE)
     if group and park is not None:
         return Invalid("together", group, TOGETHER_PARK)
     latency = message.get("latency")
     if latency is not None:
-        if isinstance(latency, bool) or not isinstance(latency, int | float):
-            return Invalid("latency", latency, LATENCY_ALLOWED)
-        if not LEAST_LATENCY <= latency <= MOST_LATENCY:
+        if not _is_number(latency) or not LEAST_LATENCY <= latency <= MOST_LATENCY:
             return Invalid("latency", latency, LATENCY_ALLOWED)
         if app_class is not AppClass.ONLINE:
             return Invalid("latency", duration(float(latency)), LATENCY_ONLINE)
         latency = float(latency)
     words, wait, detach = _shown(command), message.get("wait", True), message.get("detach", False)
     park_after = None if park is None else float(park)
-    return RunRequest(words, name, app_class, core, memory, gpus, wait, detach, park_after, group, latency, asked)
+    return RunRequest(
+        words, name, app_class, core, memory, gpus, wait, detach, park_after, group, latency, asked, percent
+    )
 
 
 def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int | None, int] | Invalid:
@@ -164,17 +175,9 @@ def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int |
     return core // cards, None if memory is None else memory // cards, cards
 
 
-def card_sizes(cards: Sequence[Card]) -> str:
-    """The cards in a few words: "1 card of 80 GiB and 2 cards of 24 GiB"."""
-    kinds = Counter(card.memory_mib for card in cards)
-    return " and ".join(f"{count(kinds[size], 'card')} of {memory(size)}" for size in sorted(kinds, reverse=True))
-
-
-def card_names(cards: Sequence[Card]) -> str:
-    """Their models and UUIDs: "NVIDIA A30 (GPU-a), Tesla T4 (GPU-b)"; of many cards the first."""
-    named = [f"{card.model or 'a card'} ({card.uuid})" for card in cards[:_MOST_NAMED]]
-    more = len(cards) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")
+def on_all_cards(request: RunRequest, nodes: Sequence[Sequence[Card]]) -> RunRequest:
+    """The request with the number of cards that the largest node has, where it asks for all of them."""
+    return replace(request, gpus=max(map(len, nodes))) if request.gpus == ALL_CARDS else request
 
 
 def never_fits(request: RunRequest, nodes: Sequence[Sequence[Card]]) -> Invalid | None:
@@ -221,6 +224,10 @@ def _stem(word: str) -> str:
 
 def _clean(word: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", word).strip("-_")[:24] or "run"
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _within(value: object, least: int, most: int) -> bool:

@@ -24,11 +24,9 @@ from aliquot.adapters.host.handedfiles import limit_files
 from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
 from aliquot.adapters.host.hostmemory import host_memory_mib, pool_room_mib
 from aliquot.adapters.host.logfiles import USUAL_LIMIT
-from aliquot.adapters.host.process.supervisors import Supervisors
 from aliquot.adapters.host.users import read_lent
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.arbiter.timeline import Record
-from aliquot.dialects import QgpuRules
 from aliquot.model.containers.visible import visible_cards, visible_in_group
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
@@ -46,8 +44,8 @@ from aliquot.services.dashboard.server import bind, show
 from aliquot.services.machine.control import ControlServer, watch_root
 from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.logs import RunLogs
-from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.settings import KeptOptions, keep_options
+from aliquot.services.machine.sweeper import Sweeper
 from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.services.machine.tenants.registry import Arbiter
 from aliquot.services.runtime.cards.meter import CardMeter
@@ -87,7 +85,6 @@ class Setup:
     release_delay: float | str | None = None  # "auto": learned
     enforce: str | None = None  # report or kill
     kill_after: float | None = None  # seconds over its memory limit; only with `enforce`
-    qgpu_rules: QgpuRules | None = None  # for manifests that are applied without --rules
     simulated: str | None = None  # the cards, as in --simulate
     stand_ins: str | None = None  # the folder of the programs that stand in for NVIDIA's
     nodes: int = 1  # the cards are distributed over them
@@ -137,18 +134,11 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         pool_mib=_host_pool(store, setup, cards),
         groups=groups,
     )
-    pods = PodManager(
-        machine,
-        store.objects,
-        Supervisors(home.control),
-        lambda tenancy, folder: _environment(setup, tenancy, folder, groups, cards),
-        setup.log_limit,
-    )
+    sweeper = Sweeper(machine, (TENANT_VARIABLE,))
     machine.configure(_rules(machine.rules, setup))
     listening = _listening(setup.listen)
     url = listening[1].url if listening else None
     meter = CardMeter(cards, setup.nvml)
-    qgpu = _qgpu_rules(store, setup.qgpu_rules)
     info = DaemonStatus(
         pid=os.getpid(),
         uid=os.geteuid(),
@@ -157,14 +147,13 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         home=home.run,
         simulated=simulated,
         dashboard=url,
-        rules=qgpu.value,
         options=dict(setup.options),
     )
     keep_options(store, setup.kept_options)  # only now: with a port that is in use no daemon starts
     if listening:
         _add_access(info, setup.listen, listening[1])
     billing = open_billing(home.usage, arbiter, keep_days=setup.usage_days)
-    control = ControlServer(machine, meter, info, pods, qgpu, billing)
+    control = ControlServer(machine, meter, info, sweeper, billing)
     meter.start()
     if listening:
         arbiter.keep_trace(True)
@@ -174,8 +163,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     tasks = [asyncio.create_task(run_forever(delay.run))]
     try:
         groups.workers.start()  # first: to end a group can take seconds
-        machine.restore(await pods.sweeper.scan(machine.stored_users()))
-        pods.restore(rebooted=machine.rebooted)
+        machine.restore(await sweeper.scan(machine.stored_users()))
         tasks.append(asyncio.create_task(run_forever(logs.run)))  # only now it is known which logs are in use
         store.writer.start()
         if billing is not None:
@@ -190,7 +178,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
                 families.append(lambda: qgpu_families(control.status(), socket.gethostname()))
             view = MachineView(control.status, Waste(machine.ledger.board), arbiter.records, families)
             dashboard = asyncio.create_task(show(view, *listening))
-        await control.serve(listener, lambda: setup.on_ready(_ready(machine, simulated, url, qgpu)))
+        await control.serve(listener, lambda: setup.on_ready(_ready(machine, simulated, url)))
     finally:
         await _cancel(dashboard)
         for task in tasks:
@@ -249,16 +237,6 @@ def _host_pool(store: Store, setup: Setup, cards: Sequence[Card]) -> int:
     return pool
 
 
-def _qgpu_rules(store: Store, chosen: QgpuRules | None) -> QgpuRules:
-    """The version of qGPU's rules, now and after every restart."""
-    rules = chosen or QgpuRules(store.setting("qgpu_rules") or QgpuRules.SEED)
-    try:
-        store.set("qgpu_rules", rules.value)
-    except StoreError as error:
-        _LOG.error("settings_not_stored", extra={"data": {"error": str(error)}})
-    return rules
-
-
 def _listening(listen: Listen) -> tuple[socket.socket, Access] | None:
     try:
         return bind(listen, "--listen")
@@ -282,7 +260,7 @@ async def _cancel(task: asyncio.Task[None] | None) -> None:
             await task
 
 
-def _ready(machine: LocalMachine, simulated: str | None, url: str | None, qgpu: QgpuRules) -> str:
+def _ready(machine: LocalMachine, simulated: str | None, url: str | None) -> str:
     kinds = Counter(f"{card.model} {memory(card.memory_mib)}" for card in machine.cards)
     cards = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     cards += f" on {len(machine.nodes)} nodes" if len(machine.nodes) > 1 else ""
@@ -296,8 +274,6 @@ def _ready(machine: LocalMachine, simulated: str | None, url: str | None, qgpu: 
     if machine.rules.oversubscribe > 1:
         pool = memory(machine.pool_mib)
         words.append(f"up to {machine.rules.oversubscribe:g} times a card's memory is booked, host pool {pool}")
-    if qgpu is not QgpuRules.SEED:
-        words.append(f"qGPU's rules of {qgpu.value}")
     if machine.tenancies:
         count = len(machine.tenancies)
         words.append(f"adopted {count} running tenant{'s' * (count > 1)}")

@@ -22,9 +22,8 @@ from aliquot.model.status.reading import NOT_READ, CardReading
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Standing
 from aliquot.placement.rooms import booked_pool
-from aliquot.services.machine.pods.manager import PodManager
-from aliquot.services.machine.pods.status import pod_statuses, workload_statuses
 from aliquot.services.machine.queue import QueuedRequest
+from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.tenants.machine import LocalMachine
 from aliquot.services.runtime.standings import (
     by_tenant,
@@ -43,7 +42,6 @@ def status(
     readings: Mapping[str, CardReading],
     now: float,
     daemon: DaemonStatus,
-    pods: PodManager | None = None,
 ) -> Status:
     """`readings` are what NVML reported last of each card, by UUID."""
     found, findings = node.arbiter.standings(), node.arbiter.findings()
@@ -65,8 +63,6 @@ def status(
         ],
         queue=[_queue_entry(node, entry) for entry in node.queue],
         findings=[finding_status(finding) for finding in findings],
-        workloads=[] if pods is None else workload_statuses(pods),
-        pods=[] if pods is None else pod_statuses(pods, standings),
     )
 
 
@@ -142,8 +138,15 @@ def _queue_entry(node: LocalMachine, entry: QueuedRequest) -> QueueEntry:
         pid=entry.pid,
         gpus=ask.gpus,
         core=ask.core,
-        memory_bytes=None if ask.memory_mib is None else ask.memory_mib << 20,
+        memory_bytes=_wanted_memory(node, ask),
         waited_seconds=max(0.0, node.clock() - entry.since),
         command=list(ask.command),
         log=entry.log,
     )
+
+
+def _wanted_memory(node: LocalMachine, ask: RunRequest) -> int | None:
+    """Bytes of each card; a percentage is that of the largest card."""
+    if ask.memory_percent is not None:
+        return int(ask.memory_percent * max(card.memory_mib for card in node.cards) / 100) << 20
+    return None if ask.memory_mib is None else ask.memory_mib << 20

@@ -1,6 +1,6 @@
-"""Looks for the processes of tenants and Pods in a thread, and lets go of those that have none left.
+"""Looks for the processes of tenants in a thread, and lets go of those that have none left.
 
-What a look finds is used by the event loop only for tenants and Pods that it was asked about before it began: a process
+What a look finds is used by the event loop only for tenants that it was asked about before it began: a process
 that starts meanwhile has a parent that it saw.
 """
 
@@ -136,18 +136,11 @@ class Tenants(Protocol):
     def release(self, now: float, tenancies: Collection[Tenancy]) -> Iterator[None]: ...
 
 
-class Pods(Protocol):
-    """pods/ending.py."""
-
-    def to_clear(self) -> dict[str, int]: ...
-    def clear(self, found: Scan, uids: Collection[str]) -> None: ...
-
-
 class Sweeper:
     """See the module docstring. `names`: the variables that mark processes."""
 
-    def __init__(self, tenants: Tenants, pods: Pods, names: Collection[str]) -> None:
-        self._tenants, self._pods = tenants, pods
+    def __init__(self, tenants: Tenants, names: Collection[str]) -> None:
+        self._tenants = tenants
         self._scanner = Scanner(names)
         self._apart: dict[int, asyncio.Task[None]] = {}  # looks at restless users, by account
         self._look_together = Together(self._look)
@@ -165,15 +158,15 @@ class Sweeper:
             await asyncio.wait({own})
 
     async def _look(self) -> None:
-        suspects, pods = self._tenants.suspects(), self._pods.to_clear()
-        users = {*suspects.values(), *pods.values()}
+        suspects = self._tenants.suspects()
+        users = set(suspects.values())
         apart = self._scanner.restless(users)
         for other, theirs in _by_account(apart).items():
             if other not in self._apart:
-                self._apart[other] = asyncio.create_task(self._look_at(theirs, suspects, pods))
+                self._apart[other] = asyncio.create_task(self._look_at(theirs, suspects))
                 self._apart[other].add_done_callback(partial(self._looked, other))
         if users - apart:
-            await self._look_at(users - apart, suspects, pods)
+            await self._look_at(users - apart, suspects)
 
     def _look_of(self, account: int | None) -> asyncio.Task[None] | None:
         return None if account is None else self._apart.get(account)
@@ -183,7 +176,7 @@ class Sweeper:
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("sweep_failed", exc_info=error)
 
-    async def _look_at(self, users: Set[int], suspects: Mapping[str, int], pods: Mapping[str, int]) -> None:
+    async def _look_at(self, users: Set[int], suspects: Mapping[str, int]) -> None:
         found = await self._scanner.scan(users)
         own = [one for one, user in suspects.items() if user in users]
         bare = [one for one in await in_steps(self._tenants.without_processes(found, own)) if one is not None]
@@ -191,7 +184,6 @@ class Sweeper:
             ask = asyncio.get_running_loop().run_in_executor
             ended = await ask(self._asking, self._tenants.without_page, bare)
             await in_steps(self._tenants.release(time.time(), ended))
-        self._pods.clear(found, {one: user for one, user in pods.items() if user in users})
 
     async def scan(self, uids: Set[int]) -> Scan:
         """The processes of these users."""

@@ -13,9 +13,4 @@ outlives it as well, in files on a tmpfs, and the next mover goes on with them.
     control.py  messages of the daemon
     client.py   the daemon's side: starts the mover, hands it connections
     main.py     the process
-
-What it cannot move, the driver moves by its checkpoint of whole processes, to their own host memory:
-
-    checkpoint.py    a process for each step of that
-    checkpointer.py  the daemon's side: starts it
 """

@@ -6,5 +6,5 @@ slice, then the other is paused, and what they get done must change.
     selftest.py `aliquot probe`: the same, and latency, shares, caps, switching and memory limits, measured
     startup.py  when that is done: while a card is idle, once per model, driver and boot
 
-The verdict is `arbiter/ownproof.py`.
+The verdict is `arbiter/proof.py`.
 """

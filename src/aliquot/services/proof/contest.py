@@ -25,8 +25,7 @@ from aliquot.adapters.host.home import TENANT_VARIABLE
 from aliquot.adapters.host.process import ourselves
 from aliquot.adapters.storage import tenantfolder
 from aliquot.adapters.storage.folders import remove_folder
-from aliquot.arbiter.ownproof import PASS, Measured, Stage, judge, needs_second_pass, slices_in
-from aliquot.arbiter.proof import Verdict
+from aliquot.arbiter.proof import PASS, Measured, Stage, Verdict, judge, needs_second_pass, slices_in
 from aliquot.model.cardstate.control import CardControl, ControlLevel, ControlReason
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Level, Tenant

@@ -21,7 +21,7 @@ from aliquot.adapters.gpu.mps import PIPES_VARIABLE
 from aliquot.adapters.gpu.nvml import Nvml
 from aliquot.adapters.host.home import TENANT_VARIABLE
 from aliquot.adapters.host.process import ourselves
-from aliquot.arbiter.ownproof import Stage
+from aliquot.arbiter.proof import Stage
 from aliquot.model.cardstate.control import CardControl, ControlLevel
 from aliquot.model.claim import AppClass
 from aliquot.model.device import Card

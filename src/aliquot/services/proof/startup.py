@@ -27,7 +27,7 @@ from aliquot.services.proof.contest import (
     Found,
     InterruptedContestError,
 )
-from aliquot.services.runtime.cards.proving import CardWork
+from aliquot.services.runtime.cards.work import CardWork
 
 _FILE = "control.json"
 _IDLE = 1.0  # seconds without work of a tenant that is there
@@ -50,7 +50,6 @@ class Mode(StrEnum):
     """Settings of `--control`."""
 
     AUTO = "auto"  # the driver's control, tried on an idle card with contexts of our own
-    PROVE = "prove"  # ... and with tenants that compete, where no idle moment came before
     TRUST = "trust"  # the driver's control, never tried
     GATE = "gate"
 
@@ -59,7 +58,6 @@ class ControlPlan(NamedTuple):
     """What the arbiter begins with."""
 
     controls: Mapping[str, CardControl]
-    tries_control: bool
     proof: StartupProof | None
 
 
@@ -70,15 +68,15 @@ def plan_control(
     for left in run.glob(f"{PREFIX}*"):  # of a daemon that was killed during a trial
         remove_folder(left)
     if mode is Mode.GATE:
-        return ControlPlan({card.uuid: FORCED for card in cards}, False, None)
+        return ControlPlan({card.uuid: FORCED for card in cards}, None)
     if mode is Mode.TRUST:
-        return ControlPlan({card.uuid: TRUSTED for card in cards}, False, None)
+        return ControlPlan({card.uuid: TRUSTED for card in cards}, None)
     try:
         driver = nvml.driver()
     except NvmlError:
         driver = "unknown"
     proof = StartupProof(cards, nvml, Verdicts(state / _FILE, driver), run, shim, simulated=simulated)
-    return ControlPlan(proof.known(), mode is Mode.PROVE, proof)
+    return ControlPlan(proof.known(), proof)
 
 
 class Cards(Protocol):

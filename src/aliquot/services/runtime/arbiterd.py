@@ -31,8 +31,7 @@ from aliquot.model.tenant import Allotment, Finding, FindingKind, SharingRules, 
 from aliquot.model.usage import Stretch
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cards.cardloop import CardLoop
-from aliquot.services.runtime.cards.proving import CardWork, card_work
-from aliquot.services.runtime.elastic.checkpoints import checkpoints_beside
+from aliquot.services.runtime.cards.work import CardWork, card_work
 from aliquot.services.runtime.elastic.parking import Parking
 from aliquot.services.runtime.limits.audit import Auditor, PageSlot, Registry
 from aliquot.services.runtime.limits.hardlimits import HardLimits
@@ -68,8 +67,7 @@ class Arbiterd:
     `whose` returns the id of the tenant that a process belongs to. Where it is given, it alone decides: a process that
     it does not know registers nowhere. Without it a process belongs to the tenant whose descendant it is. `claims_of`
     returns the tenants that are ResourceClaims of the Pod that `whose` has found.
-    `controls` is what is known of the cards' control, by UUID; `tries_control`: find it out from tenants that compete;
-    `proof` finds it out while a card is idle.
+    `controls` is what is known of the cards' control, by UUID; `proof` finds it out while a card is idle.
     """
 
     def __init__(
@@ -84,7 +82,6 @@ class Arbiterd:
         hard_limits: HardLimits | None = None,
         mover: MoverClient | None = None,
         controls: Mapping[str, CardControl] | None = None,
-        tries_control: bool = False,
         proof: Proof | None = None,
     ) -> None:
         self._hard_limits, self._proof = hard_limits, proof
@@ -95,7 +92,6 @@ class Arbiterd:
                 rules,
                 known.get(card.uuid, CardControl()),
                 card.memory_mib << 20,
-                tries=tries_control,
                 holding=holding,
             )
             for card in cards
@@ -125,8 +121,7 @@ class Arbiterd:
             self._threads.append(threading.Thread(target=run, args=(self, self._stopping), name="proof", daemon=True))
         self.parking: Parking | None = None  # None: no memory leaves a card
         if mover is not None:
-            slow = checkpoints_beside(mover, simulated=simulated)
-            self.parking = Parking(self._lock, self._tenancies, self._loops, nvml, mover, checkpoints=slow)
+            self.parking = Parking(self._lock, self._tenancies, self._loops, nvml, mover)
             self._registrar.hand_over, self._registrar.parking_wake = self.parking.hand_over, self.parking.wake
             self.parking.configure(rules)
             move = self.parking.run
@@ -270,8 +265,8 @@ class Arbiterd:
         """The level of control of each card, by UUID."""
         return {
             uuid: _REFUSED
-            if loop.proving.control.level is ControlLevel.UNPROVEN and self._registrar.is_refused(uuid)
-            else loop.proving.control
+            if loop.control.level is ControlLevel.UNPROVEN and self._registrar.is_refused(uuid)
+            else loop.control
             for uuid, loop in self._loops.items()
         }
 

@@ -111,8 +111,6 @@ def residency_status(residency: Residency | None) -> ResidencyStatus | None:
         last_out_seconds=residency.last_out,
         last_in_seconds=residency.last_in,
         why=residency.why,
-        way=residency.way,
-        detail=residency.detail,
     )
 
 
@@ -121,5 +119,5 @@ def pool_status(size: int, booked: int, standings: Iterable[Standing]) -> PoolSt
     if not size:
         return UNSET
     known = (standing.residency for standing in standings if standing.residency is not None)
-    used = sum(residency.parked - residency.checkpointed for residency in known)
+    used = sum(residency.parked for residency in known)
     return PoolStatus(bytes=size, booked_bytes=booked, used_bytes=used)

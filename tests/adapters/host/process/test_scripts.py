@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.host.process.children import SpawnError, spawn
 from aliquot.adapters.host.process.scripts import why_not_executed
 
 MOVED = (
@@ -31,9 +30,6 @@ def test_script_without_its_interpreter(tmp_path: Path, content: str, why: str) 
     with pytest.raises(OSError, match="No such file") as failed:
         os.execve(script, [str(script)], {})
     assert why_not_executed(failed.value, str(script)) == why
-    with pytest.raises(SpawnError) as refused:
-        spawn([str(script)], {}, [str(tmp_path)], str(tmp_path / "log"))
-    assert (str(refused.value), refused.value.code) == (f"{script}: {why}", 126)
 
 
 def test_script_whose_interpreter_lacks_its_own_is_not_blamed(tmp_path: Path) -> None:

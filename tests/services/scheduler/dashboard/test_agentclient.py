@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from aliquot.model.claim import AppClass
-from aliquot.model.residency import ParkReason, Way, Where
+from aliquot.model.residency import ParkReason, Where
 from aliquot.model.status.dashboard import Card, Node, Tenant
 from aliquot.services.scheduler.dashboard import agentclient
 from aliquot.services.scheduler.dashboard.agentclient import AgentClient, merged
@@ -114,7 +114,7 @@ def test_agent_client_keeps_codes_of_a_newer_agent() -> None:
 
 def test_tenant_is_shown_parked_where_its_agent_says_so() -> None:
     booked = Tenant("ns/a", AppClass.OFFLINE, "qgpu", 4096, None, None, False, False)
-    moves = {"where": Where.PARKED, "parked_mib": 2048, "moves": 3, "way": Way.COPY, "why_parked": ParkReason.TURN}
+    moves = {"where": Where.PARKED, "parked_mib": 2048, "moves": 3, "why_parked": ParkReason.TURN}
     card = Card(0, "GPU-0", "T4", True, None, 16384, 4096, None, 0.0, 0.0, None, False, [booked])
     live = msgspec.structs.replace(card, tenants=[msgspec.structs.replace(booked, **moves)])
     with_card = msgspec.structs.replace(NODE, cards=[card])

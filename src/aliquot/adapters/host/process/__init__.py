@@ -1,2 +1,2 @@
 """Processes: who they are (`processes`), which exist (`procscan`), whose Pod they are of (`cgroups`), those we start
-(`children`, `supervisors`, `scripts`, and our own command lines: `ourselves`), and how they ended (`exitcodes`)."""
+(`children`, `scripts`, and our own command lines: `ourselves`), and how they ended (`exitcodes`)."""

@@ -4,8 +4,6 @@ The owner of a process decides how long it takes to read its environment, and wh
 only at the users it is asked about, takes those with few processes first, and has one deadline for everything. Users
 whose processes were not all read by then are `unfinished`: what is not found there may exist. So are those with a
 process that could not be read because we lack files or memory.
-
-Imported by the supervisors of Pods: keep it light.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tenants of one machine: running, queued and booked.
 
 machine       all of it: the state of the daemon without its event loop
-admission     a run or a Pod requests a slice: it starts, waits or is refused
+admission     a run requests a slice: it starts, waits or is refused
 registry      the tenants that run, with everything that each has
 recovery      adopts the living ones after a restart of the daemon
 members       which processes belong to a tenant

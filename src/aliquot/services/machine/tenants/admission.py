@@ -1,8 +1,8 @@
-"""Runs and Pods that request a slice: each starts, waits in the queue or is refused.
+"""Runs that request a slice: each starts, waits in the queue or is refused.
 
-    submit, submit_pod  a run or a Pod requests a slice
-    leave               a queued request gives up
-    start_waiting       starts those that fit, when room has come
+    submit         a run requests a slice
+    leave          a queued request gives up
+    start_waiting  starts those that fit, when room has come
 
 Promises are persisted first: a tenant is in the store before its run may start.
 """
@@ -14,7 +14,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -22,29 +21,20 @@ from aliquot import dialects
 from aliquot.adapters.host.messages import Granted
 from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.users import account_of, user_name
-from aliquot.model.choice import Choice
-from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-from aliquot.model.status.answers import Answer, Send
+from aliquot.model.status.answers import Send
 from aliquot.model.tenancy import Tenancy, TenantEnvironment, shares_of
 from aliquot.placement.book import occupant_of
 from aliquot.services.daemon.connections import FairShare, most_files
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.queue import Queue, QueuedRequest
-from aliquot.services.machine.requests import RunRequest, never_fits
+from aliquot.services.machine.requests import RunRequest, never_fits, on_all_cards
 from aliquot.services.machine.tenants.registry import Registry
 from aliquot.services.machine.tenants.runfiles import RunNames, make_folder, new_id, new_log, remove_log
 
 _LOG = logging.getLogger("aliquot.tenants")
 _MOST_RUNS = 2048  # at once, also where the daemon may have any number of files
-
-
-class GrantListener(Protocol):
-    """A Pod in the queue."""
-
-    def notify(self, message: Answer) -> None: ...
-    def on_grant(self, tenancy: Tenancy, grant: Grant, choice: Choice | None) -> None: ...
 
 
 class Admission:
@@ -75,7 +65,9 @@ class Admission:
 
     def submit(self, request: RunRequest, caller: Caller, now: float, notify: Send) -> QueuedRequest:
         """Request a slice for a run. `notify` gets every answer. Raises RefusedError if the run cannot even wait."""
-        broken = never_fits(request, [node.cards for node in self._nodes()])
+        nodes = [node.cards for node in self._nodes()]
+        request = on_all_cards(request, nodes)
+        broken = never_fits(request, nodes)
         if broken is not None:
             raise invalid(broken)
         self._check_share(account_of(caller.uid))
@@ -96,25 +88,6 @@ class Admission:
             remove_log(entry.log)
             raise RefusedError("busy", **msgspec.to_builtins(position))  # the others' positions did not change
         self.queue_changed()
-        return entry
-
-    def submit_pod(
-        self, claim: Claim, request: RunRequest, caller: Caller, since: float, now: float, pod: GrantListener
-    ) -> QueuedRequest:
-        """Request a slice for a Pod on behalf of its supervisor process. It waits without a limit. `since`: by `clock`;
-        it may be earlier than that of others in the queue."""
-        started = self._start_time(caller)
-        if claim.uid in self._registry.tenancies:
-            raise RefusedError("failed", text="processes of its earlier grant are still alive")
-        entry = QueuedRequest(
-            claim, request, caller.pid, caller.uid, caller.gid, started, since, pod.notify, on_grant=pod.on_grant
-        )
-        self._queue.add(entry)
-        if list(self._queue)[-1] is entry and not self._room_is_new:
-            self._start(entry, now)
-            self.queue_changed()
-        else:
-            self.look_at_queue()
         return entry
 
     def _start_time(self, caller: Caller) -> int:
@@ -215,9 +188,6 @@ class Admission:
             self._not_started(entry, tenancy, failed)
             return
         self._watch(tenancy)
-        if entry.on_grant is not None:
-            entry.on_grant(tenancy, grant, entry.choice)
-            return
         environment = self._environment(tenancy, str(folder))
         granted: Granted = {
             "name": entry.name,
@@ -245,12 +215,11 @@ class Admission:
             )
 
     def _check_share(self, user: int) -> None:
-        """Raises RefusedError: each run takes files of the daemon, which others need too. Pods, called NAMESPACE/NAME,
-        have a limit of their own."""
+        """Raises RefusedError: each run takes files of the daemon, which others need too."""
         of_one = self._most_runs // 4
         share = FairShare(self._most_runs, of_one)
-        users = Counter(one.user for one in self._registry.tenancies.values() if "/" not in one.key)
-        users.update(entry.uid for entry in self._queue if "/" not in entry.name)
+        users = Counter(one.user for one in self._registry.tenancies.values())
+        users.update(entry.uid for entry in self._queue)
         for uid, count in users.items():
             if uid is not None:
                 share.hold(account_of(uid), count)

@@ -1,7 +1,7 @@
 """One machine and its tenants: the state of the daemon without its event loop.
 
     restore   adopts the tenants that survived a restart of the daemon (recovery.py)
-    admission a run or a Pod requests a slice, or a queued request gives up (admission.py)
+    admission a run requests a slice, or a queued request gives up (admission.py)
     move_on   a process that has a tenant asks again: it leaves that tenant
     ended     the root process of a tenant has ended
     release   ends the tenants without a root process that have no other process left, by a scan of /proc and their
@@ -26,7 +26,6 @@ from aliquot.adapters.host.process import processes
 from aliquot.adapters.host.process.procscan import Scan, scan
 from aliquot.adapters.host.users import account_of
 from aliquot.adapters.storage.store import Store, StoreError
-from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.node import deal
 from aliquot.model.tenancy import Tenancy, TenantEnvironment
@@ -43,7 +42,6 @@ from aliquot.services.machine.tenants.members import user_of
 from aliquot.services.machine.tenants.recovery import Recovery, stored_users
 from aliquot.services.machine.tenants.registry import Arbiter, Registry
 from aliquot.services.runtime.together.groups import Groups
-from aliquot.wording.refusals import one_sentence
 
 _LOG = logging.getLogger("aliquot.tenants")
 
@@ -242,16 +240,6 @@ class LocalMachine:
     def directory(self, tenant_id: str) -> Path:
         """The folder of the tenant."""
         return self._registry.directory(tenant_id)
-
-    def why_never(self, claim: Claim) -> str | None:
-        """Why the claim would not fit even on the empty machine; None if it would."""
-        board = Board()
-        for node in self.nodes:
-            board.set_node(node)
-        chooser = Chooser(board, POLICIES["binpack"]())
-        if chooser.choose(claim) is not None:
-            return None
-        return one_sentence(chooser.refusals(claim), claim, len(self.nodes))
 
     def node_of(self, tenancy: Tenancy) -> str | None:
         """The node of its cards."""

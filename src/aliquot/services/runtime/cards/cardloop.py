@@ -18,14 +18,13 @@ from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.gaps import SHORTEST
 from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Left, Record
-from aliquot.model.cardstate.control import CardControl
+from aliquot.model.cardstate.control import CardControl, ControlLevel
 from aliquot.model.tenant import Level, SharingRules, Standing
 from aliquot.model.usage import Stretch
 from aliquot.services.runtime.cards import heartbeat
 from aliquot.services.runtime.cards.findings import CardFindings
 from aliquot.services.runtime.cards.occupants import Occupants
 from aliquot.services.runtime.cards.performing import Performer
-from aliquot.services.runtime.cards.proving import Proving
 from aliquot.services.runtime.cards.reading import CardReader
 from aliquot.services.runtime.cards.standing import standings
 from aliquot.services.runtime.cards.trace import STEPS, Trace
@@ -51,13 +50,12 @@ class CardLoop:
         control: CardControl = CardControl(),  # noqa: B008
         memory: int = 0,
         *,
-        tries: bool = False,
         holding: set[str] | None = None,
     ) -> None:
         """`holding`: the cards of this process on which online work holds off offline work, for all loops."""
         self.uuid, self._memory = uuid, memory
         self._holding = set[str]() if holding is None else holding
-        self.proving = Proving(uuid, control, tries=tries)
+        self.control = control  # any thread may read it
         self.arbiter = CardArbiter(rules)
         self._occupants = Occupants()
         self.findings = CardFindings(uuid, self._occupants, self.arbiter)
@@ -187,16 +185,13 @@ class CardLoop:
             self._changed = False
 
     def _round(self, now: float) -> None:
-        readings = self._reader.read(now)
-        if self.proving.round(self.arbiter, self._occupants.contexts, readings, now):
-            self._performer.all_to_gate(why_gated(self.proving.control))
+        self._reader.read(now)
         # Each look takes some 0.1 ms of the one interpreter, and a wake of any card waits for it.
         self.arbiter.look = SHORTEST * len(self._holding - {self.uuid})
         orders = self.arbiter.tick(now)
         (self._holding.add if self.arbiter.held else self._holding.discard)(self.uuid)
         if orders:
             self.arbiter.performed(self._performer.perform(orders))
-        self.proving.close_gates(self.arbiter.trial, self._occupants.contexts)
         self.findings.check_slices(now)
         self.findings.check_servers(now)
         self._publish(now)
@@ -208,7 +203,6 @@ class CardLoop:
             self._standings = standings(self.uuid, self._occupants, self.arbiter, self._reader.shares, now)
 
     def _release_all(self) -> None:
-        self.proving.stop(self.arbiter)
         for context in self._occupants.contexts.values():
             try:
                 self._performer.release(context, for_now=True)
@@ -269,7 +263,7 @@ class CardLoop:
         if context.name in self._occupants.parts:
             self._leave(context.name, now)
         before = self._occupants.contexts.get(context.name)
-        if self.proving.gate_only:
+        if self.control.level is ControlLevel.GATE:
             context.level = Level.GATE
         if before is not None and before.same(context):
             context.close()  # its copy channels or other objects changed, or libcuda set its slice
@@ -327,7 +321,6 @@ class CardLoop:
             self._trace.stop()
 
     def _set_control(self, control: CardControl) -> None:
-        self.proving.stop(self.arbiter)
-        self.proving.control = control
-        if self.proving.gate_only:
+        self.control = control
+        if self.control.level is ControlLevel.GATE:
             self._performer.all_to_gate(why_gated(control))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from aliquot.adapters.gpu.page import Move, Order, State, Stays, Why
 from aliquot.arbiter.residency import Obstacle
-from aliquot.model.residency import Arrival, ParkReason, Way, Where
+from aliquot.model.residency import Arrival, ParkReason, Where
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,6 @@ def is_unheard(move: Move) -> bool:
     """Whether a process was ordered to leave and has not begun to."""
     if move.why:
         return False
-    if move.order == Order.HALT:
-        return move.state in (State.RESIDENT, State.PARKED)
     return move.order == Order.LEAVE and move.state == State.RESIDENT and move.movable > move.parked
 
 
@@ -128,7 +126,6 @@ class Arrivals:
         now: float,
         *,
         is_new: bool,
-        way: Way = Way.COPY,
     ) -> None:
         """The memory of that tenant on that card is elsewhere now; `is_new`: it was not so before we came. What gave up
         on its way has not arrived, and what is lost is not back."""
@@ -137,14 +134,14 @@ class Arrivals:
             self._away[key] = parked, known[1] if known is not None else now if is_new else None
             if known is None and is_new:
                 took = max(move.out_ns for move in moves) / 1e9
-                self._ended.append(Arrival(*key, where, parked, took, why, way=way))
+                self._ended.append(Arrival(*key, where, parked, took, why))
         elif where is Where.RESIDENT and known is not None:
             del self._away[key]
             size, since = known
             if all(move.state != State.LOST for move in moves):
                 away = None if since is None else now - since
                 took = max(move.in_ns for move in moves) / 1e9
-                self._ended.append(Arrival(*key, where, size, took, away=away, way=way))
+                self._ended.append(Arrival(*key, where, size, took, away=away))
 
     def forget(self, key: tuple[str, str]) -> None:
         """The tenant has no process on that card any more."""

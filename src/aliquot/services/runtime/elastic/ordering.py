@@ -18,7 +18,6 @@ from aliquot.arbiter.residency import (
 )
 from aliquot.model.residency import ParkReason, Where
 from aliquot.services.runtime.cards.cardloop import CardLoop
-from aliquot.services.runtime.elastic.checkpoints import Checkpoints
 from aliquot.services.runtime.elastic.moves import MOVING, OBSTACLES
 from aliquot.services.runtime.elastic.permits import Permits
 from aliquot.services.runtime.elastic.sightings import RECONNECTED, Sightings
@@ -39,7 +38,6 @@ class Ordering:
         tenancies: Mapping[str, Tenancy],
         loops: Mapping[str, CardLoop],
         sightings: Sightings,
-        checkpoints: Checkpoints,
         permits: Permits,
         asked: dict[str, bool],
         *,
@@ -47,8 +45,7 @@ class Ordering:
         began: float,
     ) -> None:
         self._lock, self._tenancies, self._loops = lock, tenancies, loops
-        self._sightings, self._checkpoints, self._asked = sightings, checkpoints, asked
-        self._permits = permits
+        self._sightings, self._asked, self._permits = sightings, asked, permits
         self._memory, self._began = memory, began
         self._futility: dict[str, Futility] = {}  # by card
 
@@ -99,8 +96,6 @@ class Ordering:
             occupant = occupants.get(name)
             if occupant is None or (leave and occupant.where is Where.RETURNING):  # once it is back
                 continue
-            if leave and self._checkpoints.is_undecided((name, uuid)):
-                continue
             if leave and occupant.where is Where.RESIDENT and occupant.resident:
                 orders.append(Leave(name))
             elif leave or (occupant.where is Where.RESIDENT and not occupant.parked):
@@ -116,11 +111,6 @@ class Ordering:
             at = tenancy.page.index[uuid]
             if leave:
                 self._drain(tenant, uuid, draining=True)
-            by_driver = self._checkpoints.leave if leave else self._checkpoints.come
-            if by_driver(tenancy, uuid, now):
-                seen.why, seen.moved = Why.NOTHING, now
-                seen.errand.begin(leave, now)
-                return
             for slot in [process.slot for process in tenancy.processes if process.slot is not None]:
                 move = tenancy.page.move(slot, at)
                 order = Order.LEAVE if leave else Order.RETURN

@@ -15,12 +15,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import LOOK
 from aliquot.adapters.host.handedfiles import release
-from aliquot.adapters.host.hostmemory import room_of
 from aliquot.arbiter.residency import (
     Hearing,
     Memory,
@@ -35,12 +33,11 @@ from aliquot.services.daemon.pace import Turns
 from aliquot.services.mover import control
 from aliquot.services.mover.client import MoverClient
 from aliquot.services.runtime.cards.cardloop import CardLoop
-from aliquot.services.runtime.elastic.checkpoints import Checkpoints
 from aliquot.services.runtime.elastic.ordering import Ordering
 from aliquot.services.runtime.elastic.permits import Permits
 from aliquot.services.runtime.elastic.sightings import Sightings, stay
 from aliquot.services.runtime.processes.registration import Tenancy, owner_of
-from aliquot.wording.parking import cannot_words, reason_words
+from aliquot.wording.parking import reason_words
 
 ROOM_WAIT = 30.0  # seconds that an allocation waits for room that others have
 _BUSY = 0.01  # seconds between rounds while something moves or waits
@@ -66,12 +63,10 @@ class Parking:
         nvml: Nvml,
         mover: MoverClient,
         *,
-        checkpoints: Checkpoints | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lock, self._tenancies, self._loops, self._nvml = lock, tenancies, loops, nvml
         self.mover = mover
-        self._checkpoints = checkpoints or Checkpoints(None, room_of)
         self._clock = clock
         self._rules = SharingRules()
         self._inbox: queue.SimpleQueue[tuple[socket.socket, control.Serve] | None] = queue.SimpleQueue()
@@ -85,11 +80,11 @@ class Parking:
         self._told = float("-inf")
         self._unfounded: deque[int] = deque([0], maxlen=3)  # bytes that pages claim and the mover does not have
         self._began = clock()
-        self._sightings = Sightings(self._checkpoints, self._asked, self._may_leave, clock)
+        self._sightings = Sightings(self._asked, self._may_leave, clock)
         self.arrivals = self._sightings.arrivals
         self._permits = Permits(mover, self._began)
         self._ordering = Ordering(
-            lock, tenancies, loops, self._sightings, self._checkpoints, self._permits, self._asked,
+            lock, tenancies, loops, self._sightings, self._permits, self._asked,
             memory=self._memory, began=self._began,
         )  # fmt: skip
 
@@ -160,18 +155,8 @@ class Parking:
             for name, uuid in list(self._sightings.residency)
             if name == tenant
         ]
-        with self._lock:
-            undecided = any(self._checkpoints.is_undecided((tenant, uuid)) for uuid in self._loops)
-        if leave and never and all(never) and not undecided:
-            with self._lock:
-                tried_again = self._checkpoints.forgive(tenant)
-            if not tried_again:
-                details = {shown.detail for shown in self.residencies(tenant)}
-                detail = next(iter(details)) if len(details) == 1 else None
-                return "; ".join(sorted({cannot_words(reason, detail) for reason in never if reason is not None}))
-            for key, shown in list(self._sightings.residency.items()):
-                if key[0] == tenant:
-                    self._sightings.residency[key] = replace(shown, detail=None)
+        if leave and never and all(never):
+            return "; ".join(sorted({reason_words(reason) for reason in never if reason is not None}))
         leaves = sum(size for (name, _), size in list(self._sightings.leaving.items()) if name == tenant)
         if leave and self.mover.state is not None and leaves > self._pool() - self._sightings.parked_elsewhere(None):
             return reason_words(ParkReason.POOL_FULL)
@@ -237,13 +222,11 @@ class Parking:
             tenancies = [tenancy for tenancy in self._tenancies.values() if tenancy.page.fileno() >= 0]
             cards = self._due(tenancies, now)
             found = {uuid: self._sightings.read(uuid, tenancies, now) for uuid in cards}
-        self._checkpoints.start()
         self._tell_mover(tenancies, now)
         restless = False
         for uuid, occupants in found.items():
             if occupants:
                 restless |= self._ordering.decide(uuid, occupants, now)
-        self._checkpoints.start()
         self._permits.withdraw(self._sightings.seen, now)
         return restless
 

@@ -16,10 +16,8 @@ from aliquot.arbiter.residency import (
     Occupant,
     pause_after,
 )
-from aliquot.model.residency import ParkReason, Residency, Way, Where
+from aliquot.model.residency import ParkReason, Residency, Where
 from aliquot.model.tenant import Tenant
-from aliquot.services.mover.checkpointer import patience
-from aliquot.services.runtime.elastic.checkpoints import Checkpoints
 from aliquot.services.runtime.elastic.moves import (
     FAILURES,
     MOVING,
@@ -39,7 +37,6 @@ _SLOWEST = 5e9  # bytes per second: nor is one that takes so much longer than it
 _SETTLED = 60.0  # seconds after our start in which tenants may still be added that were there before
 RECONNECTED = 5.0  # seconds after our start in which processes of the daemon before us may still connect
 _AGAIN = {Why.BUSY: 1.0, Why.CAPTURE: 1.0, Why.POOL: 2.0, Why.ROOM: 0.5, Why.ERROR: 10.0, Why.MOVER: 1.0}
-_UNDECIDED = 0.1  # seconds until one is asked to leave of which it is not known yet how it can
 _LONGER = frozenset({Why.BUSY, Why.CAPTURE})  # longer each time: its program may be so for ever
 
 Key = tuple[str, str]  # tenant and card
@@ -76,12 +73,11 @@ class Sightings:
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
         asked: Mapping[str, bool],
         may_leave: Callable[[Tenant], bool],
         clock: Callable[[], float],
     ) -> None:
-        self._checkpoints, self._asked, self._may_leave, self._clock = checkpoints, asked, may_leave, clock
+        self._asked, self._may_leave, self._clock = asked, may_leave, clock
         self._began = clock()
         self.arrivals = Arrivals()
         self.seen: dict[Key, Sighting] = {}
@@ -93,7 +89,6 @@ class Sightings:
         """Who is on the card, by tenant. With the lock of the tenancies held."""
         found = {}
         there = set()
-        self._checkpoints.tidy({tenancy.tenant.id for tenancy in tenancies}, now)
         for tenancy in tenancies:
             at = tenancy.page.index.get(uuid)
             slots = [process.slot for process in tenancy.processes if process.slot is not None]
@@ -108,8 +103,6 @@ class Sightings:
             if fresh and not seen.errand.is_on and where_of(moves) in MOVING:  # as the daemon before us ordered
                 seen.errand.begin(where_of(moves) is Where.LEAVING, now)
             uses = [tenancy.page.use(slot, at) for slot in slots]
-            may_leave = self._may_leave(tenancy.tenant)
-            moves = self._checkpoints.view(tenancy, uuid, moves, uses, now, may_leave=may_leave)
             works = seen.work != sum(use.launches for use in uses)
             if seen.hearing.note(pending=any(map(is_unheard, moves)), works=works, now=now):
                 self._withdraw(tenancy, uuid, slots, seen)
@@ -122,7 +115,6 @@ class Sightings:
             self.residency.pop(key, None)
             self.never.pop(key, None)
             self.leaving.pop(key, None)
-            self._checkpoints.forget(key)
         return found
 
     def _withdraw(self, tenancy: Tenancy, uuid: str, slots: list[int], seen: Sighting) -> None:
@@ -144,10 +136,8 @@ class Sightings:
         memory = min(most, sum(use.memory for use in uses))
         overhead = min(1 << 50, sum(use.overhead for use in uses))
         key = tenant.id, uuid
-        slow = min(movable, self._checkpoints.size(key))
         where = where_of(moves)
-        takes = _STUCK + movable / _SLOWEST + (patience(slow) if slow else 0.0)
-        seen.errand.note(under_way=any(map(is_under_way, moves)), takes=takes, now=now)
+        seen.errand.note(under_way=any(map(is_under_way, moves)), takes=_STUCK + movable / _SLOWEST, now=now)
         if where in MOVING and not seen.errand.is_on:  # it moves without an order, or has taken too long
             where = Where.PARKED if parked else Where.RESIDENT
         if where is not seen.where:
@@ -155,8 +145,7 @@ class Sightings:
             if seen.lines.take(now):
                 log_move(tenant.id, uuid, where, moves, why)
             # Whatever moves was ordered, or seen to begin: else it was so when we came.
-            way, is_new = self._checkpoints.way(key) or Way.COPY, seen.moved > 0.0
-            self.arrivals.note(key, where, moves, parked, why, now, is_new=is_new, way=way)
+            self.arrivals.note(key, where, moves, parked, why, now, is_new=seen.moved > 0.0)
             seen.where, seen.since, seen.moved = where, now, now
             seen.active = now  # while it was away, it could not work
         if parked != seen.parked:
@@ -171,9 +160,7 @@ class Sightings:
             wants = wants or 0
         seen.wants_since = None if wants is None else now if seen.wants_since is None else seen.wants_since
         self._note_failure(seen, moves, now)
-        if self._checkpoints.is_undecided(key):
-            seen.retry_at = max(seen.retry_at, now + _UNDECIDED)
-        stuck = where in MOVING and now - seen.moved > _STUCK and not self._checkpoints.is_moving(key)
+        stuck = where in MOVING and now - seen.moved > _STUCK
         if now < seen.errand.ask_at:
             wants = None  # others go first
         return Occupant(
@@ -182,7 +169,7 @@ class Sightings:
             (Where.PARKED if parked else Where.RESIDENT) if stuck else where,
             movable,
             parked,
-            max(0, memory + overhead - movable) if slow else max(0, memory - movable) + overhead,
+            max(0, memory - movable) + overhead,
             tenant.park_after,
             seen.active,
             seen.since,
@@ -190,8 +177,6 @@ class Sightings:
             seen.wants_since or 0.0,
             now + _STUCK if stuck else max(seen.retry_at, seen.hearing.ask_at, seen.errand.ask_at),
             kept,
-            slow,
-            self._checkpoints.is_away(key),
         )
 
     def _note_failure(self, seen: Sighting, moves: list[Move], now: float) -> None:
@@ -233,16 +218,11 @@ class Sightings:
             last_out=out or None,
             last_in=back or None,
             why=ParkReason.LOST if lost else reason if not most_stays or seen.why else stays,
-            way=self._checkpoints.way(key) or (Way.COPY if occupant.movable else None),
-            checkpointed=occupant.slow_parked,
-            detail=self._checkpoints.detail(tenant, uuid) if most_stays else None,
         )
 
     def parked_elsewhere(self, uuid: str | None) -> int:
         """Bytes of the tenants on the other cards, by their pages; None: on all."""
-        return sum(
-            shown.parked - shown.checkpointed for (_, card), shown in list(self.residency.items()) if card != uuid
-        )
+        return sum(shown.parked for (_, card), shown in list(self.residency.items()) if card != uuid)
 
 
 def stay(tenancy: Tenancy, uuid: str, slots: list[int]) -> None:

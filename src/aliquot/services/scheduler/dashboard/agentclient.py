@@ -127,6 +127,5 @@ def _merged_tenant(tenant: Tenant, live: Tenant) -> Tenant:
         where=live.where,
         parked_mib=live.parked_mib,
         moves=live.moves,
-        way=live.way,
         why_parked=live.why_parked,
     )

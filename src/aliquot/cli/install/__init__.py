@@ -1,1 +1,0 @@
-"""install, upgrade and uninstall, with their options and progress."""

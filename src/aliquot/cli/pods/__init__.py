@@ -1,1 +1,0 @@
-"""Commands for manifests on one machine, as kubectl has them."""

@@ -1,1 +1,0 @@
-"""Manifests on one machine: the accepted objects, the Pods they create and their status."""

@@ -1,1 +1,0 @@
-"""Our own objects in a cluster: what is installed, the record of it, and what is left on Nodes. Pure."""

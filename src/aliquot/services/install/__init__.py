@@ -1,1 +1,0 @@
-"""Puts our objects on a cluster, waits until they are ready, rolls back, and takes everything away again."""

@@ -1,0 +1,1 @@
+"""Takes everything of ours off a cluster and its nodes."""
