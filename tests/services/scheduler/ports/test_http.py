@@ -23,6 +23,7 @@ from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.ports import http as module
 from aliquot.services.scheduler.ports.http import Extender
 from aliquot.services.scheduler.ports.verbserver import VerbServer
+from aliquot.services.scheduler.verbs import COARSE, FINE
 from kit.clusters.podgroups import add_members, set_group
 from kit.clusters.watchobjects import a_cluster, live_node, live_pod, pod_json
 from kit.values.manifests import MEM, Json
@@ -100,8 +101,8 @@ def question(**more: Any) -> Json:
 def test_verbs_are_served_under_prefix(prefix: str) -> None:
     async def scene(rig: Rig) -> None:
         assert (await rig.post(f"{prefix}/filter", question()))["NodeNames"] == ["n1"]
-        for path in ("prioritize", "priorities"):
-            assert (await rig.post(f"{prefix}/{path}", question()))[0] == {"Host": "n1", "Score": 10}
+        for path, top in (("prioritize", COARSE), ("priorities", COARSE), ("rank", FINE)):
+            assert (await rig.post(f"{prefix}/{path}", question()))[0] == {"Host": "n1", "Score": top}
         assert await rig.post(f"{prefix}/bind", BINDING) == {"Error": ""}
         victims = {"n1": {"Pods": [{"UID": "u"}], "NumPDBViolations": 0}}
         answer = await rig.post(f"{prefix}/preempt", {"Pod": pod_json(), "NodeNameToMetaVictims": victims})
@@ -111,7 +112,7 @@ def test_verbs_are_served_under_prefix(prefix: str) -> None:
     assert rig.bound == [Binding(**BINDING)]
     assert {verb: calls.count for verb, calls in rig.calls.status().items()} == {
         "filter": 1,
-        "prioritize": 2,
+        "prioritize": 3,
         "bind": 1,
         "preempt": 1,
         "review": 0,
