@@ -183,6 +183,24 @@ def test_what_is_no_gap_is_wanted_of_the_card(pause: float, wanted: float) -> No
     assert learned.wants == pytest.approx(wanted, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("gap", "work", "waits"),
+    [
+        (0.00003, 0.002, False),
+        (0.0002, 0.001, True),
+        (0.0012, 0.006, True),
+        (0.0001, 0.01, False),
+        (0.05, 0.002, False),
+    ],
+)
+def test_program_that_keeps_its_queue_full_waits_for_no_piece(gap: float, work: float, waits: bool) -> None:
+    """It waits for an earlier kernel, and launches another at once."""
+    learned = Gaps()
+    for _ in range(300):
+        learned.read(at(gap), work, gap + work)
+    assert learned.waits_for_pieces is waits
+
+
 def test_tenant_keeps_the_delay_of_its_own_rules_where_the_node_learns() -> None:
     card = beside_training(llm(6), release_delay=0.1)
     card.run(3.0)

@@ -36,6 +36,7 @@ _WORTH = 0.0008  # seconds: a shorter gap is of no use to offline work
 _MOST_LOST, _MOST_HELD = 0.25, 0.4
 _HALF_LIFE = 1.0  # seconds, of each gap at most LONGEST: several requests are remembered, however seldom they come
 _WITHIN = 0.002  # seconds: a shorter gap is inside a request
+_BETWEEN, _LEAST_GAP, _LEAST_IDLE = 0.01, 0.0001, 0.04  # of gaps between pieces: seconds; the part of its time
 REQUEST = 0.02  # seconds: after a longer gap another request begins, as far as can be told from here
 
 
@@ -88,6 +89,16 @@ class Gaps:
         """The part of the time in which it had work or waited for the card: all but its gaps."""
         idle = sum(count * min(LONGEST, length) for count, length in zip(self._counts, _MIDDLE, strict=True))
         return max(0.0, 1.0 - idle / self._elapsed) if self._elapsed > 0 else 0.0
+
+    @property
+    def waits_for_pieces(self) -> bool:
+        """Whether it leaves the card idle after each piece of work: a program that waits for an earlier kernel, with
+        others in the queue, leaves it for an instant at most."""
+        lengths = [(count * length, length) for count, length in zip(self._counts, _MIDDLE, strict=True)]
+        inside = sum(idle for idle, length in lengths if length < _BETWEEN)
+        return sum(idle for idle, length in lengths if _LEAST_GAP < length < _BETWEEN) > _LEAST_IDLE * (
+            inside + self._busy
+        )
 
     def _add(self, at: int, count: int, *, contended: bool) -> None:
         self._counts[at] += count

@@ -30,7 +30,8 @@ def period(quotas: Collection[float]) -> float:
 
 
 def take_turns(contexts: Sequence[Context], gaps: Mapping[str, Gaps], *, before: bool) -> bool:
-    """Whether all that have work wait for short pieces of it, each in one process, and want more than the card.
+    """Whether all that have work wait for short pieces of it, each in one process, and want more than the card. Slices
+    are right for those whose queue never runs dry.
     `before`: whether they took turns so far."""
     wanted: dict[str, float] = {}
     for context in contexts:
@@ -38,7 +39,9 @@ def take_turns(contexts: Sequence[Context], gaps: Mapping[str, Gaps], *, before:
             continue
         learned = gaps.get(context.tenant)
         piece = None if learned is None else learned.piece
-        if learned is None or piece is None or piece > _LONGEST or not context.preemptible or context.tenant in wanted:
+        if learned is None or piece is None or piece > _LONGEST or not learned.waits_for_pieces:
+            return False
+        if not context.preemptible or context.tenant in wanted:
             return False
         wanted[context.tenant] = learned.wants
     return len(wanted) > 1 and sum(wanted.values()) >= (_STILL_CROWDED if before else _CROWDED)
