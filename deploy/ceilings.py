@@ -30,9 +30,9 @@ class Ceiling:
 
 
 CEILINGS = (
-    Ceiling("src", (".py",), 83_500, "lines"),  # the target is 65,000
-    Ceiling("shim", (".c", ".h"), 9_000, "lines"),  # the target is 8,500
-    Ceiling("docs", (".md",), 645, "kB"),  # the target is 450
+    Ceiling("src", (".py",), 73_000, "lines"),  # the target is 65,000
+    Ceiling("shim", (".c", ".h"), 8_500, "lines"),
+    Ceiling("docs", (".md",), 615, "kB"),  # the target is 450
 )
 
 
