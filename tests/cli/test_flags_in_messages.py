@@ -35,13 +35,13 @@ def all_flags() -> dict[str, set[str]]:
 
 BY_COMMAND = all_flags()
 OURS = set().union(*BY_COMMAND.values(), flags_of(kubectl_aliquot), flags_of(inspect))
-# Flags of other programs that we call or recommend: kubectl, kube-scheduler, helm, nvidia-smi.
+# Flags of other programs that we call or recommend: kubectl, kube-scheduler, helm, nvidia-smi, systemctl.
 OTHERS = {
     *("--address", "--all-containers", "--field-selector", "--list", "--minify", "--overwrite", "--raw"),
-    *("--policy-config-file", "--leader-elect-resource-name"),
-    *("--reuse-values", "--set"),
+    *("--policy-config-file", "--leader-elect-resource-name", "--feature-gates"),
+    *("--reuse-values", "--set", "--install", "--previous"),
     "--gpu-reset",
-    *("--no-pager", "--quiet"),
+    *("--no-pager", "--quiet", "--now"),
 }
 
 
@@ -85,7 +85,7 @@ def test_commands_in_messages_have_the_flags_that_are_named_with_them() -> None:
         assert set(FLAG.findall(rest)) <= BY_COMMAND[command], f"aliquot {command}{rest}"
 
 
-@pytest.mark.parametrize("command", ["apply", "explain", "scheduler"])
+@pytest.mark.parametrize("command", ["run", "explain", "scheduler"])
 def test_rules_of_a_dialect_name_flags_of_every_command_that_reads_manifests(command: str) -> None:
     """Each of them prints what a manifest violates."""
     modules = [
