@@ -174,8 +174,8 @@ def test_chinese_page_has_only_names_in_english(browser: Browser, busy: Shown) -
         texts = [page.locator("body").inner_text(), page.get_by_role("dialog").inner_text()]
         page.keyboard.press("Escape")
         for pod in ("late", "finetune", "embeddings", "train"):
-            page.goto(f"{busy.url}#/pod/default/{pod}")
-            panel = page.get_by_role("dialog", name=f"default/{pod}")
+            page.goto(f"{busy.url}#/pod/{pod}")
+            panel = page.get_by_role("dialog", name=pod)
             expect(panel.get_by_role("heading", name="原因", exact=True)).to_be_visible()
             page.locator(".panel pre").evaluate_all("all => all.forEach(command => command.remove())")
             texts.append(panel.inner_text())

@@ -58,8 +58,8 @@ def test_chinese_page_has_no_english_sentence(browser: Browser, busy: Shown) -> 
     """Why a Pod waits, what each Pod asks for and where it is come from the server as data."""
     with visiting(browser, busy.url, locale="zh-CN") as visit:
         visit.page.get_by_role("button", name="late").first.click()
-        panel = visit.page.get_by_role("dialog", name="default/late")
-        expect(panel).to_contain_text("申请 12 GiB、40%（qgpu）")
+        panel = visit.page.get_by_role("dialog", name="late")
+        expect(panel).to_contain_text("申请 12 GiB、40%（运行）")
         expect(panel).to_contain_text("尚未放置")
         waiting = visit.page.locator("section", has=visit.page.get_by_role("heading", name="排队的 Pod"))
         expect(waiting).to_contain_text("需要 12 GiB")
@@ -68,7 +68,7 @@ def test_chinese_page_has_no_english_sentence(browser: Browser, busy: Shown) -> 
             assert not ENGLISH.search(text), text
         panel.get_by_role("button", name="关闭").click()
         visit.page.get_by_role("button", name="finetune").first.click()
-        placed = visit.page.get_by_role("dialog", name="default/finetune")
+        placed = visit.page.get_by_role("dialog", name="finetune")
         expect(placed).to_contain_text("有余量的卡中最满的")
 
 

@@ -146,7 +146,7 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   "claim-nowhere": () => "没有节点用 ResourceClaim 分配卡；给节点打标签 aliquot.dev/dra=true，见 docs/dra.md",
   "scheduler-said": () => "kube-scheduler 上次给出的原因：",
   "invalid-pod": ({ name }) => (name === undefined ? "Pod 的配置无效" : `Pod 的配置无效：${name}`),
-  requests: ({ wants, dialect }) => `申请 ${requests(wants)}（${dialect === "claims" ? "资源申领" : dialect}）`,
+  requests: ({ wants, dialect }) => `申请 ${requests(wants)}（${dialect === "claims" ? "资源申领" : dialect === "run" ? "运行" : dialect}）`,
   promised: ({ wants = [], count, names = [] }) => promised(wants, count, names[0], names[1]),
   paused: ({ card, name, number = 0 }) => `暂停：${name} 正在使用卡 ${card}。在线任务累计占用了它 ${number} 秒`,
   "claim-holds": ({ name = "", node = "", cards = [], names = [] }) =>
