@@ -362,6 +362,5 @@ def test_machine_without_gpu_has_hint(own: Machine) -> None:
         assert result.returncode == 2
         assert result.stderr.splitlines()[-1] == (
             "aliquot: no usable NVIDIA GPU (NVML: NVML Shared Library Not Found). To try aliquot without one:"
-            " `aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE` or"
-            " `aliquot up --simulate 2x24GiB`"
+            " `aliquot run --simulate -- COMMAND` or `aliquot up --simulate 2x24GiB`"
         )

@@ -184,7 +184,7 @@ def test_chart_grants_evictions_only_with_preemption(helm: Helm, on: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("image", "cluster", "known"),
+    ("image", "release", "known"),
     [
         ("registry:5000/kube-scheduler:v1.36.4", "1.30", True),
         ("kube-scheduler:v1.32.9@sha256:0", "1.36", False),
@@ -193,9 +193,9 @@ def test_chart_grants_evictions_only_with_preemption(helm: Helm, on: bool) -> No
     ],
 )
 def test_kube_scheduler_gets_the_gate_of_its_queue_where_it_knows_it(
-    helm: Helm, image: str, cluster: str, known: bool
+    helm: Helm, image: str, release: str, known: bool
 ) -> None:
-    made = Objects(render(helm, f"--set=kubeScheduler.image={image}", f"--kube-version={cluster}"))
+    made = Objects(render(helm, f"--set=kubeScheduler.image={image}", f"--kube-version={release}"))
     words = made.args("aliquot-scheduler", "kube-scheduler")
     assert ("--feature-gates=SchedulerPopFromBackoffQ=false" in words) is known
 
