@@ -134,19 +134,19 @@ def test_killed_kubelet_is_noticed_by_the_end_of_its_watch_and_not_at_the_next_l
     async def scene() -> None:
         async with a_kubelet() as kubelet:
             told: list[frozenset[str]] = []
-            plugins = Plugins(kubelet.folder, FakeHandler(), changed=lambda: told.append(plugins.registered))
-            plugins.offer({CORE: some(1), MEMORY: some(1)})
-            task = asyncio.create_task(plugins.run())
+            agents = Plugins(kubelet.folder, FakeHandler(), changed=lambda: told.append(agents.registered))
+            agents.offer({CORE: some(1), MEMORY: some(1)})
+            task = asyncio.create_task(agents.run())
             await offered(kubelet, CORE, MEMORY)
-            await until(lambda: plugins.registered == {CORE, MEMORY})
+            await until(lambda: agents.registered == {CORE, MEMORY})
             await asyncio.sleep(1.2 if rested else 0)
             if rested:
-                monkeypatch.setattr(plugins, "_check", lambda now: None)  # no look comes in time
+                monkeypatch.setattr(agents, "_check", lambda now: None)  # no look comes in time
             await kubelet.kill()
             await until(lambda: told[-1:] == [frozenset()])
             monkeypatch.undo()
             await kubelet.start()
-            await until(lambda: plugins.registered == {CORE, MEMORY})
+            await until(lambda: agents.registered == {CORE, MEMORY})
             assert told[-1] == {CORE, MEMORY}
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
