@@ -89,7 +89,7 @@ PLAYED := $(patsubst %,tests/arbiter/test_%.py,anything classes debts dryqueues 
 # (scheduler, explain, dashboard, install, most of doctor), and the C library, which never asks who runs it: its tests of
 # files and sockets are here, and tests/runtime and tests/cli use it through the programs.
 BY_USER := $(patsubst %,tests/adapters/%,gpu host kubelet $(patsubst %,kubernetes/test_%.py,credentials find_server kubeconfig) storage) \
-    $(patsubst %,tests/cli/%,machine pods run) \
+    $(patsubst %,tests/cli/%,machine run) \
     $(patsubst %,tests/cli/test_%.py,client dashboard demo hostile_input main simulated streams) \
     $(patsubst %,tests/cli/cluster/test_%.py,agent doctor_node entrypoint installshim simulatedcards) \
     tests/runtime \

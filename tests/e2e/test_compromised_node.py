@@ -260,11 +260,14 @@ def test_scheduler_account_writes_only_kube_schedulers_part_of_a_pods_status(
         assert "the scheduler changes nothing in the status" in patched(scheduler, status, {"status": forged}), forged
 
 
-def test_scheduler_account_writes_its_own_part_of_a_node(scheduler: Client) -> None:
+def test_scheduler_account_writes_its_own_part_of_a_node(scheduler: Client, agent: Client) -> None:
     node = "/api/v1/nodes/mine"
     assert patched(scheduler, node, {"spec": {"taints": [XGN]}}) == ""
     assert patched(scheduler, node, {"metadata": {"labels": {"qgpu-device-enable": "enable"}}}) == ""
     assert patched(scheduler, f"{node}/status", {"metadata": {"annotations": {"aliquot.dev/seen": "true"}}}) == ""
+    assert patched(agent, f"{node}/status", {"metadata": {"annotations": {"aliquot.dev/agent": "1.0"}}}) == ""
+    away = {"metadata": {"annotations": {"aliquot.dev/agent": "away"}}}
+    assert patched(scheduler, f"{node}/status", away) == "", "the agent was killed"
     for state in ("False", "True"):
         sick = {"type": "GPUHealthy", "status": state, "reason": "Card", "message": "card 0"}
         assert patched(scheduler, f"{node}/status", {"status": {"conditions": [sick]}}) == ""
@@ -280,11 +283,21 @@ def test_scheduler_account_writes_its_own_part_of_a_node(scheduler: Client) -> N
         {"labels": {"zone": ""}},
         {"labels": {"kubernetes.io/hostname": None}},
         {"annotations": {"aliquot.dev/inventory": "forged"}},
+        {"annotations": {"aliquot.dev/agent": "9.9"}},
         {"annotations": {"csi.volume.kubernetes.io/nodeid": "{}"}},
         {"finalizers": ["example.com/mine"]},
         {"ownerReferences": [GONE]},
     ],
-    ids=["label", "empty label", "label removed", "our inventory", "annotation of others", "finalizer", "owner"],
+    ids=[
+        "label",
+        "empty label",
+        "label removed",
+        "our inventory",
+        "an agent",
+        "annotation of others",
+        "finalizer",
+        "owner",
+    ],
 )
 def test_scheduler_account_cannot_change_other_metadata_of_a_node(scheduler: Client, metadata: Any, sub: str) -> None:
     assert "the scheduler writes no " in patched(scheduler, f"/api/v1/nodes/mine{sub}", {"metadata": metadata})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from aliquot.dialects.native import AGENT
 from kit.values.manifests import APP_CLASS, MEM, MIXED, QGPU, QGPU_CORE, QGPU_MEMORY
 from testbed import objects
 from testbed.gpus import gpushare_node, gpushare_pod, inventory, qgpu_node, unhealthy
@@ -172,3 +173,34 @@ def test_pod_that_never_fits_preempts_no_other(cluster: Wired) -> None:
     cluster.waits("high", never, "Preemption is not helpful for scheduling")
     cluster.await_event("high", "WaitingForGPU", "will not take it")
     assert objects.bound_to(cluster.plane, "low") == "n"
+
+
+def test_pod_that_a_kubelet_rejected_goes_with_an_event_on_its_owner_and_its_node_is_closed(cluster: Wired) -> None:
+    """Its agent was killed. A finalizer keeps the Pod, so that we see what the API server wrote on it."""
+    cluster.create(gpushare_node("n", 8, 8, annotations={AGENT: "0.1.0"}))
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner", "namespace": "default"}}
+    (owner,) = cluster.create(config)
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
+    owned = gpushare_pod("owned", 4)
+    owned["metadata"] |= {"ownerReferences": [{**reference, "controller": True}], "finalizers": ["example.com/kept"]}
+    bare = gpushare_pod("bare", 4)
+    cluster.placed(owned, bare)
+    message = f"Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy {MEM}"
+    rejected = {"status": {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}}
+    for name in ("bare", "owned"):
+        cluster.patch(f"/api/v1/namespaces/default/pods/{name}/status", rejected)
+    try:
+        wait_until(lambda: "deletionTimestamp" in cluster.pod("owned")["metadata"], 10, "the Pod is deleted")
+        conditions = {condition["type"]: condition for condition in cluster.pod("owned")["status"]["conditions"]}
+        assert conditions["DisruptionTarget"]["reason"] == "EvictionByEvictionAPI"
+        events = wait_until(lambda: objects.events_of(cluster.plane, "owner"), 10, "an event on its owner")
+        assert [reason for reason, _ in events] == ["PodRejected"]
+    finally:
+        cluster.patch("/api/v1/namespaces/default/pods/owned", {"metadata": {"finalizers": None}})
+        cluster.plane.api("DELETE", "/api/v1/namespaces/default/configmaps/owner")
+    assert objects.get_node(cluster.plane, "n")["metadata"]["annotations"][AGENT] == "away"
+    assert "deletionTimestamp" not in cluster.pod("bare")["metadata"]
+    cluster.create(gpushare_pod("later", 4))
+    cluster.waits("later", "0/1 nodes are available")
+    cluster.annotate_node("n", {AGENT: "0.1.0"})
+    cluster.bound("later", seconds=SOON)

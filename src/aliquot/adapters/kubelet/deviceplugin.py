@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -93,10 +93,13 @@ async def register(folder: Path, *, resource: str, endpoint: str) -> None:
 class PluginServer:
     """Serves one resource from `start` to `stop`. It cannot be started again."""
 
-    def __init__(self, resource: str, path: Path, handler: AllocationHandler) -> None:
+    def __init__(
+        self, resource: str, path: Path, handler: AllocationHandler, changed: Callable[[], None] = lambda: None
+    ) -> None:
         self.path = path
         self.watchers = 0  # open ListAndWatch streams: one, or none while the kubelet is away
-        self._resource, self._handler = resource, handler
+        self.left = False  # there was one, and there is none: `changed` runs when this changes
+        self._resource, self._handler, self._tell = resource, handler, changed
         self._devices = b""
         self._changed = asyncio.Event()
         self._stopping = False
@@ -162,7 +165,7 @@ class PluginServer:
     async def _watch(self, request: wire.Empty, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
         if self.watchers >= _MOST_WATCHES:  # not those before: one of them is the kubelet's
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MOST_WATCHES} watch already")
-        self.watchers += 1
+        self._count(1)
         try:
             while True:
                 changed = self._changed  # read before the devices: a change while they are sent must not be missed
@@ -171,7 +174,13 @@ class PluginServer:
                 if self._stopping and changed is self._changed:
                     return
         finally:
-            self.watchers -= 1
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        self.watchers += more
+        left, self.left = self.left, not self.watchers
+        if left != self.left:
+            self._tell()
 
     async def _allocate(
         self, request: wire.AllocateRequest, context: aio.ServicerContext[Any, Any]

@@ -20,12 +20,14 @@ from aliquot.model.node import Closed
 Amounts = dict[str, str | int | float]
 
 
-class Owner(msgspec.Struct, gc=False):
+class Owner(msgspec.Struct, rename="camel", gc=False):
     """Whose it is."""
 
     kind: str = ""
     name: str = ""
     controller: bool | None = None
+    api_version: str = ""
+    uid: str = ""
 
 
 class Metadata(msgspec.Struct, rename="camel", gc=False):
@@ -159,6 +161,8 @@ class PodStatus(msgspec.Struct, rename="camel", gc=False):
     """What is read of it."""
 
     phase: str | None = None
+    reason: str | None = None
+    message: str | None = None
     start_time: str | None = None
     nominated_node_name: str | None = None
     conditions: list[Condition] | None = None  # of first lists only those with a reason

@@ -75,15 +75,20 @@ class Upkeep:
                     await self._awake.wait()
 
     async def _round(self) -> None:
+        if self._advertiser.missing:  # a kubelet that does not answer must not hold this up
+            self._publish()
         self.persist_cards()
         await self._held_cards.refresh()
         await self.advertise()
-        amounts = self._counted.amounts(self._advertiser.counted, self._cards())
-        self._reporter.publish(self._cards(), here=not self._advertiser.missing, counted=amounts)
+        self._publish()
         self._counted.report()
         self._parts.arbiter.spare(self._foreign_pods.uids)  # they ran before we came
         self._emit_events()
         self._groups.settle()
+
+    def _publish(self) -> None:
+        amounts = self._counted.amounts(self._advertiser.counted, self._cards())
+        self._reporter.publish(self._cards(), here=not self._advertiser.missing, counted=amounts)
 
     async def advertise(self) -> None:
         """Offer the kubelet what the Node's labels enable; nothing, where its cards are offered by claims."""

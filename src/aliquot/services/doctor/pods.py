@@ -74,8 +74,10 @@ def _turned_away(pod: ClusterPod) -> Iterator[Finding]:
     if isinstance(reason, str) and (reason == _ADMISSION or reason.startswith("OutOf")):
         message = (status.message or "")[:200]
         what = f"the kubelet rejected it after it was bound ({reason}: {message})"
-        fix = "kubectl delete pod POD, and its controller creates another; the node agent was not back"
-        yield found("pods", pod.key, what, f"{fix} when the kubelet restarted, or the Pod was bound without Aliquot")
+        fix = "kubectl delete pod POD, and create it again if it has no controller; the node agent was away"
+        yield found(
+            "pods", pod.key, what, f"{fix} or not back when the kubelet restarted, or another scheduler bound it"
+        )
 
 
 def _unconfirmed(pod: ClusterPod, now: datetime) -> Iterator[Finding]:

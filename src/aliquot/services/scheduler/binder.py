@@ -28,6 +28,7 @@ from aliquot.dialects.wire.objects import NodeObject, PodObject
 from aliquot.dialects.wire.schedulerconfig import is_managed
 from aliquot.model.claim import Claim
 from aliquot.model.decoding.openjson import JsonView
+from aliquot.model.node import Closed
 from aliquot.model.numbers.backoff import backoff
 from aliquot.wording.refusals import coded_reason
 
@@ -142,6 +143,8 @@ class Binder:
             self._cluster.unassume(claim.uid)
             raise
         placed = self._cluster.assumed.get(claim.uid)  # its cards may have got other numbers meanwhile
+        if placed is not None and Closed.AGENT_AWAY in self._cluster.reported.closed.get(placed.grant.node, ()):
+            why = why or f"the node agent of {placed.grant.node} went away"
         if why is None and placed is not None and self._may_write():
             return placed
         self._cluster.unassume(claim.uid)

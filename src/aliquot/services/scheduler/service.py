@@ -4,6 +4,7 @@
     extender     answers kube-scheduler's filter, prioritize, bind and preempt; followers forward bind to the leader
     read port    metrics, probes and status, without those verbs
     evictor      makes room for important Pods where only a card is short
+    rejected     deletes Pods that a kubelet rejected while no agent answered, so that their controllers make others
     leader       binds, reports why Pods are pending, retries them, maintains taints, labels and conditions of Nodes
     webhook      optional
 
@@ -48,6 +49,7 @@ from aliquot.services.scheduler.pendingpods import PendingPods
 from aliquot.services.scheduler.ports.http import Extender
 from aliquot.services.scheduler.ports.verbstls import VerbsKeys
 from aliquot.services.scheduler.preemption.evictor import Evictor
+from aliquot.services.scheduler.rejectedpods import RejectedPods
 from aliquot.services.scheduler.settings import Settings
 from aliquot.services.scheduler.watches.firstlists import AGENT, Started
 from aliquot.services.scheduler.watches.following import Watches
@@ -87,8 +89,16 @@ class Scheduler:
             else None
         )
         self.handover = AgentHandover(kube, cluster, leading=self._leading)
+        self.rejected = RejectedPods(
+            kube,
+            cluster,
+            self.events,
+            leading=self._leading,
+            clock=time.monotonic,
+            deletes=settings.preemption,  # --no-preemption does without the right
+        )
         lists = None if started is None else started.lists
-        self.watches = Watches(kube, cluster, settings, self.upkeep, self.handover, lists)
+        self.watches = Watches(kube, cluster, settings, self.upkeep, self.handover, self.rejected, lists)
         self.election = self._election()
         self.claims = ResourceClaims(kube, cluster)
         self.binder = Binder(
@@ -175,6 +185,7 @@ class Scheduler:
             self._freeze_memory,
             *([self.election.run] if self.settings.leader_elect else []),
             self.handover.run,
+            self.rejected.run,
             *([self._keep_nodes] if self.upkeep is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
             *([self.ports.serve_with_tls] if self.settings.tls is not None else []),

@@ -125,6 +125,35 @@ def test_restarted_kubelet_gets_every_resource_from_new_sockets() -> None:
     play(scene())
 
 
+@pytest.mark.parametrize("rested", [False, True], ids=["just registered", "long registered"])
+def test_killed_kubelet_is_noticed_by_the_end_of_its_watch_and_not_at_the_next_look(
+    rested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket's file stays. The scheduler must hear of it before it sends more Pods."""
+
+    async def scene() -> None:
+        async with a_kubelet() as kubelet:
+            told: list[frozenset[str]] = []
+            agents = Plugins(kubelet.folder, FakeHandler(), changed=lambda: told.append(agents.registered))
+            agents.offer({CORE: some(1), MEMORY: some(1)})
+            task = asyncio.create_task(agents.run())
+            await offered(kubelet, CORE, MEMORY)
+            await until(lambda: agents.registered == {CORE, MEMORY})
+            await asyncio.sleep(1.2 if rested else 0)
+            if rested:
+                monkeypatch.setattr(agents, "_check", lambda now: None)  # no look comes in time
+            await kubelet.kill()
+            await until(lambda: told[-1:] == [frozenset()])
+            monkeypatch.undo()
+            await kubelet.start()
+            await until(lambda: agents.registered == {CORE, MEMORY})
+            assert told[-1] == {CORE, MEMORY}
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    play(scene())
+
+
 def test_nothing_is_registered_while_the_kubelet_is_away() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}) as plugins:

@@ -96,6 +96,25 @@ def test_a_member_that_is_deleted_while_it_waits_is_not_bound() -> None:
     play(scene())
 
 
+def test_a_member_is_refused_where_the_agent_went_away_and_enough_others_came() -> None:
+    async def scene() -> None:
+        cluster, api = a_group(2, "a", "b"), Writes()
+        cluster.set_node(live_node("n2", 16))
+        binder = a_binder(cluster, api)
+        waiting = asyncio.create_task(binder.bind(binding("a")))
+        await asyncio.sleep(1.0)
+        away = live_node("n1", 16, 16, 16)
+        away.metadata.annotations = {**(away.metadata.annotations or {}), "aliquot.dev/agent": "away"}
+        cluster.set_node(away)
+        await binder.bind(Binding("b", "ns", "uid-b", "n2"))
+        with pytest.raises(Refused, match="ns/a: the node agent of n1 went away"):
+            await waiting
+        assert api.bound == ["b"]
+        assert cluster.assumed.keys() == {"uid-b"}
+
+    play(scene())
+
+
 def test_pods_of_no_group_are_bound_at_once() -> None:
     async def scene() -> None:
         cluster, api = a_cluster(live_node()), Writes()

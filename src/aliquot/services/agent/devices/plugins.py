@@ -2,9 +2,9 @@
 
     offer   sets the wanted resources. A new one is served, then registered. One that is no longer wanted publishes an
             empty list, then stops
-    run     checks the sockets five times a second, more often while the kubelet is away. A kubelet that starts creates
-            a new kubelet.sock and removes our sockets: each plugin then listens on a new socket and registers again.
-            Until then Pods bound to this node fail for good, so this happens at once
+    run     checks the sockets five times a second, and fifty times from the moment in which a kubelet ends its watch. A
+            kubelet that starts creates a new kubelet.sock and removes our sockets: each plugin then listens on a new
+            socket and registers again. Until then Pods bound to this node fail for good, so this happens at once
 
 A kubelet that receives a second registration too soon confuses the new connection with the old one and drops the new
 one. Therefore a plugin that is registered but has had no watch for a second registers again.
@@ -70,6 +70,11 @@ class _Plugin:
     due: float = 0.0
     task: asyncio.Task[None] | None = None
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether the kubelet has accepted us, and has not ended its watch since: it does when it dies."""
+        return self.accepted_by is not None and self.server is not None and not self.server.left
+
     def is_lost(self, now: float) -> bool:
         """Whether the kubelet has dropped us without a restart."""
         if self.server is not None and self.server.watchers:
@@ -101,8 +106,8 @@ class Plugins:
 
     @property
     def registered(self) -> frozenset[str]:
-        """The resources that the kubelet has accepted since it last started."""
-        return frozenset(name for name, plugin in self._plugins.items() if plugin.accepted_by is not None)
+        """The resources that the kubelet has accepted since it last started, and still has."""
+        return frozenset(name for name, plugin in self._plugins.items() if plugin.is_registered)
 
     async def run(self) -> None:
         """Until cancelled. The kubelet keeps the devices as unhealthy until the next agent registers them."""
@@ -237,6 +242,10 @@ class Plugins:
         plugin.attempts, plugin.problem = 0, ""
         self._changed()
 
+    def _watch_changed(self) -> None:
+        self._wake.set()  # to look more often from now on
+        self._changed()
+
     async def _serve(self, plugin: _Plugin) -> PluginServer:
         if plugin.server is not None:
             if plugin.server.has_socket:
@@ -244,7 +253,7 @@ class Plugins:
             old, plugin.server = plugin.server, None
             await old.stop()
         name = f"{_PREFIX}{plugin.resource.rpartition('/')[2]}-{next(self._number)}{_SUFFIX}"
-        server = PluginServer(plugin.resource, self._folder / name, self._handler)
+        server = PluginServer(plugin.resource, self._folder / name, self._handler, self._watch_changed)
         server.publish(plugin.devices)
         plugin.server = server  # from here on _apply_offer publishes changes to it
         await server.start()

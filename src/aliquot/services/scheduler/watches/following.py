@@ -14,6 +14,7 @@ from aliquot.services.scheduler.agenthandover import AgentHandover
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.groups.following import PodGroups
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
+from aliquot.services.scheduler.rejectedpods import RejectedPods
 from aliquot.services.scheduler.settings import Settings
 from aliquot.services.scheduler.watches.firstlists import NODES, PODS, FirstLists
 from aliquot.services.scheduler.watches.resourceslices import ResourceSlices, SliceSink
@@ -30,6 +31,7 @@ class Watches:
         settings: Settings,
         upkeep: NodeUpkeep | None,
         handover: AgentHandover,
+        rejected: RejectedPods | None = None,
         first: FirstLists | None = None,
     ) -> None:
         first = first or FirstLists()
@@ -42,7 +44,7 @@ class Watches:
             reread_nodes=self._reread_nodes,
             handover=handover,
         )
-        pod_sink = PodSink(cluster)
+        pod_sink = PodSink(cluster, rejected)
         self.nodes = Reflector(kube, NODES, NodeObject, node_sink, broke_off=node_sink.broke_off, first=first.nodes)
         self.pods = Reflector(
             kube,

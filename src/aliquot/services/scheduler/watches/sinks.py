@@ -12,6 +12,7 @@ from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.services.scheduler.agenthandover import AgentHandover
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
+from aliquot.services.scheduler.rejectedpods import RejectedPods
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ class PodSink:
     """Applies Pods."""
 
     cluster: Cluster
+    rejected: RejectedPods | None = None
 
     def listing(self) -> None:
         self.cluster.begin()
@@ -138,10 +140,14 @@ class PodSink:
         self.cluster.break_off()
 
     def changed(self, item: PodObject) -> None:
+        if self.rejected is not None and item.finished:
+            self.rejected.observe(item)
         self.cluster.set_pod(item)
 
     def gone(self, key: str) -> None:
         self.cluster.drop_pod(key)
+        if self.rejected is not None:
+            self.rejected.forget(key)
 
     def listed(self, drift: int) -> None:
         self.cluster.end()
