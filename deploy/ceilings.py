@@ -32,7 +32,7 @@ class Ceiling:
 CEILINGS = (
     Ceiling("src", (".py",), 73_000, "lines"),  # the target is 65,000
     Ceiling("shim", (".c", ".h"), 8_500, "lines"),
-    Ceiling("docs", (".md",), 615, "kB"),  # the target is 450
+    Ceiling("docs", (".md",), 490, "kB"),  # the target is 450
 )
 
 
