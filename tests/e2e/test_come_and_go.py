@@ -20,7 +20,7 @@ from testbed.objects import Object, pod
 from testbed.processes import wait_until
 from testbed.programs.wired import Wired
 
-SCHEDULER_ARGS = ("--priority=dense",)
+SCHEDULER_ARGS = ("--priority=dense", "--shortlist=1")  # the simulator has no plugins that score nodes
 # kube-scheduler hears of a departure by its own watch, perhaps later than the next Pod, and would leave out a node that
 # has room again. Here only ours counts the cards, and the test waits until it has heard.
 EXTENDER = {"managedResources": [{"name": name, "ignoredByScheduler": True} for name in (MEM, COUNT)]}

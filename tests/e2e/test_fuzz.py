@@ -154,7 +154,7 @@ def test_bad_bodies_under_peer_prefixes(ours: AliquotScheduler) -> None:
 def test_keys_are_read_in_any_case(clean: ControlPlane, ours: AliquotScheduler) -> None:
     (pod,) = objects.create(clean, whole_card("p"))
     assert ours.post("/aliquot/filter", {"pod": pod, "nodenames": ["n"]})["NodeNames"] == ["n"]
-    assert ours.post("/aliquot/prioritize", {"POD": pod, "nodeNames": ["n"]}) == [{"Host": "n", "Score": 10}]
+    assert ours.post("/aliquot/prioritize", {"POD": pod, "nodeNames": ["n"]}) == [{"Host": "n", "Score": 2}]
     who = pod["metadata"]
     asked = {"podName": "p", "podnamespace": "default", "PODUID": who["uid"], "node": "n"}
     assert ours.post("/aliquot/bind", asked) == {"Error": ""}

@@ -173,12 +173,12 @@ def test_webhook_reviews_only_gpu_pods(fresh: ControlPlane) -> None:
             assert webhook.calls["review"] == before + number, pod["metadata"]["name"]
 
 
-def test_pod_with_gpu_count_only_is_refused(fresh: ControlPlane) -> None:
-    """gpu-count without gpu-mem: the user meant something."""
+def test_pod_with_gpu_count_only_is_refused_unless_it_is_a_label(fresh: ControlPlane) -> None:
+    """gpu-count without gpu-mem: whoever writes an annotation meant something; labels are written for other reasons."""
     with a_webhook(fresh):
-        for marks in ({"labels": {COUNT: "2"}}, {"annotations": {COUNT: "2"}}):
-            with pytest.raises(Refused, match=r"is missing: required with aliyun\.com/gpu-count"):
-                created(fresh, objects.pod("marked", **marks))  # type: ignore[arg-type]  # mypy cannot see which
+        with pytest.raises(Refused, match=r"is missing: required with aliyun\.com/gpu-count"):
+            created(fresh, objects.pod("marked", annotations={COUNT: "2"}))
+        created(fresh, objects.pod("labelled", labels={COUNT: "2"}))
 
 
 def test_env_by_field_ref_is_what_the_binding_wrote(fresh: ControlPlane) -> None:

@@ -159,30 +159,35 @@ def test_003_a_pod_that_asks_for_the_node_has_all_its_cards(t9k: Fleet) -> None:
 # gpushare
 
 
-def test_004_the_stateful_set_of_three_runs_on_one_card_and_the_peers_view_shows_it(
+def test_004_the_stateful_set_of_three_runs_on_one_card_of_each_node_and_the_peers_view_shows_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _apply(fleet, "binpack-1")
     names = [f"binpack-1-{number}" for number in range(3)]
     wait_until(lambda: len(objects.list_pods(fleet.plane, "default")) == 3, 20, "the controller made three Pods")
     reports = [fleet.report(name) for name in names]
-    cards = {uuid for report in reports for uuid in _seen(report)}
-    assert cards == {report["env"]["NVIDIA_VISIBLE_DEVICES"] for report in reports} == set(_uuids(fleet, names[0]))
-    assert len(cards) == 1
-    for report in reports:
+    hosts = [str(objects.bound_to(fleet.plane, name)) for name in names]
+    cards = {(host, *_seen(report)) for host, report in zip(hosts, reports, strict=True)}
+    assert cards == {(host, *_uuids(fleet, name)) for host, name in zip(hosts, names, strict=True)}
+    assert len(cards) == len(set(hosts)), "kube-scheduler spreads replicas over nodes; those of one node share a card"
+    for report, name in zip(reports, names, strict=True):
+        assert _uuids(fleet, name) == [report["env"]["NVIDIA_VISIBLE_DEVICES"]]
         assert _env(report, "ALIYUN_COM_GPU_MEM_") == {"IDX": "0", "DEV": "16", "POD": "3", "CONTAINER": "3"}
         assert _sizes(report) == [3 * GIB]
     wait_until(lambda: {_assigned(fleet, name) for name in names} == {"true"}, 5, "they are marked as assigned")
     assert _filled(fleet, names[0]) == pytest.approx(3 * GIB, abs=CONTEXT)
+    booked = {host: 3 * hosts.count(host) for host in hosts}
 
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # kubectl finds plugins there
-    where = str(objects.bound_to(fleet.plane, names[0]))
     rows = [line.split() for line in fleet.plane.kubectl("inspect", "gpushare").splitlines()]
-    assert ["9/16", "0/16", "0/16", "0/16", "9/64"] in [row[2:] for row in rows if row[:1] == [where]]
+    for host, gib in booked.items():
+        assert [f"{gib}/16", "0/16", "0/16", "0/16", f"{gib}/64"] in [row[2:] for row in rows if row[:1] == [host]]
     rows = [line.split() for line in fleet.plane.kubectl("inspect", "gpushare", "-d").splitlines()]
     assert sorted(row for row in rows if row and row[0] in names) == [[name, "default", "3", *"000"] for name in names]
     rows = [line.split() for line in fleet.plane.kubectl("aliquot").splitlines()]
-    assert [row[4] for row in rows if row[:1] == [where]] == ["9/64"]
+    assert {row[0]: row[4] for row in rows if row and row[0] in booked} == {
+        host: f"{gib}/64" for host, gib in booked.items()
+    }
 
 
 def _assigned(fleet: Fleet, pod: str) -> str:
