@@ -7,9 +7,7 @@
 #include <unistd.h>
 #include "shim.h"
 
-#define LOOK_NS  20000L         /* between two looks whether the work before is done, ... */
-#define SOON_NS  3000000ull     /* as long as it is the rest of a token; another tenant waits for it */
-#define LATER_NS 300000L        /* ... and after that */
+#define DRAIN_NS 300000L        /* between two looks whether the work before is done */
 #define ROUND_NS 100000000L     /* one sleep at the gate: a dead daemon is noticed that soon after ALQ_STALE_NS */
 
 /* When this process saw its work done; 0: it has work, or came back from that gap. */
@@ -82,14 +80,13 @@ static int ask_stream(int ptsz, CUstream stream)
  * something that this very thread does after its launch. */
 static void drain(struct alq_use *use, int card, int ptsz, CUstream stream)
 {
-    uint64_t began = alq_now();
+    const struct timespec pause = { .tv_nsec = DRAIN_NS };
     int result = ask_stream(ptsz, stream);
     if (result == CUDA_ERROR_NOT_READY)
         alq_busy_begin(use, card, ptsz, stream);
     while (result == CUDA_ERROR_NOT_READY) {
         if (__atomic_load_n(&use->gate, __ATOMIC_ACQUIRE) != 1 || alq_stale(card))
             return;
-        const struct timespec pause = { .tv_nsec = alq_now() - began < SOON_NS ? LOOK_NS : LATER_NS };
         nanosleep(&pause, NULL);
         result = ask_stream(ptsz, stream);
     }

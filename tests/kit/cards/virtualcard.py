@@ -29,7 +29,7 @@ _STOCK = 2_048_000  # the slice of a context that nobody ordered anything of; na
 _RING = 200_000  # from a launch to the daemon's hearing of it
 _GATE = 100_000  # from the daemon's word on a page to the launch that waited for it
 _BEAT = 100_000_000  # the daemon looks at least this often
-_LONGEST_DRAIN, _DRAIN_CHECK = 100_000_000, 90_000  # as in runtime/cards/performing.py
+_LONGEST_DRAIN, _DRAIN_CHECK = 100_000_000, 160_000  # as in runtime/cards/performing.py
 _MOST_ROUNDS = 50  # without time passing: more is a decision that never settles
 
 Event = Callable[[CardArbiter, float], None]

@@ -6,7 +6,6 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,10 +57,9 @@ PUBLIC void fake_linger(int ms) { linger_ms = ms; }
 PUBLIC int fake_asked_dead(void) { return asked_dead; }
 static void linger(void) { usleep((unsigned)linger_ms * 1000); }
 PUBLIC int fake_waits(void) { return waits; }
-/* the next waits last until the file "go" is in the tenant's folder; 2: only those of the thread that said so */
+/* the next waits last until the file "go" is in the tenant's folder */
 static int hold;
-static __thread int holds;
-PUBLIC void fake_hold(int on) { hold = on; holds = on; }
+PUBLIC void fake_hold(int on) { hold = on; }
 static void until_go(void)
 {
     char path[512];
@@ -69,13 +67,7 @@ static void until_go(void)
     while (access(path, F_OK))
         usleep(2000);
 }
-static void held_up(void) { if (hold == 1 || holds) until_go(); }
-/* a call that touches no memory, and takes until then; or that a jump leaves */
-static __thread jmp_buf landing;
-static __thread int jumps;
-PUBLIC void fake_jump(int (*call)(void **module, const char *file)) { jumps = 1; if (!setjmp(landing)) call(NULL, ""); jumps = 0; }
-PUBLIC int cuModuleLoad(void **module, const char *file)
-{ (void)module; (void)file; if (jumps) longjmp(landing, 1); until_go(); return 0; }
+static void held_up(void) { if (hold) until_go(); }
 
 /* ---- the ledger ---- */
 static int grab(int card, uint64_t n)

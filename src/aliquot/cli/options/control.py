@@ -33,7 +33,7 @@ def control_mode(given: str | None, kept: str | None = None) -> Mode:
     """The mode that the option names, else the environment, else as set last. Raises InputError."""
     from aliquot.services.proof.startup import Mode
 
-    found = given or os.environ.get(_VARIABLE) or (Mode.AUTO if kept in (None, "prove") else kept)
+    found = given or os.environ.get(_VARIABLE) or kept or Mode.AUTO
     if found not in _CHOICES:
         raise InputError(f"{_VARIABLE}: {found} is not allowed: one of {', '.join(_CHOICES)}")
     return Mode(found)

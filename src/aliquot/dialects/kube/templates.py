@@ -37,7 +37,7 @@ class _Place(NamedTuple):
     path: tuple[str, ...]
     number: int
     shared: JsonView
-    metadata: object = None  # beside it
+    metadata: object = None  # of the same object
 
 
 class _WrongNumberError(Exception):

@@ -34,7 +34,7 @@ class KeptOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     log_limit: int | None = None  # bytes; 0: no limit
     keep_usage: int | None = None  # days
     metrics_names: Literal["aliquot", "qgpu"] | None = None
-    control: Literal["auto", "prove", "trust", "gate"] | None = None  # "prove": of an earlier release, is auto now
+    control: Literal["auto", "trust", "gate"] | None = None
 
 
 def stored_options(database: str) -> KeptOptions:

@@ -21,7 +21,7 @@ from aliquot.services.runtime.processes.contexts import Context
 
 _STOCK = 2048  # microseconds: the driver's own slice
 _LONGEST_DRAIN = 0.1  # seconds that kernels in flight are waited for after a gate closed ...
-_DRAIN_CHECK = 0.00003  # ... and between two looks
+_DRAIN_CHECK = 0.0001  # ... and between two looks
 
 log = logging.getLogger(__name__)
 
